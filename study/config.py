@@ -7,15 +7,14 @@ import torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import NoneType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal
 
 import click
-from click.core import augment_usage_errors
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 
+from study.command_line import LARGEST_NUMBER, Command, Option, given, option, options_of
 from study.errors import Refusal, describe_usage, refusing, unknown_name_message
 from study.models import OWN_SIZES, SIZES
 
@@ -32,8 +31,15 @@ Precision = Literal["fp64", "fp32", "bf16-autocast", "fp16-autocast", "bf16", "f
 PINS = ("optimizer", "linear", "grouping", "norm", "collectives")
 
 
-LARGEST_NUMBER = 1_000_000_000
 LARGEST_SEED = 2**32 - 1  # the largest seed of numpy
+
+# The groups of options in the help.
+TRAINED = "Model and data"
+ADAPTER = "Adapter, instead of all weights"
+LENGTH = "Length and batches"
+OPTIMIZER = "Optimizer: AdamW, with decoupled weight decay on matrices only"
+ARITHMETIC = "Arithmetic and memory"
+FILES = "Measurements and files"
 
 
 class RunConfig(BaseModel):
@@ -45,177 +51,189 @@ class RunConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
-    # What is trained
-    workload: Literal["bert-imdb", "gpt-wikitext"] = Field("bert-imdb", description="Model and task to train.")
-    size: str = Field(
-        "tiny", description="Size of the model. " + " ".join(f"{w}: {', '.join(s)}." for w, s in SIZES.items())
+    workload: Literal["bert-imdb", "gpt-wikitext"] = option(
+        "bert-imdb", "Model and task to train.", TRAINED, is_common=True
     )
-    data: Literal["hub", "files", "bundled"] = Field(
+    size: str = option(
+        "tiny",
+        "Size of the model. " + " ".join(f"{w}: {', '.join(s)}." for w, s in SIZES.items()),
+        TRAINED,
+        is_common=True,
+    )
+    data: Literal["hub", "files", "bundled"] = option(
         "bundled",
-        description="Source of text and tokenizer: the Hugging Face hub, the files of --data-dir, or the bundled "
-        "synthetic sample.",
+        "Source of text and tokenizer: the Hugging Face hub, the files of --data-dir, or the bundled synthetic sample.",
+        TRAINED,
+        is_common=True,
     )
-    data_dir: Path | None = Field(None, description="Folder with imdb/, wikitext-2/ and tokenizers/, for --data files.")
-    init: Literal["pretrained", "scratch"] | None = Field(
-        None, description="Initial weights. [default: pretrained with --data hub, otherwise scratch]"
+    data_dir: Path | None = option(None, "Folder with imdb/, wikitext-2/ and tokenizers/, for --data files.", TRAINED)
+    init: Literal["pretrained", "scratch"] | None = option(
+        None, "Initial weights. [default: pretrained with --data hub, otherwise scratch]", TRAINED
     )
-    weights: Path | None = Field(
+    weights: Path | None = option(
         None,
-        description="Folder of a model to start from, as save_pretrained writes it. It may be the model/ of another "
-        "run. "
-        "A missing head is initialized from --seed.",
+        "Folder of a model to start from, as save_pretrained writes it. It may be the model/ of another run. A "
+        "missing head is initialized from --seed.",
+        TRAINED,
     )
-    nudge_seed: int | None = Field(
+    nudge_seed: int | None = option(
         None,
+        "Move every initial weight to a neighboring number, up or down by this seed. This shows how far the smallest "
+        "change carries a training. [default: no weight is moved]",
+        TRAINED,
         ge=0,
-        description="Move every initial weight to a neighboring number, up or down by this seed. This shows how far "
-        "the smallest change carries a training. [default: no weight is moved]",
     )
-    perturb: Literal["rounding", "scaled-gradient", "lost-moment", "dropped-micro-batch", "bad-release"] | None = Field(
-        None,
-        description="Change the training of ddp on purpose. rounding adds harmless rounding noise to every step. All "
-        "other values plant a fault, which a comparison of trainings must find. bad-release uses the known fault of "
-        "the installed DeepSpeed release. [default: nothing is changed]",
+    perturb: Literal["rounding", "scaled-gradient", "lost-moment", "dropped-micro-batch", "bad-release"] | None = (
+        option(
+            None,
+            "Change the training of ddp on purpose. rounding adds harmless rounding noise to every step. All other "
+            "values plant a fault, which a comparison of trainings must find. bad-release uses the known fault of the "
+            "installed DeepSpeed release. [default: nothing is changed]",
+            TRAINED,
+        )
     )
-    num_train_examples: int = Field(
-        256, ge=1, description="Number of examples (reviews or blocks of text) for training."
-    )
-    num_eval_examples: int = Field(64, ge=1, description="Number of examples held out for evaluation.")
-    split_seed: int = Field(42, ge=0, description="Seed that selects and splits the examples.")
-    sequence_length: int = Field(64, ge=8, description="Tokens per example, padding included.")
-    dropout: float = Field(
-        0.1, ge=0, lt=1, description="Dropout probability in hidden layers, embeddings and attention."
-    )
+    num_train_examples: int = option(256, "Number of examples (reviews or blocks of text) for training.", TRAINED, ge=1)
+    num_eval_examples: int = option(64, "Number of examples held out for evaluation.", TRAINED, ge=1)
+    split_seed: int = option(42, "Seed that selects and splits the examples.", TRAINED, ge=0)
+    sequence_length: int = option(64, "Tokens per example, padding included.", TRAINED, is_common=True, ge=8)
+    dropout: float = option(0.1, "Dropout probability in hidden layers, embeddings and attention.", TRAINED, ge=0, lt=1)
 
-    # An adapter, instead of all weights
-    lora_rank: int | None = Field(
+    lora_rank: int | None = option(
         None,
+        "Freeze the model's weights, and train a LoRA adapter of this rank (PEFT, arXiv:2106.09685). [default: all "
+        "weights are trained]",
+        ADAPTER,
         ge=1,
-        description="Freeze the model's weights, and train a LoRA adapter of this rank (PEFT, arXiv:2106.09685). "
-        "[default: all weights are trained]",
     )
-    lora_target: str | None = Field(
+    lora_target: str | None = option(
         None,
-        description="Modules that get an adapter: names, separated by commas, or all-linear. [default: those that PEFT "
-        "chooses for the model, such as query and value of BERT]",
+        "Modules that get an adapter: names, separated by commas, or all-linear. [default: those that PEFT chooses "
+        "for the model, such as query and value of BERT]",
+        ADAPTER,
     )
-    lora_alpha: float | None = Field(
+    lora_alpha: float | None = option(
         None,
+        "The adapter's output is multiplied by this number and divided by the rank. [default: twice the rank]",
+        ADAPTER,
         gt=0,
-        description="The adapter's output is multiplied by this number and divided by the rank. [default: twice the "
-        "rank]",
     )
-    lora_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout probability of the adapter's input.")
-    load_in_4bit: bool = Field(
-        False,
-        description="Keep the frozen matrices in 4 bits (NF4 of bitsandbytes), as QLoRA does (arXiv:2305.14314).",
+    lora_dropout: float = option(0.0, "Dropout probability of the adapter's input.", ADAPTER, ge=0, lt=1)
+    load_in_4bit: bool = option(
+        False, "Keep the frozen matrices in 4 bits (NF4 of bitsandbytes), as QLoRA does (arXiv:2305.14314).", ADAPTER
     )
 
-    # Length and batches
-    max_steps: int | None = Field(
-        None, ge=1, description="Number of optimizer steps. [default: as many as --epochs gives]"
+    max_steps: int | None = option(
+        None, "Number of optimizer steps. [default: as many as --epochs gives]", LENGTH, is_common=True, ge=1
     )
-    epochs: int = Field(1, ge=1, description="Passes over the training examples, if --max-steps is not given.")
-    global_batch_size: int = Field(8, ge=1, description="Sequences per optimizer step, over all processes.")
-    micro_batch_size: int | None = Field(
-        None, ge=1, description="Sequences per process and forward pass. [default: no gradient accumulation]"
+    epochs: int = option(1, "Passes over the training examples, if --max-steps is not given.", LENGTH, ge=1)
+    global_batch_size: int = option(
+        8, "Sequences per optimizer step, over all processes.", LENGTH, is_common=True, ge=1
     )
-    eval_every: int | None = Field(
-        None, ge=1, description="Number of optimizer steps between evaluations. [default: one evaluation at the end]"
+    micro_batch_size: int | None = option(
+        None,
+        "Sequences per process and forward pass. [default: no gradient accumulation]",
+        LENGTH,
+        is_common=True,
+        ge=1,
     )
-    seed: int = Field(0, ge=0, description="Seed of initial weights, sample order and dropout.")
+    eval_every: int | None = option(
+        None, "Number of optimizer steps between evaluations. [default: one evaluation at the end]", LENGTH, ge=1
+    )
+    seed: int = option(0, "Seed of initial weights, sample order and dropout.", LENGTH, is_common=True, ge=0)
 
-    # The optimizer: AdamW, decoupled weight decay on matrices only
-    learning_rate: float = Field(5e-5, gt=0, description="Highest learning rate.")
-    schedule: Literal["linear", "cosine", "constant"] = Field(
-        "linear", description="Shape of the learning rate after warm-up. linear and cosine end at 0."
+    learning_rate: float = option(5e-5, "Highest learning rate.", OPTIMIZER, is_common=True, gt=0)
+    schedule: Literal["linear", "cosine", "constant"] = option(
+        "linear", "Shape of the learning rate after warm-up. linear and cosine end at 0.", OPTIMIZER
     )
-    warmup_steps: int = Field(0, ge=0, description="Optimizer steps of linear warm-up.")
-    weight_decay: float = Field(0.01, ge=0, description="Weight decay of AdamW. Biases and norms have none.")
-    adam_beta1: float = Field(0.9, ge=0, lt=1, description="Decay of AdamW's first moment.")
-    adam_beta2: float = Field(0.999, ge=0, lt=1, description="Decay of AdamW's second moment.")
-    adam_epsilon: float = Field(1e-8, gt=0, description="Epsilon of AdamW.")
-    gradient_clipping: float = Field(1.0, ge=0, description="Largest global gradient norm. 0 switches clipping off.")
+    warmup_steps: int = option(0, "Optimizer steps of linear warm-up.", OPTIMIZER, ge=0)
+    weight_decay: float = option(0.01, "Weight decay of AdamW. Biases and norms have none.", OPTIMIZER, ge=0)
+    adam_beta1: float = option(0.9, "Decay of AdamW's first moment.", OPTIMIZER, ge=0, lt=1)
+    adam_beta2: float = option(0.999, "Decay of AdamW's second moment.", OPTIMIZER, ge=0, lt=1)
+    adam_epsilon: float = option(1e-8, "Epsilon of AdamW.", OPTIMIZER, gt=0)
+    gradient_clipping: float = option(1.0, "Largest global gradient norm. 0 switches clipping off.", OPTIMIZER, ge=0)
 
-    # Arithmetic and memory
-    precision: Precision = Field(
+    precision: Precision = option(
         "fp32",
-        description="fp64 and fp32: parameters and computation in that type. bf16-autocast, fp16-autocast: fp32 "
-        "parameters with autocast. bf16, fp16: 16-bit parameters with fp32 master weights. fp64 does not "
-        "work with DeepSpeed.",
+        "Type of parameters and computation. fp64 and fp32: both in that type. bf16-autocast, fp16-autocast: fp32 "
+        "parameters with autocast. bf16, fp16: 16-bit parameters with fp32 master weights. fp64 does not work with "
+        "DeepSpeed.",
+        ARITHMETIC,
+        is_common=True,
     )
-    accumulation_dtype: Literal["fp32", "bf16", "fp16"] = Field(
-        "fp32", description="Type in which the gradients of micro batches are added."
+    accumulation_dtype: Literal["fp32", "bf16", "fp16"] = option(
+        "fp32", "Type in which the gradients of micro batches are added.", ARITHMETIC
     )
-    attention: Literal["sdpa", "eager"] = Field("sdpa", description="Implementation of attention in transformers.")
-    activation_checkpointing: bool = Field(
-        False, description="Recompute the activations of each block in the backward pass."
+    attention: Literal["sdpa", "eager"] = option("sdpa", "Implementation of attention in transformers.", ARITHMETIC)
+    activation_checkpointing: bool = option(
+        False, "Recompute the activations of each block in the backward pass.", ARITHMETIC
     )
-    compile: bool = Field(False, description="Compile the model with torch.compile.")
-    fixed_order: str | None = Field(
+    compile: bool = option(False, "Compile the model with torch.compile.", ARITHMETIC)
+    fixed_order: str | None = option(
         None,
-        description="Use the same order of floating-point operations under every strategy, to check that nothing else "
+        "Use the same order of floating-point operations under every strategy, to check that nothing else "
         f"differs. Takes all, or a comma-separated list of {','.join(PINS)}. [default: engines are not modified]",
+        ARITHMETIC,
     )
-    share_device: bool = Field(
+    share_device: bool = option(
         False,
-        description="Run all processes of a machine on its first GPU, with gloo, to measure memory and traffic. "
-        "Times of "
-        "such runs mean nothing.",
+        "Run all processes of a machine on its first GPU, with gloo, to measure memory and traffic. Times of such "
+        "runs mean nothing.",
+        ARITHMETIC,
     )
 
-    memory_cap: float | None = Field(
+    memory_cap: float | None = option(
         None,
+        "Limit of the memory of each process in GiB: on a GPU, its share of the GPU; on a CPU, by a control group or "
+        "RLIMIT_DATA. [default: no limit]",
+        ARITHMETIC,
         gt=0,
-        description="Limit of the memory of each process in GiB: on a GPU, its share of the GPU; on a CPU, by a "
-        "control "
-        "group or RLIMIT_DATA. [default: no limit]",
     )
 
-    # Measurements and files
-    digest_every: int | None = Field(
+    digest_every: int | None = option(
         None,
+        "Record SHA-256 digests of the weights and of Adam's moments after every so many optimizer steps. [default: "
+        "only of the final weights]",
+        FILES,
         ge=1,
-        description="Record SHA-256 digests of the weights and of Adam's moments after every so many optimizer steps. "
-        "[default: only of the final weights]",
     )
-    measure: bool = Field(True, description="Measure memory and collectives in one step.")
-    timing_warmup_steps: int = Field(
-        5, ge=1, description="Number of first steps that do not count for the time per step."
+    measure: bool = option(True, "Measure memory and collectives in one step.", FILES)
+    timing_warmup_steps: int = option(5, "Number of first steps that do not count for the time per step.", FILES, ge=1)
+    output_dir: Path | None = option(
+        None, "Run directory. [default: runs/WORKLOAD-SIZE-STRATEGY-...]", FILES, is_common=True
     )
-    output_dir: Path | None = Field(None, description="Run directory. [default: runs/WORKLOAD-SIZE-STRATEGY-...]")
-    collective_timeout: int = Field(
+    collective_timeout: int = option(
         600,
+        "Number of seconds that processes wait for each other. Then the run ends and names the missing ones.",
+        FILES,
         ge=1,
-        description="Number of seconds that processes wait for each other. Then the run ends and names the missing "
-        "ones.",
     )
-    swap_dir: Path | None = Field(
-        None, description="Existing folder for NVMe offload. [default: swap/ in the run directory]"
+    swap_dir: Path | None = option(
+        None, "Existing folder for NVMe offload. [default: swap/ in the run directory]", FILES
     )
-    checkpoint_every: int | None = Field(
+    checkpoint_every: int | None = option(
         None,
+        "Number of optimizer steps between checkpoints. The last step also has one. [default: no checkpoints]",
+        FILES,
         ge=1,
-        description="Number of optimizer steps between checkpoints. The last step also has one. [default: no "
-        "checkpoints]",
     )
-    keep: int = Field(2, ge=1, description="Number of newest checkpoints to keep.")
-    resume: str = Field(
+    keep: int = option(2, "Number of newest checkpoints to keep.", FILES, ge=1)
+    resume: str = option(
         "auto",
+        "auto: resume from the newest complete checkpoint of this run. never: start again. Otherwise the folder of a "
+        "checkpoint, which may belong to another run of the same training.",
+        FILES,
         min_length=1,
-        description="auto: resume from the newest complete checkpoint of this run. never: start again. Otherwise the "
-        "folder of a checkpoint, which may belong to another run of the same training.",
     )
-    resume_with_other_code: bool = Field(
+    resume_with_other_code: bool = option(
         False,
-        description="Resume from a checkpoint that a different version of this project wrote. The record lists both "
-        "versions.",
+        "Resume from a checkpoint that a different version of this project wrote. The record lists both versions.",
+        FILES,
     )
-    save_model: bool = Field(
-        False, description="Write the trained model to model/ in the run directory, for from_pretrained."
+    save_model: bool = option(
+        False, "Write the trained model to model/ in the run directory, for from_pretrained.", FILES
     )
-    log_with: Literal["tensorboard", "wandb", "mlflow", "trackio", "none"] = Field(
-        "none", description="Experiment tracker, used through accelerate."
+    log_with: Literal["tensorboard", "wandb", "mlflow", "trackio", "none"] = option(
+        "none", "Experiment tracker, used through accelerate.", FILES
     )
 
     @model_validator(mode="after")
@@ -382,42 +400,17 @@ def build_config(preset: str = "smoke", **overrides: Any) -> RunConfig:
         return RunConfig(**{**PRESETS[preset], **overrides})
 
 
-class Command(click.Command):
-    """A click command whose name appears in every error about its options."""
-
-    def parse_args(self, context: click.Context, words: list[str]) -> list[str]:
-        with augment_usage_errors(context):
-            return super().parse_args(context, words)
-
-
-def _options() -> list[click.Parameter]:
-    options: list[click.Parameter] = [
-        click.Option(
-            ["--preset"], metavar="NAME", help=f"Set of default values: {', '.join(PRESETS)}. [default: smoke]"
-        )
-    ]
-    for name, field in RunConfig.model_fields.items():
-        flag = "--" + name.replace("_", "-")
-        if field.annotation is bool:
-            names, metavar, default = f"{flag}/--no-{flag[2:]}", None, "on" if field.default else "off"
-        else:
-            names, metavar, default = flag, _metavar(field.annotation), field.default
-        text = field.description if default is None else f"{field.description} [default: {default}]"
-        options.append(click.Option([names, name], default=None, metavar=metavar, help=text))
-    return options
-
-
-def _metavar(annotation: Any) -> str:
-    """Return the placeholder for an option's value in the help: its choices, or its type."""
-    if get_origin(annotation) is not Literal:  # read X | None as X
-        annotation = next((kind for kind in get_args(annotation) if kind is not NoneType), annotation)
-    if get_origin(annotation) is Literal:
-        return f"[{'|'.join(get_args(annotation))}]"
-    return {int: "INTEGER", float: "NUMBER", Path: "PATH"}.get(annotation, "NAME")
-
-
 # The options of a run, one for each field of RunConfig. click parses their names, and pydantic checks their values.
-OPTIONS = _options()
+OPTIONS: list[click.Parameter] = [
+    Option(
+        ["--preset"],
+        group=TRAINED,
+        is_common=True,
+        metavar="NAME",
+        help=f"Set of default values: {', '.join(PRESETS)}. [default: smoke]",
+    ),
+    *options_of(RunConfig, has_presets=True),
+]
 _FLAGS = Command(
     "study/train.py", params=OPTIONS, help="Train one model, as a process that `accelerate launch` starts."
 )
@@ -434,8 +427,3 @@ def parse_flags(arguments: Sequence[str]) -> dict[str, Any]:
         raise Refusal(describe_usage(error)) from None
     except click.exceptions.Exit as end:
         raise SystemExit(end.exit_code) from None
-
-
-def given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that have a value. An option that is missing on the command line has the value None."""
-    return {name: value for name, value in options.items() if value is not None}

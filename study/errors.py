@@ -9,10 +9,11 @@ import reprlib
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import click
-from pydantic import ValidationError
+if TYPE_CHECKING:  # `prove` and `diff` run where neither is installed
+    import click
+    from pydantic import ValidationError
 
 
 class Refusal(ValueError):
@@ -81,9 +82,11 @@ class refusing:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
-        if isinstance(error, ValidationError):
-            raise Refusal(describe(error, self._place)) from None
         if isinstance(error, ValueError):
+            from pydantic import ValidationError
+
+            if isinstance(error, ValidationError):
+                raise Refusal(describe(error, self._place)) from None
             raise Refusal(f"{self._place}: {error}" if self._place else str(error)) from None
 
 
@@ -128,6 +131,8 @@ _brief.maxlist = _brief.maxdict = _brief.maxtuple = 20
 
 def describe_usage(error: click.UsageError) -> str:
     """Return a one-line message for an invalid command line: the option, what is wrong with it, and how to get help."""
+    import click
+
     option = getattr(error, "param", None)
     flag = option.opts[0] if isinstance(option, click.Option) else option and option.human_readable_name
     if isinstance(error, click.MissingParameter):
@@ -139,7 +144,8 @@ def describe_usage(error: click.UsageError) -> str:
     similar = getattr(error, "possibilities", None)
     hint = f"; did you mean {' or '.join(similar)}? " if similar else "; "
     command = error.ctx.command_path if error.ctx else "zero-study"
-    return f"{message}{hint}`{command} --help` lists the options"
+    has_help_all = error.ctx is not None and getattr(error.ctx.command, "has_help_all", False)
+    return f"{message}{hint}`{command} {'--help-all' if has_help_all else '--help'}` lists the options"
 
 
 def describe_missing(error: ModuleNotFoundError) -> str | None:
@@ -184,6 +190,8 @@ def run_command(command: click.Command) -> None:
 
     An invalid command line and a Refusal print one line and exit with status 2. RunFailed exits with status 1.
     """
+    import click
+
     try:
         status, message = command(standalone_mode=False) or 0, ""
     except click.UsageError as error:

@@ -1,4 +1,4 @@
-"""Format text and tables to the width of the terminal, and keep control characters of foreign texts away from it.
+"""Format text for readers: numbers, counts and lists of names, tables, and lines that fit the terminal.
 
 `printable` puts a foreign text (a name, a key, a value of a file that this project did not write) on one line. Use it
 where such a text becomes a part of a message or of a written file. `guarded_output` is the safety net behind it: every
@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, SupportsFloat, cast
+
+GIB = 1 << 30
 
 # Text that is not broken at its spaces: a JSON snippet to paste, or a command in backticks.
 _WHOLE = re.compile(r"""("[^"\s]+": )?\{[^{}]{1,60}\}|\[[^\[\]]{1,40}\]|"[^"\s]+": [^\s{]+|`[^`]{1,60}`""")
@@ -33,7 +36,7 @@ def width() -> int:
     return max(NARROWEST, shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns)
 
 
-def wrapped(text: str, indent: str = "", later_indent: str | None = None, columns: int | None = None) -> str:
+def wrap(text: str, indent: str = "", later_indent: str | None = None, columns: int | None = None) -> str:
     """Return text wrapped to the width of the terminal. Words, paths and JSON snippets are not broken.
 
     `indent` begins the first line, and `later_indent` begins the others (by default the same). Line breaks in `text`
@@ -59,25 +62,131 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
-def counted(number: int, noun: str, plural: str | None = None) -> str:
+# ---------------------------------------------------------------- counts and numbers
+
+
+def count(number: float, noun: str, plural: str | None = None) -> str:
     """Return a number with its noun: "1 run", "2 runs". `plural` is needed if it is not the noun with an "s"."""
-    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
+    return f"{number:.0f} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def names(words: Sequence[str], most: int = 3) -> str:
+    """Return the first words of a list, and how many more there are: "a, b, c and 4 more"."""
+    left_out = len(words) - most
+    return ", ".join(words[:most]) + (f" and {left_out} more" if left_out > 0 else "")
+
+
+def gib(num_bytes: SupportsFloat | None, digits: int = 2) -> str:
+    """Return a number of bytes in GiB, without the unit. None gives an empty string."""
+    return "" if num_bytes is None else f"{float(num_bytes) / GIB:.{digits}f}"
+
+
+def bytes_text(num_bytes: float) -> str:
+    """Return a number of bytes with three digits and a suitable unit: GiB, MiB or KiB."""
+    units = (("GiB", GIB), ("MiB", 2**20))
+    name, size = next((unit for unit in units if num_bytes >= unit[1]), ("KiB", 2**10))
+    return f"{significant(num_bytes / size)} {name}"
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """Return a number with its first digits, such as 12.3. Larger numbers are rounded to whole numbers.
+
+    Only numbers below 0.001 are written with a power of ten.
+    """
+    if value != 0 and abs(value) < 1e-3:
+        return scientific(value)
+    text = f"{value:,.0f}" if abs(value) >= 10**digits - 0.5 else f"{value:.{digits}g}"
+    return text.replace("-", "\N{MINUS SIGN}")
+
+
+def signed_percent(relative: float) -> str:
+    """Return a relative difference in percent with its sign and three decimals, but without the "%".
+
+    A difference that would round to zero is written with a power of ten.
+    """
+    percent = 100 * relative
+    if 0 < abs(percent) < 5e-4:
+        return f"{'+' if percent > 0 else '-'}{scientific(abs(percent))}"
+    return f"{percent:+z.3f}"
+
+
+def percent(share: float, digits: int = 2) -> str:
+    """Return a share in percent with its first digits. 100 % and more is rounded to whole numbers."""
+    value = 100 * share
+    if 0 < abs(value) < 5e-4:
+        return f"{scientific(value)} %"
+    return f"{value:.{digits if abs(value) < 99.5 else max(digits, 3)}g} %"
+
+
+def whole_percent(share: float) -> str:
+    """Return a share in whole percent."""
+    return f"{100 * share:.0f} %"
+
+
+def scientific(value: float, digits: int = 2) -> str:
+    """Return a number with a power of ten, such as 2.1e-6.
+
+    Superscripts would be too small on a phone.
+    """
+    if value == 0:
+        return "0"
+    if not math.isfinite(value):
+        return str(value)
+    mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
+    return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
+
+
+def difference(relative: float | None) -> str:
+    """Return a relative difference between two runs with two digits and a power of ten, such as 2.1e-06.
+
+    None gives "unknown".
+    """
+    return "unknown" if relative is None else f"{relative:.1e}"
 
 
 # ---------------------------------------------------------------- tables
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[Any]], columns: int | None = None) -> list[str]:
-    """Return the lines of a table that fits the terminal. Columns that do not fit follow in further tables."""
+class _Column:
+    """A column of a table: its cells, the first of which is the head, and the side to which they are aligned."""
+
+    def __init__(self, cells: Sequence[str], side: str, is_first: bool) -> None:
+        self.cells = cells
+        is_number = not is_first and all(map(_NUMBER.fullmatch, filter(None, cells[1:])))
+        self.side = side or (">" if is_number else "<")
+        self.size = max(map(_size, cells))
+        longest_word = max((len(word) for cell in cells for word in cell.split()), default=0)
+        size_of_rows = max(map(_size, cells[1:]), default=0)
+        self.least_size = max(size_of_rows if size_of_rows <= WRAPPED_FROM else 0, longest_word)
+
+
+def _size(cell: str) -> int:
+    return max(map(len, cell.split("\n")))
+
+
+def table(
+    head: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    columns: int | None = None,
+    sides: str = "",
+    has_ruler: bool = False,
+) -> list[str]:
+    """Return the lines of a table that fits the terminal. Columns that do not fit follow in further tables.
+
+    `sides` has "<" or ">" for each column, which is aligned to the left or to the right. By default, columns of
+    numbers are aligned to the right, apart from the first column. With `has_ruler`, a line separates the head from the
+    rows. A line break in a cell is kept.
+    """
     width_of_all = columns or width()
-    texts = [[str(cell) for cell in row] for row in (head, *rows)]
+    cells = zip(*([str(cell) for cell in row] for row in (head, *rows)), strict=True)
+    every = [_Column(column, sides[at : at + 1], is_first=at == 0) for at, column in enumerate(cells)]
     lines: list[str] = []
-    for group in _groups([list(column) for column in zip(*texts, strict=True)], width_of_all):
-        lines += [*([""] if lines else []), *_aligned(group, width_of_all)]
+    for group in _groups(every, width_of_all):
+        lines += [*([""] if lines else []), *_aligned(group, width_of_all, has_ruler)]
     return lines
 
 
-def _groups(columns: list[list[str]], width: int) -> Iterator[list[list[str]]]:
+def _groups(columns: list[_Column], width: int) -> Iterator[list[_Column]]:
     """Divide columns into groups that fit the width. The first column is repeated in every group."""
     first, *others = columns
     group = [first]
@@ -89,41 +198,63 @@ def _groups(columns: list[list[str]], width: int) -> Iterator[list[list[str]]]:
     yield group
 
 
-def _aligned(columns: Sequence[Sequence[str]], width: int) -> list[str]:
-    """Return the lines of a table. Columns of numbers are aligned to the right, and long cells are wrapped."""
+def _aligned(columns: Sequence[_Column], width: int, has_ruler: bool) -> list[str]:
+    """Return the lines of a table. Long cells are wrapped."""
     widths = _widths(columns, width)
     if widths is None:  # a single word is too long and has to be broken
-        name = min(max(map(len, columns[0])), width // 2)
+        name = min(columns[0].size, width // 2)
         widths = [name, width - 2 - name][: len(columns)]
-    sides = ["<", *(">" if all(map(_NUMBER.fullmatch, filter(None, column[1:]))) else "<" for column in columns[1:])]
     lines = []
-    for row in zip(*columns, strict=True):
-        cells = [
-            textwrap.wrap(cell, size, break_on_hyphens=False) or [""] for cell, size in zip(row, widths, strict=True)
-        ]
+    for row in zip(*(column.cells for column in columns), strict=True):
+        cells = [_wrapped_cell(cell, size) for cell, size in zip(row, widths, strict=True)]
         for parts in itertools.zip_longest(*cells, fillvalue=""):
-            padded = (f"{part:{side}{size}}" for part, side, size in zip(parts, sides, widths, strict=True))
+            padded = (f"{part:{column.side}{size}}" for part, column, size in zip(parts, columns, widths, strict=True))
             lines.append("  ".join(padded).rstrip())
+        if has_ruler:
+            lines.append("  ".join("-" * size for size in widths))
+            has_ruler = False
     return lines
 
 
-def _widths(columns: Sequence[Sequence[str]], width: int) -> list[int] | None:
+def _wrapped_cell(cell: str, size: int) -> list[str]:
+    return [part for line in cell.split("\n") for part in textwrap.wrap(line, size, break_on_hyphens=False) or [""]]
+
+
+def _widths(columns: Sequence[_Column], width: int) -> list[int] | None:
     """Return the width of each column. The widest columns are narrowed until all fit.
 
     None if they fit only with broken words.
     """
-    widths = [max(map(len, column)) for column in columns]
-    longest_words = [max((len(word) for cell in column for word in cell.split()), default=0) for column in columns]
-    bodies = [max((len(cell) for cell in column[1:]), default=0) for column in columns]
-    least = [max(size if size <= WRAPPED_FROM else 0, word) for size, word in zip(bodies, longest_words, strict=True)]
+    widths = [column.size for column in columns]
     available = width - 2 * (len(widths) - 1)
     while sum(widths) > available:
-        slack = [size - smallest for size, smallest in zip(widths, least, strict=True)]
+        slack = [size - column.least_size for size, column in zip(widths, columns, strict=True)]
         if not any(slack):
             return None
         widest = max(range(len(widths)), key=lambda place: (slack[place] > 0, widths[place]))
         widths[widest] -= 1
     return widths
+
+
+# ---------------------------------------------------------------- Markdown
+
+
+def escape_markdown(text: Any) -> str:
+    """Return text that is safe in a cell of a Markdown table.
+
+    The text is on one line. The characters that would end the cell or begin HTML are escaped, and so are control
+    characters, such as those that reverse the direction of the text.
+    """
+    line = " ".join(str(text).split())
+    visible = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+    return visible.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[Any]], num_texts: int = 1) -> list[str]:
+    """Return the lines of a Markdown table. The first `num_texts` columns are aligned to the left, and others right."""
+    ruler = "|" + "|".join([" --- "] * num_texts + [" ---: "] * (len(head) - num_texts)) + "|"
+    first, *others = ["| " + " | ".join(map(escape_markdown, row)) + " |" for row in (head, *rows)]
+    return [first, ruler, *others]
 
 
 # ---------------------------------------------------------------- foreign text

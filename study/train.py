@@ -106,7 +106,7 @@ def run(arguments: list[str]) -> None:
     Raises Refusal if the request cannot be run. A refused run leaves no files behind.
     """
     is_launched = any(name.startswith("ACCELERATE_") for name in os.environ)
-    if is_launched and os.environ.get("RANK", "0") == "0" and not {"--help", "-h"} & {*arguments}:
+    if is_launched and os.environ.get("RANK", "0") == "0" and not {"--help", "--help-all", "-h"} & {*arguments}:
         print("Loading PyTorch and the engine, which takes about 10 seconds ...", file=sys.stderr, flush=True)
     imports.check(Path(sys.argv[0]))
     extensions.use_own_folder()

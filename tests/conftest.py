@@ -5,6 +5,7 @@ Such a test is marked `launches`, and the mark is checked. `make test` omits tes
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -28,19 +29,7 @@ settings.register_profile("long", max_examples=5000, **ALL)
 settings.load_profile("short")
 
 # Fixtures made by `launching.once`: the tests that use one launch by that.
-MADE_ONCE = {"run_small", "one_process_instead_of_two", "plain_install", "saved_folders"}
-
-# Fixtures that take long: a Slurm cluster, what the published program and its mended ones train.
-SLOW = {"cluster", "run_small", "one_process_instead_of_two"}
-
-# Files about pages, which change when records or pages change: `make test-pages` runs them.
-PAGES = {
-    "test_by_machine", "test_docs", "test_docs_outputs", "test_drawings", "test_first_hour", "test_notebooks",
-    "test_published", "test_recomputed",
-}  # fmt: skip
-
-# Fixtures that decide every claim of the ledger again.
-PAGES_FIXTURES = {"now"}
+MADE_ONCE = {"run_small", "plain_install", "saved_folders"}
 
 # Seconds of each test file, by the expression of marks that selects a set of tests: those of tests that start another
 # Python, and those of the others. `make durations` records them.
@@ -70,23 +59,43 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput["folder"] = str(launching.session_folder)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out a file that has no test of the chosen set, because its imports take seconds in each worker.
+
+    A file whose tests are all about pages says so by `pytestmark`; one without the mark `pages` has no such test.
+    """
+    chosen = config.option.markexpr
+    if collection_path.suffix != ".py" or " or " in chosen:
+        return None
+    if "not pages" in chosen:
+        is_left_out = "\npytestmark = pytest.mark.pages\n" in collection_path.read_text(encoding="utf-8")
+    else:
+        is_left_out = "pages" in chosen and "pytest.mark.pages" not in collection_path.read_text(encoding="utf-8")
+    return is_left_out or None  # None: pytest decides
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Add the marks that follow from a file or a fixture. Put the files that take longest first.
+    """Add the marks that follow from a fixture or from recorded seconds. Put the files that take longest first.
 
     Workers take whole files. If the longest come first, all workers end at about the same time.
     """
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
-        if item.path.stem in PAGES or PAGES_FIXTURES & fixtures:
-            item.add_marker(pytest.mark.pages)
         if _seconds(item.path.stem)[1] >= COMPUTES_SECONDS:
             item.add_marker(pytest.mark.computes)
         if MADE_ONCE & fixtures:
             item.add_marker(pytest.mark.launches)
-        if SLOW & fixtures:
-            item.add_marker(pytest.mark.slow)
     selected = config.option.markexpr
     items.sort(key=lambda item: -sum(_seconds(item.path.stem, selected)))
+
+
+def pytest_collection_finish() -> None:
+    """Take everything that was imported out of the garbage collector's lists.
+
+    `prove` and the measurement of memory look through all objects of these lists several times in a training.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _seconds(stem: str, selected: str | None = None) -> list[float]:

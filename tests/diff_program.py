@@ -163,17 +163,17 @@ BUCKETS = {"reduce_bucket_size": 300, "allgather_bucket_size": 300}
 COMPILED = cache(partial(torch.compile, backend="aot_eager"))
 
 
-def sound() -> dict[str, Case]:
+def sound(world: int = WORLD) -> dict[str, Case]:
     """Each is the same training in its class of precision, on any number of ranks."""
     cases = {}
     for precision in PRECISIONS:
-        for engine in ("ddp", "fsdp2", "zero1", "zero2", "zero3") if WORLD > 1 else ("ddp",):
+        for engine in ("ddp", "fsdp2", "zero1", "zero2", "zero3") if world > 1 else ("ddp",):
             for micro_steps in (1, 2):
                 cases[f"{engine}-{micro_steps}-{precision}"] = Case(engine, micro_steps, precision)
         for how in ("plain", "reentrant"):
             cases[f"{how}-{precision}"] = Case(precision=precision, net={"checkpointed": how})
         cases[f"compiled-{precision}"] = Case(precision=precision, call=COMPILED)
-        if WORLD > 1:
+        if world > 1:
             cases[f"buckets-{precision}"] = Case(precision=precision, options={"bucket_cap_mb": 0.002})
             cases[f"zero2-buckets-{precision}"] = Case("zero2", 1, precision, options=BUCKETS)
             cases[f"zero3-plain-{precision}"] = Case("zero3", 1, precision, {"checkpointed": "plain"})
@@ -304,6 +304,38 @@ FAULTS = {
 }  # fmt: skip
 # ZeRO's take longest to record; faults of these kinds are asked of other engines, and half a layer of ZeRO, too.
 RARE = {name for name in FAULTS if name.endswith(("zero2", "zero3")) and not name.startswith("half_a_layer")}
+# One of each kind of first difference, of each cause that is named, and of each engine.
+QUICK = {
+    "module_bypass", "drawn_anew", "half_a_layer", "half_a_layer_zero2", "half_a_flow", "not_divided", "still_scaled",
+    "a_micro_batch_lost", "summed_over_ranks", "last_element_lost", "frozen", "part_optimized", "rate_doubled",
+    "rate_of_one_norm", "clipped_lower", "stale_shard", "other_masks", "other_epsilon", "other_start", "other_batch",
+    "other_order",
+}  # fmt: skip
+# Of the sound trainings, one of each engine and of each way to divide a step; the rest is trained for slower tests.
+QUICK_SOUND = {
+    "ddp-1-fp32", "ddp-2-fp32", "fsdp2-1-fp32", "zero2-1-fp32", "zero3-1-fp32", "reentrant-fp32", "buckets-fp32",
+    "ddp-1-bf16", "zero2-1-bf16",
+}  # fmt: skip
+
+
+def counterpart(fault: str) -> str:
+    """Return the name of the sound training with which a faulty one is compared."""
+    sound_case = FAULTS[fault].sound
+    same = (name for name, case in sound(world=2).items() if case == sound_case)  # faults are of two ranks
+    return next(same, None) or next(f"beside-{name}" for name, other in FAULTS.items() if other.sound is sound_case)
+
+
+def chosen(how: str) -> tuple[dict[str, Case], list[str]]:
+    """Return the sound trainings and the faults of a set: quick, more than the quick ones, or the whole."""
+    cases = sound()
+    if how == "whole":
+        return cases, [*FAULTS]
+    if how == "quick":
+        return {name: case for name, case in cases.items() if name in QUICK_SOUND}, sorted(QUICK)
+    return (
+        {name: case for name, case in cases.items() if name.endswith(("fp32", "1-bf16"))},
+        [name for name in FAULTS if name not in QUICK | RARE],
+    )
 
 
 # ---------------------------------------------------------------- adapters
@@ -414,28 +446,24 @@ def main(*words: str) -> None:
         dist.init_process_group("gloo")
     if words[0] == "--limits":
         return measure(*words[1:])
-    folder, is_quick = words[0], "quick" in words
-    if "adapters" in words:
+    folder, how = words
+    if how == "adapters":
         for name, case in adapters().items():
             for noise in (None, 1) if name == case.engine else (None,):
                 case.train(f"{folder}/{name}", noise)
         print("TRAINED", file=sys.stderr, flush=True)
         return None
-    cases = {name: case for name, case in sound().items() if not is_quick or name.endswith(("fp32", "1-bf16"))}
-    for name, case in cases.items():
+    cases, faults = chosen(how) if WORLD == 2 else (chosen(how)[0], [])
+    others = {counterpart(name): FAULTS[name].sound for name in faults}
+    for name, case in (cases | others).items():
         recorded = case.train(f"{folder}/{name}")
         if name.endswith("1-fp32"):
             assert all(map(torch.equal, recorded, case.train())), name
-        if case == Case(precision=case.precision):
-            for noise in (1, 2):
-                case.train(f"{folder}/{name}", noise)
-    if WORLD == 2:
-        held = {}
-        for name, fault in ((name, fault) for name, fault in FAULTS.items() if not (is_quick and name in RARE)):
-            if held.setdefault(id(fault.sound), name) == name:
-                for noise in (None, 1):
-                    fault.sound.train(f"{folder}/beside-{name}", noise)
-            replace(fault.sound, **fault.changes).train(f"{folder}/{name}")
+        is_plain = case == Case(precision=case.precision)
+        for noise in (1, 2) if is_plain else (1,) if name in others else ():
+            case.train(f"{folder}/{name}", noise)
+    for name in faults:
+        replace(FAULTS[name].sound, **FAULTS[name].changes).train(f"{folder}/{name}")
     print("TRAINED", file=sys.stderr, flush=True)
 
 

@@ -19,10 +19,11 @@ import pytest
 from dry_run_program import HANGS, MODELS, STRATEGIES, ask, differences, held, in_theory, mismatches
 
 from study import cli
-from study.dryrun import chosen, command, deadlock, ranks, real_ranks, trace
+from study.dryrun import chosen, command, deadlock, real_ranks, trace
 from study.dryrun.tracker import Call
 from study.errors import Refusal
 from study.files import ROOT
+from study.ranks import forks
 from study.strategy import file
 from study.strategy.in_theory import engine_of_strategy
 from study.theory import peaks
@@ -33,12 +34,12 @@ Capture = pytest.CaptureFixture[str]
 PORTS = count(29600)
 DECISIONS = Path(__file__).with_name("dry_run_decisions.py")
 RANKS = Path(__file__).with_name("dry_run_ranks.py")
-SLOW = pytest.mark.slow
+SLOW, NIGHTLY = pytest.mark.slow, pytest.mark.nightly
 CALL = Call("all_gather", (), "float32", 64, "first", "train.py:1")
 
 
 @pytest.mark.parametrize(
-    "strategy", [pytest.param("ddp", marks=SLOW), pytest.param("zero2", marks=SLOW), "zero3", "fsdp2"]
+    "strategy", [pytest.param("ddp", marks=NIGHTLY), pytest.param("zero2", marks=NIGHTLY), "zero3", "fsdp2"]
 )
 def test_a_pretended_rank_is_as_one_that_is_there(strategy: str) -> None:
     there = ask(strategy, "gpt2", 2, [1], port=next(PORTS), precision="bf16", accumulation=2)
@@ -49,7 +50,7 @@ def test_a_pretended_rank_is_as_one_that_is_there(strategy: str) -> None:
     assert pretended["calls"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.launches
 @pytest.mark.parametrize(
     ("strategy", "world_size"),
@@ -150,10 +151,10 @@ def test_how_long_ranks_wait(
     [
         ({"model_type": "t5", "num_layers": 2, "d_model": 64, "d_kv": 16, "num_heads": 4}, "zero2", None),
         pytest.param(
-            {"model_type": "bart", "encoder_layers": 1, "decoder_layers": 1, "d_model": 64}, "ddp", None, marks=SLOW
+            {"model_type": "bart", "encoder_layers": 1, "decoder_layers": 1, "d_model": 64}, "ddp", None, marks=NIGHTLY
         ),
-        ({"model_type": "cohere2", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
-          "num_key_value_heads": 4, "intermediate_size": 128}, "fsdp2", None),
+        pytest.param({"model_type": "cohere2", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
+                      "num_key_value_heads": 4, "intermediate_size": 128}, "fsdp2", None, marks=SLOW),
         ({"model_type": "vit", "hidden_size": 64, "num_attention_heads": 4,
           "architectures": ["ViTForImageClassification"]}, "zero1", "its forward pass with tokens and labels fails"),
         ({"model_type": "olmo2", "hidden_size": 63, "num_attention_heads": 4}, "zero1", "RuntimeError: The size of"),
@@ -177,14 +178,18 @@ def test_any_class_of_transformers_is_run(
             cli.run(words)
 
 
-def test_mixed_precision_is_what_accelerate_makes_of_it(capsys: Capture) -> None:
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16", "bfloat16"), pytest.param("no", "float32", marks=SLOW)])
+def test_mixed_precision_is_what_accelerate_makes_of_it(precision: str, dtype: str) -> None:
     """Under FSDP2 it was dropped: collectives were float32, of twice the bytes."""
-    for precision, dtype in (("no", "float32"), ("bf16", "bfloat16")):
-        (said,) = ask("fsdp2", "gpt2", 4, [3], precision=precision).values()
-        sharded = {call["dtype"] for call in said["calls"] if call["kind"] in ("all_gather", "reduce_scatter")}
-        assert sharded == {dtype}
+    (said,) = ask("fsdp2", "gpt2", 4, [3], precision=precision).values()
+    sharded = {call["dtype"] for call in said["calls"] if call["kind"] in ("all_gather", "reduce_scatter")}
+    assert sharded == {dtype}
+
+
+@pytest.mark.slow
+def test_autocast_keeps_gradients_as_parameters_are() -> None:
     (kept,), (cast,) = (ask("ddp", "gpt2", 4, [3], precision=of).values() for of in ("no", "bf16"))
-    assert {call["dtype"] for call in cast["calls"]} == {"float32"}  # autocast keeps gradients as parameters are
+    assert {call["dtype"] for call in cast["calls"]} == {"float32"}
     assert cast["peak_bytes"] < kept["peak_bytes"]
 
 
@@ -198,13 +203,15 @@ def test_some_ranks_of_a_world_get_no_values(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("strategy", "model", "world_size"),
     [
-        ("zero2", "gpt2", 64), ("fsdp2", "gpt2", 64), ("ddp", "gpt2", 64), ("single", "gpt2", 1),
-        pytest.param("zero1", "gpt2", 64, marks=SLOW),
-        pytest.param("zero3", "gpt2", 64, marks=SLOW),
-        pytest.param("fsdp2_hybrid", "gpt2", 4, marks=SLOW),
+        ("ddp", "gpt2", 64), ("single", "gpt2", 1),
+        pytest.param("zero2", "gpt2", 64, marks=SLOW),
+        pytest.param("fsdp2", "gpt2", 64, marks=SLOW),
+        pytest.param("zero1", "gpt2", 64, marks=NIGHTLY),
+        pytest.param("zero3", "gpt2", 64, marks=NIGHTLY),
+        pytest.param("fsdp2_hybrid", "gpt2", 4, marks=NIGHTLY),
         # More parameters than fit into DDP's first bucket, which it therefore arranges anew after the first step.
-        pytest.param("ddp", "gpt2 of two layers", 64, marks=SLOW),
-        pytest.param("fsdp2", "gpt2 of two layers", 64, marks=SLOW),
+        pytest.param("ddp", "gpt2 of two layers", 64, marks=NIGHTLY),
+        pytest.param("fsdp2", "gpt2 of two layers", 64, marks=NIGHTLY),
     ],
 )  # fmt: skip
 def test_without_memory_it_is_the_same(strategy: str, model: str, world_size: int) -> None:
@@ -217,7 +224,10 @@ def test_without_memory_it_is_the_same(strategy: str, model: str, world_size: in
         assert fake[name] == real[name]
 
 
-@pytest.mark.parametrize(("strategy", "world_size"), [("ddp", 64), ("fsdp2", 64), ("single", 1)])
+@pytest.mark.parametrize(
+    ("strategy", "world_size"),
+    [("fsdp2", 64), pytest.param("ddp", 64, marks=SLOW), pytest.param("single", 1, marks=SLOW)],
+)
 def test_a_model_that_does_not_fit_here_is_run_without_memory(
     strategy: str, world_size: int, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,7 +247,7 @@ def test_ddp_and_fsdp2_are_traced_with_their_collectives() -> None:
     """DDP's all-reduces were hidden by the hook that made them possible on a group that is not there."""
     shape, job = MODELS["gpt2 of two layers"], StepConfig(2, 32)
     for engine in (Engine("ddp", 0, 8, "fp32", 4), Engine("fsdp", 3, 8, "bf16", 4)):
-        answer = ranks.run(partial(trace.trace_torch, shape, engine, job), {0: nullcontext()})[0]
+        answer = forks.run(partial(trace.trace_torch, shape, engine, job), {0: nullcontext()})[0]
         sums = [call for call in answer["calls"] if call["kind"] in ("all_reduce", "reduce_scatter")]
         num_bytes = 4 if engine.kind == "ddp" else 2  # per gradient
         assert sum(call["num_bytes"] for call in sums) == pytest.approx(num_bytes * shape.num_params, rel=1e-3)
@@ -247,10 +257,11 @@ def test_ddp_and_fsdp2_are_traced_with_their_collectives() -> None:
 
 
 def test_a_planners_engine_is_as_its_file() -> None:
+    strategy = "zero3_tuned"
     engine = engine_of_strategy(
-        file.read_strategy(file.find_strategy("zero3_tuned")), MODELS["gpt2"].hidden, 8, "bf16", "bf16"
+        file.read_strategy(file.find_strategy(strategy)), MODELS["gpt2"].hidden, 8, "bf16", "bf16"
     )
-    (asked,) = ask("zero3_tuned", "gpt2", 8, [0], precision="bf16", has_memory=False).values()
+    (asked,) = ask(strategy, "gpt2", 8, [0], precision="bf16", has_memory=False).values()
     traced = trace.trace(MODELS["gpt2"], engine, StepConfig(2, 32))
     assert [traced.total, traced.reserved_bytes] == [asked["peak_bytes"], asked["reserved_bytes"]["default"]]
     # Lines of this file differ, and nothing else.
@@ -268,7 +279,7 @@ def test_stage_1_in_bf16_is_traced_though_it_has_no_bucket() -> None:
     assert traced.total >= sum(peaks.states(engine, MODELS["gpt2"], "stepping").device.values()) > 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_strategy_is_traced_or_it_is_said_why_not(tmp_path: Path, capsys: Capture) -> None:
     shape = {"model_type": "gpt2", "n_layer": 1, "n_embd": 64, "n_head": 4, "n_positions": 64, "vocab_size": 512}
     (tmp_path / "config.json").write_text(json.dumps(shape))
@@ -292,7 +303,7 @@ LEFT = [
 ]
 
 
-@pytest.mark.parametrize(("strategy", "which"), [*FAST, *(pytest.param(*case, marks=SLOW) for case in LEFT)])
+@pytest.mark.parametrize(("strategy", "which"), [*FAST, *(pytest.param(*case, marks=NIGHTLY) for case in LEFT)])
 def test_hangs(strategy: str, which: str) -> None:
     found = mismatches(strategy, which)
     assert bool(found) == (which != "sound")
@@ -334,12 +345,12 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (2, "leaves with 3", 1, "rank 0 raised SystemExit: 3"),
         (4, "a ring", 0, "No hang: the 4 ranks make the same calls"),
         (16, "a ring", 0, "No hang among ranks 0"),
-        pytest.param(4, "a receive", 1, "HANG: rank 1 sends 0 messages to rank 0", marks=SLOW),
-        pytest.param(4, "other sources", 1, "with rank 0 as its source", marks=SLOW),
-        pytest.param(8, "few batches", 1, "rank 6: no further call", marks=SLOW),  # rank 4 may be named, too
-        pytest.param(16, "few batches", 1, "HANG", marks=SLOW),
-        pytest.param(8, "a skipped step", 1, "HANG: ranks 0 and 5 make different calls", marks=SLOW),
-        pytest.param(8, "an object", 0, "No hang: the 8 ranks make the same calls", marks=SLOW),
+        pytest.param(4, "a receive", 1, "HANG: rank 1 sends 0 messages to rank 0", marks=NIGHTLY),
+        pytest.param(4, "other sources", 1, "with rank 0 as its source", marks=NIGHTLY),
+        pytest.param(8, "few batches", 1, "rank 6: no further call", marks=NIGHTLY),  # rank 4 may be named, too
+        pytest.param(16, "few batches", 1, "HANG", marks=NIGHTLY),
+        pytest.param(8, "a skipped step", 1, "HANG: ranks 0 and 5 make different calls", marks=NIGHTLY),
+        pytest.param(8, "an object", 0, "No hang: the 8 ranks make the same calls", marks=NIGHTLY),
     ],
 )
 def test_every_kind_of_rank_is_run_or_named(

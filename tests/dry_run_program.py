@@ -20,13 +20,14 @@ import torch.distributed as dist
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 from study import files
-from study.dryrun import deadlock, ranks, script, trace, world
+from study.dryrun import deadlock, script, trace, world
 from study.dryrun.models import of_shape
 from study.dryrun.traced import check_traceable
 from study.dryrun.tracker import Call
 from study.engines import extensions
 from study.errors import Refusal
 from study.planner import published_rows
+from study.ranks import forks
 from study.strategy import file
 from study.strategy.in_theory import engine_of_strategy
 from study.theory import measured_by_others, peaks, shapes
@@ -67,9 +68,9 @@ def ask(
     program = trace.trainer(of_shape(MODELS[model], 32), StepConfig(2, 32, accumulation, checkpointing), has_memory)
     if port is None:
         local = min(8, world_size)
-        return ranks.run(program, {rank: world.rank_of_many(rank, world_size, local, variables) for rank in asked})
+        return forks.run(program, {rank: world.rank_of_many(rank, world_size, local, variables) for rank in asked})
     places = {rank: together(rank, world_size, variables, port) for rank in range(world_size)}
-    return ranks.run(program, places, at_once=world_size)
+    return forks.run(program, places, at_once=world_size)
 
 
 def differences(pretended: dict[str, Any], there: dict[str, Any]) -> list[str]:
@@ -96,7 +97,7 @@ def mismatches(strategy: str, which: str, world_size: int = 4) -> list[deadlock.
     """Where the calls of ranks 0 and 1 do not match in dry_run_script.py."""
     variables = world.launch_environment(file.find_strategy(strategy), world_size)
     places = {rank: world.rank_of_many(rank, world_size, world_size, variables) for rank in (0, 1)}
-    said = ranks.run(lambda: script.run(Path(__file__).with_name("dry_run_script.py"), [which]), places)
+    said = forks.run(lambda: script.run(Path(__file__).with_name("dry_run_script.py"), [which]), places)
     assert not (any if which == "sound" else all)(one["raised"] for one in said.values()), said  # DDP does in a hang
     return deadlock.first_mismatches({rank: [Call.read(call) for call in one["calls"]] for rank, one in said.items()})
 
@@ -142,7 +143,7 @@ def published(target: Path) -> None:
                 said = trace.trace_deepspeed(case.shape, case.engine, case.job)
             else:  # a fork too, with which what it held goes, and no thread of a backward comes into the next
                 program = partial(trace.trace_torch, case.shape, case.engine, case.job)
-                said = ranks.run(program, {0: nullcontext()})[0]
+                said = forks.run(program, {0: nullcontext()})[0]
             row = [case.family, case.name, case.grade, case.quantity, case.published]
             rows.append([*row, published_rows.without_its_source(case), said["peak_bytes"], said["reserved_bytes"]])
         except Refusal as refusal:

@@ -226,9 +226,7 @@ def command_line(
 ) -> Done:
     """What `attempt` says of `zero-study` (left out) or `accelerate launch` with --num_processes, but forked."""
     is_launch = [*arguments[:2]] == ["accelerate", "launch"]
-    program, given = "accelerate-launch" if is_launch else "zero-study", [str(word) for word in arguments]
-    with tempfile.TemporaryDirectory(dir=session_folder) as folder:
-        return _fork(program, given[2 * is_launch :], cwd, env, Path(folder) / "command")
+    return _forked("accelerate-launch" if is_launch else "zero-study", arguments[2 * is_launch :], cwd, env)
 
 
 def script(path: Path, cwd: Path, *given: str, strategy: str = "ddp", num_processes: int = 2) -> Done:
@@ -236,6 +234,23 @@ def script(path: Path, cwd: Path, *given: str, strategy: str = "ddp", num_proces
     file = ROOT / "accelerate_configs" / f"{strategy}.yaml"
     words = ["--config_file", file, "--num_processes", num_processes, "--main_process_port", "0", path, *given]
     return command_line(["accelerate", "launch", *words], cwd, {"DS_ACCELERATOR": "cpu"})
+
+
+def python(arguments: Sequence[str | Path], cwd: Path, env: Mapping[str, str | None] | None = None) -> Done:
+    """What `python` says of a script, or of `-m` a module, forked from a process that has imported everything."""
+    return _forked("python", arguments, cwd, env)
+
+
+def torchrun(
+    arguments: Sequence[str | Path], cwd: Path, num_processes: int = 2, env: Mapping[str, str | None] | None = None
+) -> Done:
+    """What torch's launcher says of a script, or of `-m` a module, likewise."""
+    return _forked("torchrun", ["--standalone", "--nproc-per-node", str(num_processes), *arguments], cwd, env)
+
+
+def _forked(program: str, arguments: Sequence[str | Path], cwd: Path, env: Mapping[str, str | None] | None) -> Done:
+    with tempfile.TemporaryDirectory(dir=session_folder) as folder:
+        return _fork(program, [str(word) for word in arguments], cwd, env, Path(folder) / "command")
 
 
 def _fork(

@@ -1,4 +1,4 @@
-"""`tools/one_gpu.py` with the shortest runs that reach each of its items; arguments as of that program.
+"""`tools/measure/one_gpu.py` with the shortest runs that reach each of its items; arguments as of that program.
 
 Items keep the runs whose ids match. With --small their models are tiny. The comparison with Trainer has few steps.
 """
@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools" / "measure"))
 
 import one_gpu
 import throughput

@@ -352,6 +352,6 @@ if __name__ == "__main__":
         dist.barrier()
     try:
         train(ddp, "strict.json", call=lambda model, _: model.module, strict=True)
-    except prove.TrainsWrong as error:
+    except prove.TrainingFault as error:
         Path(f"raised-{dist.get_rank()}.json").write_text(json.dumps(str(error)))
     print("TRAINED", file=sys.stderr, flush=True)

@@ -459,6 +459,11 @@ FAULTS = [
 ]  # fmt: skip
 
 # Folders in which nothing is wrong, with what `zero-study saved` gets besides.
+# What `saved_program.py FOLDER quick` writes.
+QUICK = {
+    "zero0", "zero1", "zero2", "zero3", "zero3-16bit", "lora-zero3", "adapter-zero3", "adapter-zero3-empty",
+    "adapter-plain", "base", "fsdp2-dcp", "fsdp2-accelerate", "accelerate-ddp", "pretrained",
+}  # fmt: skip
 INTACT = [
     "zero0", "zero1", "zero2", "zero3", "zero1-fp32", "universal-zero1", "universal-zero3",
     "zero2-from-universal-zero1", "zero3-from-universal-zero3", "lora-zero2", "lora-zero3", "adapter-zero2",

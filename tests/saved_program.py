@@ -1,5 +1,6 @@
 """Train a small model under every engine in one launch, and save it in every format: `saved_program.py FOLDER`.
 
+`saved_program.py FOLDER quick` writes only one of each engine and format: the folders that saved_faults.QUICK names.
 Each training makes two optimizer steps. Two ranks write what the tests of `zero-study saved` read.
 """
 
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +95,9 @@ def deepspeed_stages(folder: Path) -> None:
             config = LlamaConfig(**CONFIG, dtype="bfloat16")
             on_first(lambda config=config: config.save_pretrained(folder / "zero3-16bit"))
         engine.destroy()
+
+
+def other_settings_of_deepspeed(folder: Path) -> None:
     small = {"stage": 3, "stage3_param_persistence_threshold": 0, "sub_group_size": 500}
     offload = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
     for name, stage, precision, more in (
@@ -133,23 +138,32 @@ def universal(folder: Path) -> None:
 
 
 def adapters(folder: Path) -> None:
-    import deepspeed
-
-    for stage in (2, 3):
-        engine = deepspeed_engine(lora(), stage, "bf16")
-        train_deepspeed(engine)
-        engine.save_checkpoint(folder / f"lora-zero{stage}")
-        model = engine.module
-        name = "adapter-zero3-empty" if stage == 3 else "adapter-zero2"  # under stage 3, nobody has gathered
-        on_first(lambda model=model, name=name: model.save_pretrained(folder / name))
-        if stage == 3:
-            with deepspeed.zero.GatheredParameters(list(model.parameters())):
-                on_first(lambda model=model: model.save_pretrained(folder / "adapter-zero3"))
-        engine.destroy()
+    """Train an adapter under ZeRO-3 and without an engine."""
+    adapters_of_zero(folder, 3)
     model = lora()
     train_plain(model, model, [p for p in model.parameters() if p.requires_grad])
     on_first(lambda: model.save_pretrained(folder / "adapter-plain"))
     on_first(lambda: build().save_pretrained(folder / "base"))
+
+
+def adapters_of_zero(folder: Path, stage: int) -> None:
+    import deepspeed
+
+    engine = deepspeed_engine(lora(), stage, "bf16")
+    train_deepspeed(engine)
+    engine.save_checkpoint(folder / f"lora-zero{stage}")
+    model = engine.module
+    name = "adapter-zero3-empty" if stage == 3 else "adapter-zero2"  # under stage 3, nobody has gathered
+    on_first(lambda: model.save_pretrained(folder / name))
+    if stage == 3:
+        with deepspeed.zero.GatheredParameters(list(model.parameters())):
+            on_first(lambda: model.save_pretrained(folder / "adapter-zero3"))
+    engine.destroy()
+
+
+def other_adapters(folder: Path) -> None:
+    """Train an adapter under ZeRO-2 and under FSDP2."""
+    adapters_of_zero(folder, 2)
     sharded = lora()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for layer in sharded.base_model.model.model.layers:
@@ -242,13 +256,18 @@ def with_trainer(folder: Path) -> None:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
+    folder, is_quick = Path(sys.argv[1]), "quick" in sys.argv
     os.environ["DS_ACCELERATOR"] = "cpu"
     import deepspeed
 
     deepspeed.init_distributed("gloo")
-    for part in (deepspeed_stages, universal, adapters, fsdp2, with_accelerate, with_trainer):
+    parts = [deepspeed_stages, adapters, fsdp2, with_accelerate]
+    if not is_quick:
+        parts += [other_settings_of_deepspeed, universal, other_adapters, with_trainer]
+    for part in parts:
+        began = time.process_time()
         part(folder)
+        print(part.__name__, round(time.process_time() - began, 1), file=sys.stderr)
     dist.destroy_process_group()
 
 

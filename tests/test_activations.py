@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import samples
 import torch
 import transformers
 from test_shapes import TOKENS, small
@@ -67,18 +68,22 @@ def shape_of(model: torch.nn.Module) -> shapes.ModelShape:
     return shapes.from_config(model.config.to_dict(), "the model")
 
 
-@pytest.mark.parametrize("how", CLASSES)
 @pytest.mark.parametrize(
-    ("architecture", "attention", "dropout"),
-    [
-        *((name, "sdpa", 0.0) for name in SDPA),
-        *((name, "eager", 0.0) for name in BLOCKS),
-        *((name, "eager", 0.1) for name in BLOCKS),
-        ("bert", "sdpa", 0.1),
-        ("gpt2", "sdpa", 0.1),
-    ],
+    ("built", "how"),
+    samples.each_once_with_slow_rest(
+        built=[
+            *((name, "sdpa", 0.0) for name in SDPA),
+            *((name, "eager", 0.0) for name in BLOCKS),
+            *((name, "eager", 0.1) for name in BLOCKS),
+            ("bert", "sdpa", 0.1),
+            ("gpt2", "sdpa", 0.1),
+        ],
+        how=list(CLASSES),
+    ),
+    ids=str,
 )
-def test_a_block_keeps_what_autograd_keeps(architecture, attention, dropout, how):
+def test_a_block_keeps_what_autograd_keeps(built, how):
+    architecture, attention, dropout = built
     one, two = (build(architecture, layers, attention, dropout) for layers in (1, 2))
     measured = kept_bytes(two, how) - kept_bytes(one, how)
     engine = Engine("torch", 0, 1, CLASSES[how], 4)
@@ -90,7 +95,7 @@ def test_a_block_keeps_what_autograd_keeps(architecture, attention, dropout, how
     assert predicted == pytest.approx(measured, rel=0.09 if is_masked_in_fp32 else 0.06)
 
 
-@pytest.mark.parametrize("how", CLASSES)
+@pytest.mark.parametrize("how", samples.first_fast(["autocast", "fp32", "half"]))
 def test_a_masked_bert_keeps_what_is_before_its_output_layer(how):
     sizes = {**small("bert", layers=1, **SIZES), "attn_implementation": "eager"}
     config = transformers.BertConfig(**sizes, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
@@ -136,9 +141,9 @@ def backward_bytes(model: torch.nn.Module, how: str) -> int:
     return highest.tensor_bytes - before.tensor_bytes
 
 
-# Each in one of the ways that are advised. A dense model and a mixture of experts are among the fast tests.
+# Each in one of the ways that are advised. A dense model is among the fast tests.
 WAYS = dict(zip(HIGHEST, ["autocast", "half"] * 3, strict=True))
-FAST = ("llama", "qwen3_moe")
+FAST = ("llama",)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import samples
 
 from study.config import RunConfig, build_config
 from study.errors import Refusal
@@ -95,8 +96,10 @@ def with_peft(model: Any, adapter: Adapter, **options: Any) -> Any:
 
 
 @pytest.mark.computes
-@pytest.mark.parametrize("targets", [None, ("all-linear",)], ids=["default", "all-linear"])
-@pytest.mark.parametrize("model_type", sorted(adapters.DEFAULT_TARGETS))
+@pytest.mark.parametrize(
+    ("model_type", "targets"),
+    samples.each_once_with_slow_rest(model_type=sorted(adapters.DEFAULT_TARGETS), targets=[None, ("all-linear",)]),
+)
 def test_parameters_are_those_that_peft_counts(model_type: str, targets: tuple[str, ...] | None) -> None:
     pytest.importorskip("peft")
     config = small_config(model_type)
@@ -270,10 +273,15 @@ def predicted_block(model_type: str, adapter: Adapter, arithmetic: str) -> float
 
 
 @pytest.mark.computes
-@pytest.mark.parametrize("arithmetic", ["fp32", "autocast", "16-bit adapters", "fp32 adapters"])
-@pytest.mark.parametrize("has_dropout", [False, True], ids=["no dropout", "dropout"])
-@pytest.mark.parametrize("kind", ["lora", "dora"])
-@pytest.mark.parametrize("targets", [("q_proj", "v_proj"), ("all-linear",), ("o_proj", "down_proj")], ids="-".join)
+@pytest.mark.parametrize(
+    ("targets", "kind", "has_dropout", "arithmetic"),
+    samples.pairwise_with_slow_rest(
+        targets=[("q_proj", "v_proj"), ("all-linear",), ("o_proj", "down_proj")],
+        kind=["lora", "dora"],
+        has_dropout=[False, True],
+        arithmetic=["fp32", "autocast", "16-bit adapters", "fp32 adapters"],
+    ),
+)
 def test_a_block_saves_what_is_predicted(
     targets: tuple[str, ...], kind: Any, has_dropout: bool, arithmetic: str
 ) -> None:
@@ -284,8 +292,12 @@ def test_a_block_saves_what_is_predicted(
 
 
 @pytest.mark.computes
-@pytest.mark.parametrize("arithmetic", ["fp32", "fp32 adapters"])
-@pytest.mark.parametrize("model_type", ["gpt2", "bert", "qwen3", "gemma2", "opt", "gpt_neox"])
+@pytest.mark.parametrize(
+    ("model_type", "arithmetic"),
+    samples.each_once_with_slow_rest(
+        model_type=["gpt2", "bert", "qwen3", "gemma2", "opt", "gpt_neox"], arithmetic=["fp32", "fp32 adapters"]
+    ),
+)
 def test_freezing_a_block_changes_what_it_saves_as_predicted(model_type: str, arithmetic: str) -> None:
     """Some kernels on a CPU save more than those on a GPU, so the difference is compared."""
     pytest.importorskip("peft")
@@ -299,25 +311,28 @@ def test_freezing_a_block_changes_what_it_saves_as_predicted(model_type: str, ar
 
 
 @pytest.mark.computes
-@pytest.mark.parametrize("arithmetic", ["fp32", "autocast", "16-bit adapters", "fp32 adapters"])
 @pytest.mark.parametrize(
-    ("model_type", "targets"),
-    [("mixtral", ("q_proj", "v_proj")), ("mixtral", ("w2",)), ("mixtral", ("w1", "w3")), ("mixtral", ("gate",)),
-     ("mixtral", ("all-linear",)), ("qwen3_moe", ("all-linear",))],
+    ("model", "arithmetic"),
+    samples.each_once_with_slow_rest(
+        model=[("mixtral", "q_proj", "v_proj"), ("mixtral", "w2"), ("mixtral", "w1", "w3"), ("mixtral", "gate"),
+               ("mixtral", "all-linear"), ("qwen3_moe", "all-linear")],
+        arithmetic=["fp32", "autocast", "16-bit adapters", "fp32 adapters"],
+    ),
 )  # fmt: skip
-def test_a_block_with_adapted_experts_saves_what_is_predicted(
-    model_type: str, targets: tuple[str, ...], arithmetic: str
-) -> None:
+def test_a_block_with_adapted_experts_saves_what_is_predicted(model: tuple[str, ...], arithmetic: str) -> None:
     """PEFT adds the adapters of experts to a copy of all experts, which autograd keeps."""
+    model_type, *targets = model
     pytest.importorskip("peft")
-    adapter = Adapter(4, targets, in_fp32=arithmetic != "16-bit adapters")
+    adapter = Adapter(4, tuple(targets), in_fp32=arithmetic != "16-bit adapters")
     measured, predicted = (of(model_type, adapter, arithmetic) for of in (measured_block, predicted_block))
     assert measured == pytest.approx(predicted, rel=0.02)
 
 
 @pytest.mark.computes
-@pytest.mark.parametrize("has_dropout", [False, True], ids=["no dropout", "dropout"])
-@pytest.mark.parametrize("model_type", ["llama", "phi", "gpt2"])
+@pytest.mark.parametrize(
+    ("model_type", "has_dropout"),
+    samples.each_once_with_slow_rest(model_type=["llama", "phi", "gpt2"], has_dropout=[False, True]),
+)
 def test_stage_3_saves_the_inputs_of_frozen_weights(
     monkeypatch: pytest.MonkeyPatch, model_type: str, has_dropout: bool
 ) -> None:
@@ -506,6 +521,7 @@ def test_a_step_of_adapters_is_faster_and_smaller_and_quantization_makes_it_slow
     assert totals[0] > totals[1] > totals[2]
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 @pytest.mark.parametrize("name", ["zero1", "zero2", "zero3", "fsdp2"])
 def test_two_ranks_store_what_is_predicted(name: str) -> None:

@@ -6,9 +6,11 @@ import dataclasses
 import json
 import re
 import shlex
+from functools import cache
 from pathlib import Path
 
 import pytest
+import samples
 import yaml
 
 from study import cli, planner
@@ -41,12 +43,27 @@ QUESTIONS = [
 ]
 
 
+# A few of each kind of answer: on one GPU and on many, small and large, with and without offload.
+FAST = QUESTIONS[::3]
+
+
 def ask(question) -> choose.Advice:
     model, gpu, num_gpus, settings = question
-    return planner.advise(model, Request(gpu, num_gpus, **settings))
+    return _answered(model, gpu, num_gpus, tuple(settings.items()))
 
 
-def every_split(advice: choose.Advice) -> list[choose.Option]:
+@cache
+def _answered(model: str, gpu: str, num_gpus: int, settings: tuple) -> choose.Advice:
+    return planner.advise(model, Request(gpu, num_gpus, **dict(settings)))
+
+
+def each_question(test):
+    """Give the test every question; those that are not among the fast tests are marked `slow`."""
+    questions = [pytest.param(each, marks=[] if each in FAST else pytest.mark.slow) for each in QUESTIONS]
+    return pytest.mark.parametrize("question", questions, ids=lambda one: "-".join(map(str, one[:3])))(test)
+
+
+def every_split(advice: choose.Advice) -> list[choose.StrategyPrediction]:
     """Every strategy at every split of the batch that the request allows, with and without checkpointing."""
     return [
         choose.option_of(advice.shape, option.strategy, split)
@@ -55,7 +72,7 @@ def every_split(advice: choose.Advice) -> list[choose.Option]:
     ]
 
 
-@pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: "-".join(map(str, question[:3])))
+@each_question
 def test_no_answer_takes_itself_back(question):
     """What is recommended is not full while something else leaves more and is within the error of the prediction."""
     advice = ask(question)
@@ -81,7 +98,7 @@ def test_no_answer_takes_itself_back(question):
     assert "Careful" not in text
 
 
-@pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: "-".join(map(str, question[:3])))
+@each_question
 def test_all_rows_have_the_same_global_batch(question):
     advice = ask(question)
     sequences = advice.request.batch()[0]
@@ -158,7 +175,7 @@ def test_a_smaller_micro_batch_is_offered_before_offload_and_more_gpus():
 
 
 def test_every_expected_strategy_has_a_phrase():
-    for question in QUESTIONS:
+    for question in FAST:
         advice = ask(question)
         phrases = reasons.why_not(advice)
         chosen = advice.recommended and advice.recommended.strategy.name
@@ -202,8 +219,12 @@ def test_little_free_memory_is_marked_in_a_search_for_gpus():
 STACKS = ["accelerate", "trainer", "trl", "axolotl", "study"]
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "ddp_tuned", "zero2", "zero3_tuned", "zero3_cpu_offload", "fsdp2"])
-@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize(
+    ("stack", "strategy"),
+    samples.each_once_with_slow_rest(
+        stack=STACKS, strategy=["ddp", "ddp_tuned", "zero2", "zero3_tuned", "zero3_cpu_offload", "fsdp2"]
+    ),
+)
 def test_each_stack_has_a_command_and_its_files(stack, strategy, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     request = Request("a100-80gb", 8, global_batch_size=64, micro_batch_size=2, strategy=strategy, stack=stack)
@@ -253,8 +274,13 @@ def stated_precision(paths: list[Path], stack: str) -> set[str]:
     return stated
 
 
-@pytest.mark.parametrize("precision", [None, "fp32", "tf32", "bf16", "fp16", "bf16-autocast", "fp16-autocast"])
-@pytest.mark.parametrize("stack", [*STACKS, "deepspeed"])
+@pytest.mark.parametrize(
+    ("stack", "precision"),
+    samples.each_once_with_slow_rest(
+        stack=[*STACKS, "deepspeed"],
+        precision=[None, "fp32", "tf32", "bf16", "fp16", "bf16-autocast", "fp16-autocast"],
+    ),
+)
 def test_written_files_state_the_precision_of_the_prediction(stack, precision, tmp_path, monkeypatch):
     """Launched with a script that sets no precision, they would otherwise train in fp32."""
     monkeypatch.chdir(tmp_path)

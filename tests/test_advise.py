@@ -306,7 +306,7 @@ def test_published_groups_can_be_asked_for(name):
     strategy = "zero1" if published.engine.kind == "deepspeed" else "fsdp2_hybrid"
     gpus, size = published.box.num_gpus, published.engine.num_shards
     one = Request(published.box.gpu.name, gpus, strategy=strategy, gpus_per_node=published.box.gpus_per_node)
-    one = dataclasses.replace(one, shard_group_size=size if strategy == "zero1" else None)
+    one = one.replace(shard_group_size=size if strategy == "zero1" else None)
     assert choose.engine_for(published.shape, one, *one.strategies(gpus), gpus).replicas == published.engine.replicas
 
 
@@ -314,7 +314,7 @@ def test_published_groups_can_be_asked_for(name):
 
 
 def test_front_is_beaten_by_nothing_that_fits():
-    every = choose.choices(planner.advise("gpt-j-6b", Request("a100-40gb", 8, global_batch_size=16)))
+    every = choose.all_splits(planner.advise("gpt-j-6b", Request("a100-40gb", 8, global_batch_size=16)))
     fitting = [one.prediction for one in every if one.prediction.fits]
     front = [one.prediction for one in choose.pareto(every)]
     assert 1 < len(front) < len(fitting) < len(every)

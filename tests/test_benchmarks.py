@@ -13,6 +13,8 @@ from study.compare import acceptance
 from study.config import build_config
 from study.errors import Refusal, RunFailed
 
+pytestmark = pytest.mark.measurements
+
 # Seconds long, with dropout and with clipping that acts.
 TINY = {**throughput.FLAGS, "size": "tiny", "global_batch_size": 8, "num_train_examples": 48, "max_steps": 6}
 TINY |= {"timing_warmup_steps": 2, "gradient_clipping": 0.5}
@@ -122,8 +124,8 @@ TINY_GPT = {**TINY, "workload": "gpt-wikitext", "precision": "bf16"}
     ("against", "strategy", "num_processes", "flags"),
     [
         ("trainer", "ddp", 2, TINY),
-        ("trainer", "ddp", 1, {**TINY_GPT, "precision": "fp32"}),
-        ("trainer", "zero3_cpu_offload", 1, TINY_GPT),
+        pytest.param("trainer", "ddp", 1, {**TINY_GPT, "precision": "fp32"}, marks=pytest.mark.nightly),
+        pytest.param("trainer", "zero3_cpu_offload", 1, TINY_GPT, marks=pytest.mark.nightly),
         ("deepspeed", "zero2", 2, TINY),
     ],
 )

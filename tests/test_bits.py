@@ -31,7 +31,9 @@ def parts(run: launching.Run, other: launching.Run) -> int | None:
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("name", ["zero1", "zero2", "zero3", "fsdp2"])
+@pytest.mark.parametrize(
+    "name", ["zero3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("zero1", "zero2", "fsdp2"))]
+)
 def test_strategies_leave_the_same_bits_once_orders_are_fixed(name):
     """With clipping, and of BERT, where as shipped each of these trains other bits than DDP."""
     run, reference = launching.run(name, **FIXED), launching.run("ddp", **FIXED)
@@ -41,6 +43,7 @@ def test_strategies_leave_the_same_bits_once_orders_are_fixed(name):
     assert run.record.final_parameters == reference.record.final_parameters
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 def test_as_shipped_stage_3_groups_additions_otherwise_and_the_view_names_it(tmp_path):
     shipped = {**BERT, "gradient_clipping": 0}
@@ -56,20 +59,28 @@ def test_as_shipped_stage_3_groups_additions_otherwise_and_the_view_names_it(tmp
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("pins", [None, "all"])
-def test_a_planted_fault_is_told_apart_at_its_first_step(pins):
+@pytest.mark.parametrize(
+    "flags",
+    [
+        FIXED,
+        pytest.param({**GPT, "gradient_clipping": 0}, marks=pytest.mark.slow),
+        pytest.param({**GPT, "gradient_clipping": 0, "fixed_order": "all"}, marks=pytest.mark.slow),
+    ],
+    ids=["fixed order and clipping", "as shipped", "fixed order"],
+)
+def test_a_planted_fault_is_told_apart_at_its_first_step(flags):
     """With every pin on as well: no pin hides a wrong gradient."""
-    sound = launching.run("ddp", **GPT, gradient_clipping=0, fixed_order=pins)
-    scaled = launching.run("ddp", **GPT, gradient_clipping=0, fixed_order=pins, perturb="scaled-gradient")
-    assert parts(scaled, sound) == 1
-    lost = launching.run("ddp", **GPT, gradient_clipping=0, fixed_order=pins, perturb="lost-moment")
+    sound = launching.run("ddp", **flags)
+    assert parts(launching.run("ddp", **flags, perturb="scaled-gradient"), sound) == 1
+    lost = launching.run("ddp", **flags, perturb="lost-moment")
     assert parts(lost, sound) == 2  # halfway, and before the digest of that step
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 def test_a_plain_loop_of_one_process_leaves_the_same_bits(monkeypatch, capsys):
     """It shares no code with the trainer: what all strategies have in common is checked too."""
-    monkeypatch.syspath_prepend(str(launching.ROOT / "tools"))
+    monkeypatch.syspath_prepend(str(launching.ROOT / "tools" / "measure"))
     import plain_loop
 
     cut = {**GPT, "micro_batch_size": 2, "fixed_order": "all"}
@@ -112,6 +123,7 @@ def test_diff_records_the_trainer_and_names_a_planted_fault(tmp_path):
     assert "0.98 times as large" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 def test_in_fp64_a_difference_of_rounding_shrinks():
     fp64 = {**BERT, "gradient_clipping": 0.5, "precision": "fp64"}

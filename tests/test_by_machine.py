@@ -17,6 +17,8 @@ from study.records.simulation import SIMULATED_GPUS
 from study.report import by_machine, machine_plots, sentences
 from study.theory import hardware, measured_by_others
 
+pytestmark = pytest.mark.pages
+
 A100 = {"name": "NVIDIA A100-SXM4-80GB", "memory_bytes": 85_174_583_296, "capability": "8.0"}
 ONE_A100 = {"models": {"bert-large": 512}, "machines": [("a100-80gb", 1)]}
 

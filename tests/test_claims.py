@@ -230,8 +230,9 @@ def test_what_would_decide_the_rest_can_be_run(sources):
             studies.find(context.params["study"])
 
 
+@pytest.mark.pages
 def test_the_committed_verdicts_follow(now):
-    assert verdicts.stale(verdicts.read(), now) == {}
+    assert verdicts.outdated(verdicts.read(), now) == {}
     assert verdicts.CORRECTED.read_text() == verdicts.corrected()
     known = {name: one.verdict for name, one in now.items()} | {one.head.claim.id: one.word for one in sentences.read()}
     latest = {one.id: one.became for one in ledger.corrections() if one.on >= "2026-11-25"}
@@ -267,6 +268,7 @@ def test_a_sentence_of_which_a_part_was_tested_says_so():
     assert sum(bool(each["undecided"]) for each in content) == len(partly)
 
 
+@pytest.mark.pages
 def test_a_verdict_that_no_longer_follows_is_found(now):
     name = next(name for name, one in now.items() if one.observed and one.observed.low is not None)
     one = now[name]
@@ -277,15 +279,16 @@ def test_a_verdict_that_no_longer_follows_is_found(now):
         "reason": one.model_copy(update={"why": "Because."}),
     }
     for part, changed in changes.items():
-        assert verdicts.stale({**now, name: changed}, now)[name].endswith(f"with other {part}")
-    assert set(verdicts.stale({key: one for key, one in now.items() if key != name}, now)) == {name}
-    assert set(verdicts.stale({**now, "gone.claim": one}, now)) == {"gone.claim"}
-    assert verdicts.stale(now, now) == {}
+        assert verdicts.outdated({**now, name: changed}, now)[name].endswith(f"with other {part}")
+    assert set(verdicts.outdated({key: one for key, one in now.items() if key != name}, now)) == {name}
+    assert set(verdicts.outdated({**now, "gone.claim": one}, now)) == {"gone.claim"}
+    assert verdicts.outdated(now, now) == {}
 
 
 # ---------------------------------------------------------------- the command
 
 
+@pytest.mark.pages
 def test_check_fails_and_lists_what_changed(monkeypatch, capsys, sources, now):
     monkeypatch.setattr(ledger, "read", lambda: sources)
     monkeypatch.setattr(verdicts, "decide_all", lambda **_: now)
@@ -299,6 +302,7 @@ def test_check_fails_and_lists_what_changed(monkeypatch, capsys, sources, now):
     assert out[1].startswith(f"  {name}: ")
 
 
+@pytest.mark.pages
 def test_absent_records_are_no_sound_check(monkeypatch, capsys, sources, now):
     """Claims that could not be decided are listed, and --write loses none of their verdicts."""
     names = [name for name, one in now.items() if one.by == "record"]
@@ -369,9 +373,9 @@ def sorted_out(**changes):
 def test_a_sentence_is_held_against_what_its_readings_come_to(tmp_path):
     write(tmp_path, sorted_out())
     decided = verdicts.decide_all(tmp_path)
-    assert verdicts.unlike(ledger.read(tmp_path), decided) == {}
+    assert verdicts.disagreeing(ledger.read(tmp_path), decided) == {}
     write(tmp_path, sorted_out(holds="no", remedy="Do not."))
-    said = verdicts.unlike(ledger.read(tmp_path), decided)["small.speed.ratio"]
+    said = verdicts.disagreeing(ledger.read(tmp_path), decided)["small.speed.ratio"]
     assert said == "is written to be 'no' (holds), and comes out as agrees, not run"
 
 

@@ -8,7 +8,7 @@ import io
 import re
 import subprocess
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -30,11 +30,19 @@ def tracked_files() -> list[str]:
 
 
 @cache
-def library_files() -> list[str]:
+def library_files() -> dict[str, list[str]]:
+    """Return the files of the libraries by their names."""
     folders = [
         Path(spec.origin).parent for name in LIBRARIES if (spec := importlib.util.find_spec(name)) and spec.origin
     ]
-    return [str(path) for folder in folders for path in folder.rglob("*.py")]
+    return by_name(str(path) for folder in folders for path in folder.rglob("*.py"))
+
+
+def by_name(files: Iterable[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for path in files:
+        found.setdefault(path.rpartition("/")[2], []).append(path)
+    return found
 
 
 def comments(source: str) -> Iterator[tuple[int, str]]:
@@ -47,27 +55,31 @@ def comments(source: str) -> Iterator[tuple[int, str]]:
             yield getattr(node, "lineno", 1), ast.get_docstring(node) or ""
 
 
-def missing(source: str, files: list[str]) -> list[tuple[int, str]]:
-    """List the lines that name a file that is neither among `files` nor a library's."""
+def missing(source: str, files: dict[str, list[str]]) -> list[tuple[int, str]]:
+    """List the lines that name a file that is neither among `files` nor a library's; both are given by their names."""
     mentions = [(line, match[0]) for line, text in comments(source) for match in NAMED_FILE.finditer(text)]
     return [
         (line, name)
         for line, name in mentions
         if name not in ELSEWHERE
-        and not any(path == name or path.endswith(f"/{name}") for path in files)
-        and not any(path.endswith(f"/{name}") for path in library_files())
+        and not any(
+            path == name or path.endswith(f"/{name}")
+            for each in (files, library_files())
+            for path in each.get(name.rpartition("/")[2], ())
+        )
     ]
 
 
 def test_comments_name_files_that_exist():
-    files = tracked_files()
+    tracked = tracked_files()
+    files = by_name(tracked)
     assert {
         path: found
-        for path in files
+        for path in tracked
         if path.endswith(".py") and (ROOT / path).exists() and (found := missing((ROOT / path).read_text(), files))
     } == {}
 
 
 def test_a_file_that_is_gone_is_found():
     source = '"""See study/train.py."""\n# study/gone.py did it; zero/stage3.py is DeepSpeed\'s\n'
-    assert missing(source, ["study/train.py"]) == [(2, "study/gone.py")]
+    assert missing(source, by_name(["study/train.py"])) == [(2, "study/gone.py")]

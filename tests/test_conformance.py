@@ -19,13 +19,15 @@ import torch
 from study import cli
 from study import run as run_module
 from study.config import build_config
-from study.conformance import cells, committed, formulas, installation, judge, matrix_file, reference, refusals, toy
+from study.conformance import cells, judge, matrix_file, reference, refusals, results, toy
+from study.conformance import matrix as conformance_matrix
 from study.conformance.cells import Cell
+from study.engines import optimizer_formulas
 from study.engines.strategy_names import StrategyName
 from study.errors import Refusal
 from study.running import checks
 from study.strategy import file
-from study.upgrade import known_bad
+from study.upgrade import faults as known_faults
 
 PLAIN = Cell("ddp", "fp32", 2, 2, False)
 
@@ -37,7 +39,7 @@ def test_the_matrix_asks_each_cell_once():
     asked = cells.matrix((1, 2, 4))
     assert len({cell.name for cell in asked}) == len(set(asked)) == len(asked)
     assert {cell.engine for cell in asked} == set(cells.ENGINES)
-    assert {cell.twist for cell in asked} == {cells.PLAIN, *cells.TWISTS, *cells.NEWER_TWISTS}
+    assert {cell.variation for cell in asked} == {cells.PLAIN, *cells.VARIATIONS, *cells.NEWER_VARIATIONS}
 
 
 def test_every_optimizer_is_asked_what_its_engines_offer():
@@ -46,7 +48,7 @@ def test_every_optimizer_is_asked_what_its_engines_offer():
     under = {(cell.optimizer, cell.engine) for cell in asked}
     everywhere = set(itertools.product(cells.OPTIMIZERS, cells.UNDER))
     assert everywhere - under == set(itertools.product(cells.OF_DEEPSPEED_ALONE, ("ddp", "fsdp2")))
-    assert {cell.twist for cell in asked} == {cells.PLAIN, "groups", "resume", *cells.OPTIMIZER_TWISTS}
+    assert {cell.variation for cell in asked} == {cells.PLAIN, "groups", "resume", *cells.OPTIMIZER_VARIATIONS}
     assert {(cell.accumulation, cell.clipping) for cell in asked} == set(itertools.product((1, 4), (False, True)))
 
 
@@ -73,7 +75,7 @@ def test_adapters_are_asked_of_every_engine_once():
     asked = cells.of_adapters()
     assert len({cell.name for cell in asked}) == len(set(asked)) == len(asked)
     assert {cell.engine for cell in asked} == {engine for engine in cells.ENGINES if "nvme" not in engine}
-    assert {cell.twist for cell in asked} == {*cells.ADAPTER_TWISTS}
+    assert {cell.variation for cell in asked} == {*cells.ADAPTER_VARIATIONS}
     trained = [name for name, parameter in toy.Toy(asked[0]).named_parameters() if parameter.requires_grad]
     assert trained == ["block.lora_a.weight", "block.lora_b.weight"]
 
@@ -86,18 +88,21 @@ def test_adapters_are_asked_of_every_engine_once():
     [
         PLAIN,
         dataclasses.replace(PLAIN, clipping=True),
-        *(dataclasses.replace(PLAIN, twist=twist) for twist in ("tied", "frozen", "uneven", "two_backward")),
-        *(dataclasses.replace(PLAIN, twist=twist) for twist in (*cells.NEWER_TWISTS, "adapter")),
         *(
-            dataclasses.replace(PLAIN, optimizer=optimizer, accumulation=4, twist=twist)
-            for optimizer, twist in itertools.product(("sgd", "adafactor"), (cells.PLAIN, "groups"))
+            dataclasses.replace(PLAIN, variation=variation)
+            for variation in ("tied", "frozen", "uneven", "two_backward")
+        ),
+        *(dataclasses.replace(PLAIN, variation=variation) for variation in (*cells.NEWER_VARIATIONS, "adapter")),
+        *(
+            dataclasses.replace(PLAIN, optimizer=optimizer, accumulation=4, variation=variation)
+            for optimizer, variation in itertools.product(("sgd", "adafactor"), (cells.PLAIN, "groups"))
         ),
     ],
     ids=str,
 )
 def test_the_reference_is_what_torch_gives_in_fp64(cell):
     model = toy.Toy(cell).double()
-    expected = reference.expect(cell.question)
+    expected = reference.expect(cell.reference_key)
     for step, trained in enumerate(plain_training.steps(cell, model)):
         assert float(expected.losses[step]) == pytest.approx(trained.loss, rel=1e-12)
         assert float(expected.norms[step]) == pytest.approx(trained.norm, rel=1e-12)
@@ -110,7 +115,7 @@ def test_the_reference_is_what_torch_gives_in_fp64(cell):
 def test_the_formula_is_what_the_library_does(optimizer):
     """Muon computes in bf16, and bitsandbytes in fp32 and 8 bits: the formula stays within the bound of the draws."""
     cell = dataclasses.replace(PLAIN, optimizer=optimizer)
-    expected = reference.expect(cell.question)
+    expected = reference.expect(cell.reference_key)
     model, moved = toy.Toy(cell), 0.0
     for step, _ in enumerate(plain_training.steps(cell, model)):
         for name, parameter in model.named_parameters():
@@ -149,7 +154,7 @@ def test_a_loss_that_is_another_is_wrong(wrong):
     verdict = judge.judge(PLAIN, expected, [_trace(expected), _trace(expected, losses=losses)])
     assert (verdict["verdict"], verdict["first_step"], verdict["beyond"]) == ("wrong", 3, ["loss"])
     assert verdict["ranks_apart"] is False
-    assert "wrong from step 3" in committed.explanation(verdict)
+    assert "wrong from step 3" in results.explanation(verdict)
     json.dumps(verdict, allow_nan=False)
 
 
@@ -173,7 +178,7 @@ def test_replicas_that_differ_are_wrong_however_near():
     assert verdict["verdict"] == "wrong"
     assert (verdict["first_step"], verdict["beyond"]) == (3, [])
     assert verdict["ranks_apart"] == {"step": 3, "of": ["head.weight"]}
-    assert "ranks have different weights from step 3 (head.weight)" in committed.explanation(verdict)
+    assert "ranks have different weights from step 3 (head.weight)" in results.explanation(verdict)
 
 
 @pytest.mark.parametrize(
@@ -220,11 +225,11 @@ REDUCED_TWICE = (
     ],
 )
 def test_only_a_named_error_refuses_after_the_engine_was_built(message, stage, optimizer, verdict):
-    failure = installation.Failure(message, stage)
-    assert installation.failure_verdict(failure, optimizer)["verdict"] == verdict
+    failure = conformance_matrix.Failure(message, stage)
+    assert conformance_matrix.failure_verdict(failure, optimizer)["verdict"] == verdict
 
 
-@pytest.mark.parametrize("path", sorted(committed.PLACE.rglob("*.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(results.PLACE.rglob("*.json")), ids=lambda path: path.stem)
 def test_the_committed_verdicts_follow_the_rule_of_refusals(path):
     if path.parent.name == "fuzzing":
         return
@@ -235,8 +240,8 @@ def test_the_committed_verdicts_follow_the_rule_of_refusals(path):
             is_refused = refusals.is_refusal(cell["message"], cell["stage"], optimizer)
             assert cell["verdict"] == ("refused" if is_refused else "crashed"), name
     # Nothing is new compared with itself.
-    assert committed.failures(matrix, matrix) == []
-    assert committed.verdict(matrix, matrix).status == (
+    assert results.failed_cells(matrix, matrix) == []
+    assert results.verdict(matrix, matrix).status == (
         0 if "same" in {c["verdict"] for c in matrix["cells"].values()} else 3
     )
 
@@ -270,7 +275,7 @@ def _matrix(**verdicts: dict[str, Any]) -> dict[str, Any]:
 )
 def test_nothing_compared_is_no_sound_matrix(verdicts, known, status, said, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(installation, "examine", lambda *asked, **how: _matrix(**verdicts))
+    monkeypatch.setattr(conformance_matrix, "run", lambda *asked, **how: _matrix(**verdicts))
     words = ["--output", "matrix.json"]
     if known is not None:
         Path("known.json").write_text(json.dumps(_matrix(**known)))
@@ -321,15 +326,15 @@ def test_a_file_that_is_no_matrix_is_refused(content, tmp_path):
 def test_the_smallest_wrong_scale_that_is_seen(precision, clipping, masters, steps, smallest, monkeypatch):
     """Of the gradients, in these steps, where the norm is told as it is right or not at all."""
     cell = dataclasses.replace(PLAIN, precision=precision, clipping=clipping)
-    expected, right = reference.expect(cell), formulas.adamw
+    expected, right = reference.expect(cell), optimizer_formulas.adamw
 
     def share(lost: float) -> float:
-        def updated(master, gradient, state, step):
-            return right(master, gradient * (1 - lost) if step.number in steps else gradient, state, step)
+        def updated(inputs):
+            return right(inputs._replace(gradient=inputs.gradient * (1 - lost)) if inputs.number in steps else inputs)
 
         with monkeypatch.context() as patched:
             patched.setattr(reference, "NUM_DRAWS", 0)  # no rounding of its own
-            patched.setattr(formulas, "adamw", updated)
+            patched.setattr(optimizer_formulas, "adamw", updated)
             faulty = reference.expect(cell)
         shown = {"masters": _by_step(faulty.masters)} if masters else {}
         trace = _trace(faulty, norms=[None] * cells.NUM_STEPS, **shown)
@@ -392,37 +397,66 @@ FAULTS_OF_ADAPTERS = {
 DIES = "accelerate_ddp/fp32/2-ranks/accumulation-2/clipped"
 
 
-@pytest.mark.launches
-def test_planted_faults_are_called_wrong_right_engines_right_and_a_dead_rank_is_named():
+def cells_of_engines() -> list[Cell]:
     asked = cells.matrix((2,), ("ddp", "fsdp2", "accelerate_ddp", "accelerate_fsdp2"))
-    # Twists through accelerate, which hands on what is computed, are asked in one class of precision alone.
-    rare = {c for c in asked if c.twist in cells.NEWER_TWISTS or (c.through_accelerate and c.precision == "fp32")}
-    asked = [cell for cell in asked if cell.name in FAULTS or cell.twist == cells.PLAIN or cell not in rare]
-    faults = json.dumps(FAULTS | {DIES: "a rank that dies"})
-    environment = os.environ | {"FAULTS": faults, "PYTHONPATH": str(Path(conformance_faults.__file__).parent)}
-    found = installation.examine(asked, environment=environment, module="conformance_faults")["cells"]
+    # Variations through accelerate, which hands on what is computed, are asked in one class of precision alone.
+    rare = {
+        c for c in asked if c.variation in cells.NEWER_VARIATIONS or (c.through_accelerate and c.precision == "fp32")
+    }
+    return [cell for cell in asked if cell.name in FAULTS or cell.variation == cells.PLAIN or cell not in rare]
+
+
+def cells_of_optimizers() -> list[Cell]:
+    chosen = ("adamw_fused", "sgd", "lion", "torch_muon", "bitsandbytes_adamw8bit")
+    return [cell for cell in cells.of_optimizers(chosen, ("ddp", "fsdp2", "zero1")) if cell.precision == "fp32"]
+
+
+def cells_of_adapters() -> list[Cell]:
+    engines = ("ddp", "fsdp2", "zero3", "accelerate_zero2")
+    return [cell for cell in cells.of_adapters() if cell.engine in engines and cell.precision == "fp32"]
+
+
+# Right ones of a few optimizers, and two that are refused.
+SAMPLE_OF_OPTIMIZERS = {
+    "ddp/fp32/2-ranks/accumulation-1/adamw_fused", "fsdp2/fp32/2-ranks/accumulation-1/resume/adamw_fused",
+    "zero1/fp32/2-ranks/accumulation-4/clipped/adamw_fused", "ddp/fp32/2-ranks/accumulation-4/lion",
+    "fsdp2/fp32/2-ranks/accumulation-1/bitsandbytes_adamw8bit", "zero1/fp32/2-ranks/accumulation-1/torch_muon",
+}  # fmt: skip
+
+
+def sampled(asked: list[Cell], faults: dict[str, str]) -> list[Cell]:
+    """Return one cell with each fault, and of each engine one without a fault."""
+    return [*{faults.get(cell.name, cell.engine): cell for cell in reversed(asked)}.values()]
+
+
+def train_with_faults(asked: list[Cell], faults: dict[str, str]) -> dict[str, dict[str, Any]]:
+    folder = str(Path(conformance_faults.__file__).parent)
+    environment = os.environ | {"FAULTS": json.dumps(faults), "PYTHONPATH": folder}
+    return conformance_matrix.run(asked, environment=environment, module="conformance_faults")["cells"]
+
+
+def verdicts_of(found: dict[str, dict[str, Any]]) -> dict[str, str]:
+    return {name: cell["verdict"] for name, cell in found.items()}
+
+
+def check_engines(asked: list[Cell], found: dict[str, dict[str, Any]]) -> None:
     said = "rank 1 was ended by SIGABRT: the last that it said"
-    assert found.pop(DIES) == {"verdict": "crashed", "stage": "ended", "message": said}
+    assert found[DIES] == {"verdict": "crashed", "stage": "ended", "message": said}
+    found = {cell.name: found[cell.name] for cell in asked if cell.name != DIES}
     # DDP does not reduce the gradients of a second backward pass.
-    wrong = {name for name in found if "ddp" in name and "two_backward" in name}
-    verdicts = {name: cell["verdict"] for name, cell in found.items()}
-    assert {name: cell for name, cell in found.items() if verdicts[name] == "crashed"} == {}
-    assert verdicts == {n: "wrong" if n in {*FAULTS, *wrong} else "same" for n in (c.name for c in asked) if n != DIES}
+    twice = {name for name in found if "ddp" in name and "two_backward" in name}
+    assert {name: cell for name, cell in found.items() if cell["verdict"] == "crashed"} == {}
+    assert verdicts_of(found) == {name: "wrong" if name in {*FAULTS, *twice} else "same" for name in found}
     apart = {name for name, cell in found.items() if cell.get("ranks_apart")}
     of_one_rank = {"a missing all-reduce", "a drifting replica"}
-    assert apart == {*wrong, *(name for name, fault in FAULTS.items() if fault in of_one_rank)}
+    assert apart == {name for name in found if name in twice or FAULTS.get(name) in of_one_rank}
     # No rank alone is further off than rounding may carry it.
-    assert all(found[name]["share_of_bound"] < 1 for name, fault in FAULTS.items() if fault == "a drifting replica")
+    drifting = [name for name in found if FAULTS.get(name) == "a drifting replica"]
+    assert drifting
+    assert all(found[name]["share_of_bound"] < 1 for name in drifting)
 
 
-@pytest.mark.launches
-def test_planted_faults_of_optimizers_are_called_wrong_and_right_optimizers_right():
-    chosen = ("adamw_fused", "sgd", "lion", "torch_muon", "bitsandbytes_adamw8bit")
-    asked = [cell for cell in cells.of_optimizers(chosen, ("ddp", "fsdp2", "zero1")) if cell.precision == "fp32"]
-    faults = json.dumps(FAULTS_OF_OPTIMIZERS)
-    environment = os.environ | {"FAULTS": faults, "PYTHONPATH": str(Path(conformance_faults.__file__).parent)}
-    found = installation.examine(asked, environment=environment, module="conformance_faults")["cells"]
-    verdicts = {name: cell["verdict"] for name, cell in found.items()}
+def check_optimizers(asked: list[Cell], found: dict[str, dict[str, Any]]) -> None:
     # bitsandbytes does not know sharded tensors, and torch's Muon does not know ZeRO's flat partitions.
     refused = {
         cell.name
@@ -430,32 +464,65 @@ def test_planted_faults_of_optimizers_are_called_wrong_and_right_optimizers_righ
         if (cell.engine == "fsdp2" and cell.optimizer in cells.LIBRARY_OF)
         or (cell.engine == "zero1" and cell.optimizer == "torch_muon")
     }
-    assert {name for name, verdict in verdicts.items() if verdict == "wrong"} == set(FAULTS_OF_OPTIMIZERS)
-    assert {name for name, verdict in verdicts.items() if verdict == "refused"} == refused
-    assert set(verdicts.values()) == {"same", "wrong", "refused"}
+    assert refused
+    found = {cell.name: found[cell.name] for cell in asked}
+    assert verdicts_of(found) == {
+        name: "wrong" if name in FAULTS_OF_OPTIMIZERS else "refused" if name in refused else "same" for name in found
+    }
     of_states = {"a state in bf16", "states that are not quantized"}
     assert {name for name, cell in found.items() if "wrong_states" in cell} == {
-        name for name, fault in FAULTS_OF_OPTIMIZERS.items() if fault in of_states
+        name for name in found if FAULTS_OF_OPTIMIZERS.get(name) in of_states
     }
 
 
-@pytest.mark.launches
-def test_planted_faults_of_adapters_are_called_wrong_and_right_engines_right():
-    asked = [cell for cell in cells.of_adapters() if cell.engine in ("ddp", "fsdp2", "zero3", "accelerate_zero2")]
-    asked = [cell for cell in asked if cell.precision == "fp32"]
-    faults = json.dumps(FAULTS_OF_ADAPTERS)
-    environment = os.environ | {"FAULTS": faults, "PYTHONPATH": str(Path(conformance_faults.__file__).parent)}
-    found = installation.examine(asked, environment=environment, module="conformance_faults")["cells"]
-    verdicts = {name: cell["verdict"] for name, cell in found.items()}
+def check_adapters(asked: list[Cell], found: dict[str, dict[str, Any]]) -> None:
+    verdicts = {cell.name: found[cell.name]["verdict"] for cell in asked}
     assert verdicts == {cell.name: "wrong" if cell.name in FAULTS_OF_ADAPTERS else "same" for cell in asked}
 
 
+@pytest.mark.launches
+def test_each_planted_fault_is_called_wrong_and_each_engine_right():
+    """In one launch: each fault in one cell, each engine without a fault, and a rank that dies."""
+    engines = [*sampled(cells_of_engines(), FAULTS), *(cell for cell in cells_of_engines() if cell.name == DIES)]
+    of_optimizers = cells_of_optimizers()
+    faulty = [cell for cell in sampled(of_optimizers, FAULTS_OF_OPTIMIZERS) if cell.name in FAULTS_OF_OPTIMIZERS]
+    optimizers = [*faulty, *(cell for cell in of_optimizers if cell.name in SAMPLE_OF_OPTIMIZERS)]
+    adapters = sampled(cells_of_adapters(), FAULTS_OF_ADAPTERS)
+    faults = FAULTS | FAULTS_OF_OPTIMIZERS | FAULTS_OF_ADAPTERS
+    found = train_with_faults([*engines, *optimizers, *adapters], faults | {DIES: "a rank that dies"})
+    check_engines(engines, found)
+    check_optimizers(optimizers, found)
+    check_adapters(adapters, found)
+    assert {faults[name] for name in found if name in faults} == set(faults.values())
+
+
+@pytest.mark.slow
+@pytest.mark.launches
+def test_planted_faults_are_called_wrong_right_engines_right_and_a_dead_rank_is_named():
+    asked = cells_of_engines()
+    check_engines(asked, train_with_faults(asked, FAULTS | {DIES: "a rank that dies"}))
+
+
+@pytest.mark.slow
+@pytest.mark.launches
+def test_planted_faults_of_optimizers_are_called_wrong_and_right_optimizers_right():
+    asked = cells_of_optimizers()
+    check_optimizers(asked, train_with_faults(asked, FAULTS_OF_OPTIMIZERS))
+
+
+@pytest.mark.slow
+@pytest.mark.launches
+def test_planted_faults_of_adapters_are_called_wrong_and_right_engines_right():
+    asked = cells_of_adapters()
+    check_adapters(asked, train_with_faults(asked, FAULTS_OF_ADAPTERS))
+
+
 def test_what_an_earlier_matrix_has_is_no_failure(tmp_path, monkeypatch, capsys):
-    first = committed.failures(NEWEST)[0]
-    monkeypatch.setattr(installation, "examine", lambda *asked, **how: NEWEST)
+    first = results.failed_cells(NEWEST)[0]
+    monkeypatch.setattr(conformance_matrix, "run", lambda *asked, **how: NEWEST)
     known = tmp_path / "known.json"
     assert cli.run(["conformance", "--output", str(known)]) == 1
-    assert capsys.readouterr().out.splitlines() == committed.lines(json.loads(known.read_text()))
+    assert capsys.readouterr().out.splitlines() == results.summary_lines(json.loads(known.read_text()))
     assert cli.run(["conformance", "--known", str(known)]) == 0
     assert " ".join(capsys.readouterr().out.split()).startswith(f"New failures compared with {known}: none.")
     for verdict in (SAME, CRASHED if NEWEST["cells"][first]["verdict"] == "wrong" else WRONG):
@@ -465,7 +532,7 @@ def test_what_an_earlier_matrix_has_is_no_failure(tmp_path, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "is_new"),
+    ("before", "after", "is_new"),
     [
         ({"share_of_bound": 1.1}, {"share_of_bound": 1e9}, True),
         ({"share_of_bound": 1.1}, {"share_of_bound": 2.0}, False),
@@ -490,11 +557,11 @@ def test_what_an_earlier_matrix_has_is_no_failure(tmp_path, monkeypatch, capsys)
         ({"message": "ValueError: a"}, {"message": "ValueError: a", "stage": "saved and taken up"}, True),
     ],
 )
-def test_a_known_fault_hides_no_other_one(before, now, is_new):
+def test_a_known_fault_hides_no_other_one(before, after, is_new):
     """A fault is known only if kind, message and size agree: one NaN or crash hid every other one of its type."""
-    plain = CRASHED if "message" in now else {**WRONG, "beyond": ["masters/w"]}
-    matrix, known = (_matrix(a=plain | change) for change in (now, before))
-    assert committed.failures(matrix, known) == (["a"] if is_new else [])
+    plain = CRASHED if "message" in after else {**WRONG, "beyond": ["masters/w"]}
+    matrix, known = (_matrix(a=plain | change) for change in (after, before))
+    assert results.failed_cells(matrix, known) == (["a"] if is_new else [])
 
 
 def test_a_nan_is_written_down():
@@ -534,28 +601,28 @@ def test_bad_requests_are_one_line(words, said):
 
 # ---------------------------------------------------------------- what is known
 
-MATRICES = committed.read()
-NEWEST = committed.newest()
+MATRICES = results.read()
+NEWEST = results.newest()
 
 
 def test_the_committed_matrices_are_of_the_releases_they_name():
     named = {*MATRICES}
     for package in ("accelerate", "torch"):
-        named |= {f"{package}-{version}" for version, matrix in committed.read(package).items() if matrix != NEWEST}
-    assert {path.stem for path in committed.PLACE.glob("*.json")} == named
+        named |= {f"{package}-{version}" for version, matrix in results.read(package).items() if matrix != NEWEST}
+    assert {path.stem for path in results.PLACE.glob("*.json")} == named
     pins = (launching.ROOT / "constraints.txt").read_text().splitlines()
     assert {f"{package}=={version.partition('+')[0]}" for package, version in NEWEST["versions"].items()} <= {*pins}
 
 
 def test_the_committed_matrices_of_optimizers_are_of_the_releases_they_name():
-    matrices = committed.read("deepspeed", committed.OPTIMIZERS)
-    newest = committed.newest(committed.OPTIMIZERS)
+    matrices = results.read("deepspeed", results.OPTIMIZERS)
+    newest = results.newest(results.OPTIMIZERS)
     named = {*matrices}
     for package in ("accelerate", "torch"):
-        of_package = committed.read(package, committed.OPTIMIZERS)
+        of_package = results.read(package, results.OPTIMIZERS)
         named |= {f"{package}-{version}" for version, matrix in of_package.items() if matrix != newest}
-    assert {path.stem for path in committed.OPTIMIZERS.glob("*.json")} == named
-    newest = committed.newest(committed.OPTIMIZERS)
+    assert {path.stem for path in results.OPTIMIZERS.glob("*.json")} == named
+    newest = results.newest(results.OPTIMIZERS)
     assert newest["versions"] == NEWEST["versions"]
     assert set(newest["cells"]) == {cell.name for cell in cells.of_optimizers(cells.OPTIMIZERS)}
     of_release = {cell.name for cell in cells.of_optimizers(cells.OPTIMIZERS, cells.OPTIMIZERS_UNDER["deepspeed"])}
@@ -563,15 +630,15 @@ def test_the_committed_matrices_of_optimizers_are_of_the_releases_they_name():
 
 
 def test_no_installed_engine_trains_an_adapter_wrongly():
-    newest = committed.newest(committed.ADAPTERS)
-    assert newest["versions"]["deepspeed"] == committed.newest()["versions"]["deepspeed"]
+    newest = results.newest(results.ADAPTERS)
+    assert newest["versions"]["deepspeed"] == results.newest()["versions"]["deepspeed"]
     assert set(newest["cells"]) == {cell.name for cell in cells.of_adapters()}
     assert {cell["verdict"] for cell in newest["cells"].values()} == {"same"}
 
 
 def test_engines_that_hand_on_what_they_get_are_right_with_every_optimizer():
     """False alarms would be here: DDP, and stage 0 in fp32, give the optimizer what plain PyTorch gives it."""
-    found = committed.newest(committed.OPTIMIZERS)["cells"]
+    found = results.newest(results.OPTIMIZERS)["cells"]
     plain = {name: cell for name, cell in found.items() if name.startswith(("ddp/", "zero0/fp32/"))}
     assert {name for name, cell in plain.items() if cell["verdict"] != "same"} == {
         "zero0/fp32/2-ranks/accumulation-1/resume/torchao_adamw8bit"  # refused: such a checkpoint cannot be loaded
@@ -583,21 +650,21 @@ def test_every_release_was_asked_what_it_has_a_part_in(package):
     """The newest installation every cell, and so were those that have been it."""
     assert {cell.name for cell in cells.matrix()} == set(NEWEST["cells"])
     names = {cell.name for cell in cells.of_release([package])}
-    assert all(names <= set(matrix["cells"]) for matrix in committed.read(package).values())
+    assert all(names <= set(matrix["cells"]) for matrix in results.read(package).values())
 
 
-def _wrong(matrix: dict[str, Any], twists: str = "clipped|accumulation-[^/]*") -> set[tuple[str, ...]]:
-    """Engines and classes of which a plain cell is wrong, or one with such a twist."""
+def _wrong(matrix: dict[str, Any], variations: str = "clipped|accumulation-[^/]*") -> set[tuple[str, ...]]:
+    """Engines and classes of which a plain cell is wrong, or one with such a variation."""
     wrong = [name for name, cell in matrix["cells"].items() if cell["verdict"] == "wrong"]
-    return {tuple(name.split("/")[:2]) for name in wrong if re.search(f"/({twists})$", name)}
+    return {tuple(name.split("/")[:2]) for name in wrong if re.search(f"/({variations})$", name)}
 
 
 @pytest.mark.parametrize("version", MATRICES)
 def test_what_is_known_to_be_wrong_is_what_was_found(version):
     known = {
         (engine, precision)
-        for fault in known_bad.read()
-        if known_bad.affects(fault, version) and fault.twist is None
+        for fault in known_faults.measured()
+        if known_faults.affects(fault, version) and fault.variation is None
         for engine in fault.engines
         for precision in fault.precisions
     }
@@ -611,28 +678,28 @@ def test_what_is_known_to_be_wrong_is_what_was_found(version):
         assert set(verdicts) <= {"refused", "crashed"}, (engine, precision)
 
 
-@pytest.mark.parametrize("twist", cells.NEWER_TWISTS)
-def test_what_a_twist_shows_is_known(twist):
-    """A fault of that twist, or one of every model."""
+@pytest.mark.parametrize("variation", cells.NEWER_VARIATIONS)
+def test_what_a_variation_shows_is_known(variation):
+    """A fault of that variation, or one of every model."""
     for version, matrix in MATRICES.items():
-        faults = [fault for fault in known_bad.read() if known_bad.affects(fault, version)]
-        hit = [fault for fault in faults if fault.twist == twist or fault.models is None]
+        faults = [fault for fault in known_faults.measured() if known_faults.affects(fault, version)]
+        hit = [fault for fault in faults if fault.variation == variation or fault.models is None]
         known = {of for fault in hit for of in itertools.product(fault.engines, fault.precisions)}
-        of_accelerate = {("accelerate_fsdp2", kind) for kind in ("fp32", "bf16") if twist == "used_twice+reentrant"}
-        assert _wrong(matrix, re.escape(twist)) <= known | of_accelerate, version
+        of_accelerate = {("accelerate_fsdp2", kind) for kind in ("fp32", "bf16") if variation == "used_twice+reentrant"}
+        assert _wrong(matrix, re.escape(variation)) <= known | of_accelerate, version
 
 
-@pytest.mark.parametrize("fault", known_bad.read(), ids=lambda fault: fault.id)
+@pytest.mark.parametrize("fault", known_faults.measured(), ids=lambda fault: fault.id)
 def test_a_fault_is_of_every_release_between_its_ends(fault):
-    first = fault.first or next(iter(MATRICES))
+    first = fault.introduced or next(iter(MATRICES))
     assert first in MATRICES
     assert fault.last in MATRICES
     for version, matrix in MATRICES.items():
         for engine, precision in itertools.product(fault.engines, fault.precisions):
-            shown = matrix["cells"].get(known_bad.cell(fault, engine, precision), {}).get("verdict")
+            shown = matrix["cells"].get(known_faults.cell(fault, engine, precision), {}).get("verdict")
             if version in (first, fault.last) and precision == fault.precisions[0]:
                 assert shown == "wrong"
-            if known_bad.affects(fault, version):
+            if known_faults.affects(fault, version):
                 assert shown != "same", (version, engine, precision)
 
 
@@ -643,7 +710,7 @@ def test_what_is_refused_of_one_micro_batch_is_wrong_with_one(version):
         if name.zero_stage is None:
             continue
         precise = {"autocast": "bf16-autocast", "bf16_fp32_sum": "bf16"}.get(precision, precision)
-        found = known_bad.find(
+        found = known_faults.find(
             deepspeed=version, zero_stage=name.zero_stage, offload=name.offload,
             precision=precise, sums_in_fp32=precision == "bf16_fp32_sum", micro_batches=1,
         )  # fmt: skip
@@ -653,9 +720,9 @@ def test_what_is_refused_of_one_micro_batch_is_wrong_with_one(version):
 
 def test_a_fault_of_a_twist_hits_scripts_that_do_it():
     asked = {"deepspeed": "0.18.3", "zero_stage": 3, "offload": "none", "precision": "bf16", "sums_in_fp32": False}
-    assert known_bad.find(**asked, micro_batches=2) is None
-    assert known_bad.find(**asked, micro_batches=1, twists=["part_outside"]) is None
-    found = known_bad.find(**asked, micro_batches=2, twists=["part_outside"])
+    assert known_faults.find(**asked, micro_batches=2) is None
+    assert known_faults.find(**asked, micro_batches=1, variations=["part_outside"]) is None
+    found = known_faults.find(**asked, micro_batches=2, variations=["part_outside"])
     assert found.cell == "zero3/bf16/2-ranks/accumulation-2/part_outside"
 
 

@@ -12,10 +12,12 @@ from typing import Any
 import fuzz_conformance
 import plain_training
 import pytest
+import samples
 import torch
 
-from study.conformance import cells, committed, fuzz, reference, toy
+from study.conformance import cells, fuzz, reference, results, toy
 from study.conformance.cells import Cell
+from study.upgrade import faults
 
 PLAIN = Cell("zero2", "fp32", 2, 1, False)
 DRAWN = list(itertools.islice(fuzz.drawn(1), 1500))
@@ -37,11 +39,11 @@ def test_every_drawn_cell_is_valid():
 def test_every_feature_is_drawn():
     assert {cell.engine for cell in DRAWN} == set(fuzz.ENGINES)
     assert {cell.optimizer for cell in DRAWN} == set(fuzz.OPTIMIZERS)
-    assert {word for cell in DRAWN for word in fuzz.twists(cell)} == set(fuzz.TWISTS)
+    assert {word for cell in DRAWN for word in fuzz.variations(cell)} == set(fuzz.VARIATIONS)
     assert {cell.precision for cell in DRAWN} == {*cells.PRECISIONS, "fp16"}
     assert {cell.accumulation for cell in DRAWN} == set(fuzz.ACCUMULATIONS)
     assert {(cell.num_ranks, cell.clipping) for cell in DRAWN} == {(1, False), (1, True), (2, False), (2, True)}
-    assert max(len(fuzz.twists(cell)) for cell in DRAWN) == fuzz.MOST_TWISTS
+    assert max(len(fuzz.variations(cell)) for cell in DRAWN) == fuzz.MOST_VARIATIONS
 
 
 def test_every_fixed_cell_that_is_not_on_a_disk_is_valid_or_left_out_on_purpose():
@@ -53,17 +55,17 @@ def test_every_fixed_cell_that_is_not_on_a_disk_is_valid_or_left_out_on_purpose(
 @pytest.mark.parametrize(
     "cell",
     [
-        dataclasses.replace(PLAIN, twist="zero_init"),
-        dataclasses.replace(PLAIN, twist="skipped"),
-        dataclasses.replace(PLAIN, twist="loader"),
-        dataclasses.replace(PLAIN, twist="checkpointing+reentrant"),
-        dataclasses.replace(PLAIN, twist="clipping_absent", clipping=True),
-        dataclasses.replace(PLAIN, twist="clipping_absent", engine="ddp"),
-        dataclasses.replace(PLAIN, twist="buckets", engine="fsdp2"),
+        dataclasses.replace(PLAIN, variation="zero_init"),
+        dataclasses.replace(PLAIN, variation="skipped"),
+        dataclasses.replace(PLAIN, variation="loader"),
+        dataclasses.replace(PLAIN, variation="checkpointing+reentrant"),
+        dataclasses.replace(PLAIN, variation="clipping_absent", clipping=True),
+        dataclasses.replace(PLAIN, variation="clipping_absent", engine="ddp"),
+        dataclasses.replace(PLAIN, variation="buckets", engine="fsdp2"),
         dataclasses.replace(PLAIN, optimizer="muon", engine="ddp"),
         dataclasses.replace(PLAIN, optimizer="torch_muon"),
         dataclasses.replace(PLAIN, precision="fp16", engine="ddp"),
-        dataclasses.replace(PLAIN, twist="loader", engine="accelerate_ddp", accumulation=5),
+        dataclasses.replace(PLAIN, variation="loader", engine="accelerate_ddp", accumulation=5),
     ],
     ids=lambda cell: cell.name,
 )
@@ -77,13 +79,17 @@ def test_an_invalid_cell_is_not_valid(cell):
 def _questions(number: int) -> list[Cell]:
     """Drawn cells with different references that PyTorch can train in fp64 without an engine."""
     exact = {cells.ADAMW, "sgd", "adafactor"}
-    questions = [dataclasses.replace(cell.question, precision="fp32") for cell in DRAWN]
-    chosen = [cell for cell in questions if cell.optimizer in exact and "+" in cell.twist]
+    questions = [dataclasses.replace(cell.reference_key, precision="fp32") for cell in DRAWN]
+    chosen = [cell for cell in questions if cell.optimizer in exact and "+" in cell.variation]
     return list(dict.fromkeys(chosen))[:number]
 
 
+def _features(cell: Cell) -> list[str]:
+    return [*fuzz.variations(cell), f"optimizer {cell.optimizer}", f"clipping {cell.clipping}"]
+
+
 @pytest.mark.computes
-@pytest.mark.parametrize("cell", _questions(40), ids=lambda cell: cell.name)
+@pytest.mark.parametrize("cell", samples.with_every_feature(_questions(40), _features), ids=lambda cell: cell.name)
 def test_the_reference_of_combined_variations_is_what_torch_gives_in_fp64(cell, monkeypatch):
     monkeypatch.setattr(reference, "NUM_DRAWS", 0)
     model = toy.Toy(cell).double()
@@ -206,7 +212,7 @@ def test_a_campaign_counts_the_drawn_cells_of_each_cause():
     campaign.draw(100)
     campaign.draw(100)
     assert campaign.drawn == DRAWN[:200]
-    failed = [cell for cell in DRAWN[:200] if examine.verdict(cell)["verdict"] in committed.FAULTS]
+    failed = [cell for cell in DRAWN[:200] if examine.verdict(cell)["verdict"] in results.FAILED]
     assert sorted(itertools.chain(*campaign.minimal.values()), key=str) == sorted(failed, key=str)
     assert 0 < len(campaign.minimal) < len(failed)
     assert len({cell.name for cell in examine.examined}) == len(examine.examined)  # no cell was trained twice
@@ -216,13 +222,20 @@ def test_a_campaign_counts_the_drawn_cells_of_each_cause():
     json.dumps(report, allow_nan=False)
 
 
+def test_known_failures_name_faults_of_the_list():
+    ids = {fault.id for fault in faults.read()}
+    named = {name for entry in fuzz.read_known() for name in entry.faults}
+    assert named
+    assert named <= ids
+
+
 def test_known_failures_are_named_and_others_are_not():
     def reason(cell: Cell, verdict: dict[str, Any]) -> str | None:
         return fuzz.known_reason(cell, fuzz.kind_of(verdict))
 
     assert reason(Cell("zero1", "fp32", 1, 1, False, optimizer="muon"), _wrong(["norm"]))
     assert reason(Cell("zero1", "fp32", 1, 1, False, optimizer="muon"), _wrong()) is None
-    assert reason(Cell("zero0", "bf16", 1, 1, False), _wrong())  # known_bad.json
+    assert reason(Cell("zero0", "bf16", 1, 1, False), _wrong())  # faults.json
     assert reason(Cell("zero0", "fp32", 1, 1, False), _wrong()) is None
     two_backward = Cell("zero1", "fp32", 2, 3, False, "two_backward")
     assert reason(two_backward, _wrong(["loss", "norm"]))  # the fixed cell has one micro batch

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+from functools import cache
 
 import pytest
+import samples
 import transformers
 from test_activations import CLASSES, backward_bytes
 
@@ -29,10 +31,17 @@ def counted(class_name: str, attention: list[str] | None = None, **settings: obj
     return shapes.shape_from_counts(class_name, counts, 4096)
 
 
+@cache
+def formulas_and_trace(name: str) -> tuple[shapes.ModelShape, shapes.ModelShape]:
+    """The shape of a model that has formulas, and the one that a trace of its class gives."""
+    formulas = shapes.find(name)
+    counts = count.count(*models.class_of(formulas.config, name), ["sdpa"])
+    return formulas, shapes.traced(name, counts, formulas.positions)
+
+
 @pytest.mark.parametrize("name", ["gpt2", "bert-base-uncased"])
 def test_counts_are_those_of_the_formulas(name):
-    formulas = shapes.find(name)
-    traced = shapes.shape_from_counts(name, count.count(*models.class_of(formulas.config, name)), formulas.positions)
+    formulas, traced = formulas_and_trace(name)
     assert sorted(traced.parameters.matrices) == sorted(formulas.parameters.matrices)
     assert sorted(traced.parameters.vectors) == sorted(formulas.parameters.vectors)
     assert traced.block_params == formulas.block_params
@@ -56,9 +65,7 @@ def test_counts_are_those_of_the_formulas(name):
 @pytest.mark.parametrize("name", ["gpt2", "bert-base-uncased"])
 @pytest.mark.parametrize("stage", [2, 3])
 def test_collectives_of_a_traced_model_are_those_of_the_formulas(name, stage):
-    formulas = shapes.find(name)
-    counts = count.count(*models.class_of(formulas.config, name), ["sdpa"])
-    traced = shapes.shape_from_counts(name, counts, formulas.positions)
+    formulas, traced = formulas_and_trace(name)
     engine = Engine(
         "deepspeed", stage, 4, "bf16", 2, reduce_bucket_size=10_000_000, prefetch_bucket_size=1_000_000,
         persistence_threshold=10_000, max_live_parameters=30_000_000, max_reuse_distance=30_000_000,
@@ -73,8 +80,10 @@ def test_collectives_of_a_traced_model_are_those_of_the_formulas(name, stage):
         assert found[kind][0] == pytest.approx(number, abs=2, rel=0.05), kind
 
 
-@pytest.mark.parametrize("how", CLASSES)
-@pytest.mark.parametrize("model_type", ["phi3", pytest.param("olmo2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("model_type", "how"),
+    samples.with_slow_rest([("phi3", "autocast")], model_type=["phi3", "olmo2"], how=list(CLASSES)),
+)
 def test_the_highest_moment_of_a_backward_pass_is_the_one_that_was_measured(model_type, how):
     """Of one process that takes no optimizer step, for architectures of which theory has no formulas."""
     settings = {**SMALL, "hidden_size": 256, "num_hidden_layers": 6, "intermediate_size": 1024}
@@ -99,7 +108,7 @@ ARCHITECTURES = {  # class -> blocks
 }
 
 
-@pytest.mark.parametrize("class_name", ARCHITECTURES)
+@pytest.mark.parametrize("class_name", samples.first_fast(list(ARCHITECTURES)))
 def test_parameters_are_those_of_transformers(class_name):
     settings = {
         key: value for key, value in SMALL.items() if key != "num_key_value_heads" or "Roberta" not in class_name
@@ -158,7 +167,11 @@ def test_a_model_whose_blocks_do_not_run_as_modules_is_refused():
 
 
 @pytest.mark.parametrize(
-    "name", ["albert-base-v2", "mamba-130m", "mixtral-8x7b", "t5-small", "vit-base", "whisper-tiny"]
+    "name",
+    [
+        *("albert-base-v2", "mixtral-8x7b", "t5-small"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("mamba-130m", "vit-base", "whisper-tiny")),
+    ],
 )
 def test_every_strategy_is_predicted_for_every_kind_of_model(name):
     shape, length, _ = shapes.find_for_length(name)

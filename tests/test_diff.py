@@ -7,8 +7,6 @@ import itertools
 import json
 import math
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +16,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from diff_program import FAULTS, RARE  # noqa: E402
-from test_parity import kinds  # noqa: E402
+from diff_program import FAULTS, QUICK, QUICK_SOUND, RARE, adapters, counterpart  # noqa: E402
 
 from study import cli, diff  # noqa: E402
 from study.diff import bounds, causes, rounding, sketch  # noqa: E402
@@ -71,12 +68,30 @@ def test_a_factor_is_named_only_if_nothing_else_differs(away, expected):
     assert bounds.factor(ours, 2 * ours + 2 * away * other, 0.0) == (expected and pytest.approx(expected))
 
 
+def marked(name: str, how: str) -> Any:
+    """Return a parameter of a test that is as slow as the set of trainings that it is of."""
+    marks = {"quick": (), "more": pytest.mark.slow, "whole": pytest.mark.nightly}
+    return pytest.param(name, marks=marks[how])
+
+
+def set_of(fault: str) -> str:
+    """Return the set of trainings that has a fault."""
+    return "quick" if fault in QUICK else "whole" if fault in RARE else "more"
+
+
+NUM_SOUND = {  # by set and precision; the whole is trained on one, two and four ranks
+    "quick": {kind: sum(name.endswith(kind) for name in QUICK_SOUND) for kind in ("fp32", "bf16")},
+    "more": {"fp32": 16, "bf16": 5},
+    "whole": {"fp32": 37, "bf16": 37},
+}
+
+
 @pytest.mark.launches
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("how", kinds(["quick", "whole"], ["quick"]))
+@pytest.mark.parametrize("how", [marked(how, how) for how in NUM_SOUND])
 def test_sound_trainings_of_one_two_and_four_ranks_are_the_same(how, precision):
     launching.use()
-    worlds, number = ([1, 2, 4], 37) if how == "whole" else ([2], 16 if precision == "fp32" else 5)
+    worlds, number = [1, 2, 4] if how == "whole" else [2], NUM_SOUND[how][precision]
     folders = [path for world in worlds for path in sorted(recorded(world, how).glob(f"*-{precision}"))]
     ones = sorted(map(Recording.read, folders), key=lambda one: not one.noise)  # those with a bound are A
     assert len(ones) == number
@@ -84,12 +99,11 @@ def test_sound_trainings_of_one_two_and_four_ranks_are_the_same(how, precision):
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("name", kinds(FAULTS, FAULTS.keys() - RARE))
+@pytest.mark.parametrize("name", [marked(name, set_of(name)) for name in FAULTS])
 def test_a_fault_is_named_with_its_factor(name):
     launching.use()
-    folder, fault = recorded(2, "whole" if name in RARE else "quick"), FAULTS[name]
-    beside = next(other for other, one in FAULTS.items() if one.sound is fault.sound)
-    result = compare(Recording.read(folder / f"beside-{beside}"), Recording.read(folder / name))
+    folder, fault = recorded(2, set_of(name)), FAULTS[name]
+    result = compare(Recording.read(folder / counterpart(name)), Recording.read(folder / name))
     assert not result.is_same
     if fault.kind == "replicas":
         assert fault.name in result.replicas[0]
@@ -119,30 +133,54 @@ def test_the_command_says_and_writes_the_first_difference(tmp_path):
         diff.assert_same_training(a, b)
 
 
-def compared(name: str, counterpart: str) -> Result:
-    """Compare two trainings of adapters on two ranks."""
+@pytest.fixture(scope="module")
+def adapters_of_ddp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return recordings of adapters that this process has trained."""
     pytest.importorskip("peft")
-    launching.use()
-    return compare(*(Recording.read(recorded(2, "adapters") / each) for each in (name, counterpart)))
+    folder = tmp_path_factory.mktemp("adapters")
+    for name, case in adapters().items():
+        if case.engine == "ddp":
+            for noise in (None, 1) if name == case.engine else (None,):
+                case.train(str(folder / name), noise)
+    return folder
 
 
+def adapted(engine: str, folder: Path) -> Path:
+    """Return the folder with recordings of adapters: two ranks trained them, but for DDP's, which need no other."""
+    pytest.importorskip("peft")
+    return folder if engine == "ddp" else recorded(2, "adapters")
+
+
+OF_SEVERAL_RANKS = [pytest.mark.slow, pytest.mark.launches]
+ADAPTED = ["ddp", *(pytest.param(engine, marks=OF_SEVERAL_RANKS) for engine in ("zero3", "fsdp2"))]
+EQUAL = [("zero3", "zero3-repeated"), ("fsdp2", "fsdp2-repeated"), ("ddp", "zero3"), ("ddp", "fsdp2"),
+         ("zero3", "fsdp2")]  # fmt: skip
+
+
+def compared(folder: Path, *names: str) -> Result:
+    return compare(*(Recording.read(folder / name) for name in names))
+
+
+def test_equal_trainings_of_adapters_are_the_same(adapters_of_ddp: Path):
+    result = compared(adapters_of_ddp, "ddp", "ddp-repeated")
+    assert result.is_same
+    assert result.num_alike > 350  # of one rank
+
+
+@pytest.mark.slow
 @pytest.mark.launches
-@pytest.mark.parametrize(
-    ("name", "counterpart"),
-    [("ddp", "ddp-repeated"), ("zero3", "zero3-repeated"), ("fsdp2", "fsdp2-repeated"), ("ddp", "zero3"),
-     ("ddp", "fsdp2"), ("zero3", "fsdp2")],
-)  # fmt: skip
-def test_equal_trainings_of_adapters_are_the_same_under_each_engine(name: str, counterpart: str):
-    result = compared(name, counterpart)
+@pytest.mark.parametrize(("name", "other"), EQUAL)
+def test_equal_trainings_of_adapters_are_the_same_under_each_engine(name: str, other: str):
+    pytest.importorskip("peft")
+    result = compared(recorded(2, "adapters"), name, other)
     assert result.is_same
     assert result.num_alike > 500
 
 
-@pytest.mark.launches
-@pytest.mark.parametrize("engine", ["ddp", "zero3", "fsdp2"])
-def test_a_doubled_lora_alpha_is_named_with_its_factor(engine: str):
+@pytest.mark.parametrize("engine", ADAPTED)
+def test_a_doubled_lora_alpha_is_named_with_its_factor(engine: str, adapters_of_ddp: Path):
     """The matrices B begin with zeros, so the outputs and the gradients of the matrices A are the same at first."""
-    result = compared(engine, f"{engine}-doubled")
+    result = compared(adapted(engine, adapters_of_ddp), engine, f"{engine}-doubled")
     first = [each for each in result.differences if each[:2] == result.differences[0][:2]]
     assert (first[0].step, first[0].kind, len(first)) == (1, "gradient", 6)
     assert all("lora_B" in each.name for each in first)
@@ -150,16 +188,14 @@ def test_a_doubled_lora_alpha_is_named_with_its_factor(engine: str):
     assert any("lora_alpha" in cause for cause in result.causes)
 
 
-@pytest.mark.launches
-def test_a_doubled_lora_alpha_of_trained_adapters_is_found_in_the_first_adapted_output():
-    first = compared("ddp-trained", "ddp-trained-doubled").differences[0]
+def test_a_doubled_lora_alpha_of_trained_adapters_is_found_in_the_first_adapted_output(adapters_of_ddp: Path):
+    first = compared(adapters_of_ddp, "ddp-trained", "ddp-trained-doubled").differences[0]
     assert (first.step, first.kind, first.name) == (1, "forward", "base_model.model.blocks.0.qkv")
 
 
-@pytest.mark.launches
-@pytest.mark.parametrize("engine", ["ddp", "zero3", "fsdp2"])
-def test_adapters_of_another_base_are_found_in_its_weight(engine: str):
-    first = compared(engine, f"{engine}-other-base").differences[0]
+@pytest.mark.parametrize("engine", ADAPTED)
+def test_adapters_of_another_base_are_found_in_its_weight(engine: str, adapters_of_ddp: Path):
+    first = compared(adapted(engine, adapters_of_ddp), engine, f"{engine}-other-base").differences[0]
     assert (first.step, first.kind, first.name) == (0, "weights", "base_model.model.blocks.1.up.weight")
     assert first.factor == pytest.approx(1.01, rel=1e-3)
 
@@ -207,6 +243,30 @@ def test_a_script_is_recorded_without_a_line_in_it(record: Any):
     for one, other, broken in ((a, c, "B"), (c, a, "A"), (c, c, "A and B")):
         assert compare(one, other).differences[0].broken == broken
     assert torch.nn.Module.__call__.__name__ != "by"
+
+
+INNER = """
+import torch
+from torch import nn
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.module, self.weight = nn.Linear(4, 4), nn.Parameter(torch.ones(4))
+    def forward(self, x):
+        return x * self.weight + self.module(x)
+model = nn.Sequential(nn.Linear(4, 4), Residual())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.ones(2, 4)).square().mean().backward()
+optimizer.step()
+"""
+
+
+def test_a_models_own_part_called_module_is_not_taken_for_a_wrapper(tmp_path: Path):
+    (script := tmp_path / "script.py").write_text(INNER)
+    main(["--output", str(tmp_path / "a"), str(script)])
+    entries = Recording.read(tmp_path / "a").ranks[0]
+    assert {entry.name for entry in entries if entry.kind == "forward"} >= {"0", "1", "1.module"}
+    assert {entry.name for entry in entries if entry.kind == "weights"} >= {"1.weight", "1.module.weight"}
 
 
 CHANGES = [
@@ -523,18 +583,9 @@ if dist.is_initialized():
 @pytest.mark.parametrize("how", ["group", "no group"])
 def test_the_ranks_of_a_launch_agree_on_what_no_other_launch_has(how: str, tmp_path: Path):
     (script := tmp_path / "script.py").write_text(AGREES)
-    launch = [
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        str(script),
-        how.partition(" ")[0],
-    ]
-    environment = launching.environment({"PYTHONPATH": str(launching.ROOT)})
     for _ in range(2):
-        subprocess.run([sys.executable, *launch], cwd=tmp_path, env=environment, check=True, capture_output=True)
+        done = launching.torchrun([script, how.partition(" ")[0]], tmp_path)
+        assert done.returncode == 0, done.stderr
     tokens = [(tmp_path / f"token-{rank}").read_text().split() for rank in (0, 1)]
     assert tokens[0] == tokens[1]
     assert len(set(tokens[0])) == 4

@@ -6,7 +6,9 @@ import copy
 import gzip
 import json
 import random
-from collections.abc import Callable
+import shutil
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -97,30 +99,42 @@ for step in range(3):
     optimizer.zero_grad()
 """
 
+MODULE = "sizes_of_this_test"  # which the script imports
 Run = Callable[..., None]
 
 
+@pytest.fixture(scope="module")
+def recorded_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the script and its recording `a`, of which each test takes a copy."""
+    folder = tmp_path_factory.mktemp("recorded")
+    (folder / f"{MODULE}.py").write_text("SIZE = 4\n")
+    (folder / "train.py").write_text(SCRIPT.format(module=MODULE))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.path", [*sys.path])
+        main(["--output", str(folder / "a"), str(folder / "train.py")])
+    del sys.modules[MODULE]
+    return folder
+
+
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Return a function that records the script in the folder `a` of this test."""
-    module = f"sizes_of_{tmp_path.name}"
-    monkeypatch.setattr("sys.path", [*__import__("sys").path])
-    (tmp_path / f"{module}.py").write_text("SIZE = 4\n")
-    (tmp_path / "train.py").write_text(SCRIPT.format(module=module))
+def run(recorded_once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Return a function that records the script again in the folder `a` of this test."""
+    monkeypatch.setattr("sys.path", [*sys.path])
+    shutil.copytree(recorded_once, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
 
     def record(*words: str, arguments: tuple[str, ...] = (), change: tuple[str, str] = ("", ""), **settings: str):
         with monkeypatch.context() as patch:
             for name, value in settings.items():
                 patch.setenv(name, value)
-            path = tmp_path / (f"{module}.py" if change[0].startswith("SIZE") else "train.py")
+            path = tmp_path / (f"{MODULE}.py" if change[0].startswith("SIZE") else "train.py")
             before = path.read_text()
             path.write_text(before.replace(*change) if change[0] else before)
             try:
                 main(["--output", str(tmp_path / "a"), *words, str(tmp_path / "train.py"), *arguments])
             finally:
                 path.write_text(before)
+                sys.modules.pop(MODULE, None)
 
-    record()
     return record
 
 
@@ -215,16 +229,24 @@ for step in range(2):
 """
 
 
-@pytest.fixture
-def padded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Recording]:
-    def record(name: str, **changes: Any) -> Recording:
-        settings = {"size": 8, "more": 0, "left": 0, "masked": 1, "other": -9, "position": 1, "label": -100} | changes
-        (tmp_path / f"{name}.py").write_text(PADDED.format(**settings).replace("rows[-9] = rows[-9] + (-9 >= 0)", ""))
-        main(["--output", str(tmp_path / name), "--steps", "2", str(tmp_path / f"{name}.py")])
-        return Recording.read(tmp_path / name)
+@pytest.fixture(scope="module")
+def padded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Recording]]:
+    """Return a function that records the script with some changes. Each is recorded once for all tests."""
+    folder, recordings = tmp_path_factory.mktemp("padded"), {}
 
-    monkeypatch.setattr("sys.path", [*__import__("sys").path])
-    return record
+    def record(**changes: Any) -> Recording:
+        settings = {"size": 8, "more": 0, "left": 0, "masked": 1, "other": -9, "position": 1, "label": -100} | changes
+        name = "".join(map("_{}".format, settings.values()))
+        if name not in recordings:
+            script = PADDED.format(**settings).replace("rows[-9] = rows[-9] + (-9 >= 0)", "")
+            (folder / f"{name}.py").write_text(script)
+            main(["--output", str(folder / name), "--steps", "2", str(folder / f"{name}.py")])
+            recordings[name] = folder / name
+        return Recording.read(recordings[name])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.path", [*sys.path])
+        yield record
 
 
 def gradients(result: Result) -> int:
@@ -238,7 +260,7 @@ SAME_ROWS = [{"size": 4}, {"size": 2}, {"more": 3}, {"left": 1}, {"left": 1, "si
 @pytest.mark.parametrize("masked", [0, 1])
 def test_rows_that_differ_only_in_padding_are_the_same_rows(changes: Any, masked: int, padded: Any):
     """Every collator of transformers pads to the longest row of a micro batch: `diff` said "other rows"."""
-    result = compare(padded("a", masked=masked), padded("b", masked=masked, **changes))
+    result = compare(padded(masked=masked), padded(masked=masked, **changes))
     assert result.differences == []
     assert (result.is_same, gradients(result), result.num_compared["update"]) == (True, 10, 10)
     is_padded = changes != {"position": 0} or masked
@@ -248,7 +270,7 @@ def test_rows_that_differ_only_in_padding_are_the_same_rows(changes: Any, masked
 @pytest.mark.parametrize("changes", [{"size": 4}, {"left": 1, "more": 2}, {}])
 @pytest.mark.parametrize("masked", [0, 1])
 def test_other_rows_are_found_under_other_padding(changes: Any, masked: int, padded: Any):
-    result = compare(padded("a", masked=masked), padded("b", masked=masked, other=5, **changes))
+    result = compare(padded(masked=masked), padded(masked=masked, other=5, **changes))
     assert result.differences[0][:2] == (1, "batch")
     assert result.differences[0].name.startswith(("other argument 1, labels", "other rows"))
 
@@ -256,7 +278,7 @@ def test_other_rows_are_found_under_other_padding(changes: Any, masked: int, pad
 @pytest.mark.parametrize("changes", [{}, {"size": 4}, {"more": 2}])
 def test_labels_that_count_at_padded_positions_are_found(changes: Any, padded: Any):
     """The loss of the padding is a real difference."""
-    assert compare(padded("a"), padded("b", label=0, **changes)).differences
+    assert compare(padded(), padded(label=0, **changes)).differences
 
 
 KEPT = {  # inputs by name, and the kept positions of each row

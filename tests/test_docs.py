@@ -17,6 +17,8 @@ from functools import cache
 from pathlib import Path
 
 import click
+import committed_runs
+import docs_outputs
 import docs_tables
 import first_screen
 import launching
@@ -28,20 +30,23 @@ import yaml
 from launching import ROOT
 from markdown_it.token import Token
 from published import __main__ as published
+from subjects import conformance, theory
 
 from study import cli, config
 from study.claims import snippets
-from study.conformance import committed
+from study.command_line import given
+from study.conformance import results
 from study.conformance.cells import PACKAGES
 from study.engines import this_machine
 from study.engines.this_machine import Machine
 from study.strategy import file
 
-PAGES = sorted(
-    path.relative_to(ROOT).as_posix()
-    for pattern in ("README.md", "docs/*.md", "reports/*.md", "reports/*/README.md")
-    for path in ROOT.glob(pattern)
-)
+pytestmark = pytest.mark.pages
+
+PAGE_PATTERNS = (
+    "README.md", "docs/*.md", "reports/*.md", "reports/*/README.md", "study/*/README.md", "tools/**/README.md",
+)  # fmt: skip
+PAGES = sorted(path.relative_to(ROOT).as_posix() for pattern in PAGE_PATTERNS for path in ROOT.glob(pattern))
 
 
 @cache
@@ -100,7 +105,7 @@ def test_paths_are_there(page):
 
 # The command lines of modules of their own.
 MODULES = {"study.claims.snippets": snippets.command}
-SCRIPTS = {"tools/published": published.published}
+SCRIPTS = {"tools/measure/published": published.published}
 
 
 def commands() -> list[str]:
@@ -115,7 +120,7 @@ def check_flags(flags: dict) -> None:
     launchers = ("num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port")
     own = {name: flags.pop(name, None) for name in ("strategy", "timeout", *launchers)}
     file.read_by_name(own["strategy"] or "single")
-    config.build_config(**config.given(flags))
+    config.build_config(**given(flags))
 
 
 def check_study(words: list[str]) -> None:
@@ -228,8 +233,14 @@ STANDS_FOR["imported"] = "reports/public/opentau.jsonl.gz"
 
 
 def cheap() -> list[str]:
+    """Return the commands that take seconds, but for those that other tests run.
+
+    test_docs_outputs.py runs those whose output a page shows, and test_claims.py decides all claims.
+    """
+    places = [place for page in docs_outputs.pages() for place in docs_outputs.places(page)]
+    shown = {line for place in places if not place.is_run for line in place.commands.splitlines()}
     asked = [line for line in commands() if line.startswith(tuple(f"zero-study {name}" for name in CHEAP))]
-    return [line for line in asked if not re.search("claims --(check|write)", line)]  # test_claims.py decides, once
+    return [line for line in asked if line not in shown and not re.search("claims --(check|write)", line)]
 
 
 def test_the_study_of_the_guide_is_the_one_that_its_outputs_are_of():
@@ -279,21 +290,21 @@ def test_a_machine_without_a_network_gets_what_runs_need_and_no_more():
 
 @pytest.mark.parametrize(("page", "name"), docs_tables.PLACES)
 def test_a_block_is_what_the_records_say(page, name):
-    """To mend it: python tools/docs_tables.py."""
+    """To mend it: python tools/derive/docs_tables.py."""
     assert docs_tables.between(page, name) == docs_tables.PLACES[page, name]()
 
 
 def test_the_page_of_errors_is_what_its_command_prints(monkeypatch):
-    found = docs_tables.against_theory()  # of the same runs
-    monkeypatch.setattr(docs_tables.memory_views, "_errors", lambda _: found)
-    made = docs_tables.whole_theory()
+    found = committed_runs.against_theory()  # of the same runs
+    monkeypatch.setattr(theory.memory_views, "_errors", lambda _: found)
+    made = theory.whole_theory()
     assert "Made by `zero-study compare --view theory --markdown reports/cpu/records`." in made
-    assert docs_tables.THEORY.read_text(encoding="utf-8") == f"{made}\n"
+    assert theory.THEORY.read_text(encoding="utf-8") == f"{made}\n"
 
 
 @pytest.mark.parametrize(("page", "name"), page_numbers.PLACES)
 def test_a_number_in_a_sentence_is_what_the_records_say(page, name):
-    """To mend it: python tools/page_numbers.py."""
+    """To mend it: python tools/derive/page_numbers.py."""
     assert page_numbers.written(page, name) == {page_numbers.PLACES[page, name]()}
 
 
@@ -304,7 +315,7 @@ def test_every_place_is_known():
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_the_oldest_version_that_is_supported_was_examined(package):
-    assert docs_tables.lower_bound(package) in committed.read(package)
+    assert conformance.lower_bound(package) in results.read(package)
 
 
 # ---------------------------------------------------------------- README answers first

@@ -8,6 +8,8 @@ import docs_outputs
 import launching
 import pytest
 
+pytestmark = pytest.mark.pages
+
 PLACES = [place for page in docs_outputs.pages() for place in docs_outputs.places(page)]
 name_of = lambda place: place.name  # noqa: E731
 
@@ -15,7 +17,7 @@ name_of = lambda place: place.name  # noqa: E731
 @pytest.mark.launches
 @pytest.mark.parametrize("place", [place for place in PLACES if not place.is_run], ids=name_of)
 def test_a_page_shows_what_its_commands_print(place):
-    """To write it anew: python tools/docs_outputs.py PAGE."""
+    """To write it anew: python tools/derive/docs_outputs.py PAGE."""
     launching.use()
     assert docs_outputs.printed(place) == place.shown
 
@@ -24,7 +26,7 @@ def test_a_page_shows_what_its_commands_print(place):
 @pytest.mark.launches
 @pytest.mark.parametrize("place", [place for place in PLACES if place.is_run], ids=name_of)
 def test_a_page_shows_what_its_runs_print_but_for_numbers(place):
-    """To write it anew: python tools/docs_outputs.py --runs PAGE."""
+    """To write it anew: python tools/derive/docs_outputs.py --runs PAGE."""
     launching.use()
     printed = docs_outputs.printed(place)
     assert docs_outputs.without_numbers(printed) == docs_outputs.without_numbers(place.shown)

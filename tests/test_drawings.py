@@ -11,6 +11,8 @@ import pages
 import pytest
 from launching import ROOT
 
+pytestmark = pytest.mark.pages
+
 SMALLEST_TEXT = 12  # pixels on a screen of 390 pixels
 PAGE_WIDTH = 390 - 2 * 16  # what the margins of a page leave
 CONTRAST = 4.5  # of text, by WCAG 2 AA
@@ -21,7 +23,7 @@ DRAWINGS = drawings.drawings()
 
 @pytest.mark.parametrize("name", DRAWINGS)
 def test_the_committed_drawing_is_what_the_script_draws(name):
-    """If this fails: python tools/drawings.py."""
+    """If this fails: python tools/derive/drawings.py."""
     assert (drawings.FOLDER / name).read_text(encoding="utf-8") == DRAWINGS[name]
 
 

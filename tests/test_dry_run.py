@@ -42,7 +42,14 @@ def test_every_block_has_a_multiple_of_512_bytes() -> None:
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "which",
+    [
+        "not slow and not nightly",
+        pytest.param("slow", marks=pytest.mark.slow),
+        pytest.param("nightly", marks=pytest.mark.nightly),
+    ],
+)
 def test_ranks_that_are_pretended(which: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-pno:cacheprovider", "-pno:xdist", "-m", which, str(CASES)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=CASES.parents[1])

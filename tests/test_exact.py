@@ -8,12 +8,16 @@ import random
 import re
 import struct
 from pathlib import Path
+from typing import Any
 
 import launching
 import pytest
+import samples
 import torch
 
-from study.exact import cells, faults, model, orders, problem, reference, runner
+from study import cli
+from study.errors import Refusal
+from study.exact import cells, command, faults, model, orders, problem, reference, runner
 from study.exact.cells import Cell
 from study.strategy import file
 
@@ -75,7 +79,7 @@ def test_sums_keep_what_any_order_of_additions_stays_below():
     assert sums.largest == {"a sum": 33}
 
 
-@pytest.mark.parametrize("rows", [96, 32, 12, 3])
+@pytest.mark.parametrize("rows", samples.first_fast([12, 96, 32, 3]))
 def test_torch_alone_has_the_bits_of_the_reference_in_any_order(rows):
     expected, shuffled = reference.expect(), random.Random(rows)
     built = model.Model(problem.BATCH_SIZE)
@@ -118,10 +122,10 @@ def test_the_micro_batches_of_all_ranks_are_the_batch(num_ranks, accumulation):
 
 
 def test_the_table_has_every_strategy_and_says_why_one_is_not_trained():
-    assert {cell.strategy for cell in cells.table()} == set(file.names())
-    never = {name for name in file.names() if all(c.refusal for c in cells.table(strategies=[name]))}
+    assert {cell.strategy for cell in cells.plain_cells()} == set(file.names())
+    never = {name for name in file.names() if all(c.refusal for c in cells.plain_cells(strategies=[name]))}
     assert never == {"fsdp2_cpu_offload", "zero3_nvme_offload"}
-    refused = {cell.name for cell in cells.table() if cell.refusal and cell.strategy not in never}
+    refused = {cell.name for cell in cells.plain_cells() if cell.refusal and cell.strategy not in never}
     assert {name.rpartition("/")[0] for name in refused} == {
         *(f"single/{n}" for n in (2, 3, 4, 8)), *(f"zero3_hpz/{n}" for n in (1, 3)),
         *(f"fsdp2_hybrid/{n}" for n in (1, 2, 3)),
@@ -165,7 +169,7 @@ def test_the_record_is_of_this_reference_and_complete():
         "momentum": reference.sha256(expected.momenta[-1]),
     }
     recorded = {(each["strategy"], each["ranks"], each["accumulation"]): each["outcome"] for each in record["cells"]}
-    for cell in cells.table():
+    for cell in cells.plain_cells():
         outcome = f"refused: {cell.refusal}" if cell.refusal else "same bits"
         assert recorded.pop((cell.strategy, cell.num_ranks, cell.accumulation)) == outcome
     assert not recorded
@@ -183,7 +187,7 @@ def test_values_are_written_as_fp32():
 
 
 def _command(*words: str) -> launching.Done:
-    return launching.attempt(["python", "-m", "study.exact", *words])
+    return launching.command_line(["conformance", "--exact", *words])
 
 
 @pytest.mark.slow
@@ -210,9 +214,10 @@ DIVISIONS = {"ddp": "multiplies by 1/3 before the sum", "fsdp2": "divides by 3 a
 DIVISIONS |= dict.fromkeys(("zero1", "zero2", "zero3"), "divides by 3 before the sum")
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 def test_loops_without_an_engine_show_the_order_of_additions_and_the_division_of_each_engine():
-    done = launching.attempt(["python", "-m", "study.exact.orders"])
+    done = launching.python(["-m", "study.exact.orders"], launching.ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert dict(re.findall(r"^(\w+): three micro batches.*adds over the (.*) first$", done.stdout, re.M)) == ORDERS
     rows = re.findall(r"^(\w+): three ranks: (.*): explains ([\d,]+) of ([\d,]+) weights$", done.stdout, re.M)
@@ -227,10 +232,51 @@ def test_a_loop_shows_an_order_only_if_the_other_one_has_other_bits():
 
 
 @pytest.mark.launches
-def test_a_strategy_that_was_asked_for_and_not_trained_is_a_failure():
-    done = _command("--only", "fsdp2_cpu_offload", "--ranks", "2")
-    assert done.returncode == 1, done.stdout + done.stderr
+def test_a_strategy_that_cannot_be_trained_could_not_be_checked_under_the_former_name_too():
+    done = launching.attempt(["python", "-m", "study.exact", "--only", "fsdp2_cpu_offload", "--ranks", "2"])
+    assert done.returncode == 3, done.stdout + done.stderr
     assert "refused: FSDP2 offloads from a GPU" in done.stdout
+    assert "`zero-study conformance --exact`" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--exact --ranks 5", "'5' is not one of 1, 2, 3, 4, 8"),
+        ("--exact --only zero9", "zero9"),
+        ("--exact --fault unheard-of", "a bucket is reduced twice"),
+        ("--exact --adapters", "--adapters and --exact"),
+        ("--quick", "Add --exact"),
+        ("--exact --output absent/exact.json", "absent"),
+    ],
+)
+def test_an_exact_training_that_cannot_be_asked_for_is_refused(words, said, capsys):
+    with pytest.raises(Refusal, match=re.escape(said)):
+        cli.run(["conformance", *words.split()])
+    assert "Importing" not in capsys.readouterr().out
+
+
+def _one_rank(**changes: Any) -> runner.Outcome:
+    """The outcome of a training on one rank, which is right unless something is changed."""
+    right = {"difference": None, "compared": problem.NUM_COMPARED}
+    return runner.Outcome(Cell("single", 1, 1), **{"answers": [right], **changes})
+
+
+def test_the_status_tells_a_difference_from_what_was_not_trained():
+    seen = {"step": faults.FAULTY_STEP, "what": faults.FAULTS[THREE_FAULTS[0]].shows_in}
+    with_fault = Cell("ddp", 2, 1, THREE_FAULTS[0])
+    faulty = [runner.Outcome(with_fault, answers=[{"difference": each, "compared": 1}]) for each in (seen, None)]
+    refused = _one_rank(refusal="no GPU", answers=[])
+
+    def status(outcomes: list[Any], faulty: list[Any], *strategies: str) -> int:
+        return command._verdict(outcomes, faulty, strategies).status
+
+    assert status([_one_rank(), refused], faulty[:1]) == 0
+    assert status([_one_rank(failure="a rank ended")], []) == 1
+    assert status([_one_rank()], faulty) == 1  # the second fault was not seen
+    assert status([refused], []) == 3
+    assert status([_one_rank(), refused], [], "single") == 0
+    assert status([_one_rank()], [], "single", "zero3") == 3
 
 
 @pytest.mark.nightly

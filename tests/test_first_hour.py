@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import first_hour
 import one_gpu
 import pytest
 
+from study import files
 from study.engines import this_machine
 from study.engines.this_machine import Machine
 from study.errors import Refusal
 from study.running import studies
 from study.running.predictions import PredictedRun
+
+pytestmark = pytest.mark.pages
 
 GIB = 2**30
 
@@ -72,7 +74,7 @@ def test_on_a_gpu_no_minutes_of_others_are_said(monkeypatch):
 
 
 def test_the_page_has_the_machines_that_it_is_about():
-    page = (Path(first_hour.__file__).parents[1] / "docs" / "first-hour.md").read_text()
+    page = (files.ROOT / "docs" / "first-hour.md").read_text()
     machines = [*first_hour.ALONE, *(f"{number} {first_hour.SEVERAL[0]}" for number in first_hour.SEVERAL[1])]
     for machine in machines:
         assert f"| {machine} |" in page
@@ -98,7 +100,7 @@ def test_runs_of_a_plan_use_all_gpus_that_are_paid_for(machine):
 
 @pytest.mark.parametrize("machine", [each for each in first_hour.MACHINES if each.file], ids=lambda each: each.file)
 def test_a_file_that_rents_a_machine_has_the_plan_and_the_price(machine):
-    """To mend it: python tools/first_hour.py --write."""
+    """To mend it: python tools/derive/first_hour.py --write."""
     assert (first_hour.CLOUDS / machine.file).read_text() == first_hour.written(machine)
     assert f"{machine.dollars_per_hour:.2f} |" in (first_hour.files.ROOT / "docs" / "machines.md").read_text()
 

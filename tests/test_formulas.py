@@ -59,9 +59,12 @@ def test_formulas_give_every_number_of_a_trace(name, monkeypatch):
 
 
 @pytest.mark.launches
-def test_configs_are_answered_without_torch(tmp_path):
+@pytest.mark.parametrize(
+    "names", [tool.NAMES[::6], pytest.param(tool.NAMES, marks=pytest.mark.slow)], ids=["some", "all"]
+)
+def test_configs_are_answered_without_torch(names, tmp_path):
     """Of every model type, with nothing in the file but its class."""
-    for name in tool.NAMES:
+    for name in names:
         content = {"model_type": name, "architectures": [next(iter(MODEL_TYPES[name].classes))]}
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
     program = (
@@ -72,7 +75,8 @@ def test_configs_are_answered_without_torch(tmp_path):
     )
     paths = sorted(map(str, tmp_path.glob("*.json")))
     result = subprocess.run([sys.executable, "-c", program, *paths], capture_output=True, text=True, check=False)
-    assert (result.returncode, result.stderr) == (0, "")
+    errors = [line for line in result.stderr.splitlines() if not line.endswith(" ...")]  # progress on a slow machine
+    assert (result.returncode, errors) == (0, [])
     assert result.stdout.count("GiB") > len(paths)
 
 

@@ -38,7 +38,8 @@ from hypothesis import strategies as st
 
 from study import __main__, cli, config, files
 from study.claims import ledger, verdicts
-from study.conformance import committed, installation
+from study.conformance import matrix as conformance_matrix
+from study.conformance import results
 from study.errors import Refusal, RunFailed
 from study.records import find as records
 from study.records import pack
@@ -614,7 +615,7 @@ def odd_zips(draw: random.Random) -> None:
 
 def matrices(draw: random.Random) -> None:
     """A file of `conformance --known`: it is compared, or refused in one line."""
-    matrix = json.loads(min(committed.ADAPTERS.glob("*.json")).read_text())
+    matrix = json.loads(min(results.ADAPTERS.glob("*.json")).read_text())
     wrong = {
         "verdict": "wrong", "share_of_bound": None, "of": "loss", "first_step": 1, "beyond": ["loss"],
         "norm_scale": [1.0, None], "update_scale": [None], "ranks_apart": {"step": 1, "of": ["w"]},
@@ -630,7 +631,7 @@ def matrices(draw: random.Random) -> None:
         zip(names, (wrong, crashed, {**crashed, "verdict": "refused"}, matrix["cells"][names[3]]), strict=True)
     )
     Path("known.json").write_bytes(written(matrix, "json", draw))
-    with mock.patch.object(installation, "examine", return_value=matrix):
+    with mock.patch.object(conformance_matrix, "run", return_value=matrix):
         ask("conformance", "--known", "known.json", "--output", "new.json")
 
 

@@ -13,7 +13,7 @@ from study.theory import shapes
 from study.theory.shapes.counts import from_content
 
 MODELS = hub_models.read()
-# Their code reads the values of tensors, or needs long sequences (tools/hub_table.py says why).
+# Their code reads the values of tensors, or needs long sequences (tools/derive/hub_table.py says why).
 NOT_TRACED = {"deberta-base", "hubert-base", "longformer-base", "wav2vec2-base"}
 KNOWN_MODELS = Path(__file__).parents[1] / "study/theory/shapes/known_models.csv"
 
@@ -72,7 +72,7 @@ def test_unknown_name_is_refused(capsys):
 
 
 def test_the_table_has_the_configurations_and_their_numbers_of_parameters():
-    """Where this fails: python tools/hub_table.py --write, with the names of the models that changed."""
+    """Where this fails: python tools/derive/hub_table.py --write, with the names of the models that changed."""
     described = {model["name"]: model for model in MODELS}
     table = hub_table.read()
     assert set(table) == set(described) - NOT_TRACED

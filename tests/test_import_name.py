@@ -87,14 +87,9 @@ def test_prove_and_diff_by_import(project):
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("words", [PROVE, DIFF], ids=["prove", "diff"])
+@pytest.mark.parametrize("words", [PROVE, pytest.param(DIFF, marks=pytest.mark.slow)], ids=["prove", "diff"])
 def test_a_script_by_its_short_name(words, project):
     check(project, ["python", "-m", f"zero_study.{words[0]}", *words[1:]], 1)
-
-
-@pytest.mark.launches
-def test_a_launch_of_two_ranks(project):
-    check(project, [*LAUNCH, "-m", "zero_study.prove", *PROVE[1:]], 2)
 
 
 @pytest.mark.slow

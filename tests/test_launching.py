@@ -90,3 +90,31 @@ def test_a_forked_command_says_what_the_command_says(words, tmp_path):
     )
     assert [forked.returncode, forked.stdout, forked.stderr] == [started.returncode, started.stdout, started.stderr]
     assert forked.stdout or forked.stderr
+
+
+ENDS = """
+import atexit, os, sys
+atexit.register(print, "at the end")
+print(__name__, sys.argv, sys.path[0], os.getcwd(), os.environ.get("RANK"))
+sys.exit(3)
+"""
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize("words", [["folder/ends.py", "more"], ["-m", "folder.ends", "more"]])
+def test_a_forked_python_does_what_python_does(words, tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "ends.py").write_text(ENDS)
+    forked, started = launching.python(words, tmp_path), launching.attempt(["python", *words], tmp_path)
+    assert (forked.returncode, forked.stdout, forked.stderr) == (3, started.stdout, started.stderr)
+    assert forked.stdout.endswith("at the end\n")
+
+
+@pytest.mark.launches
+def test_forked_ranks_of_torchrun_end_as_ranks_do(tmp_path):
+    (tmp_path / "ends.py").write_text(ENDS.replace("sys.exit(3)", ""))
+    done = launching.torchrun(["ends.py"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert sorted(line.rpartition(" ")[2] for line in lines if line.startswith("__main__")) == ["0", "1"]
+    assert lines.count("at the end") == 2

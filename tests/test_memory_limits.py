@@ -92,6 +92,7 @@ def test_a_process_over_its_cap_is_ended_or_refused_memory(groups, tmp_path):
     assert memory_limits.kills(tmp_path) == 0  # its groups are gone
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 def test_a_run_over_its_cap_is_out_of_memory_of_its_cap(tmp_path):
     flags = {"workload": "gpt-wikitext", "max_steps": 2, "memory_cap": 0.2, "num_train_examples": 16}
@@ -162,7 +163,7 @@ print(launched, os.environ["OMP_NUM_THREADS"], facts["usable_cores"], len(facts[
 @pytest.mark.skipif(psutil.cpu_count(logical=False) < 2, reason="needs 2 cores, found 1")
 def test_threads_and_records_follow_the_affinity():
     """As under `taskset -c 0`: two threads shared one core, and the record said two cores."""
-    words = ["python", "-c", OF_ONE_PROCESSOR, launching.ROOT / "tools"]
+    words = ["python", "-c", OF_ONE_PROCESSOR, launching.ROOT / "tools" / "measure"]
     done = launching.attempt(words, env={"OMP_NUM_THREADS": None})
     assert (done.returncode, done.stdout.split()) == (0, ["1"] * 5), done.stderr
 

@@ -20,9 +20,12 @@ import nbformat
 import pytest
 
 from study import cli, config
+from study.command_line import given
 from study.report import build as report
 from study.report import colab
 from study.strategy import file
+
+pytestmark = pytest.mark.pages
 
 NOTEBOOKS = sorted(report.NOTEBOOKS.glob("*.ipynb"))
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -226,7 +229,7 @@ def test_commands_are_accepted(name, capability, precision, monkeypatch):
     monkeypatch.chdir(report.ROOT)
     for command in colab.commands(colab.ColabGpu(name, capability)).values():
         assert command[:2] == ["zero-study", "train"]
-        flags = config.given(cli.parse(command[1:]).params)
+        flags = given(cli.parse(command[1:]).params)
         chosen = file.read_strategy(file.find_strategy(flags.pop("strategy")))
         assert flags.pop("num_processes") == 1
         assert (flags.pop("machine_rank"), flags.pop("main_process_port")) == (0, 29500)  # of one machine, not used

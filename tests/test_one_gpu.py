@@ -198,6 +198,7 @@ def test_the_list_in_order_of_value(monkeypatch, tmp_path):
     monkeypatch.setattr(this_machine, "find", lambda: H200)
     monkeypatch.setattr(checks, "check", lambda *_: None)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setenv("COLUMNS", "120")  # each title on one line
     place = Place(tmp_path, Path("data"), False)
     states = [item.state(place) for item in one_gpu.ITEMS]
     assert [state.to_run for state in states] == [21, 20, 9, 16, 13, 6, 6, 18, 9]
@@ -231,7 +232,7 @@ REHEARSED = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.launches
 def test_the_list_in_the_small(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "ROOT", tmp_path)  # no earlier runs
@@ -272,7 +273,7 @@ def home(tmp_path, monkeypatch):
 
 
 def make(study: studies.Study, folder: Path) -> plan.Plan:
-    return plan.make(study, studies.runs(study, folder=folder), folder, 1800)
+    return plan.make_plan(study, studies.runs(study, folder=folder), folder, 1800)
 
 
 @pytest.mark.parametrize("name", [*ONE_GPU, "gpu-acceptance", "gpu-bert-large", "gpu-gpt2-xl", "gpu-lora"])

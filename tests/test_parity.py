@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from typing import Any
 
 import launching
@@ -21,8 +22,7 @@ pytestmark = pytest.mark.launches
 TOLERANCE = 1e-5
 SHARDED = [name for name in file.names() if name.startswith("zero") or name in ("fsdp2", "fsdp2_no_reshard")]
 # One of each kind of engine; and of each device that something of it is offloaded to.
-ENGINES = ("ddp", "zero2", "zero3", "fsdp2")
-KINDS = (*ENGINES, "zero2_cpu_offload", "zero3_nvme_offload")
+KINDS = ("ddp", "zero2", "zero3", "fsdp2", "zero2_cpu_offload", "zero3_nvme_offload")
 SWAPPED = ("swap_bytes_read", "swap_bytes_written")
 CLIPPED = {"workload": "bert-imdb", "gradient_clipping": 0.5, "dropout": 0.1}
 # Batches of 8, 8 and 2, or of four 4 and a 2: a mean of their means would be another loss.
@@ -48,9 +48,10 @@ def assert_same_run(run: launching.Run, reference: launching.Run) -> None:
     assert mine.sha256 != run.record.initial_parameters.sha256
 
 
-def kinds(names: Iterable[str], quick: Collection[str] = KINDS) -> list[Any]:
-    """Parameters of a test: of these names those that are quick, and the others where it may be slow."""
-    return [name if name in quick else pytest.param(name, marks=pytest.mark.nightly) for name in names]
+def kinds(names: Iterable[str], quick: Collection[str] = KINDS, slow: Collection[str] = ()) -> list[Any]:
+    """Parameters of a test: those among the fast tests as they are, the others marked `slow` or `nightly`."""
+    marks = {name: pytest.mark.slow if name in slow else pytest.mark.nightly for name in names if name not in quick}
+    return [pytest.param(name, marks=marks.get(name, ())) for name in names]
 
 
 def facts_and_peaks(run: launching.Run) -> tuple[dict[str, Any], list[int]]:
@@ -86,14 +87,15 @@ def test_a_forked_training_leaves_what_a_launch_leaves(name):
     assert peaks == pytest.approx(peaks_launched, rel=0.1 if name == "zero3_nvme_offload" else 1e-2)
 
 
-@pytest.mark.parametrize("name", kinds(SHARDED))
+# Each kind of engine is among the fast tests once: with clipping and dropout, or without.
+@pytest.mark.parametrize("name", kinds(SHARDED, {"zero2", "zero3", "zero3_nvme_offload", "fsdp2"}, slow=KINDS))
 def test_every_strategy_trains_what_ddp_trains_with_clipping_and_dropout(name):
     reference = launching.run("ddp", **CLIPPED)
     assert max(line["grad_norm"] for line in reference.steps) > CLIPPED["gradient_clipping"]  # it clips
     assert_same_run(launching.run(name, **CLIPPED), reference)
 
 
-@pytest.mark.parametrize("name", kinds(SHARDED))
+@pytest.mark.parametrize("name", kinds(SHARDED, {"zero2_cpu_offload"}, slow=KINDS))
 def test_every_strategy_trains_what_ddp_trains_without_clipping_and_dropout(name):
     reference = launching.run("ddp", **UNCLIPPED)
     assert max(line["grad_norm"] for line in reference.steps) > 1  # so the engine's own default of 1.0 would show
@@ -102,7 +104,7 @@ def test_every_strategy_trains_what_ddp_trains_without_clipping_and_dropout(name
     assert_same_run(run, reference)
 
 
-@pytest.mark.parametrize("flags", [CLIPPED, {**UNCLIPPED, "micro_batch_size": 2}])
+@pytest.mark.parametrize("flags", [CLIPPED, pytest.param({**UNCLIPPED, "micro_batch_size": 2}, marks=pytest.mark.slow)])
 def test_ddp_with_views_trains_what_ddp_trains_to_the_bit(flags):
     run, reference = launching.run("ddp_tuned", **flags), launching.run("ddp", **flags)
     assert_same_run(run, reference)
@@ -110,7 +112,7 @@ def test_ddp_with_views_trains_what_ddp_trains_to_the_bit(flags):
     assert run.record.collectives_per_step == reference.record.collectives_per_step
 
 
-@pytest.mark.parametrize("workload", ["bert-imdb", "gpt-wikitext"])
+@pytest.mark.parametrize("workload", kinds(["bert-imdb", "gpt-wikitext"], {"bert-imdb"}, slow={"gpt-wikitext"}))
 def test_world_size_and_accumulation_do_not_change_the_run(workload):
     flags = {"workload": workload, "gradient_clipping": 0.5, "dropout": 0, "global_batch_size": 8}
     flags |= UNEVEN_EVALUATION
@@ -123,17 +125,28 @@ def test_world_size_and_accumulation_do_not_change_the_run(workload):
         assert relative(run.record.evaluation[-1]["loss"], whole.record.evaluation[-1]["loss"]) < TOLERANCE
 
 
-def test_accumulation_of_shards():
+@pytest.mark.parametrize("name", kinds(["zero2", "zero3", "fsdp2"], {"zero3", "fsdp2"}, slow={"zero2"}))
+def test_accumulation_of_shards(name):
     flags = {"gradient_clipping": 0.5, "dropout": 0, "global_batch_size": 8, **UNEVEN_EVALUATION}
     whole = launching.run("single", num_processes=1, workload="bert-imdb", **flags)
-    for name, more in (("zero2", {}), ("zero3", {}), ("fsdp2", {"activation_checkpointing": True})):
-        run = launching.run(name, workload="bert-imdb", micro_batch_size=2, **flags, **more)
-        assert run.record.proof.gradient_accumulation_steps == 2
-        assert_same_run(run, whole)
+    more = {"activation_checkpointing": True} if name == "fsdp2" else {}
+    run = launching.run(name, workload="bert-imdb", micro_batch_size=2, **flags, **more)
+    assert run.record.proof.gradient_accumulation_steps == 2
+    assert_same_run(run, whole)
 
 
+@pytest.mark.parametrize("key", ["loss", "grad_norm", "learning_rate", "tokens"])
+def test_one_step_that_differs_makes_another_run(key):
+    """The comparison can fail."""
+    run = launching.run("ddp", **CLIPPED)
+    steps = [{**line, key: line[key] * (1 + 2 * TOLERANCE * (line["step"] == 5))} for line in run.steps]
+    with pytest.raises(AssertionError):
+        assert_same_run(replace(run, steps=steps), run)
+
+
+@pytest.mark.slow
 def test_clipping_changes_the_run():
-    """The comparison can fail: a run that clips elsewhere is another run."""
+    """A run that clips elsewhere is another run."""
     other = launching.run("ddp", **{**CLIPPED, "gradient_clipping": 0})
     with pytest.raises(AssertionError):
         assert_same_run(other, launching.run("ddp", **CLIPPED))
@@ -152,6 +165,10 @@ def test_bert_is_sharded_block_by_block():
     )  # fmt: skip
     held = [states.model_states for states in run.record.model_state_bytes]
     assert held == pytest.approx([8 * run.record.num_params] * 2, rel=1e-3)  # 16 bytes a parameter, halved
+
+
+@pytest.mark.slow
+def test_parameters_that_are_kept_are_gathered_once():
     gathers, kept = (
         next(c for c in launching.run(name, **CLIPPED).record.collectives_per_step if c.kind == "all_gather")
         for name in ("fsdp2", "fsdp2_no_reshard")
@@ -160,6 +177,7 @@ def test_bert_is_sharded_block_by_block():
     assert launching.run("fsdp2_no_reshard", **CLIPPED).record.proof.sharding.reshard_after_forward is False
 
 
+@pytest.mark.slow
 def test_replicas_of_shards_train_the_same():
     run = launching.run("fsdp2_hybrid", 4, **UNCLIPPED)
     assert_same_run(run, launching.run("ddp", **UNCLIPPED))
@@ -175,6 +193,11 @@ def test_bf16_is_of_fp32_shards():
     found = run.record.proof
     assert (found.precision, found.parameter_dtypes, found.moment_dtypes) == ("bf16", ["float32"], ["float32"])
     assert (found.sharding.compute_dtypes, found.sharding.reduce_dtypes) == (["bfloat16"], ["float32"])
+
+
+@pytest.mark.slow
+def test_bf16_begins_and_trains_as_deepspeeds():
+    run = launching.run("fsdp2", precision="bf16", **UNCLIPPED)
     other = launching.run("zero3", precision="bf16", **UNCLIPPED)
     assert run.record.initial_parameters.sha256 == other.record.initial_parameters.sha256
     for mine, theirs in zip(run.steps, other.steps, strict=True):

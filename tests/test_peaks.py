@@ -62,6 +62,7 @@ def test_peaks_with_adapters_are_where_theory_says():
     assert max(abs(e.error) for e in found) <= 0.04  # fsdp2, of BERT-large
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 def test_a_small_classifier_needs_the_most_where_it_gathers_its_embedding():
     """Under stage 3 with frozen weights and activation checkpointing, in a run that is no part of the study lora."""
@@ -75,7 +76,9 @@ def test_a_small_classifier_needs_the_most_where_it_gathers_its_embedding():
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("strategy", ["zero2_tuned", "zero3_tuned", "fsdp2"])
+@pytest.mark.parametrize(
+    "strategy", ["zero2_tuned", *(pytest.param(name, marks=pytest.mark.slow) for name in ("zero3_tuned", "fsdp2"))]
+)
 def test_the_peak_is_exact_where_gloos_threads_are_waited_for(strategy):
     """Accumulated: each micro step leaves them tensors to let go of. Without the wait up to half of a peak is those."""
     run = launching.run(strategy, workload="bert-imdb", data="bundled", micro_batch_size=2, global_batch_size=16)

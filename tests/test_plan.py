@@ -354,7 +354,7 @@ def test_a_refusal_of_the_check_is_why_a_run_is_skipped(study, tmp_path, monkeyp
             raise Refusal("no C++ compiler is on PATH")
 
     monkeypatch.setattr(checks, "check", refuse)
-    made = plan.make(study, plan.select(study, None, "", tmp_path), tmp_path, 60)
+    made = plan.make_plan(study, plan.select(study, None, "", tmp_path), tmp_path, 60)
     assert [one.skipped for one in made.runs] == [None, "no C++ compiler is on PATH", None]
 
 
@@ -372,7 +372,7 @@ def test_a_study_of_gpus_is_not_trained_on_the_cpu(study, tmp_path, monkeypatch)
     monkeypatch.setattr(checks, "check", lambda *_: None)
     monkeypatch.setattr(this_machine, "find", lambda: Machine((T4,), 10**11))
     of_gpus = study.model_copy(update={"device": "gpu"})
-    made = plan.make(of_gpus, plan.select(of_gpus, None, "single", tmp_path), tmp_path, 60)
+    made = plan.make_plan(of_gpus, plan.select(of_gpus, None, "single", tmp_path), tmp_path, 60)
     assert [one.skipped for one in made.runs] == ["the installed PyTorch finds no GPU; install its build for CUDA"]
 
 
@@ -497,7 +497,7 @@ def test_a_study_runs_from_any_folder(tmp_path, monkeypatch):
 
     def skipped() -> dict[str, str | None]:
         study = studies.find("smoke")
-        made = plan.make(study, plan.select(study, None, "", tmp_path), tmp_path, 60)
+        made = plan.make_plan(study, plan.select(study, None, "", tmp_path), tmp_path, 60)
         return {planned.run.run_id: planned.skipped for planned in made.runs}
 
     monkeypatch.chdir(files.ROOT)
@@ -512,7 +512,7 @@ def test_a_study_runs_from_any_folder(tmp_path, monkeypatch):
 def test_a_plan_begins_with_its_summary_and_fits_the_width(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     study = studies.find("smoke")
-    text = plan.show(plan.make(study, plan.select(study, None, "", tmp_path), tmp_path, 60))
+    text = plan.show(plan.make_plan(study, plan.select(study, None, "", tmp_path), tmp_path, 60))
     assert max(map(len, text.splitlines())) <= 80
     summary, _, runs = text.partition("\n\n")
     assert re.search(r"\d+ to run, 0 kept, \d+ skipped; about ", summary)

@@ -9,7 +9,6 @@ import json
 import math
 import os
 import re
-import subprocess
 import sys
 import time
 from collections import OrderedDict
@@ -134,7 +133,7 @@ def test_a_plain_loop_is_read_back_one_step_counted_and_nothing_left_behind(caps
     assert states["optimizer_states"] == 8 * NUM_PARAMS + 4 * 4  # moments, and a step count a tensor
     assert found["step"]["collectives"] == []
     said = capsys.readouterr().out
-    assert re.search(r"^proof  requested +unknown: .*asked= names a file", said, re.MULTILINE)
+    assert re.search(r"^proof  requested +unknown: .*config= names a file", said, re.MULTILINE)
     assert re.search(r"^proof  step 3 +1 forward pass in fp32$", said, re.MULTILINE)
     assert len([line for line in said.splitlines() if line]) <= 11
 
@@ -142,7 +141,7 @@ def test_a_plain_loop_is_read_back_one_step_counted_and_nothing_left_behind(caps
 def test_the_lines_of_a_proof_fit_the_terminal_and_the_result_comes_before_the_details(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     model, optimizer = make()
-    prove.watch(model, optimizer, asked={"gradient_clipping": 1.0})
+    prove.watch(model, optimizer, config={"gradient_clipping": 1.0})
     train(model, optimizer, 3)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
@@ -288,7 +287,7 @@ def test_autocast_is_seen_wherever_parameters_are():
     model = RootWithParameter()
     model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)
     optimizer = torch.optim.AdamW(model.parameters())
-    prove.watch(model, optimizer, asked={"bf16": {"enabled": True}}, strict=True)
+    prove.watch(model, optimizer, config={"bf16": {"enabled": True}}, strict=True)
     train(model, optimizer, 3)
     assert proof()["built"]["precision"] == "bf16-autocast"
 
@@ -337,21 +336,21 @@ def test_the_step_is_the_first_whole_one_of_training_from_the_third(before_the_t
 
 def test_another_clipping_than_asked_is_a_difference(capsys):
     model, optimizer = make()
-    prove.watch(model, optimizer, asked={"gradient_clipping": 1.0})
+    prove.watch(model, optimizer, config={"gradient_clipping": 1.0})
     train(model, optimizer, 3, clip=0.5)
     (difference,) = proof()["not_as_asked"]
-    assert difference.startswith("gradient_clipping: asked= requests 1.0, ")
+    assert difference.startswith("gradient_clipping: config= requests 1.0, ")
     assert difference.endswith(" at 0.5")
     assert f"proof  NOT AS REQUESTED  {difference}\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "asked", "said"),
+    ("optimizer", "config", "said"),
     [("no optimizer", None, "ValueError: no torch optimizer: str"), (None, "absent.yaml", "FileNotFoundError")],
 )
-def test_an_error_of_its_own_ends_no_training(optimizer, asked, said, capsys):
+def test_an_error_of_its_own_ends_no_training(optimizer, config, said, capsys):
     model, own = make()
-    prove.watch(model, optimizer or own, asked=asked)
+    prove.watch(model, optimizer or own, config=config)
     train(model, own, 4)
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith(f"proof: not made on rank 0: {said}")
@@ -360,17 +359,18 @@ def test_an_error_of_its_own_ends_no_training(optimizer, asked, said, capsys):
 
 def test_strict_raises_as_the_training_begins():
     model, optimizer = make()
-    with pytest.raises(prove.NotAsAsked) as raised:
-        prove.watch(model, optimizer, asked={"zero_optimization": {"stage": 3}}, strict=True)
-    said = ["engine: asked= requests DeepSpeed, but the script built a plain Sequential"]
+    with pytest.raises(prove.ConfigMismatch) as raised:
+        prove.watch(model, optimizer, config={"zero_optimization": {"stage": 3}}, strict=True)
+    said = ["engine: config= requests DeepSpeed, but the script built a plain Sequential"]
     assert proof()["not_as_asked"] == [str(raised.value)] == said
 
 
 def test_strict_raises_after_the_step_and_leaves_nothing():
     (model, optimizer), originals = make(), replaced()
-    prove.watch(model, optimizer, asked={"gradient_accumulation_steps": 4}, strict=True)
+    prove.watch(model, optimizer, config={"gradient_accumulation_steps": 4}, strict=True)
     train(model, optimizer, 4, accumulation=2)
-    with pytest.raises(prove.NotAsAsked, match=r"^gradient_accumulation_steps: asked= requests 4, .*, the last one 2$"):
+    said = r"^gradient_accumulation_steps: config= requests 4, .*, the last one 2$"
+    with pytest.raises(prove.ConfigMismatch, match=said):
         train(model, optimizer, 1, accumulation=2)
     assert (replaced(), [*optimizers._global_optimizer_pre_hooks]) == (originals, [])
     train(model, optimizer, 2)
@@ -495,19 +495,19 @@ def wrong(monkeypatch):
 
 def test_what_is_known_to_be_wrong_is_refused(wrong, capsys):
     model, optimizer = make()
-    with pytest.raises(prove.KnownBad, match=r"^it is wrong\. .*allow_known_bad=True"):
+    with pytest.raises(prove.KnownFault, match=r"^it is wrong\. .*allow_known_bad=True"):
         prove.watch(model, optimizer)
     assert proof()["known_wrong"] == ["it is wrong"]
     assert not optimizers._global_optimizer_pre_hooks
     made = prove.callback()
     made.on_train_begin(arguments(), planned(4), None, model=model, optimizer=optimizer)
-    with pytest.raises(prove.KnownBad):
+    with pytest.raises(prove.KnownFault):
         train(model, optimizer, 1)
 
 
-@pytest.mark.parametrize("given", [{"output": "/proc/nowhere/proof.json"}, {"asked": "/nowhere/ds.json"}])
+@pytest.mark.parametrize("given", [{"output": "/proc/nowhere/proof.json"}, {"config": "/nowhere/ds.json"}])
 def test_no_error_hides_what_is_known_to_be_wrong(given, wrong, capsys):
-    with pytest.raises(prove.KnownBad):
+    with pytest.raises(prove.KnownFault):
         prove.watch(*make(), **given)
     assert "proof: not " in capsys.readouterr().out
 
@@ -634,8 +634,8 @@ def test_strict_raises_the_same_on_every_rank(proofs):
 
 DEEPSPEED = """
 import os
-os.environ["TORCH_COMPILE_DISABLE"] = "1"  # DeepSpeed compiles Muon, which takes a minute
 import torch, deepspeed
+torch._dynamo.config.disable = True  # DeepSpeed compiles Muon, which takes a minute
 from accelerate import Accelerator, InitProcessGroupKwargs
 from study.engines import extensions, prove
 extensions.use_own_folder()
@@ -723,7 +723,8 @@ def test_what_deepspeed_built_is_read_back_and_gradients_that_it_loses_are_found
 def test_the_padding_of_a_shard_is_no_weight(group):
     """Stage 3 leaves it as it was in memory: NaN by chance, and the weights were said to be not finite."""
     weight = torch.nn.Parameter(torch.empty(0))
-    weight.ds_tensor, weight.ds_numel, weight.ds_process_group = torch.tensor([1.0, math.nan]), 1, dist.group.WORLD
+    weight.ds_tensor, weight.ds_shape = torch.tensor([1.0, math.nan]), torch.Size([1])
+    weight.ds_process_group = dist.group.WORLD
     assert checksums([weight]) == [(1.0, 1.0)]
 
 
@@ -850,10 +851,7 @@ BARE = "gradients were not averaged: DDP on 2 of 2 ranks reduced 0 bytes"
 def test_two_ranks_of_a_script_as_it_is(which, found):
     """The counted step was the only one with inputs; and a DDP whose module is called was none."""
     Path("train.py").write_text(SAME_BATCH)
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = launching.environment({"PYTHONPATH": str(launching.ROOT)})
-    program = [*launch, "-m", "study.prove", "train.py", which]
-    done = subprocess.run([sys.executable, *program], env=environment, capture_output=True, text=True)
+    done = launching.torchrun(["-m", "study.prove", "train.py", which], Path.cwd())
     assert done.returncode == 0, done.stdout + done.stderr
     assert proof()["built"]["engine"] == "DDP"
     assert [line.startswith(expected) for line, expected in zip(proof()["findings"], found, strict=True)] == [
@@ -884,8 +882,8 @@ ASKED = {
 def test_strict_fails_where_the_file_that_was_asked_for_cannot_be_read(name):
     if ASKED[name] is not None:
         Path(name).write_text(ASKED[name])
-    with pytest.raises(prove.NotChecked):
-        prove.watch(*make(), asked=name, strict=True)
+    with pytest.raises(prove.Unverified):
+        prove.watch(*make(), config=name, strict=True)
 
 
 UNCHECKED = {
@@ -897,11 +895,11 @@ UNCHECKED = {
 
 @pytest.mark.parametrize("name", UNCHECKED)
 def test_strict_fails_where_a_request_cannot_be_checked_and_says_it_otherwise(name, capsys):
-    with pytest.raises((prove.NotChecked, prove.NotAsAsked)):
-        prove.watch(*make(), asked=UNCHECKED[name], strict=True)
+    with pytest.raises((prove.Unverified, prove.ConfigMismatch)):
+        prove.watch(*make(), config=UNCHECKED[name], strict=True)
     capsys.readouterr()
     model, optimizer = make()
-    prove.watch(model, optimizer, asked=UNCHECKED[name])
+    prove.watch(model, optimizer, config=UNCHECKED[name])
     assert re.search("not checked |NOT AS REQUESTED", capsys.readouterr().out)
 
 
@@ -912,7 +910,7 @@ def test_strict_fails_if_faults_of_the_step_could_not_be_checked(monkeypatch):
     monkeypatch.setattr(prove_findings, "not_trained", fails)
     model, optimizer = make()
     prove.watch(model, optimizer, strict=True)
-    with pytest.raises(prove.NotChecked, match=r"faults of the step .*planted"):
+    with pytest.raises(prove.Unverified, match=r"faults of the step .*planted"):
         train(model, optimizer, 4)
     model, optimizer = make()
     prove.watch(model, optimizer)
@@ -920,17 +918,31 @@ def test_strict_fails_if_faults_of_the_step_could_not_be_checked(monkeypatch):
     assert any("faults of the step" in note for note in proof()["notes"])
 
 
-@pytest.mark.parametrize("asked", [{"fp16": {"enabled": True}}, {"bf16": {"enabled": True}}])
-def test_strict_fails_where_another_precision_was_asked(asked):
+def test_former_names_are_deprecated():
+    for former, name in prove._FORMER_NAMES.items():
+        with pytest.deprecated_call(match=name):
+            assert getattr(prove, former) is getattr(prove, name)
+    assert not hasattr(prove, "NotThere")
     model, optimizer = make()
-    prove.watch(model, optimizer, asked=asked, strict=True)
-    with pytest.raises(prove.NotAsAsked, match=r"precision: asked= requests .*, but the engine has fp32"):
+    with pytest.deprecated_call(match="config="):
+        prove.watch(model, optimizer, asked={"gradient_clipping": 1.0})
+    train(model, optimizer, 4)
+    assert [(each["name"], each["value"]) for each in proof()["asked"]] == [("gradient_clipping", 1.0)]
+    with pytest.raises(TypeError, match="config="):
+        prove.watch(model, optimizer, config={}, asked={})
+
+
+@pytest.mark.parametrize("config", [{"fp16": {"enabled": True}}, {"bf16": {"enabled": True}}])
+def test_strict_fails_where_another_precision_was_asked(config):
+    model, optimizer = make()
+    prove.watch(model, optimizer, config=config, strict=True)
+    with pytest.raises(prove.ConfigMismatch, match=r"precision: config= requests .*, but the engine has fp32"):
         train(model, optimizer, 4)
 
 
 def test_an_older_proof_does_not_answer_for_a_script_that_ends_early():
     Path("proof.json").write_text("{}")
-    prove.watch(*make(), asked="absent.yaml")
+    prove.watch(*make(), config="absent.yaml")
     assert not Path("proof.json").exists()
 
 
@@ -955,8 +967,7 @@ def test_strict_fails_where_the_script_ends_before_the_counted_step(how, steps, 
     Path("train.py").write_text(ENDS_EARLY)
     Path("proof.json").write_text("{}")
     program = ["-m", "study.prove", "--strict", "train.py"] if how == "-m" else ["train.py"]
-    environment = launching.environment({"PYTHONPATH": str(launching.ROOT)})
-    done = subprocess.run([sys.executable, *program, how, str(steps)], env=environment, capture_output=True, text=True)
+    done = launching.python([*program, how, str(steps)], Path.cwd())
     assert done.returncode == status, done.stdout + done.stderr
     assert ("before a step could be counted" in done.stdout) == bool(status)
     assert (proof()["step"] is None) == bool(status)  # and not the one of before
@@ -1133,10 +1144,7 @@ dist.destroy_process_group()
 @pytest.mark.parametrize("words", [["--right"], []])
 def test_the_gradient_of_shards_is_compared_with_that_of_one_process(words):
     Path("train.py").write_text(SHARDED)
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    program = [*launch, "-m", "study.prove", "--reference", "train.py", *words]
-    environment = launching.environment({"PYTHONPATH": str(launching.ROOT)})
-    done = subprocess.run([sys.executable, *program], env=environment, capture_output=True, text=True)
+    done = launching.torchrun(["-m", "study.prove", "--reference", "train.py", *words], Path.cwd())
     assert done.returncode == 0, done.stdout + done.stderr
     found = proof()
     assert ["0.5 times as long (1 divided by the number of ranks)" in line for line in found["findings"]] == (
@@ -1216,9 +1224,8 @@ for _ in range(4):
 def test_an_engine_whose_bare_module_is_called_is_recognized(factor, status, monkeypatch):
     Path("train.py").write_text(OVERFLOWS)
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    environment = launching.environment({"PYTHONPATH": str(launching.ROOT), "DS_ACCELERATOR": "cpu", **alone})
     program = ["-m", "study.prove", "--strict", "train.py", factor, "bare"]
-    done = subprocess.run([sys.executable, *program], env=environment, capture_output=True, text=True)
+    done = launching.python(program, Path.cwd(), {"DS_ACCELERATOR": "cpu", **alone})
     assert done.returncode == status, done.stdout + done.stderr
     if status:
         assert "WRONG: all 4 optimizer steps were skipped" in done.stdout
@@ -1231,10 +1238,8 @@ def test_an_engine_whose_bare_module_is_called_is_recognized(factor, status, mon
 @pytest.mark.parametrize(("factor", "status"), [("inf", 1), ("1", 0)])
 def test_an_engine_that_skips_every_step_does_not_pass(factor, status):
     Path("train.py").write_text(OVERFLOWS)
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    program = [*launch, "-m", "study.prove", "--strict", "train.py", factor]
-    environment = launching.environment({"PYTHONPATH": str(launching.ROOT), "DS_ACCELERATOR": "cpu"})
-    done = subprocess.run([sys.executable, *program], env=environment, capture_output=True, text=True)
+    program = ["-m", "study.prove", "--strict", "train.py", factor]
+    done = launching.torchrun(program, Path.cwd(), env={"DS_ACCELERATOR": "cpu"})
     assert done.returncode == status, done.stdout + done.stderr
     assert ("no weight moved" in done.stdout) == bool(status)
 
@@ -1360,7 +1365,8 @@ def test_the_lock_of_a_killed_build_is_removed(monkeypatch, capsys):
 
 
 @pytest.mark.launches
-def test_prove_is_a_command(tmp_path):
+@pytest.mark.parametrize(("words", "status"), [pytest.param([], 0, marks=pytest.mark.slow), (["--status"], 7)])
+def test_prove_is_a_command(words, status, tmp_path):
     """With the exit status of the script, and without this project's `study` in the script's process."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "study.py").write_text("NUMBER = 7\n")
@@ -1375,12 +1381,15 @@ def test_prove_is_a_command(tmp_path):
         "    optimizer.zero_grad()\n"
         "sys.exit(NUMBER if '--status' in sys.argv else 0)\n"
     )
-    for words, status in (([], 0), (["--status"], 7)):
-        done = launching.attempt(["zero-study", "prove", "--strict", str(script), *words], cwd=tmp_path)
-        assert done.returncode == status, done.stderr
-        assert "no fault found in optimizer step 3" in done.stdout
-        assert json.loads((tmp_path / "proof.json").read_text())["step"]["number"] == 3
+    done = launching.attempt(["zero-study", "prove", "--strict", str(script), *words], cwd=tmp_path)
+    assert done.returncode == status, done.stderr
+    assert "no fault found in optimizer step 3" in done.stdout
+    assert json.loads((tmp_path / "proof.json").read_text())["step"]["number"] == 3
+
+
+@pytest.mark.launches
+def test_prove_without_a_script_is_refused(tmp_path):
     for words in (["gone.py"], []):
-        done = launching.attempt(["zero-study", "prove", *words], cwd=tmp_path)
+        done = launching.command_line(["prove", *words], cwd=tmp_path)
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.startswith("zero-study: ")

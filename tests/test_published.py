@@ -13,6 +13,8 @@ from refusing import refusal
 from study.claims import defects, traps
 from study.claims.defects import METRICS, PROGRAMS
 
+pytestmark = pytest.mark.measurements
+
 COMPARISONS = [one for group in defects.GROUPS.values() for one in group.values()]
 COMMITTED = launching.ROOT / "reports" / "cpu" / "published"
 
@@ -76,7 +78,7 @@ def test_a_wrong_request_is_refused(words, message, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-PUBLISHED = ["python", launching.ROOT / "tools" / "published"]
+PUBLISHED = ["python", launching.ROOT / "tools" / "measure" / "published"]
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import torch
 
 from study.engines.readback import dtypes, facts
 from study.engines.readback.demands import Demand, compare
-from study.prove.proved_step import common_factor
+from study.prove.proved_step import scale_between
 
 FACTS = {
     "zero_stage": 2,
@@ -74,4 +74,4 @@ def test_a_plain_model_is_read_back():
     ],
 )
 def test_the_common_factor_of_gradients(before, after, factor):
-    assert common_factor(before, after) == factor
+    assert scale_between(before, after) == factor

@@ -19,6 +19,8 @@ from study.compare import frontier, verdict_text
 from study.report import tables
 from study.running import studies
 
+pytestmark = pytest.mark.pages
+
 CPU = Path(__file__).resolve().parents[1] / "reports" / "cpu" / "records"
 FRONTIER, PEAKS = CPU / "frontier", CPU / "peaks-real"
 QUIET = 0.05  # of the processors' time, for others at most

@@ -325,6 +325,7 @@ def test_nohup_is_respected(ignored):
 
 
 @pytest.mark.launches
+@pytest.mark.measurements
 def test_benchmark_counts_what_differs(study, monkeypatch):
     run(study, monkeypatch)
     os.rename("runs", "one")

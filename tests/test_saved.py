@@ -6,9 +6,9 @@ import json
 import os
 import pickle
 import shutil
-import subprocess
-import sys
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import launching
 import pytest
@@ -16,7 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from safetensors.torch import load_file, save_file  # noqa: E402
-from saved_faults import FAULTS, INTACT, STEP, UP, Fault, change, to_bin  # noqa: E402
+from saved_faults import FAULTS, INTACT, QUICK, STEP, UP, Fault, change, to_bin  # noqa: E402
 
 from study import cli  # noqa: E402
 from study import saved as saving  # noqa: E402
@@ -25,17 +25,27 @@ from study.saved import dcp, expected, pickles  # noqa: E402
 from study.saved.values import same  # noqa: E402
 
 
-def _write(folder: Path) -> None:
+def _write(folder: Path, *words: str) -> None:
     """Train and save under every engine, on two ranks."""
-    program = Path(__file__).with_name("saved_program.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", program, folder]
-    done = subprocess.run(command, env=launching.environment(), capture_output=True, text=True, timeout=900)
+    done = launching.torchrun([Path(__file__).with_name("saved_program.py"), folder, *words], launching.ROOT)
     assert done.returncode == 0, done.stderr[-4000:]
 
 
 @pytest.fixture
-def saved_folders() -> Path:
-    return launching.once("saved_folders", _write)
+def saved_folders(request: pytest.FixtureRequest) -> Path:
+    """Return the folder of what every engine saved. A test that is not slow gets one with the folders of QUICK."""
+    if request.node.get_closest_marker("slow"):
+        return launching.once("saved_folders", _write)
+    return launching.once("quick_saved_folders", lambda folder: _write(folder, "quick"))
+
+
+def cases(rows: Iterable[Any], folders: Callable[[Any], Sequence[str]]) -> list[Any]:
+    """Return parameters of a test: those that need other folders than QUICK are slow."""
+    marks = [() if {*folders(row)} <= QUICK else pytest.mark.slow for row in rows]
+    return [
+        pytest.param(*row, marks=mark) if type(row) is tuple else pytest.param(row, marks=mark)
+        for row, mark in zip(rows, marks, strict=True)
+    ]
 
 
 @pytest.fixture
@@ -58,7 +68,7 @@ def _findings(folder: Path, *words: str) -> list[saving.Finding]:
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", cases(FAULTS, lambda fault: [fault.source]), ids=lambda fault: fault.name)
 def test_a_planted_fault_is_found(fault: Fault, copied, saved_folders, capsys):
     folder = copied(fault.source)
     fault.damage(folder)
@@ -70,7 +80,7 @@ def test_a_planted_fault_is_found(fault: Fault, copied, saved_folders, capsys):
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("name", INTACT)
+@pytest.mark.parametrize("name", cases(INTACT, lambda name: [name]))
 def test_nothing_is_found_in_an_intact_folder(name, saved_folders, capsys):
     for words in ([], ["--model", str(saved_folders / "base")]):
         assert _findings(saved_folders / name, *words) == []
@@ -113,16 +123,19 @@ IDENTICAL = {"identical_after_rounding": 0, "different": 0, "missing": 0, "only_
 @pytest.mark.launches
 @pytest.mark.parametrize(
     ("folder", "other", "num_tensors"),
-    [
-        ("zero1", "universal-zero1", 21),
-        ("universal-zero1", "zero2-from-universal-zero1", 21),
-        ("zero1", "zero2-from-universal-zero1", 21),
-        ("zero3", "universal-zero3", 21),
-        ("universal-zero3", "zero3-from-universal-zero3", 21),
-        ("zero3", "zero3-from-universal-zero3", 21),
-        ("fsdp2-dcp", "fsdp2-accelerate", 21),
-        ("pretrained", "accelerate-ddp", 20),
-    ],
+    cases(
+        [
+            ("zero1", "universal-zero1", 21),
+            ("universal-zero1", "zero2-from-universal-zero1", 21),
+            ("zero1", "zero2-from-universal-zero1", 21),
+            ("zero3", "universal-zero3", 21),
+            ("universal-zero3", "zero3-from-universal-zero3", 21),
+            ("zero3", "zero3-from-universal-zero3", 21),
+            ("fsdp2-dcp", "fsdp2-accelerate", 21),
+            ("pretrained", "accelerate-ddp", 20),
+        ],
+        lambda row: row[:2],
+    ),
 )
 def test_a_round_trip_keeps_every_bit(folder, other, num_tensors, saved_folders, capsys):
     status, counts = _compared(capsys, saved_folders / folder, saved_folders / other)
@@ -130,7 +143,10 @@ def test_a_round_trip_keeps_every_bit(folder, other, num_tensors, saved_folders,
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("source", ["zero1", "zero2", "zero3", "zero1-fp32", "lora-zero3", "lora-zero2"])
+@pytest.mark.parametrize(
+    "source",
+    cases(["zero1", "zero2", "zero3", "zero1-fp32", "lora-zero3", "lora-zero2"], lambda name: [name]),
+)
 def test_tensors_are_those_of_deepspeeds_own_converter(source, saved_folders, capsys):
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
@@ -170,7 +186,7 @@ def test_an_export_of_dcp_to_transformers(saved_folders, tmp_path, capsys):
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("strategy", ["zero3", "fsdp2"])
+@pytest.mark.parametrize("strategy", ["zero3", pytest.param("fsdp2", marks=pytest.mark.slow)])
 def test_an_export_of_a_run_of_this_project(strategy, tmp_path, capsys):
     from study.training import export, manifest
 
@@ -184,7 +200,7 @@ def test_an_export_of_a_run_of_this_project(strategy, tmp_path, capsys):
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("stage", cases([2, 3], lambda stage: [f"adapter-zero{stage}", f"lora-zero{stage}"]))
 def test_an_adapter_is_compared_with_the_training_that_it_is_of(stage, saved_folders, capsys):
     status, counts = _compared(capsys, saved_folders / f"adapter-zero{stage}", saved_folders / f"lora-zero{stage}")
     assert (status, counts) == (0, {"identical": 0, **IDENTICAL, "identical_after_rounding": 9})
@@ -222,10 +238,8 @@ def recorded() -> Path:
 
     def record(folder: Path) -> None:
         script = launching.ROOT / "docs" / "examples" / "train_save.py"
-        words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "zero_study.diff"]
-        command = [sys.executable, *words, "--output", "recorded", script]
-        environment = launching.environment({"DS_ACCELERATOR": "cpu"})
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
+        words = ["-m", "zero_study.diff", "--output", "recorded", script]
+        done = launching.torchrun(words, folder, env={"DS_ACCELERATOR": "cpu"})
         assert done.returncode == 0, done.stderr[-4000:]
 
     return launching.once("recorded-and-saved", record)
@@ -321,7 +335,7 @@ def test_numbers_of_numpy_are_plain_data(tmp_path):
 @pytest.mark.launches
 def test_the_module_is_a_command_too(saved_folders):
     for folder, status in (("base", 0), ("zero3-16bit", 1), ("not there", 2)):
-        done = launching.attempt(["python", "-m", "zero_study.saved", saved_folders / folder])
+        done = launching.python(["-m", "zero_study.saved", saved_folders / folder], launching.ROOT)
         assert done.returncode == status, done.stderr
 
 

@@ -15,7 +15,6 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from study import saved as saving  # noqa: E402
-from study.engines.readback.names import plain_name, wrapper_of  # noqa: E402
 
 # PEFT 0.21 asks transformers 5.23 for an attribute that is deprecated, and says that it saves embeddings.
 pytestmark = [
@@ -68,34 +67,6 @@ def _renamed(change: Callable[[str], str]) -> Callable[[dict[str, Any]], dict[st
 
 
 # ---------------------------------------------------------------- names
-
-
-@pytest.mark.parametrize(
-    ("name", "plain", "wrapper"),
-    [
-        ("module.a.weight", "a.weight", "module."),
-        ("module._orig_mod.a.weight", "a.weight", "_orig_mod."),
-        ("_forward_module.a.weight", "a.weight", "_forward_module."),
-        ("a._fsdp_wrapped_module.weight", "a.weight", "_fsdp_wrapped_module."),
-        ("base_model.model._orig_mod.a.weight", "a.weight", "_orig_mod."),
-        ("base_model.model.base_model.model.a.weight", "a.weight", None),
-        ("a.module.weight", "a.module.weight", None),
-    ],
-)
-def test_names_of_wrappers(name, plain, wrapper):
-    part = wrapper_of(name)
-    assert (plain_name(name), part and part[0]) == (plain, wrapper)
-
-
-@pytest.mark.parametrize(
-    "prefix", ["module.", "_orig_mod.", "module.module.", "_forward_module.", "_fsdp_wrapped_module.", PROBE]
-)
-def test_a_wrappers_names_are_wrong_for_from_pretrained(prefix, base, tmp_path):
-    folder = Path(shutil.copytree(base, tmp_path / "model"))
-    _edited(folder, _renamed(lambda name: prefix + name))
-    assert _kinds(folder) == {"unexpected"}
-    (folder / "config.json").unlink()  # as accelerate's save_state, whose names are those of the wrapped model
-    assert _kinds(folder, base) == set()
 
 
 def test_names_that_transformers_loads_under_another_prefix_are_right(base, tmp_path):

@@ -34,6 +34,12 @@ TIED = [
 ]
 
 
+def first_of_each_type(cases: list[Any]) -> list[Any]:
+    """Return the cases as parameters of a test, marked `slow` but for the first one of each model type."""
+    first = {case[0]: case for case in reversed(cases)}
+    return [pytest.param(*case, marks=[] if first[case[0]] is case else pytest.mark.slow) for case in cases]
+
+
 TOKENS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}  # the default ones lie outside so few words
 
 
@@ -96,7 +102,7 @@ def test_parameters_of_every_class_are_counted_in_their_order(model_type, name, 
     assert shape.counts.buffers == sum(b.numel() * b.element_size() for b in model.buffers())
 
 
-@pytest.mark.parametrize(("model_type", "name", "tied"), TIED)
+@pytest.mark.parametrize(("model_type", "name", "tied"), first_of_each_type(TIED))
 def test_every_parameter_of_every_class_is_sent(model_type, name, tied):
     """By stage 3, which goes from module to module, forward and backward; and by DDP, in the order of gradients."""
     shape = shape_of(config_of(model_type, tie_word_embeddings=tied), name)
@@ -111,7 +117,7 @@ def test_every_parameter_of_every_class_is_sent(model_type, name, tied):
     assert sent["all_reduce"] == 4 * shape.num_params
 
 
-@pytest.mark.parametrize(("model_type", "name"), CLASSES)
+@pytest.mark.parametrize(("model_type", "name"), first_of_each_type(CLASSES))
 def test_flops_of_every_class_are_those_that_pytorch_counts(model_type, name):
     """Of a mixture of experts: of those that a token is sent to, whichever they are."""
     config = config_of(model_type, attn_implementation="eager", use_cache=False)
@@ -311,7 +317,7 @@ def test_what_real_files_leave_out_is_as_in_transformers():
 
 
 def test_defaults_are_those_of_the_classes_in_transformers():
-    """All that a shape is read from; where a new version of the library differs, tools/config_defaults.py mends it."""
+    """All that a shape is read from. Where a new version differs, tools/derive/config_defaults.py mends it."""
     classes = config_defaults.classes()
     assert json.loads(config_json.DEFAULTS_FILE.read_text()) == classes
     for name, model_type in config_json.MODEL_TYPES.items():

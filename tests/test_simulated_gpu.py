@@ -1,4 +1,8 @@
-"""Test what only a GPU reaches: training and measuring on simulated GPUs (tests/simulated_gpu)."""
+"""Test what only a GPU reaches: training and measuring on simulated GPUs (tests/simulated_gpu).
+
+One training under DDP and one of two ranks under ZeRO-3 are run for each change. All other tests run in the night,
+together with the list of lines that only a GPU reaches.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +31,7 @@ IN_4_BITS = {
 
 @pytest.mark.launches
 def test_a_run_on_a_gpu_records_what_only_a_gpu_has():
-    ran = train("ddp")
-    record = ran.record
+    record = train("ddp", dropout=0).record
     assert (record.device, record.proof.backend, record.proof.num_gpus) == ("cuda", "nccl", 1)
     assert record.machine["gpus"] == [{"name": H100["name"], "memory_bytes": H100["memory_bytes"], "capability": "9.0"}]
     assert (record.machine["cuda"], record.machine["tf32"]) == ("13.0", False)
@@ -41,7 +44,7 @@ def test_a_run_on_a_gpu_records_what_only_a_gpu_has():
 
 @pytest.mark.launches
 def test_memory_of_a_gpu_by_phase():
-    record = train("ddp").record
+    record = train("ddp", dropout=0).record
     (phases,) = record.peak_memory
     assert {"prepared", "first_step", "settling_steps", "steady_steps", "evaluation"} <= set(phases)
     steady, states = phases["steady_steps"], record.model_state_bytes[0].model_states
@@ -57,7 +60,7 @@ def test_memory_of_a_gpu_by_phase():
 @pytest.mark.parametrize(
     ("strategy", "num_processes", "gpus", "flags", "backend", "num_gpus"),
     [
-        ("zero2", 2, TWO, {}, "nccl", 2),
+        pytest.param("zero2", 2, TWO, {}, "nccl", 2, marks=pytest.mark.nightly),
         pytest.param("fsdp2", 2, TWO, {}, "nccl", 2, marks=pytest.mark.nightly),
         ("zero3", 2, H100, {"share_device": True}, "gloo", 1),
     ],
@@ -77,6 +80,7 @@ def test_autocast_under_zero_3_trains_as_on_a_cpu():
     assert train("zero3", **options).record.final_loss == launching.run("zero3", 1, **options).record.final_loss
 
 
+@pytest.mark.nightly
 @pytest.mark.launches
 def test_more_ranks_than_gpus_are_refused():
     done = simulated.command(["-m", "study", "train", "--strategy", "ddp", "--num-processes", 2, "--size", "tiny"])
@@ -84,11 +88,12 @@ def test_more_ranks_than_gpus_are_refused():
     assert "only 1 GPU is found" in done.stderr
 
 
+@pytest.mark.nightly
 @pytest.mark.launches
 @pytest.mark.parametrize(
     ("gpus", "flags", "memory"),
     [
-        pytest.param({**H100, "memory_bytes": 530 * MIB}, {}, "device", marks=pytest.mark.nightly),
+        ({**H100, "memory_bytes": 530 * MIB}, {}, "device"),
         (H100, {"memory_cap": 0.03}, "cap"),
     ],
 )
@@ -109,10 +114,9 @@ def test_a_resumed_run_trains_as_an_uninterrupted_one():
     assert [step["loss"] for step in resumed.steps] == [step["loss"] for step in whole.steps][-len(resumed.steps) :]
 
 
+@pytest.mark.nightly
 @pytest.mark.launches
-@pytest.mark.parametrize(
-    ("strategy", "precision"), [pytest.param("ddp", "bf16-autocast", marks=pytest.mark.nightly), ("zero2", "bf16")]
-)
+@pytest.mark.parametrize(("strategy", "precision"), [("ddp", "bf16-autocast"), ("zero2", "bf16")])
 def test_frozen_weights_in_4_bits(strategy, precision):
     """bitsandbytes's CUDA code runs, but for the kernels themselves. The scales of the scales are dequantized too."""
     flags = {**IN_4_BITS, "precision": precision}
@@ -133,8 +137,9 @@ def test_a_resumed_run_with_weights_in_4_bits_trains_as_an_uninterrupted_one():
     assert resumed.record.final_parameters == whole.record.final_parameters
 
 
+@pytest.mark.nightly
 @pytest.mark.launches
-@pytest.mark.parametrize("strategy", ["zero2", pytest.param("ddp", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("strategy", ["zero2", "ddp"])
 def test_compiling(strategy):
     """DeepSpeed's throughput timer would stop it at the third step, with a call that TorchDynamo cannot capture."""
     record = train(strategy, dropout=0, compile=True).record
@@ -150,10 +155,11 @@ def test_memory_of_a_compiled_model():
     assert peaks[0] == pytest.approx(peaks[1], rel=0.05)  # what a compiled graph creates is on the GPU
 
 
+@pytest.mark.nightly
 @pytest.mark.launches
 @pytest.mark.parametrize(
     ("strategy", "precision", "rate"),
-    [("single", "fp16-autocast", 1.0), pytest.param("zero3", "fp16", 0.3, marks=pytest.mark.nightly)],
+    [("single", "fp16-autocast", 1.0), ("zero3", "fp16", 0.3)],
 )
 def test_a_loss_scaler_skips_a_step(strategy, precision, rate):
     ran = train(strategy, precision=precision, learning_rate=rate, max_steps=5)  # a rate that is far too high
@@ -174,6 +180,7 @@ def train_with_offload():
     return train("zero2_cpu_offload", precision="bf16", script=ROOT / "tests" / "pinned_program.py")
 
 
+@pytest.mark.nightly
 @pytest.mark.launches
 def test_offload_uses_pinned_memory_and_frees_the_gpu():
     """In each step, gradients are copied to the host and weights to the GPU. Adam's moments stay on the host."""
@@ -188,7 +195,7 @@ def test_offload_uses_pinned_memory_and_frees_the_gpu():
 
 @pytest.mark.launches
 def test_no_record_of_a_simulated_gpu_becomes_a_measurement(tmp_path):
-    ran = train("ddp")
+    ran = train("ddp", dropout=0)
     pack.pack([ran.run_dir], tmp_path / "box.zip")
     assert "simulated" in refusal(pack.merge, tmp_path / "box.zip", tmp_path / "records")
     assert "simulated" in refusal(pack.collect, [ran.run_dir], tmp_path / "records")
@@ -196,6 +203,7 @@ def test_no_record_of_a_simulated_gpu_becomes_a_measurement(tmp_path):
     assert ROOT not in tmp_path.parents
 
 
+@pytest.mark.nightly
 @pytest.mark.launches
 def test_the_machine_reports_its_gpus():
     done = simulated.command(["-m", "study", "plan", "gpu-acceptance", "--only", "ddp-1x"])
@@ -229,6 +237,7 @@ def test_the_list_of_one_gpu_accepts_every_strategy_and_ends_in_a_pack_and_a_rep
 # ---------------------------------------------------------------- every line that only a GPU reaches
 
 
+@pytest.mark.nightly
 @pytest.mark.launches
 def test_every_line_that_only_a_gpu_reaches_is_executed():
     """The runs of this file execute them, but for those whose reason is in gpu_only_lines_not_executed.txt."""

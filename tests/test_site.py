@@ -23,7 +23,7 @@ from study.cli import web
 from study.errors import Refusal
 from study.planner import request as planner_request
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 PHONE = {"width": 390, "height": 844}
 DESKTOP = {"width": 1280, "height": 900}

@@ -162,7 +162,7 @@ def test_the_program_knows_the_commands(name, bucket, tmp_path):
     asked = slot(name, new_box(tmp_path / "box", bucket))
     if name == "a100":
         ((program, *words),) = asked
-        assert program == "tools/one_gpu.py"
+        assert program == "tools/measure/one_gpu.py"
         one_gpu.main.make_context("", words)
     else:
         (machine,) = [each for each in first_hour.PLANNED if each.file == f"{name}.yaml"]

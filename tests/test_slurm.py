@@ -88,8 +88,8 @@ def test_what_is_finished_is_left_out(folder, capsys):
 def test_machines_have_equally_many_processes(folder):
     runs = studies.runs(studies.find("gpus.yaml"))
     with pytest.raises(Refusal, match=r"--per-machine 5: .*-ddp-16x-seed0 has 16 processes"):
-        plan.spread(runs, 5)
-    assert {run.num_machines for run in plan.spread(runs, None)} == {1}
+        plan.over_machines(runs, 5)
+    assert {run.num_machines for run in plan.over_machines(runs, None)} == {1}
 
 
 @pytest.mark.parametrize(
@@ -148,6 +148,7 @@ def submit(script: str, *words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 def test_a_study_goes_through_it(cluster, capsys):
     """Two runs that train, side by side; then there is nothing left to submit."""
@@ -163,6 +164,7 @@ def test_a_study_goes_through_it(cluster, capsys):
         cli.run(["plan", "mine.yaml", "--slurm"])
 
 
+@pytest.mark.nightly
 @pytest.mark.launches
 def test_a_job_that_is_requeued_goes_on_from_its_checkpoint(cluster, capsys):
     run_dir = Path("runs/long") / SINGLE
@@ -182,6 +184,7 @@ def test_a_job_that_is_requeued_goes_on_from_its_checkpoint(cluster, capsys):
     assert len(record.resumed_at) == 1
 
 
+@pytest.mark.nightly
 @pytest.mark.launches
 def test_one_run_on_two_nodes(cluster, capsys):
     submit(printed(capsys, "mine.yaml", "--only", "ddp", "--per-machine", "1"))

@@ -85,7 +85,7 @@ def judged(times) -> list[cross_validation.Judged]:
 
 
 def test_the_committed_validation_is_of_the_models_as_they_are():
-    """Where this fails: python tools/planner_accuracy.py --write."""
+    """Where this fails: python tools/derive/planner_accuracy.py --write."""
     committed = published_rows.load().content
     assert planner_accuracy.is_same(planner_accuracy.judge(ROWS)["rows"], committed["rows"])
     compared = [planner_accuracy.compare(case) for case in measured_by_others.cases()]
@@ -138,7 +138,7 @@ def test_nothing_of_what_is_left_out_is_fitted(times, monkeypatch):
 
 @pytest.mark.slow
 def test_the_committed_evidence_is_what_cross_validation_finds(times, judged):
-    """`advise` prints these intervals; tools/planner_accuracy.py --write makes them anew, and the errors of groups."""
+    """`advise` prints these intervals; tools/derive/planner_accuracy.py --write makes them and the errors of groups."""
     assert planner_accuracy.is_same(cross_validation.tables(judged), published_rows.load().content["errors"])
     found = planner_accuracy.evidence(times, cross_validation.intervals(judged))
     assert planner_accuracy.is_same(found, json.loads(planner_accuracy.EVIDENCE.read_text()))

@@ -12,7 +12,7 @@ from study import progress, terminal
 def test_lines_fit_the_width_and_words_stay_whole(monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     path = "/a/path/that/is/longer-than-the-terminal-is-wide/file.json"
-    lines = terminal.wrapped(f"The file {path} is read, and then something else happens.", "- ", "  ").splitlines()
+    lines = terminal.wrap(f"The file {path} is read, and then something else happens.", "- ", "  ").splitlines()
     assert [line for line in lines if len(line) > 40] == [f"  {path}"]
     assert lines[0].startswith("- ")
     assert all(line.startswith("  ") for line in lines[1:])

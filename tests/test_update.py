@@ -17,7 +17,10 @@ from torch import nn
 from torch.optim import optimizer as optimizers
 
 from study import prove
-from study.prove import formulas, matrices
+from study.engines.optimizer_formulas import orthogonalized
+from study.prove import muon as muon_module
+from study.prove import rules
+from study.prove.muon import packed, unpacked
 from study.prove.update import Update, judge
 
 ADAM, SGD, MUON = (importlib.import_module(f"torch.optim.{name}") for name in ("adam", "sgd", "_muon"))
@@ -186,7 +189,7 @@ WRONG: dict[str, tuple[str, Any]] = {
 def test_a_wrong_update_is_found(name, monkeypatch):
     optimizer, plant = WRONG[name]
     plant(monkeypatch)
-    with pytest.raises(prove.TrainsWrong):
+    with pytest.raises(prove.TrainingFault):
         train(RIGHT[optimizer])
     (finding,) = json.loads(Path("proof.json").read_text())["findings"]
     assert finding.startswith(f"the update is not {optimizer.split()[0]}'s: the update of ")
@@ -205,13 +208,13 @@ def test_an_optimizer_without_its_states_is_found(monkeypatch):
         return model[0]
 
     monkeypatch.setattr(ADAM, "adam", forgets)
-    with pytest.raises(prove.TrainsWrong, match=r"^AdamW keeps no states for 7 of 7 tensors"):
+    with pytest.raises(prove.TrainingFault, match=r"^AdamW keeps no states for 7 of 7 tensors"):
         train(make)
 
 
 def test_momentum_that_is_not_kept_is_found(monkeypatch):
     of_sgd(momentum=0.0)(monkeypatch)
-    with pytest.raises(prove.TrainsWrong, match=r"^SGD keeps no states for 7 of 7 tensors"):
+    with pytest.raises(prove.TrainingFault, match=r"^SGD keeps no states for 7 of 7 tensors"):
         train(RIGHT["SGD momentum"])
 
 
@@ -228,20 +231,20 @@ class Own(torch.optim.AdamW):
     ],
 )
 def test_what_is_not_checked_is_said_and_is_no_fault(make, reason, capsys):
-    with pytest.raises(prove.NotChecked, match=reason):  # which only a strict proof raises, and not as a fault
+    with pytest.raises(prove.Unverified, match=reason):  # which only a strict proof raises, and not as a fault
         train(make)
     assert reason in capsys.readouterr().out
 
 
 def test_rounding_of_weights_in_16_bits_is_no_fault():
-    with pytest.raises(prove.NotChecked, match=r"rounding hides whether it is right: \d parameters"):
+    with pytest.raises(prove.Unverified, match=r"rounding hides whether it is right: \d parameters"):
         train(RIGHT["AdamW"], torch.bfloat16)
 
 
 def test_an_error_of_the_check_fails_a_strict_proof_only(monkeypatch):
-    monkeypatch.setattr(formulas, "rule_of", lambda *_: 1 / 0)
+    monkeypatch.setattr(rules, "rule_of", lambda *_: 1 / 0)
     monkeypatch.setattr(Update, "__init__", _without_optimizer(Update.__init__))
-    with pytest.raises(prove.NotChecked, match=r"the update of the weights .*ZeroDivisionError"):
+    with pytest.raises(prove.Unverified, match=r"the update of the weights .*ZeroDivisionError"):
         train(RIGHT["AdamW"])
 
 
@@ -263,7 +266,7 @@ def test_a_large_model_is_sampled(monkeypatch):
 
 
 def test_large_matrices_are_left_out(monkeypatch):
-    monkeypatch.setattr(matrices, "LARGEST_MATRIX", 200)
+    monkeypatch.setattr(muon_module, "LARGEST_MATRIX", 200)
     proof = train(muon)
     assert (proof["update"]["num_checked"], proof["update"]["num_not_checked"]) == (2, 1)
 
@@ -296,15 +299,15 @@ def test_ranks_with_other_kinds_of_states_are_found():
 
 def test_a_matrix_is_put_together_from_the_shards_of_ranks():
     matrix = torch.randn(6, 4)
-    parts = [matrices.packed(matrix[start:end], 4 * start) for start, end in ((0, 4), (4, 6))]
-    whole = matrices.unpacked(parts, (6, 4))
+    parts = [packed(matrix[start:end], 4 * start) for start, end in ((0, 4), (4, 6))]
+    whole = unpacked(parts, (6, 4))
     assert whole is not None
     assert torch.equal(whole, matrix.double())
-    assert matrices.unpacked(parts[1:], (6, 4)) is None
+    assert unpacked(parts[1:], (6, 4)) is None
 
 
 def test_muon_makes_singular_values_equal():
-    values = torch.linalg.svdvals(formulas.orthogonalized(torch.randn(12, 5).double()))
+    values = torch.linalg.svdvals(orthogonalized(torch.randn(12, 5).double()))
     assert values.min() > 0.5
     assert values.max() < 1.3
-    assert math.isclose(float(formulas.orthogonalized(torch.zeros(3, 3)).norm()), 0.0)
+    assert math.isclose(float(orthogonalized(torch.zeros(3, 3)).norm()), 0.0)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,10 +17,10 @@ import yaml
 from packaging.specifiers import SpecifierSet
 
 from study import cli
-from study.conformance import committed
+from study.conformance import results
 from study.doctor import checkup, examine
 from study.errors import Refusal
-from study.upgrade import changes, known_bad, locks, release_index, used
+from study.upgrade import changes, faults, locks, release_index, used
 
 HISTORY = json.loads(Path(__file__).with_name("upgrade_history.json").read_text())
 HELD_OUT = json.loads(Path(__file__).with_name("upgrade_held_out.json").read_text())
@@ -40,6 +42,7 @@ def test_history(case):
         assert alarms(case["package"], case["new"], case["old"])
 
 
+@pytest.mark.pages
 def test_the_page_has_recall_and_precision_as_they_are():
     by = [case["by"] for case in HISTORY["regressions"]]
     inside, rule = len(by) - by.count("outside"), by.count("rule")
@@ -55,11 +58,11 @@ def test_the_page_has_recall_and_precision_as_they_are():
 
 def test_faults_of_torch_are_those_of_the_matrices():
     wrong = set()
-    for version, matrix in committed.read("torch").items():
+    for version, matrix in results.read("torch").items():
         of_fsdp2 = (cell["verdict"] for name, cell in matrix["cells"].items() if name.startswith("fsdp2"))
         wrong |= {version} if "wrong" in of_fsdp2 else set()
     (fault,) = (fault for fault in changes.known_faults() if fault.id == "fsdp2-gloo-sum")
-    assert wrong == {version for version in committed.released("torch") if fault.is_in(version)}
+    assert wrong == {version for version in results.released("torch") if fault.is_in(version)}
 
 
 # ---------------------------------------------------------------- locks
@@ -822,8 +825,7 @@ def test_each_listed_fault_is_dated_between_its_releases_and_has_a_thread():
     ids = set()
     for fault in changes.known_faults():
         first, end = (
-            known_bad.base_release(version or other)
-            for version, other in ((fault.introduced, "0"), (fault.fixed, "999"))
+            faults.base_release(version or other) for version, other in ((fault.introduced, "0"), (fault.fixed, "999"))
         )
         assert first < end, fault.id
         assert (fault.package, fault.id) not in ids
@@ -831,7 +833,7 @@ def test_each_listed_fault_is_dated_between_its_releases_and_has_a_thread():
         assert all(re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+", url) for url in fault.threads)
         for required in fault.beside.values():
             SpecifierSet(required)
-    listed = yaml.safe_load(changes.FAULTS.read_text())
+    listed = [entry for entry in json.loads(faults.FILE.read_text()) if "engines" not in entry]
     assert {entry["package"] for entry in listed} == {*changes.index().packages}
     assert all(re.fullmatch(r"20\d\d-\d\d-\d\d", entry["date"]) for entry in listed)
     without_thread = {entry["id"] for entry in listed if not entry["threads"]}
@@ -840,6 +842,22 @@ def test_each_listed_fault_is_dated_between_its_releases_and_has_a_thread():
         "adafactor-fsdp2", "adafactor-partitions", "cpu-lion-zero-gradient", "fsdp2-used-twice", "muon-biases",
         "muon-later-steps", "muon-loss-scale", "zero3-reentrant-twice",
     }  # fmt: skip
+
+
+def test_the_list_of_faults_is_read_where_only_the_requirements_of_deepspeed_are_installed(monkeypatch):
+    """DeepSpeed requires packaging, but not PyYAML."""
+    for name in ("yaml", "accelerate", "transformers", "click"):
+        monkeypatch.setitem(sys.modules, name, None)
+    spec = importlib.util.spec_from_file_location("study.upgrade.faults_alone", faults.__file__)
+    assert spec
+    assert spec.loader
+    alone = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, alone)  # where dataclasses look up the module of a class
+    spec.loader.exec_module(alone)
+    assert [fault.id for fault in alone.measured()] == [fault.id for fault in faults.measured()]
+    assert alone.find(
+        deepspeed="0.18.3", zero_stage=0, offload="none", precision="bf16", sums_in_fp32=False, micro_batches=1
+    )
 
 
 def test_entries_without_effect_name_keys_that_exist():
@@ -942,5 +960,5 @@ def test_doctor_alone_names_what_is_known_of_the_installed_releases(monkeypatch)
     monkeypatch.setattr(
         checkup.importlib.metadata, "version", lambda package: {"deepspeed": "0.18.1"}.get(package, "99")
     )
-    checks = {(check.name, check.verdict) for check in checkup._known_bad()}
+    checks = {(check.name, check.verdict) for check in checkup._known_faults()}
     assert {("known of deepspeed", "note"), ("known of torch", "unknown")} <= checks

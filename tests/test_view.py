@@ -108,7 +108,7 @@ def test_pages_are_plain_text_unless_markdown_is_asked_for(tmp_path, capsys, mon
     ("words", "module", "name"),
     [
         (["compare", "runs"], "study.compare.summary", "table"),
-        (["plan", "smoke"], "study.running.plan", "make"),
+        (["plan", "smoke"], "study.running.plan", "make_plan"),
     ],
 )
 def test_what_takes_seconds_says_what_it_is_doing(words, module, name, monkeypatch, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from study.planner import advice_text
 
 QUESTION = ["--model", "gpt2", "--gpu", "h100-sxm", "--gpus", "8"]
 # Modules that a browser does not have. An import of one of them fails in the test below.
-MISSING = ("numpy", "torch", "transformers", "pandas", "tabulate", "ssl")
+MISSING = ("numpy", "torch", "transformers", "pandas", "ssl")
 WITHOUT_THEM = f"""
 import sys
 for name in {MISSING}:
@@ -119,9 +120,11 @@ def test_the_page_offers_what_the_command_knows():
     choices = web.choices()
     assert len(choices["models"]) > 250
     assert len(choices["gpus"]) > 40
-    for name in ("stacks", "precisions", "checkpointing", "strategies"):
-        assert choices[name]
-    assert Path(ROOT / "docs" / "web" / "choose.md").exists()
+    page = Path(ROOT / "docs" / "web" / "choose.md").read_text()
+    offered = set(re.findall(r'<select id="([a-z-]+)" name', page)) - {"gpu", "load-in-4bit"}
+    assert offered <= {name for name, values in choices["options"].items() if values}
+    flags = {flag[2:] for option in cli.zero_study.commands["advise"].params for flag in option.opts}
+    assert set(re.findall(r' name="([a-z0-9-]+)"', page)) - {"config"} <= flags
 
 
 @pytest.mark.parametrize(

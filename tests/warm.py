@@ -2,13 +2,16 @@
 
 `python warm.py` reads programs from stdin, a line of JSON each, and answers each with its process and its exit status.
 "accelerate-launch" is accelerate's own launcher, with its arguments and environment: its process is forked from this
-one, and the ranks that it starts are forked before it has a thread of its own. "zero-study" is the study's command.
-Python's start and the imports are all that is left out.
+one, and the ranks that it starts are forked before it has a thread of its own. "torchrun" is the launcher of torch.
+"zero-study" is the study's command, and "python" runs a script or `-m` a module. Python's start, the imports and the
+digests of the imported files are all that is left out.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import functools
 import gc
 import importlib
 import json
@@ -46,6 +49,7 @@ def main() -> None:
     for name in IMPORTED.split():
         importlib.import_module(name)
     SET_BY_IMPORTS.update({name: value for name, value in os.environ.items() if before.get(name) != value})
+    _digest_libraries()
     gc.collect()
     gc.freeze()  # or every child would go through, and so copy, all that was imported
     assert threading.active_count() == 1
@@ -57,6 +61,14 @@ def main() -> None:
             PROGRAMS[asked["program"]](asked)
         print(process, file=answers, flush=True)
         print(json.dumps(_wait(process, asked["timeout"])), file=answers, flush=True)
+
+
+def _digest_libraries() -> None:
+    """Read the files of the libraries once. Each run would spend a third of a second on it, for its record."""
+    imports = sys.modules["study.records.imports"]
+    imports._library = functools.cache(imports._library)
+    for name in imports.LIBRARIES:
+        imports._library(name)
 
 
 def _wait(process: int, timeout: float) -> int | None:
@@ -81,6 +93,7 @@ def _be_started(asked: dict[str, Any], server: int) -> None:
     os.chdir(asked["cwd"])
     os.environ.clear()
     os.environ.update(asked["env"])
+    atexit._clear()  # what the server registered is the server's
     sys.argv = [asked["program"], *asked["arguments"]]
 
 
@@ -88,13 +101,23 @@ def _command(_asked: dict[str, Any]) -> NoReturn:
     _leave(sys.modules["study.__main__"].main)
 
 
+def _python(asked: dict[str, Any]) -> NoReturn:
+    _leave(lambda: _run_words(asked["arguments"]))
+
+
+LAUNCHERS = {  # program -> its module, and its option with the number of ranks
+    "accelerate-launch": ("accelerate.commands.launch", "--num_processes"),
+    "torchrun": ("torch.distributed.run", "--nproc-per-node"),
+}
+
+
 def _launch(asked: dict[str, Any]) -> NoReturn:
-    arguments = asked["arguments"]
-    num_ranks = int(arguments[arguments.index("--num_processes") + 1])
-    Starts.waiting = [_fork_rank(arguments, asked["env"]) for _ in range(num_ranks)]
+    arguments, (module, option) = asked["arguments"], LAUNCHERS[asked["program"]]
+    num_ranks = int(arguments[arguments.index(option) + 1])
+    Starts.waiting = [_fork_rank(asked, asked["env"]) for _ in range(num_ranks)]
     subprocess.Popen = Starts  # type: ignore[misc]
     sys.modules["torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"].Popen = Starts
-    _leave(sys.modules["accelerate.commands.launch"].main)
+    _leave(sys.modules[module].main)
 
 
 class Starts(subprocess.Popen):
@@ -119,7 +142,7 @@ class Starts(subprocess.Popen):
         self._child_created, self._sigint_wait_secs, self._waitpid_lock = True, 0.25, threading.Lock()
 
 
-def _fork_rank(arguments: list[str], environment: dict[str, str]) -> tuple[int, int]:
+def _fork_rank(asked: dict[str, Any], environment: dict[str, str]) -> tuple[int, int]:
     """Fork a rank that waits for its command; return its process and the pipe that takes the command."""
     launcher = os.getpid()
     reads, writes = os.pipe()
@@ -135,10 +158,21 @@ def _fork_rank(arguments: list[str], environment: dict[str, str]) -> tuple[int, 
         os.setsid()
     os.environ.clear()
     os.environ.update(told["env"] | SET_BY_IMPORTS)
-    _show_launcher(launcher, ["accelerate-launch", *arguments], environment)
-    sys.argv = told["words"]
+    _show_launcher(launcher, [asked["program"], *asked["arguments"]], environment)
     sys.stdout.reconfigure(write_through=True)
-    _leave(lambda: runpy.run_path(sys.argv[0], run_name="__main__"))
+    _leave(lambda: _run_words(told["words"]))
+
+
+def _run_words(words: list[str]) -> None:
+    """Run what stands behind `python` in a command: a script, or `-m` and a module, and its arguments."""
+    if words[0] == "-m":
+        sys.argv = words[1:]
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = words
+        sys.path.insert(0, os.path.dirname(os.path.abspath(words[0])))
+        runpy.run_path(words[0], run_name="__main__")
 
 
 def _show_launcher(launcher: int, words: list[str], environment: dict[str, str]) -> None:
@@ -161,6 +195,7 @@ def _leave(program: Any) -> NoReturn:
     except BaseException:
         traceback.print_exc()
         status = 1
+    atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
@@ -173,7 +208,7 @@ def _die_with(parent: int) -> None:
         os._exit(1)
 
 
-PROGRAMS = {"accelerate-launch": _launch, "zero-study": _command}
+PROGRAMS = {"accelerate-launch": _launch, "torchrun": _launch, "zero-study": _command, "python": _python}
 
 if __name__ == "__main__":
     main()

@@ -124,17 +124,11 @@ function fillForm(choices) {
   }
   const gpus = document.getElementById("gpu");
   for (const gpu of choices.gpus) gpus.add(new Option(`${gpu.name} (${gpu.GiB} GiB)`, gpu.name));
-  for (const [id, first, values] of [
-    ["stack", null, choices.stacks.map(({ name }) => [name, name])],
-    ["precision", "bf16 if the GPU supports it", choices.precisions.map((name) => [name, name])],
-    ["activation-checkpointing", "the program's default; full if that helps", choices.checkpointing.map((name) => [name, name])],
-    ["strategy", "all", choices.strategies.map((name) => [name, name])],
-  ]) {
-    const select = document.getElementById(id);
-    if (first !== null) select.add(new Option(first, ""));
-    for (const [text, value] of values) select.add(new Option(text, value));
+  for (const [flag, values] of Object.entries(choices.options)) {
+    const select = document.getElementById(flag); // null if the form does not have this option
+    for (const value of select === null ? [] : values) select.add(new Option(value, value));
   }
-  DEFAULTS.stack = choices.stacks[0].name;
+  DEFAULTS.stack = choices.options.stack[0];
 }
 
 // ------------------------------------------------------------------ asking

@@ -1,7 +1,7 @@
 """The effects of the defects in the protocol of the source a100-replication, computed from the committed results.
 
-tools/published runs that program both as published and corrected. defects.yaml lists the defects, the programs that
-were run, and the pairs of arms that are compared. An effect is the value of ZeRO's arm divided by the value of the
+tools/measure/published runs that program both as published and corrected. defects.yaml lists the defects, the programs
+that were run, and the pairs of arms that are compared. An effect is the value of ZeRO's arm divided by the value of the
 plain arm, minus 1. A negative effect means that ZeRO is better. There is one effect per repeat. The interval is
 Student's t at 95 % over the repeats.
 """
@@ -111,7 +111,8 @@ def read(path: Path) -> dict[str, Any]:
     content = files.load(path, "results of the protocol")
     if not isinstance(content, dict) or not {"settings", "machine", "runs"} <= content.keys():
         raise Refusal(
-            f"{path}: this file has no results of the protocol. Make them with `python tools/published protocol`."
+            f"{path}: this file has no results of the protocol. Make them with "
+            "`python tools/measure/published protocol`."
         )
     if unknown := {name.partition("/")[0] for name in content["runs"]} - PROGRAMS.keys():
         raise Refusal(f"{path}: runs: there is no program {min(unknown)}. Remove it.")

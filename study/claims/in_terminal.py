@@ -10,8 +10,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from tabulate import tabulate
-
 from study import terminal
 from study.claims import ledger, sentences
 from study.claims.ledger import Claim, Source, Standing
@@ -61,9 +59,9 @@ def search(query: str) -> str:
         if all(word in " ".join(parts).lower() for word in query.lower().split()):
             lines.append(_line(f'{judged.head.claim.id}: "{judged.head.claim.phrase}": {judged.word}', "  ", "    "))
     if not lines:
-        return terminal.wrapped(f"No sentence contains all of these words: {shown}")
+        return terminal.wrap(f"No sentence contains all of these words: {shown}")
     count = "1 sentence contains" if len(lines) == 1 else f"{len(lines)} sentences contain"
-    return "\n".join([terminal.wrapped(f"{count} all of these words: {shown}"), *lines])
+    return "\n".join([terminal.wrap(f"{count} all of these words: {shown}"), *lines])
 
 
 def plain(value: str) -> str:
@@ -74,7 +72,7 @@ def plain(value: str) -> str:
 
 
 def _line(value: str, indent: str = "", later_indent: str | None = None) -> str:
-    return terminal.wrapped(" ".join(plain(value).split()), indent, later_indent)
+    return terminal.wrap(" ".join(plain(value).split()), indent, later_indent)
 
 
 def _of_all(judged_sentences: Sequence[JudgedSentence]) -> list[str]:
@@ -186,6 +184,6 @@ def _tally(judged_sentences: Sequence[JudgedSentence]) -> list[str]:
     ]
     rows += [("all", *map(sum, list(zip(*rows, strict=True))[1:]))] if len(rows) > 1 else []
     titles = ["source", "agrees", "in part", "contradicted", "undecided", "all"]
-    table = tabulate([(*row, sum(row[1:])) for row in rows], headers=titles)
+    table = terminal.table(titles, [(*row, sum(row[1:])) for row in rows], has_ruler=True)
     legend = [_line(f"{kind.word} ({by_word[kind.word]}): {kind.meaning}", "  ", "    ") for kind in Conclusion]
-    return [_line(sentences.rested(judged_sentences)), "", *table.splitlines(), "", "Verdicts:", *legend]
+    return [_line(sentences.basis_of_verdicts(judged_sentences)), "", *table, "", "Verdicts:", *legend]

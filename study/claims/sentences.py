@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
-from study import formatting
+from study import terminal
 from study.claims import ledger, verdicts
 from study.claims.ledger import Claim, Sentence, Source, Standing
 from study.claims.verdicts import AGAIN, BASES, Conclusion, Verdict
@@ -161,10 +161,16 @@ def tally(sentences: Sequence[JudgedSentence]) -> list[str]:
     rows += [("all", *map(sum, list(zip(*rows, strict=True))[1:]))] if len(rows) > 1 else []
     head = ["source", "agrees", "in part", "contradicted", "undecided", "all"]
     legend = [f"- **{kind.word}** ({by_word[kind.word]}): {kind.meaning}" for kind in Conclusion]
-    return [*formatting.markdown(head, [(*row, sum(row[1:])) for row in rows]), "", *legend, "", rested(sentences)]
+    return [
+        *terminal.markdown(head, [(*row, sum(row[1:])) for row in rows]),
+        "",
+        *legend,
+        "",
+        basis_of_verdicts(sentences),
+    ]
 
 
-def rested(sentences: Sequence[JudgedSentence]) -> str:
+def basis_of_verdicts(sentences: Sequence[JudgedSentence]) -> str:
     """Return a text that says how many sentences are decided, and by which kinds of evidence."""
     counted = [judged for judged in sentences if judged.counts]
     by_basis = Counter(judged.by for judged in counted if judged.conclusion.is_decided)

@@ -192,10 +192,11 @@ def watch(engine: Any, optimizer: Any, names: dict[str, Any]) -> None:
 
     `held(part)` returns the bytes per parameter that this rank stores of a part of the model states.
     """
+    from study.engines.readback.parameters import whole_size
     from study.training.memory import model_state_bytes
 
     def held(part: str) -> float:
-        sizes = (getattr(p, "ds_numel", p.numel()) for p in engine.parameters())
+        sizes = map(whole_size, engine.parameters())
         return float(round(getattr(model_state_bytes(engine, optimizer, None), part) / sum(sizes), 1))
 
     names |= {"engine": engine, "optimizer": optimizer, "held": held}

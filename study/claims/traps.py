@@ -1,7 +1,7 @@
 """Tabulate how much each parity trap changes runs that look like the same training.
 
 In a trap, an arm and its control differ in a setting that nobody wrote down. In a second pair of arms, this setting
-is the same on both sides. tools/published measures both pairs.
+is the same on both sides. tools/measure/published measures both pairs.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def read(path: Path) -> dict[str, Any]:
     """Return the content of a file of measured traps. Raises Refusal if it contains none."""
     content = files.load(path, "measured traps")
     if not isinstance(content, dict) or not {"settings", "data", "arms", "traps"} <= content.keys():
-        raise Refusal(f"{path}: this file has no measured traps. Make them with `python tools/published traps`.")
+        raise Refusal(
+            f"{path}: this file has no measured traps. Make them with `python tools/measure/published traps`."
+        )
     return content
 
 

@@ -379,7 +379,7 @@ def check(now: Mapping[str, Verdict], wrong: Collection[str], missing: Mapping[s
     )
 
 
-def unlike(sources: list[Source], verdicts: dict[str, Verdict]) -> dict[str, str]:
+def disagreeing(sources: list[Source], verdicts: dict[str, Verdict]) -> dict[str, str]:
     """Return a message for each sentence whose key `holds` in the ledger does not match its verdict.
 
     The messages are keyed by the id of the sentence's first reading. Sentences with a reading that has no verdict are
@@ -428,7 +428,7 @@ def read(path: Path = VERDICTS) -> dict[str, Verdict]:
     return verdicts
 
 
-def stale(committed: dict[str, Verdict], now: dict[str, Verdict]) -> dict[str, str]:
+def outdated(committed: dict[str, Verdict], now: dict[str, Verdict]) -> dict[str, str]:
     """Return a message for each claim whose committed verdict differs from the current one, by claim id."""
     changes = {}
     for name in [*now, *(name for name in committed if name not in now)]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import click
 
-from study import __version__, config
+from study import __version__, command_line
 from study.cli import check, compare, maintain, plan, public, train
 from study.cli.options import Command
 from study.errors import Refusal, describe_usage
@@ -38,7 +38,7 @@ GROUPS = {
 }
 
 
-class _Commands(config.Command, click.Group):
+class _Commands(command_line.Command, click.Group):
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         for title, group in GROUPS.items():
             with formatter.section(title):

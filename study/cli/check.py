@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from study import files, progress, terminal
-from study.cli.options import NUMBER, PATH, TRAINING, command, require
+from study.cli.options import PATH, TRAINING, command, require
+from study.command_line import NUMBER
 from study.errors import Refusal
 from study.files import require_clone
 from study.strategy import file
@@ -313,9 +314,26 @@ def _saved(
     "--only",
     multiple=True,
     metavar="TEXT",
-    help="only cells whose name contains this text, or plain for those without a special feature; may be repeated",
+    help="only cells whose name contains this text, or plain for those without a special feature; may be repeated; "
+    "with --exact: strategies, separated by commas",
 )
 @click.option("--ranks", metavar="NUMBERS", help="numbers of processes, separated by commas [default: 1,2]")
+@click.option(
+    "--exact",
+    is_flag=True,
+    help="train values whose sums are never rounded with this project's strategies, and compare every bit",
+)
+@click.option("--quick", is_flag=True, help="with --exact: five strategies on two and three processes")
+@click.option(
+    "--faults", "with_faults", is_flag=True, help="with --exact: also plant faults, each of which must be seen"
+)
+@click.option(
+    "--fault",
+    "fault_names",
+    multiple=True,
+    metavar="TEXT",
+    help="with --exact: only trainings with the planted faults whose names contain this text; may be repeated",
+)
 @click.option(
     "--release",
     "package_versions",
@@ -341,6 +359,10 @@ def _saved(
 def _conformance(
     only: tuple[str, ...],
     ranks: str | None,
+    exact: bool,
+    quick: bool,
+    with_faults: bool,
+    fault_names: tuple[str, ...],
     package_versions: tuple[str, ...],
     known: Path | None,
     optimizers: tuple[str, ...],
@@ -350,33 +372,53 @@ def _conformance(
     """Check whether the installed engines train correctly.
 
     The command trains a small model in every way that the engines offer (each way is a cell), and compares each cell
-    with a reference that uses no engine. It runs on a CPU and takes some minutes.
+    with a reference that uses no engine. It runs on a CPU and takes some minutes. With --exact, no sum is rounded, so
+    every gradient, weight and momentum must have the bits of a reference in integers. The numbers of processes are then
+    1,2,3,4,8 by default.
 
     Exit status: 0 if every cell that was compared is right, or a known failure; 1 if one is wrong or crashed; 2 if the
     request is refused; 3 if no cell could be compared, or if a cell that is right in the file of --known is refused
-    now.
+    now. With --exact: 0 if every training has the bits of the reference and every planted fault was seen; 1 if not; 3
+    if a strategy that --only names could not be trained.
     """
+    of_exact = {"--quick": quick, "--faults": with_faults, "--fault": fault_names}
+    of_matrix = {
+        "--release": package_versions, "--known": known, "--optimizer": optimizers, "--adapters": adapters
+    }  # fmt: skip
+    if given := [flag for flag, value in (of_matrix if exact else of_exact).items() if value]:
+        raise Refusal(
+            f"{given[0]} and --exact cannot be combined. Remove one of them."
+            if exact
+            else f"{given[0]} is an option of the exact trainings. Add --exact, or remove {given[0]}."
+        )
+    if output is not None:
+        files.require_folder(output)
+    if exact:
+        require(*TRAINING, "deepspeed")
+        from study.exact import command as exact_command
+
+        return exact_command.run(
+            quick=quick, only=only, ranks=ranks, with_faults=with_faults, fault_names=fault_names, output=output
+        )
     require(*TRAINING[:1], "deepspeed")
-    from study.conformance import committed, installation, matrix_file, releases
+    from study.conformance import matrix, matrix_file, releases, results
 
     _check_ranks(ranks)
     chosen_releases = releases.parse(package_versions)
     cells = _cells_to_examine(only, ranks, chosen_releases, optimizers, adapters)
-    if output is not None:
-        files.require_folder(output)
     earlier = None if known is None else matrix_file.load(known)
-    results = installation.examine(cells, lambda line: print(line, flush=True), chosen=chosen_releases)
-    verdict = committed.verdict(results, earlier)
+    examined = matrix.run(cells, lambda line: print(line, flush=True), chosen=chosen_releases)
+    verdict = results.verdict(examined, earlier)
     if output is not None:
-        files.write_json(output, {**results, **verdict.content()})
+        files.write_json(output, {**examined, **verdict.content()})
     if earlier is not None:
-        new = ", ".join(committed.failures(results, earlier)) or "none"
-        print(terminal.wrapped(f"New failures compared with {known}: {new}."))
+        new = ", ".join(results.failed_cells(examined, earlier)) or "none"
+        print(terminal.wrap(f"New failures compared with {known}: {new}."))
         for each in verdict.not_checked:
             if each.is_requested:
-                print(terminal.wrapped(f"Could not be compared with {known}: {each}."))
+                print(terminal.wrap(f"Could not be compared with {known}: {each}."))
         print()
-    print("\n".join(committed.lines(results)))
+    print("\n".join(results.summary_lines(examined)))
     return verdict
 
 
@@ -407,7 +449,7 @@ def _cells_to_examine(
         engines = [engine for package in chosen_releases for engine in cells.OPTIMIZERS_UNDER[package]]
         matrix = cells.of_optimizers(_chosen_optimizers(optimizers), engines or cells.UNDER)
     elif chosen_releases:
-        matrix = cells.of_release(chosen_releases, (cells.PLAIN, *cells.NEWER_TWISTS))
+        matrix = cells.of_release(chosen_releases, (cells.PLAIN, *cells.NEWER_VARIATIONS))
     else:
         matrix = cells.matrix(sorted({int(number) for number in (ranks or "1,2").split(",")}))
     chosen = [cell for cell in matrix if all(_is_named(cell, text) for text in only)]
@@ -420,7 +462,7 @@ def _cells_to_examine(
 
 def _is_named(cell: Cell, text: str) -> bool:
     """Return whether --only with this text selects a cell. "plain" selects the cells without a special feature."""
-    return text in cell.name or text == cell.twist == "plain"
+    return text in cell.name or text == cell.variation == "plain"
 
 
 def _chosen_optimizers(names: tuple[str, ...]) -> list[str]:
@@ -499,17 +541,17 @@ def _decide_claims(write: bool) -> Verdict:
         verdicts.write(now)
         print(f"Wrote {len(now)} verdicts to {verdicts.VERDICTS}.")
     committed = {name: verdict for name, verdict in verdicts.read().items() if name not in missing}
-    wrong = verdicts.unlike(sources, now) | verdicts.stale(committed, now)
+    wrong = verdicts.disagreeing(sources, now) | verdicts.outdated(committed, now)
     verdict = verdicts.check(now, wrong, missing)
     if wrong:
         print(f"{len(wrong)} of {len(now)} claims differ from their committed verdicts:")
     elif now and not missing:
         print(f"All {len(now)} committed verdicts follow from the records.")
     for name, difference in wrong.items():
-        print(terminal.wrapped(f"{name}: {difference}", "  ", "    "))
-    print(terminal.wrapped(f"Checked: {verdict.coverage()}."))
+        print(terminal.wrap(f"{name}: {difference}", "  ", "    "))
+    print(terminal.wrap(f"Checked: {verdict.coverage()}."))
     for reason, number in Counter(missing.values()).most_common():
-        print(terminal.wrapped(f"{terminal.counted(number, 'claim')} could not be decided: {reason}.", "  ", "    "))
+        print(terminal.wrap(f"{terminal.count(number, 'claim')} could not be decided: {reason}.", "  ", "    "))
     return verdict
 
 

@@ -82,7 +82,7 @@ def _compare(
     if judged is None:
         return None
     covered = f"Checked: {judged.verdict.coverage()}."
-    print(f"\n{covered if markdown else terminal.wrapped(covered)}")
+    print(f"\n{covered if markdown else terminal.wrap(covered)}")
     return judged.verdict
 
 

@@ -52,7 +52,7 @@ def _merge(packed: Path, records: Path) -> Verdict:
 
 def _with_coverage(verdict: Verdict) -> Verdict:
     """Print what was compared, and return the verdict."""
-    print(terminal.wrapped(f"Checked: {verdict.coverage()}.", later_indent="  "))
+    print(terminal.wrap(f"Checked: {verdict.coverage()}.", later_indent="  "))
     return verdict
 
 

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
 
 import click
 
-from study import config
-from study.errors import Refusal
+from study import command_line
+from study.command_line import NUMBER, Option
 
 # The packages that every run imports. DeepSpeed is needed only for some strategies.
 TRAINING = (
@@ -32,7 +30,7 @@ CHECKPOINT_EVERY = (
 )
 
 
-class Command(config.Command):
+class Command(command_line.Command):
     """A command that is only parsed, not called, and whose short help is shown in full."""
 
     def invoke(self, context: click.Context) -> click.Context:
@@ -43,62 +41,35 @@ class Command(config.Command):
 
 
 command = functools.partial(click.command, cls=Command)
-
-
-class _WholeNumber(click.ParamType):
-    """An option type: a whole number from 1 to `config.LARGEST_NUMBER`."""
-
-    name = "integer"
-
-    def convert(self, value: str | int, param: click.Parameter | None, context: click.Context | None) -> int:
-        try:
-            number = int(value)
-        except ValueError:
-            number = 0
-        flag = param.opts[0] if param else self.name
-        if number < 1:
-            raise Refusal(f"{flag} {value}: must be a whole number of at least 1")
-        if number > config.LARGEST_NUMBER:
-            raise Refusal(f"{flag} {value}: must be at most {config.LARGEST_NUMBER:,}")
-        return number
-
-
-class _ReadAndWrite(click.ParamType):
-    """An option type: one positive number for reading and writing, or two with a comma between them."""
-
-    name = "read,write"
-
-    def convert(
-        self, value: str | tuple[float, float], param: click.Parameter | None, context: click.Context | None
-    ) -> tuple[float, float]:
-        if isinstance(value, tuple):
-            return value
-        try:
-            numbers = [float(part) for part in value.split(",")]
-            read, write = numbers * 2 if len(numbers) == 1 else numbers
-        except ValueError:
-            flag = param.opts[0] if param else self.name
-            raise Refusal(
-                f"{flag} {value}: must be one number, or two with a comma between them, such as 6.8,4"
-            ) from None
-        return read, write
-
-
-NUMBER = _WholeNumber()
-READ_AND_WRITE = _ReadAndWrite()
 PATH = click.Path(path_type=Path)
 
 # The options of a command that is started on every machine of a run. Accelerate's launcher uses the same names.
 MACHINES = [
-    click.Option(
-        ["--num-machines"], type=NUMBER, help="Number of machines. Start this command on each of them. [default: 1]"
+    Option(
+        ["--num-machines"],
+        group="Several machines",
+        type=NUMBER,
+        help="Number of machines. Start this command on each of them. [default: 1]",
     ),
-    click.Option(["--machine-rank"], type=click.IntRange(0), default=0, help="Number of this machine, counted from 0."),
-    click.Option(
-        ["--main-process-ip"], metavar="ADDRESS", help="Address of machine 0, as the other machines reach it."
+    Option(
+        ["--machine-rank"],
+        group="Several machines",
+        type=click.IntRange(0),
+        default=0,
+        help="Number of this machine, counted from 0.",
     ),
-    click.Option(
-        ["--main-process-port"], type=NUMBER, default=29500, help="Port of machine 0 at which all machines meet."
+    Option(
+        ["--main-process-ip"],
+        group="Several machines",
+        metavar="ADDRESS",
+        help="Address of machine 0, as the other machines reach it.",
+    ),
+    Option(
+        ["--main-process-port"],
+        group="Several machines",
+        type=NUMBER,
+        default=29500,
+        help="Port of machine 0 at which all machines meet.",
     ),
 ]
 
@@ -111,8 +82,3 @@ def require(*modules: str) -> None:
     for module in modules:
         if importlib.util.find_spec(module) is None:
             raise ModuleNotFoundError(name=module)
-
-
-def choice(flag: str, kinds: Any, help: str, default: str | None = None) -> Callable[[Any], Any]:
-    """Return an option whose values are the words of a Literal type."""
-    return click.option(flag, type=click.Choice(get_args(kinds)), default=default, help=help)

@@ -57,7 +57,7 @@ def _import(logs: tuple[Path, ...], output: Path, name: str | None, setting: tup
     print(_written(new, found, output))
     return Verdict.of(
         0,
-        [Checked(len(found), "run", f"read from {terminal.counted(len(logs), 'log')}")],
+        [Checked(len(found), "run", f"read from {terminal.count(len(logs), 'log')}")],
         [NotChecked(f"{run.name}: {text}") for run, not_read in found for text in not_read],
     )
 
@@ -72,10 +72,10 @@ def _described(imported: Imported) -> str:
     )
     known = [str(value) for name in _SHOWN if (value := getattr(run.setting, name)) is not None]
     if run.setting.num_gpus is not None:
-        known.append(terminal.counted(run.setting.num_gpus, "GPU"))
+        known.append(terminal.count(run.setting.num_gpus, "GPU"))
     ending = "" if run.ending == "unknown" else run.ending
     lines = [f"{run.name}: {run.log_format}, {'; '.join(filter(None, (numbers, ', '.join(known), ending)))}"]
-    lines += [terminal.wrapped(mark, "  ", "    ") for mark in run.marks[:MOST_MARKS]]
+    lines += [terminal.wrap(mark, "  ", "    ") for mark in run.marks[:MOST_MARKS]]
     if len(run.marks) > MOST_MARKS:
         lines.append(f"  and {len(run.marks) - MOST_MARKS} more, which are in its file")
     return "\n".join(lines)
@@ -85,11 +85,11 @@ def _written(new: Sequence[PublicRun], found: Sequence[Imported], output: Path) 
     """Return what was written, what was there, and how many runs could not be read completely."""
     there = len(found) - len(new)
     incomplete = sum(bool(not_read) for _, not_read in found)
-    parts = [f"Wrote {terminal.counted(len(new), 'run')} to {output}."] if new else []
+    parts = [f"Wrote {terminal.count(len(new), 'run')} to {output}."] if new else []
     if there:
-        parts.append(f"{terminal.counted(there, 'run')} {'was' if there == 1 else 'were'} there already.")
+        parts.append(f"{terminal.count(there, 'run')} {'was' if there == 1 else 'were'} there already.")
     if incomplete:
-        parts.append(f"Parts of {terminal.counted(incomplete, 'run')} could not be read.")
+        parts.append(f"Parts of {terminal.count(incomplete, 'run')} could not be read.")
     return " ".join(parts)
 
 

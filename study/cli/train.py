@@ -16,33 +16,44 @@ from study.cli.options import (
     CHECKPOINT_EVERY,
     DATA_FOLDER,
     MACHINES,
-    NUMBER,
     PATH,
     TRAINING,
     command,
     require,
 )  # fmt: skip
+from study.command_line import NUMBER, Option, given
 from study.errors import Refusal
 from study.run import as_words
 from study.strategy import file
+
+LAUNCH = "Strategy and processes"
 
 
 @command(
     "train",
     params=[
-        click.Option(
+        Option(
             ["--strategy"],
+            group=LAUNCH,
+            is_common=True,
             default="single",
             metavar="NAME",
             help=f"An accelerate file of your own, or one of: {', '.join(file.names())}.",
         ),
-        click.Option(
-            ["--num-processes"], type=NUMBER, help="Number of processes. [default: as the strategy's file says]"
+        Option(
+            ["--num-processes"],
+            group=LAUNCH,
+            is_common=True,
+            type=NUMBER,
+            help="Number of processes. [default: as the strategy's file says]",
+        ),
+        Option(
+            ["--timeout"],
+            group=LAUNCH,
+            type=NUMBER,
+            help="Number of seconds after which the run is ended. [default: none]",
         ),
         *MACHINES,
-        click.Option(
-            ["--timeout"], type=NUMBER, help="Number of seconds after which the run is ended. [default: none]"
-        ),
         *config.OPTIONS,
     ],
 )
@@ -67,7 +78,7 @@ def _train(
 
     require(*TRAINING)
     chosen = file.read_strategy(file.find_strategy(strategy))
-    run_config = config.build_config(**config.given(options))
+    run_config = config.build_config(**given(options))
     machines = num_machines or chosen.num_machines
     _check_machine(machines, main_process_ip)
     place = {"machine_rank": machine_rank, "main_process_ip": main_process_ip, "main_process_port": main_process_port}
@@ -153,14 +164,14 @@ def _plan(
     with after_two_seconds("Reading earlier runs and checking this machine"):
         chosen = studies.find(study)
         folder = runs_dir / chosen.name
-        runs = plan.spread(plan.select(chosen, data_dir, only, folder, checkpoint_every, skip), per_machine)
+        runs = plan.over_machines(plan.select(chosen, data_dir, only, folder, checkpoint_every, skip), per_machine)
         if slurm:
             flags = {"data_dir": data_dir, "runs_dir": runs_dir, "timeout": timeout}
             flags |= {"checkpoint_every": checkpoint_every}
             job = [sys.executable, "-m", "study", "job", *as_words(flags), study]
             text = script(chosen, runs, folder, timeout, job)
         else:
-            text = plan.show(plan.make(chosen, runs, folder, timeout)) + "\n"
+            text = plan.show(plan.make_plan(chosen, runs, folder, timeout)) + "\n"
     print(text, end="")
 
 

@@ -10,25 +10,24 @@ import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from study import cli, planner
+from study import cli, command_line, planner
 from study.cli import plan
 from study.errors import Refusal
 from study.planner import advice_text, reasons
 from study.planner.choose import gib
 from study.planner.launch import Launch
+from study.planner.request import Request
 from study.strategy import file
 from study.terminal import printable
 from study.theory import gpus
-from study.theory.engine import Checkpointing, PrecisionClass
 from study.theory.shapes import KNOWN
-from study.theory.stacks import STACKS
 
 if TYPE_CHECKING:
-    from study.planner.choose import Advice, Option
+    from study.planner.choose import Advice, StrategyPrediction
 
 CONFIG = "config.json"  # the name of a pasted configuration
 # Options of the command that make no sense on the page.
@@ -98,27 +97,26 @@ def _options(words: Sequence[str], config: str | None) -> Iterator[Sequence[str]
 
 
 def _advise(words: Sequence[str]) -> Advice:
-    parameters = dict(cli.parse(["advise", *words]).params)
-    model, num_gpus = parameters.pop("model"), parameters.pop("num_gpus")
+    parameters = cli.parse(["advise", *words]).params
     for name, reason in NOT_ON_PAGE.items():
-        if parameters.pop(name):
+        if parameters[name]:
             raise Refusal(reason)
-    del parameters["everything"], parameters["as_json"]
-    for flag, value in (("--model", model), ("--gpus", num_gpus)):
+    model, requested = parameters["model"], {name: parameters[name] for name in Request.model_fields}
+    for flag, value in (("--model", model), ("--gpus", requested["num_gpus"])):
         if value is None:
             raise Refusal(f"{flag} is missing. The page needs a model, a GPU and the number of GPUs.")
-    return planner.advise(model, plan.request_of(num_gpus, parameters))
+    return planner.advise(model, plan.request_of(requested))
 
 
 def _content(advice: Advice, words: Sequence[str]) -> dict[str, Any]:
-    shown, start = advice_text.few(advice), advice_text.launch_or_why(advice)
+    shown, start = advice_text.short_list(advice), advice_text.launch_or_why(advice)
     why_not = reasons.why_not(advice)
     usable = advice.options[0].prediction.usable_bytes
     return {
         "command": shlex.join(["zero-study", "advise", *words]),
         "answer": reasons.answer(advice),
-        "setting": advice_text.setting(advice),
-        "trained": advice_text.trained(advice.shape),
+        "setting": advice_text.setting_line(advice),
+        "trained": advice_text.adapter_lines(advice.shape),
         "capacity": {"bytes": usable, "text": f"{gib(usable)} GiB"},
         "strategies": [
             _strategy(advice, option) | {"is_shown": option in shown, "why_not": why_not.get(option.strategy.name)}
@@ -129,12 +127,14 @@ def _content(advice: Advice, words: Sequence[str]) -> dict[str, Any]:
         "notes": advice.notes,
         "launch": _launch(start) if isinstance(start, Launch) else None,
         "no_launch": start if isinstance(start, str) else None,
-        "assumed": advice_text.assumed(advice.request, advice.box, advice_text.groups_of(advice), advice.shape),
+        "assumed": advice_text.assumed_settings(
+            advice.request, advice.box, advice_text.groups_of(advice), advice.shape
+        ),
         "evidence": _evidence(advice),
     }
 
 
-def _strategy(advice: Advice, option: Option) -> dict[str, Any]:
+def _strategy(advice: Advice, option: StrategyPrediction) -> dict[str, Any]:
     """Return one strategy: its cells as the command prints them, its memory by part, and its time with interval.
 
     The memory is in bytes. The time is the lower end, the predicted seconds, and the upper end (None if there is none).
@@ -151,7 +151,7 @@ def _strategy(advice: Advice, option: Option) -> dict[str, Any]:
     }
 
 
-def _parts(option: Option) -> dict[str, float]:
+def _parts(option: StrategyPrediction) -> dict[str, float]:
     """Return the bytes of one GPU by part, in the order of the figures. The last part is for the allocator."""
     parts = {part.replace("_", " "): float(value) for part, value in option.prediction.peak.parts.items()}
     parts["activations and logits"] = parts.pop("activations") + parts.pop("logits")
@@ -172,13 +172,15 @@ def _evidence(advice: Advice) -> dict[str, str] | None:
 
 
 def choices() -> dict[str, Any]:
-    """Return what the form of the page offers: models, GPUs and programs, as data for JSON."""
+    """Return what the form of the page offers, as data for JSON: models, GPUs, and the words of other options.
+
+    The key of such an option is its flag without the dashes, which is the name of its field in the form.
+    """
     head, rows = gpus.table()
+    fields = Request.model_fields.items()
+    words = {command_line.flag(name, field)[2:]: command_line.choices(field) for name, field in fields}
     return {
         "models": [{"name": name, "hub_ids": ids} for name, ids in sorted(KNOWN.hub_ids.items())],
         "gpus": [dict(zip(head, row, strict=True)) for row in rows],
-        "stacks": [{"name": name, "version": stack.version} for name, stack in STACKS.items()],
-        "precisions": get_args(PrecisionClass),
-        "checkpointing": get_args(Checkpointing),
-        "strategies": file.names(),
+        "options": {flag: values for flag, values in words.items() if values} | {"strategy": file.names()},
     }

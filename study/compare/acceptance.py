@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from study import formatting
+from study import terminal
 from study.compare import view
 from study.compare.parity import largest_loss_difference, settings, shown_arithmetic
 from study.records import find as records
@@ -74,7 +74,7 @@ def page(folders: Sequence[Path]) -> str:
     strategies = sorted({run.strategy for run in runs}, key=lambda name: (name != "single", name != "ddp", name))
     cells = _cells(strategies, runs, references)
     rows = [[f"`{name}`", *(_shown(cells.get((name, check))) for check in CHECKS)] for name in strategies]
-    lines = [_summary(recorded_runs, cells), "", *formatting.markdown(["strategy", *CHECKS], rows), ""]
+    lines = [_summary(recorded_runs, cells), "", *terminal.markdown(["strategy", *CHECKS], rows), ""]
     lines += [*_reasons(cells), *_distances(runs, references)]
     return view.page(
         "Acceptance: the checks that each strategy passes", EXPLANATION, lines, "--view acceptance", folders
@@ -212,7 +212,7 @@ def _as_single(file: RecordFile, references: dict[str, RecordFile]) -> Verdict:
     if difference is not None and difference <= allowed:
         return Verdict(OK)
     return Verdict(
-        FAILED, f"{r.run_id}: a loss is {formatting.difference(difference)} from `single`'s, at most {allowed:g}"
+        FAILED, f"{r.run_id}: a loss is {terminal.difference(difference)} from `single`'s, at most {allowed:g}"
     )
 
 
@@ -279,7 +279,7 @@ def _reasons(cells: Cells) -> list[str]:
         names = dict.fromkeys(f"`{name}`" for name, _ in places)
         checks = sorted({check for _, check in places}, key=CHECKS.index)
         lines.append(
-            f"- {verdict.status}: {', '.join(checks)} of {', '.join(names)}: {formatting.shown(verdict.reason)}"
+            f"- {verdict.status}: {', '.join(checks)} of {', '.join(names)}: {terminal.escape_markdown(verdict.reason)}"
         )
     return ["## What is not ok", "", *lines, ""] if lines else []
 
@@ -289,8 +289,8 @@ def _distances(runs: list[_Run], references: dict[str, RecordFile]) -> list[str]
     rows = []
     for file in (run.file for run in runs if run.file and not _is_reference(run.file.record)):
         if reference := references.get(_work(file.record)):
-            difference = formatting.difference(largest_loss_difference(file, reference))
+            difference = terminal.difference(largest_loss_difference(file, reference))
             allowed = tolerance(file.record.config["precision"])
             rows.append([file.record.run_id, reference.record.run_id, difference, f"{allowed:g}"])
     head = ["run", "compared with", "largest difference of a loss", "at most"]
-    return ["## How far from `single`", "", *formatting.markdown(head, rows), ""] if rows else []
+    return ["## How far from `single`", "", *terminal.markdown(head, rows), ""] if rows else []

@@ -16,8 +16,8 @@ from itertools import combinations, groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from study import formatting
-from study.compare.facts import proven, shown_adapter
+from study import terminal
+from study.compare.facts import require_proof, shown_adapter
 from study.compare.view import View, finished
 from study.config import NOT_TRAINED, PINS
 from study.engines.strategy_names import in_order
@@ -82,7 +82,7 @@ class _Engine(NamedTuple):
 
 
 def _engine_of(r: Record) -> _Engine:
-    proof = proven(r)
+    proof = require_proof(r)
     return _Engine(
         strategy=r.strategy,
         world_size=r.world_size,
@@ -200,7 +200,7 @@ def _with_digests(record_files: Iterable[RecordFile]) -> list[RecordFile]:
 
 def _heading(file: RecordFile) -> str:
     r = file.record
-    return f"{r.workload} {r.size}, {proven(r).precision}, {r.steps_done} steps, seed {r.seed}, {r.box}"
+    return f"{r.workload} {r.size}, {require_proof(r).precision}, {r.steps_done} steps, seed {r.seed}, {r.box}"
 
 
 def _setting(file: RecordFile, ignored: Collection[str] = ("perturb",)) -> str:
@@ -216,8 +216,8 @@ def _setting(file: RecordFile, ignored: Collection[str] = ("perturb",)) -> str:
 
 def _column(file: RecordFile) -> str:
     """Return the heading of a run's column: processes, adapter, micro batches, clipping and pins."""
-    r, proof = file.record, proven(file.record)
-    parts = [formatting.processes(r.world_size)]
+    r, proof = file.record, require_proof(file.record)
+    parts = [terminal.count(r.world_size, "process", "processes")]
     parts += shown_adapter(r)
     if proof.gradient_accumulation_steps > 1:
         parts.append(f"{proof.gradient_accumulation_steps} micro batches")
@@ -289,7 +289,7 @@ def _shipped_and_pinned(files: Sequence[RecordFile]) -> tuple[list[Column], list
 def _table(columns: Sequence[Column]) -> list[str]:
     cells = grid(columns)
     return list(
-        formatting.markdown(
+        terminal.markdown(
             [HEAD, *heads(columns)], [[name, *(shown(cell) for cell in row)] for name, row in cells.items()]
         )
     )
@@ -340,7 +340,7 @@ def shown(cell: Cell | None) -> str:
 
 
 def _from_step(step: int, held_out: float | None) -> str:
-    return f"from step {step}" + ("" if held_out is None else f"; {formatting.powers(held_out)}")
+    return f"from step {step}" + ("" if held_out is None else f"; {terminal.scientific(held_out)}")
 
 
 def first_differing_step(r: Record, reference: Record) -> int | None:
@@ -399,7 +399,7 @@ def _against_shipped(files: Sequence[RecordFile]) -> list[str]:
     return [
         "## Each strategy with fixed order, compared with the same strategy without it",
         "",
-        *formatting.markdown(["setting", HEAD, "bits"], rows),
+        *terminal.markdown(["setting", HEAD, "bits"], rows),
         "",
     ]
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
-from study import formatting
+from study import terminal
 from study.compare import parity, predicted
-from study.compare.facts import model_heading, proven
+from study.compare.facts import model_heading, require_proof
 from study.compare.predicted import Messages
 from study.compare.view import View, finished, tables
 from study.records.find import RecordFile
@@ -73,7 +73,7 @@ def _compared(communicating: list[Messages]) -> list[str]:
         return []
     lines = [*_summary(communicating), "", COLUMNS, ""]
     for heading, members in groupby(sorted(communicating, key=_order), key=lambda c: model_heading(c.record)):
-        lines += [f"## {formatting.shown(heading)}", "", *tables(members, _order, _title, HEAD, _rows)]
+        lines += [f"## {terminal.escape_markdown(heading)}", "", *tables(members, _order, _title, HEAD, _rows)]
     return lines
 
 
@@ -94,20 +94,21 @@ def _summary(cells: list[Messages]) -> list[str]:
     else:
         lines.append("No byte differs in any.")
     lines += [f"- beyond {TOLERANCE:.0%}: {c.record.run_id}, {c.error:.2%}" for c in beyond]
-    lines += [f"- other counts: {c.record.run_id}, {formatting.shown(_counts(c))}" for c in deviating]
+    lines += [f"- other counts: {c.record.run_id}, {terminal.escape_markdown(_counts(c))}" for c in deviating]
     return lines
 
 
 def _title(c: Messages) -> str:
-    r, accumulation = c.record, proven(c.record).gradient_accumulation_steps
-    parts = [f"### {r.workload} {r.size}, {proven(r).precision}: {formatting.processes(r.world_size)}"]
+    r, proof = c.record, require_proof(c.record)
+    accumulation = proof.gradient_accumulation_steps
+    parts = [f"### {r.workload} {r.size}, {proof.precision}: {terminal.count(r.world_size, 'process', 'processes')}"]
     parts += [f"{accumulation} micro steps"] if accumulation > 1 else []
     parts += ["checkpointed"] if r.config["activation_checkpointing"] else []
     return ", ".join(parts)
 
 
 def _order(c: Messages) -> tuple[object, ...]:
-    r, proof = c.record, proven(c.record)
+    r, proof = c.record, require_proof(c.record)
     way = (r.world_size, r.config["activation_checkpointing"], proof.gradient_accumulation_steps)
     stage = -1 if proof.zero_stage is None else proof.zero_stage
     return proof.precision, r.workload, r.num_params, model_heading(r), way, stage, r.strategy, r.run_id
@@ -279,7 +280,7 @@ def prediction_error(cell: NetworkCell, free: NetworkCell) -> float:
     return predicted_seconds(free, cell.rate) / cell.median_seconds - 1
 
 
-def pays(cell: NetworkCell, control: NetworkCell) -> bool:
+def breaks_even(cell: NetworkCell, control: NetworkCell) -> bool:
     """Return whether a step takes at most `PAYS` times as long as the control's step on the same network."""
     return cell.median_seconds <= PAYS * control.median_seconds
 
@@ -288,7 +289,7 @@ def network_sections(record_files: Iterable[RecordFile]) -> list[str]:
     """Return the sections for runs on several machines.
 
     Each layout of machines has a table of bytes, a table of seconds by rate, and a line that names the strategies and
-    rates that pay (`pays`).
+    rates that pay (`breaks_even`).
     """
     cells = network_cells(record_files)
     lines = (
@@ -338,7 +339,7 @@ def _bytes(block: list[NetworkCell]) -> list[str]:
              "unknown" if theirs is None else f"{theirs:.3f}", _range(wire, ".3f"), _range(over, "+.1%"),
              f"{cells[0].by_nccl:.3f}", *(["no such run" if differs is None else f"{differs:.0e}"] if has_twin else [])]
         )  # fmt: skip
-    return formatting.markdown([*head, *(["loss, from one machine"] if has_twin else [])], rows)
+    return terminal.markdown([*head, *(["loss, from one machine"] if has_twin else [])], rows)
 
 
 def _range(values: list[float], form: str) -> str:
@@ -353,7 +354,7 @@ def _seconds(block: list[NetworkCell], rates: Sequence[float]) -> list[str]:
     for strategy, cells in _by_strategy(block).items():
         of_rate = {cell.rate: cell for cell in cells}
         rows.append([f"`{strategy}`", *(_second(of_rate.get(rate), of_rate.get(math.inf)) for rate in rates)])
-    return formatting.markdown(["seconds a step", *map(shown_rate, rates)], rows)
+    return terminal.markdown(["seconds a step", *map(shown_rate, rates)], rows)
 
 
 def _second(cell: NetworkCell | None, free: NetworkCell | None) -> str:
@@ -366,10 +367,12 @@ def _second(cell: NetworkCell | None, free: NetworkCell | None) -> str:
 
 
 def _paying(block: list[NetworkCell]) -> list[str]:
-    """Return a line that names the strategies and rates that pay (`pays`). Empty if nothing can be compared."""
+    """Return a line that names the strategies and rates that pay (`breaks_even`). Empty if nothing can be compared."""
     of_control = {cell.rate: cell for cell in block if cell.strategy == CONTROL and cell.rate}
     rest = [cell for cell in block if cell.strategy != CONTROL and cell.rate in of_control]
-    paying = [f"`{cell.strategy}`, {shown_rate(cell.rate)}" for cell in rest if pays(cell, of_control[cell.rate])]
+    paying = [
+        f"`{cell.strategy}`, {shown_rate(cell.rate)}" for cell in rest if breaks_even(cell, of_control[cell.rate])
+    ]
     if not rest:
         return []
     return [f"At most {PAYS:g} times `{CONTROL}`'s step: {'; '.join(paying) or 'none'}.", ""]

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from study import formatting
+from study import terminal
 from study.compare import pairs, predicted, view
 from study.compare import table as tidy
 from study.compare.parity import WITHIN
@@ -427,7 +427,7 @@ def _verdict(
 
 
 def _percent(relative: float) -> str:
-    return "more than 100 %" if relative > 1 else f"{100 * relative:.3g} %"
+    return "more than 100 %" if relative > 1 else terminal.percent(relative, 3)
 
 
 # ---------------------------------------------------------------- the view
@@ -454,9 +454,9 @@ def page(folders: Sequence[Path], control: str) -> str:
     head = ["strategy", "processes", "n", control, "value", "difference", "margin", "verdict", "why"]
     lines = []
     for heading, metrics in _sections(compare(runs, control)):
-        lines += [f"## {formatting.shown(heading)}", ""]
+        lines += [f"## {terminal.escape_markdown(heading)}", ""]
         for metric, rows in metrics.groupby("metric", sort=False):
-            lines += [f"### {metric}", "", *formatting.markdown(head, map(_row, rows.to_dict("records"))), ""]
+            lines += [f"### {metric}", "", *terminal.markdown(head, map(_row, rows.to_dict("records"))), ""]
     lines += _untimed(runs) + _left_out(pairs.pair(runs, control).refused)
     option = "--view differences" + (f" --control {control}" if control != "ddp" else "")
     return view.page(f"Differences from {control}", EXPLANATION, lines, option, folders)
@@ -481,7 +481,7 @@ def _sections(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
 
 
 def _row(row: dict[Any, Any]) -> list[Any]:
-    show = formatting.bytes_text if row["metric"].endswith("_bytes") else "{:.4g}".format
+    show = terminal.bytes_text if row["metric"].endswith("_bytes") else "{:.4g}".format
     relative = "" if pd.isna(row["relative_difference"]) else f"{row['relative_difference']:+.3%}"
     if not pd.isna(row["relative_low"]):
         relative += f" ({row['relative_low']:+.3%} to {row['relative_high']:+.3%})"
@@ -519,6 +519,6 @@ def _left_out(refused: pd.DataFrame) -> list[str]:
         for run in runs
     ]
     counted = Counter(reasons).most_common()
-    lines = [f"- {n} run(s): {formatting.shown(reason)}" for reason, n in counted[:SHOWN_REASONS]]
+    lines = [f"- {n} run(s): {terminal.escape_markdown(reason)}" for reason, n in counted[:SHOWN_REASONS]]
     remaining = sum(n for _, n in counted[SHOWN_REASONS:])
     return ["## Not compared", "", *lines, *([f"- and {remaining} for other reasons"] if remaining else []), ""]

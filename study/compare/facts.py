@@ -133,7 +133,7 @@ def libraries(of_machine: dict[str, Any]) -> str | None:
     return ", ".join(f"{name} {versions[name]}" for name in LIBRARIES if versions.get(name)) or None
 
 
-def proven(r: Record) -> Proof:
+def require_proof(r: Record) -> Proof:
     """Return the proof of a run, which describes its verified engine. Raises Refusal if the record has no proof."""
     if r.proof is None:
         raise Refusal(f"{r.run_id}: its record does not describe the engine, so it cannot be compared. Run it again.")
@@ -166,7 +166,7 @@ def has_computed_buckets(r: Record) -> bool:
 
     This is so in older records. Their proof does not have `gradient_as_bucket_view`.
     """
-    proof = proven(r)
+    proof = require_proof(r)
     return engine_kind(proof) == "ddp" and proof.gradient_as_bucket_view is None
 
 
@@ -185,7 +185,7 @@ def shown_adapter(r: Record) -> list[str]:
 
 
 def model_heading(r: Record) -> str:
-    return f"{r.workload} {r.size}, {proven(r).precision}, {r.num_params:,} parameters"
+    return f"{r.workload} {r.size}, {require_proof(r).precision}, {r.num_params:,} parameters"
 
 
 def hidden_size(r: Record) -> int:

@@ -9,16 +9,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from study import formatting
+from study import terminal
 from study.compare import view
 from study.compare.facts import why_untimed
 from study.config import RunConfig
 from study.engines.strategy_names import in_order
-from study.formatting import GIB
 from study.models import SIZES
 from study.records import find as records
 from study.records.schema import Outcome
 from study.running import estimate
+from study.terminal import GIB
 
 HEAD = ["strategy", "largest that trained", "smallest that did not", "predicted", "it was predicted to need, GiB"]
 TIMED = ["strategy", "s/step, of {}'s batch", "times {}'s", "larger batch", "sequences/s", "times {}'s rate"]
@@ -93,15 +93,15 @@ def _sections(runs: list[Tried], control: str) -> list[str]:
     Runs that failed for another reason than memory are listed below the tables.
     """
     workload, precision, length, cap = runs[0].work
-    lines = [f"## {cap:g} GiB: {formatting.shown(workload)}, {precision}, sequences of {length} tokens", ""]
+    lines = [f"## {cap:g} GiB: {terminal.escape_markdown(workload)}, {precision}, sequences of {length} tokens", ""]
     of_batches = _knob(runs) != "size"
     ladder = f"batches of {runs[0].config.size}" if of_batches else "models"
-    lines += [f"Of {ladder}:", "", *formatting.markdown(HEAD, [row.cells() for row in _largest(runs)]), ""]
+    lines += [f"Of {ladder}:", "", *terminal.markdown(HEAD, [row.cells() for row in _largest(runs)]), ""]
     if of_batches and (timed := [row.cells() for row in _speeds(runs, control)]):
         head = [name.format(control) for name in TIMED]
-        lines += [OF_TIMES.format(control), "", *formatting.markdown(head, timed), ""]
+        lines += [OF_TIMES.format(control), "", *terminal.markdown(head, timed), ""]
     failed = [run.outcome for run in runs if run.outcome.status not in ("ok", "out_of_memory", "skipped")]
-    return lines + [f"- {run.run_id}: {run.status}, {formatting.shown(run.message)}" for run in failed]
+    return lines + [f"- {run.run_id}: {run.status}, {terminal.escape_markdown(run.message)}" for run in failed]
 
 
 def read(folders: Sequence[Path]) -> list[Tried]:

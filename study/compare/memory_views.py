@@ -14,9 +14,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from study import formatting
+from study import terminal
 from study.compare import predicted
-from study.compare.facts import computed_buckets, model_heading, process_bytes, proven, shown_adapter
+from study.compare.facts import computed_buckets, model_heading, process_bytes, require_proof, shown_adapter
 from study.compare.predicted import STATE_PARTS, STEP_PHASES, StatePart, StepPeak, StepPhase
 from study.compare.view import View, finished, tables
 from study.engines.strategy_names import in_order
@@ -59,14 +59,17 @@ def _states_sections(record_files: list[RecordFile]) -> list[str]:
     notes: list[str] = []  # the reasons, in the order in which the tables first refer to them
     lines = []
     for heading, members in groupby(sorted(measured, key=_states_order), key=model_heading):
-        lines += [f"## {formatting.shown(heading)}", ""]
+        lines += [f"## {terminal.escape_markdown(heading)}", ""]
         model = heading.rpartition(", ")[0]
         for world_size, block in groupby(members, key=lambda r: r.world_size):
             rows = _distinct(list(block))
             for moment in STEP_PHASES:
-                lines += [f"### {model}, {formatting.processes(world_size)}: {MOMENT_HEADINGS[moment]}", ""]
+                lines += [
+                    f"### {model}, {terminal.count(world_size, 'process', 'processes')}: {MOMENT_HEADINGS[moment]}",
+                    "",
+                ]
                 states_rows = [_states_row(name, r, moment, notes) for name, r in rows]
-                lines += [*formatting.markdown(STATES_HEAD, states_rows), ""]
+                lines += [*terminal.markdown(STATES_HEAD, states_rows), ""]
     lines += [*computed_buckets(measured), *_explained(notes)]
     if unmeasured := [r.run_id for r in runs if not (r.model_state_bytes and r.resting_state_bytes)]:
         lines += [f"Not measured (`--no-measure`): {', '.join(unmeasured)}.", ""]
@@ -83,10 +86,19 @@ def _explained(notes: Sequence[str]) -> list[str]:
 
 
 def _states_order(r: Record) -> tuple[object, ...]:
-    stage = proven(r).zero_stage
+    stage = require_proof(r).zero_stage
     stages = {"single": -2, "ddp": -1, "ddp_tuned": -1}  # from nothing sharded to everything offloaded
     place = stages.get(r.strategy, stage if stage is not None else 9)
-    return proven(r).precision, r.workload, r.num_params, model_heading(r), r.world_size, place, r.strategy, r.run_id
+    return (
+        require_proof(r).precision,
+        r.workload,
+        r.num_params,
+        model_heading(r),
+        r.world_size,
+        place,
+        r.strategy,
+        r.run_id,
+    )
 
 
 def _distinct(block: list[Record]) -> list[tuple[str, Record]]:
@@ -204,7 +216,7 @@ class RunPeak(NamedTuple):
     @property
     def setting(self) -> tuple[str, str, int, int]:
         r = self.record
-        return r.workload, proven(r).precision, r.world_size, r.config["global_batch_size"]
+        return r.workload, require_proof(r).precision, r.world_size, r.config["global_batch_size"]
 
     @property
     def num_params(self) -> int:
@@ -219,16 +231,16 @@ def _parts_sections(record_files: list[RecordFile]) -> list[str]:
     lines: list[str] = []
     head = ["strategy", "peak", "theory", "process", *(part.replace("_", " ") for part in STATE_PARTS), "more"]
     for (workload, precision, world_size, batch), runs in _by_setting(record_files):
-        setting = f"{precision}, {formatting.processes(world_size)}"
+        setting = f"{precision}, {terminal.count(world_size, 'process', 'processes')}"
         strategies = in_order(run.record.strategy for run in runs)
-        lines += [f"## {formatting.shown(workload)}, {setting}, {batch} sequences a step", ""]
+        lines += [f"## {terminal.escape_markdown(workload)}, {setting}, {batch} sequences a step", ""]
         for size, members in groupby(runs, key=lambda run: run.record.size):
             of_size = sorted(members, key=lambda run: strategies.index(run.record.strategy))
             lines += [f"### {workload} {size}, {of_size[0].num_params:,} parameters, {setting}", ""]
-            lines += [*formatting.markdown(head, map(_parts_row, of_size)), ""]
+            lines += [*terminal.markdown(head, map(_parts_row, of_size)), ""]
         if rows := _crossings(runs):
             lines += [f"### From which size on, {workload}, {setting}", "", CROSSINGS.format(CONTROL), ""]
-            lines += [*formatting.markdown(["strategy", "measured", "by theory"], [row[-3:] for row in rows]), ""]
+            lines += [*terminal.markdown(["strategy", "measured", "by theory"], [row[-3:] for row in rows]), ""]
     return lines
 
 
@@ -254,7 +266,7 @@ def _peak_of(r: Record) -> RunPeak | None:
 
 def _parts_row(run: RunPeak) -> list[str]:
     columns = [run.peak, run.theory, run.process, *run.at_rest, run.peak - sum(run.at_rest)]
-    return [run.record.strategy, *map(formatting.gib, columns)]
+    return [run.record.strategy, *map(terminal.gib, columns)]
 
 
 def _crossings(runs: list[RunPeak]) -> list[Crossing]:
@@ -290,8 +302,8 @@ PEAK_PARTS = View("parts", "Parts of the peak memory", PARTS_EXPLANATION, _parts
 
 # ---------------------------------------------------------------- peaks
 
-WANTED = 0.05  # relative error
-AT_MOST = 0.10
+TARGET_ERROR = 0.05  # relative error
+MAX_ERROR = 0.10
 
 PEAKS_EXPLANATION = """\
 The memory of a training is largest at one moment of a step. Measured: the bytes of tensors on the fullest rank at
@@ -310,25 +322,26 @@ def _peaks_sections(record_files: list[RecordFile]) -> list[str]:
     peaks = [peak for file in finished(record_files) if (peak := predicted.step_peak(file.record)) is not None]
     lines = [_peaks_summary(peaks), "", PEAKS_COLUMNS, ""] if peaks else []
     lines += tables(peaks, _peaks_order, _peaks_heading, PEAKS_HEAD, lambda members: map(_peaks_row, members))
-    return lines + computed_buckets(peak.record for peak in peaks if proven(peak.record).device == "cpu")
+    return lines + computed_buckets(peak.record for peak in peaks if require_proof(peak.record).device == "cpu")
 
 
 def _peaks_summary(cells: list[StepPeak]) -> str:
     worst = max(cells, key=lambda c: abs(c.error))
-    within, nearly = (sum(abs(c.error) <= limit for c in cells) for limit in (WANTED, AT_MOST))
+    within, nearly = (sum(abs(c.error) <= limit for c in cells) for limit in (TARGET_ERROR, MAX_ERROR))
     return (
-        f"{len(cells)} runs: {within} within {WANTED:.0%}, {len(cells) - nearly} beyond {AT_MOST:.0%}; the worst is "
-        f"{worst.record.run_id}, {worst.error:+.1%}. Beyond what may be counted too much the worst is "
+        f"{len(cells)} runs: {within} within {TARGET_ERROR:.0%}, {len(cells) - nearly} beyond {MAX_ERROR:.0%}; the "
+        f"worst is {worst.record.run_id}, {worst.error:+.1%}. Beyond what may be counted too much the worst is "
         f"{max((c.error_beyond for c in cells), key=abs):+.1%}."
     )
 
 
 def _peaks_heading(c: StepPeak) -> str:
-    return f"## {formatting.shown(model_heading(c.record))}, {formatting.processes(c.record.world_size)}"
+    processes = terminal.count(c.record.world_size, "process", "processes")
+    return f"## {terminal.escape_markdown(model_heading(c.record))}, {processes}"
 
 
 def _peaks_order(c: StepPeak) -> tuple[object, ...]:
-    r, stage = c.record, proven(c.record).zero_stage
+    r, stage = c.record, require_proof(c.record).zero_stage
     batch = (r.config["sequence_length"], r.config["global_batch_size"])
     return _peaks_heading(c), _computed(r), *batch, -1 if stage is None else stage, r.strategy
 
@@ -342,7 +355,7 @@ def _computed(r: Record) -> str:
     parts += shown_adapter(r)
     parts += ["no dropout"] if not r.config["dropout"] else []
     parts += ["checkpointed"] if r.config["activation_checkpointing"] else []
-    steps = proven(r).gradient_accumulation_steps
+    steps = require_proof(r).gradient_accumulation_steps
     return ", ".join([*parts, *([f"{steps} micro steps"] if steps > 1 else [])])
 
 
@@ -426,7 +439,7 @@ def _errors_table(head: list[str], run_errors: list[Error], digits: int) -> list
     rows = [
         _of_strategy(name, [error for error in run_errors if error.strategy == name], head, digits) for name in names
     ]
-    return formatting.markdown(head, [*rows, _of_strategy("all", run_errors, head, digits)])
+    return terminal.markdown(head, [*rows, _of_strategy("all", run_errors, head, digits)])
 
 
 def _of_strategy(name: str, run_errors: list[Error], head: list[str], digits: int) -> list[str]:

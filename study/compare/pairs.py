@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from study.compare.parity import other_masks
-from study.formatting import processes
+from study.terminal import count
 
 # The facts that must be equal in two runs, and the text that reports a difference. The first difference is reported.
 _HELD: dict[str, str] = {
@@ -238,7 +238,7 @@ def _efficiency(runs: pd.DataFrame, base: pd.DataFrame) -> dict[str, Any]:
         "scaling_efficiency": None if reason else rate / base_rate,
         "tokens_per_second_per_gpu": rate,
         "num_runs": len(runs),
-        "base": f"{base_run['strategy']} on {processes(base_run['world_size'])}",
+        "base": f"{base_run['strategy']} on {count(base_run['world_size'], 'process', 'processes')}",
         "base_world_size": base_run["world_size"],
         "base_num_runs": len(base),
         "why": reason,

@@ -11,15 +11,15 @@ from collections.abc import Hashable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from study import formatting
-from study.compare.facts import NOT_COMPARED, STEPS_AT_AN_END, proven, shown_adapter, steps_at_an_end
+from study import terminal
+from study.compare.facts import NOT_COMPARED, STEPS_AT_AN_END, require_proof, shown_adapter, steps_at_an_end
 from study.compare.view import View, finished, tables
 from study.errors import Refusal
-from study.formatting import gib, markdown, shown
 from study.records import machine
 from study.records.find import RecordFile
 from study.records.schema import Checksum, Record
 from study.records.steps import steps_of
+from study.terminal import escape_markdown, gib, markdown
 
 WITHIN = 1e-5
 
@@ -59,9 +59,9 @@ def _sections(record_files: list[RecordFile]) -> list[str]:
             ordered = sorted(group, key=order)
             rows = [_row(file, ordered) for file in ordered]
             box = f", {ordered[0].record.box}" if several_machines else ""
-            lines += [f"## {shown(heading(ordered[0].record))}{box}", "", *markdown(HEAD, rows), ""]
+            lines += [f"## {escape_markdown(heading(ordered[0].record))}{box}", "", *markdown(HEAD, rows), ""]
     if alone := [f"{r.run_id}{shown_arithmetic(r)}" for r in (group[0].record for group in groups if len(group) == 1)]:
-        lines += [f"Nothing to compare with: {shown(', '.join(alone))}.", ""]
+        lines += [f"Nothing to compare with: {escape_markdown(', '.join(alone))}.", ""]
     return lines + _learned(runs)
 
 
@@ -115,7 +115,9 @@ def heading(r: Record, seeds: Sequence[int] = ()) -> str:
     steps = f"{r.steps_done} steps of {r.config['global_batch_size']} sequences"
     seed = f"seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"seed {r.seed}"
     adapter = "".join(f", {part}" for part in shown_adapter(r))
-    return f"{r.workload} {r.size}{adapter}, {proven(r).precision}, {seed}, {dropout}, {steps}{shown_arithmetic(r)}"
+    return (
+        f"{r.workload} {r.size}{adapter}, {require_proof(r).precision}, {seed}, {dropout}, {steps}{shown_arithmetic(r)}"
+    )
 
 
 def order(file: RecordFile) -> tuple[bool, int, int, int, str, str]:
@@ -125,7 +127,7 @@ def order(file: RecordFile) -> tuple[bool, int, int, int, str, str]:
 
     Runs that different code or processors trained in parts come last, so that they are not used as the reference.
     """
-    r, proof = file.record, proven(file.record)
+    r, proof = file.record, require_proof(file.record)
     plainness = {"ddp": 0, "single": 1}.get(r.strategy, 3 if proof.sharding else 2)
     mixed = bool(r.mixed_code or r.mixed_processors)
     return mixed, plainness, r.world_size, proof.zero_stage or 0, r.strategy, r.run_id
@@ -134,7 +136,7 @@ def order(file: RecordFile) -> tuple[bool, int, int, int, str, str]:
 def incomparable(r: Record, partner: Record) -> str | None:
     """Return why two runs of one group cannot be compared. None if they can."""
     run, reference = (
-        {**each.config, **proven(each).model_dump(), "world_size": each.world_size} for each in (r, partner)
+        {**each.config, **require_proof(each).model_dump(), "world_size": each.world_size} for each in (r, partner)
     )
     return other_masks(run, reference)
 
@@ -154,7 +156,7 @@ def other_masks(run: Mapping[Any, Any], reference: Mapping[Any, Any]) -> str | N
 
 
 def _row(file: RecordFile, group: Sequence[RecordFile]) -> list[str]:
-    r, cut = file.record, f"{file.record.world_size} x {proven(file.record).micro_batch_size}"
+    r, cut = file.record, f"{file.record.world_size} x {require_proof(file.record).micro_batch_size}"
     others = [candidate for candidate in group if candidate is not file]
     comparable = [candidate for candidate in group if incomparable(r, candidate.record) is None]
     if comparable == [file]:
@@ -169,7 +171,7 @@ def _row(file: RecordFile, group: Sequence[RecordFile]) -> list[str]:
     return [
         _short(r),
         "yes" if all(difference is not None and difference <= WITHIN for difference in differences) else "**no**",
-        *map(formatting.difference, differences),
+        *map(terminal.difference, differences),
         ", ".join("identical" if ours.sha256 == theirs.sha256 else "differ" for ours, theirs in weights),
         cut,
         _short(reference.record),
@@ -238,7 +240,7 @@ def _learned(runs: Sequence[RecordFile]) -> list[str]:
     def block(file: RecordFile) -> str:
         r = file.record
         batch = f"{r.config['global_batch_size']} sequences per step"
-        return f"### {r.workload} {r.size}, {proven(r).precision}, {batch}, {r.box}"
+        return f"### {r.workload} {r.size}, {require_proof(r).precision}, {batch}, {r.box}"
 
     def place(file: RecordFile) -> tuple[Hashable, ...]:
         r = file.record

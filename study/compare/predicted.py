@@ -10,7 +10,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from study.compare import facts
-from study.compare.facts import proven
+from study.compare.facts import require_proof
 from study.models import SIZES, swap_buffer_size
 from study.records.schema import Collective, PeakMemory, Record
 from study.theory import adapters, communication, hardware, model_states, peaks, shapes
@@ -91,7 +91,7 @@ def peak_flops_per_second(r: Record) -> float | None:
 
 def engine_of(r: Record) -> Engine:
     """Return the verified engine of a run, as an input of theory."""
-    proof = proven(r)
+    proof = require_proof(r)
     sharding, is_fsdp = proof.sharding, proof.distributed_type == "FSDP"
     accumulation = "fp32" if parameter_bytes(proof.precision) == 4 else r.config["accumulation_dtype"]
     swap = swap_buffer_size(facts.hidden_size(r), r.world_size) if proof.offload_param_device == "nvme" else 0
@@ -142,13 +142,15 @@ def _adapter_of(r: Record, head: str) -> Adapter | None:
         dropout=r.config["lora_dropout"],
         load_in_4bit=r.config["load_in_4bit"],
         head=head,
-        frozen="fp32" if proven(r).parameter_dtypes == ["float32"] else "16-bit",  # under FSDP2, fp32 also in bf16
+        frozen="fp32"
+        if require_proof(r).parameter_dtypes == ["float32"]
+        else "16-bit",  # under FSDP2, fp32 also in bf16
     )
 
 
 def job_of(r: Record) -> StepConfig:
     """Return what a run computed in a step (batch, sequence length and so on), as an input of theory."""
-    proof = proven(r)
+    proof = require_proof(r)
     return StepConfig(
         micro_batch_size=proof.micro_batch_size,
         sequence_length=r.config["sequence_length"],
@@ -187,7 +189,7 @@ def state_differences(r: Record, phase: StepPhase) -> list[list[Difference]] | N
     """
     if (shape := shape_of(r)) is None:
         return None
-    engine, accumulates = engine_of(r), proven(r).gradient_accumulation_steps > 1
+    engine, accumulates = engine_of(r), require_proof(r).gradient_accumulation_steps > 1
     return [
         model_states.engine_differences(engine, adapters.trained_sizes(shape), rank, phase, accumulates)
         for rank in range(r.world_size)
@@ -253,7 +255,9 @@ def sent(r: Record) -> Sent | None:
         return None
     engine, paper = engine_of(r), 0.0
     if r.world_size > 1:
-        volume = communication.paper_volume(engine.zero_stage, r.num_params, proven(r).gradient_accumulation_steps)
+        volume = communication.paper_volume(
+            engine.zero_stage, r.num_params, require_proof(r).gradient_accumulation_steps
+        )
         paper = float(volume) / r.num_params
     moved = sum(c.moved_bytes for c in r.collectives_per_step)
     by_gloo = on_wire.moved_by_gloo(r.collectives_per_step, r.world_size)
@@ -263,7 +267,7 @@ def sent(r: Record) -> Sent | None:
 
 def all_parameter_bytes(r: Record) -> int:
     assert r.num_params is not None
-    return r.num_params * parameter_bytes(proven(r).precision)
+    return r.num_params * parameter_bytes(require_proof(r).precision)
 
 
 def messages(r: Record) -> Messages | None:
@@ -349,7 +353,7 @@ def _measured_peak(r: Record) -> int | None:
 
     On a CPU, the measurement does not count DDP's buckets if no gradient is stored in them. They are added here.
     """
-    proof, steady = proven(r), _steady(r)
+    proof, steady = require_proof(r), _steady(r)
     on_cpu = proof.device == "cpu"
     tensors = [peak.tensor_bytes if on_cpu else peak.allocated_bytes for peak in steady]
     measured = [num_bytes for num_bytes in tensors if num_bytes is not None]
@@ -384,7 +388,7 @@ def _overcount(r: Record) -> int:
     bytes this was. For older records, the bound is the bytes that the collectives of the step worked on. 0 if the peak
     is exact.
     """
-    if proven(r).device != "cpu" or r.world_size == 1:
+    if require_proof(r).device != "cpu" or r.world_size == 1:
         return 0
     unreleased = [peak.unreleased_bytes for peak in _steady(r)]
     counted = [value for value in unreleased if value is not None]

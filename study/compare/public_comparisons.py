@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from study import files
+from study import files, terminal
 from study.compare.differences import CEILING, CONSTANT, Estimate, repeatability_limit, unpaired
 from study.compare.public_pairs import PairedComparison
 from study.errors import Refusal, refusing
@@ -260,11 +260,8 @@ def _also_differs(comparison: Comparison, counted: Mapping[str, Sequence[PublicR
     for field, by_group in sorted(facts.items()):
         values = [by_group.get(name, {"unknown"}) for name in counted]
         if field not in (*comparison.varied, *NOT_COMPARED) and any(each != values[0] for each in values):
-            shown = "; ".join(f"{name}: {_few(each)}" for name, each in zip(counted, values, strict=True))
+            shown = "; ".join(
+                f"{name}: {terminal.names(sorted(each))}" for name, each in zip(counted, values, strict=True)
+            )
             differing.append(f"{field.replace('_', ' ')} ({shown})")
     return differing
-
-
-def _few(values: set[str]) -> str:
-    ordered = sorted(values)
-    return ", ".join(ordered[:3]) + (f" and {len(ordered) - 3} more" if len(ordered) > 3 else "")

@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from study.formatting import bytes_text, markdown, percent, shown, three_digits
 from study.public_runs.quantities import QUANTITIES, logged, points
 from study.public_runs.schema import PublicRun
+from study.terminal import bytes_text, escape_markdown, markdown, percent, significant
 
 HEAD = ["runs", "n", "GPUs", "strategy", "logged", "last loss", "at", "loss", "difference", "s/step", "peak, tensors"]
 
@@ -41,10 +41,12 @@ def page(runs: Sequence[PublicRun]) -> str:
     for run in runs:
         tables.setdefault(_title(run), []).append(run)
     for title, members in tables.items():
-        lines += [f"## {shown(title)}", "", *_table(members), ""]
-    if left_out := [f"- {shown(run.name)}: {run.why_not_counted}" for run in runs if not run.counts]:
+        lines += [f"## {escape_markdown(title)}", "", *_table(members), ""]
+    if left_out := [f"- {escape_markdown(run.name)}: {run.why_not_counted}" for run in runs if not run.counts]:
         lines += ["Not averaged:", "", *left_out, ""]
-    if marked := [f"- {shown(run.name)}: {shown('; '.join(run.marks))}" for run in runs if run.marks]:
+    if marked := [
+        f"- {escape_markdown(run.name)}: {escape_markdown('; '.join(run.marks))}" for run in runs if run.marks
+    ]:
         lines += ["Odd in the logs:", "", *marked, ""]
     return "\n".join(lines).rstrip()
 
@@ -67,10 +69,11 @@ def _table(runs: list[PublicRun]) -> list[str]:
     if why_not_first:
         lines += [
             "",
-            f"The reference is {shown(_name(reference))}, because {shown(_name(counted[0]))} {why_not_first}.",
+            f"The reference is {escape_markdown(_name(reference))}, because "
+            f"{escape_markdown(_name(counted[0]))} {why_not_first}.",
         ]
     if differing := _differing([members[0] for members in counted]):
-        lines += ["", f"These settings differ: {shown(', '.join(differing))}."]
+        lines += ["", f"These settings differ: {escape_markdown(', '.join(differing))}."]
     return lines
 
 
@@ -121,7 +124,7 @@ def _row(members: list[PublicRun], reference: list[PublicRun]) -> list[Any]:
     loss = statistics.median(losses) if losses else None
     difference = statistics.median(losses) / statistics.median(others) - 1 if losses and any(others) else None
     numbers = [
-        _median(members, "last loss", three_digits),
+        _median(members, "last loss", significant),
         place,
         "unknown" if loss is None else f"{loss:.5g}",
         "unknown" if difference is None else "" if members is reference else percent(difference),
@@ -131,13 +134,13 @@ def _row(members: list[PublicRun], reference: list[PublicRun]) -> list[Any]:
         numbers = [since, since, "not finite", since]
     gpus = f"{setting.num_gpus} {setting.gpu or 'unknown'}" if setting.num_gpus else setting.gpu or "unknown"
     return [
-        shown(_name(members)),
+        escape_markdown(_name(members)),
         len(members),
-        shown(gpus),
-        shown(setting.strategy or "unknown"),
+        escape_markdown(gpus),
+        escape_markdown(setting.strategy or "unknown"),
         statistics.median(steps) if steps else "unknown",
         *numbers,
-        _median(members, "seconds per step", three_digits),
+        _median(members, "seconds per step", significant),
         _median(members, "peak of tensors", bytes_text),
     ]
 

@@ -15,9 +15,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from study import formatting, terminal
+from study import terminal
 from study.compare import facts, parity, predicted, view
-from study.compare.facts import proven
+from study.compare.facts import require_proof
 from study.config import OF_THE_PROCESS
 from study.errors import Refusal
 from study.records import find as records
@@ -123,7 +123,7 @@ def _rows(group: Sequence[RecordFile], each: bool) -> list[_Row]:
 
 def _settings(r: Record) -> dict[str, Any]:
     settings = {name: value for name, value in r.config.items() if name not in OF_THE_PROCESS | {"seed"}}
-    return settings | {"micro_batch_size": proven(r).micro_batch_size}
+    return settings | {"micro_batch_size": require_proof(r).micro_batch_size}
 
 
 def _configuration(r: Record) -> str:
@@ -160,7 +160,7 @@ def _block(rows: list[_Row], several_machines: bool, each: bool) -> list[str]:
     reference = control.first.strategy if len(control.first.strategy) <= len("zero1") else "1st"
     seeds = sorted({file.record.seed for row in rows for file in row.files})
     machine = f", {control.first.box}" if several_machines else ""
-    heading = formatting.shown(parity.heading(control.first, seeds) + machine)
+    heading = terminal.escape_markdown(parity.heading(control.first, seeds) + machine)
     lines = [*_wrapped(heading), *_wrapped(" ".join(_other_control(rows) if each else _answer(rows))), ""]
     lines += [_fitting(*_cells(rows, f"vs {reference}")), ""]
     reasons = Counter(reason for row in rows for reason in row.why_untimed)
@@ -173,7 +173,7 @@ def _block(rows: list[_Row], several_machines: bool, each: bool) -> list[str]:
 
 
 def _wrapped(text: str) -> list[str]:
-    return terminal.wrapped(text, columns=WIDTH).split("\n")
+    return terminal.wrap(text, columns=WIDTH).split("\n")
 
 
 def _answer(rows: Sequence[_Row]) -> list[str]:
@@ -221,7 +221,7 @@ def _other_control(rows: Sequence[_Row]) -> list[str]:
 def _names_in_sentences(rows: Sequence[_Row]) -> list[str]:
     """Return a unique name for each row."""
     counts = Counter(row.name for row in rows)
-    ranks = [terminal.counted(row.first.world_size, "rank") for row in rows]
+    ranks = [terminal.count(row.first.world_size, "rank") for row in rows]
     return [
         row.name if counts[row.name] == 1 else f"{row.name} ({rank})" for row, rank in zip(rows, ranks, strict=True)
     ]
@@ -233,14 +233,14 @@ def _answer_on_losses(rows: Sequence[_Row], names: Sequence[str]) -> list[str]:
     different = [name for name, verdict in verdicts.items() if verdict[0].isdigit()]
     if len(same) == len(rows) - 1:
         return [f"All losses are the same as those of {names[0]}."]
-    sentences = [f"The losses of {_counted(same)} are the same as those of {names[0]}."] if same else []
+    sentences = [f"The losses of {_row_names(same)} are the same as those of {names[0]}."] if same else []
     return [
         *sentences,
-        *([f"The losses of {_counted(different)} differ from those of {names[0]}."] if different else []),
+        *([f"The losses of {_row_names(different)} differ from those of {names[0]}."] if different else []),
     ]
 
 
-def _counted(names: Sequence[str]) -> str:
+def _row_names(names: Sequence[str]) -> str:
     """Return the names joined by commas and "and". If there are more than `MOST_NAMES`, return only their number."""
     if len(names) > MOST_NAMES:
         return f"{len(names)} rows"
@@ -262,7 +262,7 @@ def _cells(rows: Sequence[_Row], comparison: str) -> tuple[list[list[Cell]], lis
         ("runs", [(str(len(row.files)), "") for row in rows]),
         ("loss", [_median(row.losses, "{:.4f}".format) for row in rows]),
         (comparison, [("" if row is control else _loss_difference(row, control), "") for row in rows]),
-        ("peak", [_median(row.peaks, formatting.bytes_text) for row in rows]),
+        ("peak", [_median(row.peaks, terminal.bytes_text) for row in rows]),
         (comparison, [("" if row is control else _ratio(row.peaks, control.peaks), "") for row in rows]),
         ("s/step", [_time_cell(row) for row in rows]),
         (comparison, [_time_ratio(row, control) for row in rows]),
@@ -408,12 +408,12 @@ def of_run(folder: Path) -> str:
         f"next      To compare with another strategy: zero-study train --strategy {next_strategy}, then zero-study "
         f"compare {folder.parent}"
     )
-    return "\n".join(terminal.wrapped(line, later_indent=" " * 10) for line in lines)
+    return "\n".join(terminal.wrap(line, later_indent=" " * 10) for line in lines)
 
 
 def _proof_line(record: Record) -> str:
-    proof = proven(record)
-    processes = formatting.processes(record.world_size)
+    proof = require_proof(record)
+    processes = terminal.count(record.world_size, "process", "processes")
     return f"verified  {record.strategy}: {_engine(proof)}, {processes} on {proof.device}, {proof.precision}"
 
 
@@ -453,7 +453,7 @@ def _messages_line(record: Record) -> str:
         return "sent      not measured (--no-measure)"
     line = f"sent      {sent.measured:.2f} times the parameters' bytes per step and rank"
     line += f" (arXiv:1910.02054: {sent.paper:.2f})"
-    more = proven(record).backend == "gloo" and sent.by_gloo != sent.measured
+    more = require_proof(record).backend == "gloo" and sent.by_gloo != sent.measured
     return line + (f"; gloo, which this run used, sends {sent.by_gloo:.2f}" if more else "")
 
 

@@ -9,15 +9,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from study import formatting, terminal
+from study import terminal
 from study.compare import eligible_runs, verdict, view
 from study.compare.eligible_runs import Runs, Wanted
 from study.compare.verdict import Arm, Verdict
 from study.files import parse_yaml
-from study.formatting import percent, signed_percent
 from study.records import find as records
 from study.running import studies
 from study.running.studies import Study
+from study.terminal import percent, signed_percent
 from study.verdict import Checked, NotChecked
 from study.verdict import Verdict as CheckVerdict
 
@@ -109,12 +109,12 @@ def _check(decided: Decided) -> CheckVerdict:
     left_out = Counter(runs.left_out.values())
     return CheckVerdict.of(
         0 if result.lacks else len(_further(arms)),
-        [Checked(num_runs, "run", f"of {terminal.counted(len(arms), 'strategy', 'strategies')} compared with "
+        [Checked(num_runs, "run", f"of {terminal.count(len(arms), 'strategy', 'strategies')} compared with "
                  f"{study.control}")],
         [
             *(NotChecked("a condition of the protocol", lack, True) for lack in result.lacks),
             *(NotChecked(name, "none of its runs is admitted by the protocol", True) for name in absent),
-            *(NotChecked(terminal.counted(number, "run"), reason) for reason, number in left_out.items()),
+            *(NotChecked(terminal.count(number, "run"), reason) for reason, number in left_out.items()),
         ],
     )  # fmt: skip
 
@@ -144,7 +144,7 @@ def table_of_arms(decided: Decided) -> list[str]:
     head = ["trained with", "seeds", f"mean difference from {control}", "90 % interval", "largest difference",
             f"distance relative to {control}'s variations", "p", "seeds beyond all variations",
             "share of all seeds, at most"]  # fmt: skip
-    return formatting.markdown(head, map(_row, decided.verdict.arms))
+    return terminal.markdown(head, map(_row, decided.verdict.arms))
 
 
 def answer(decided: Decided) -> str:
@@ -211,7 +211,7 @@ def _null(decided: Decided) -> list[str]:
     return [
         f"## Variations: {control}'s own training with other rounding",
         "",
-        *formatting.markdown(["variation", "seeds", "median difference", "largest difference"], rows),
+        *terminal.markdown(["variation", "seeds", "median difference", "largest difference"], rows),
         "",
         f"In {100 * result.share_noticed:.0f} % of seeds, one of the variations ends {percent(protocol.noticed)} or "
         f"more from {control}. The held-out loss of {control} falls by {percent(min(falls))} to {percent(max(falls))}.",
@@ -221,7 +221,7 @@ def _null(decided: Decided) -> list[str]:
         "The table was simulated from these differences. It gives the probability that the study detects a strategy "
         "whose loss differs from the control's by the given amount, in the given share of seeds.",
         "",
-        *formatting.markdown(["share of seeds", *(f"difference of {percent(by)}" for by in PARTINGS)], power),
+        *terminal.markdown(["share of seeds", *(f"difference of {percent(by)}" for by in PARTINGS)], power),
     ]
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from study.files import relative_to_cwd
-from study.formatting import markdown, shown
 from study.records import find as records
 from study.records.find import RecordFile
+from study.terminal import escape_markdown, markdown
 
 T = TypeVar("T")
 
@@ -82,9 +82,15 @@ def not_ok(record_files: Iterable[RecordFile]) -> list[str]:
     threads.
     """
     all_records = [file.record for file in record_files]
-    unfinished = [f"- {shown(r.run_id)}: {r.status}" for r in all_records if r.status != "ok"]
-    mixed_code = [f"- {shown(r.run_id)}: {shown(r.mixed_code)}" for r in all_records if r.mixed_code]
-    mixed_processors = [f"- {shown(r.run_id)}: {shown(r.mixed_processors)}" for r in all_records if r.mixed_processors]
+    unfinished = [f"- {escape_markdown(r.run_id)}: {r.status}" for r in all_records if r.status != "ok"]
+    mixed_code = [
+        f"- {escape_markdown(r.run_id)}: {escape_markdown(r.mixed_code)}" for r in all_records if r.mixed_code
+    ]
+    mixed_processors = [
+        f"- {escape_markdown(r.run_id)}: {escape_markdown(r.mixed_processors)}"
+        for r in all_records
+        if r.mixed_processors
+    ]
     lines = []
     for heading, runs in (
         ("Runs without a result:", unfinished),

@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from ..engines.readback import full_tensors
+from ..engines.readback.parameters import full_value
 from ..engines.strategy_names import StrategyName
 from . import optimizers, toy
 from .cells import ADAMW, MAX_NORM, NUM_STEPS, Cell
@@ -389,7 +390,7 @@ def _of_plain(model: nn.Module) -> Values:
 
 
 def _of_fsdp2(model: Any, cell: Cell) -> Values:
-    masters = {name: full_tensors.weight(parameter) for name, parameter in model.named_parameters()}
+    masters = {name: full_value(parameter) for name, parameter in model.named_parameters()}
     if cell.precision == "fp32":
         return {}, masters
     return masters, {name: value.bfloat16() for name, value in masters.items()}
@@ -404,7 +405,7 @@ def _of_deepspeed(model: nn.Module, names: Sequence[str]) -> Values:
     for name, parameter in zip(names, model.parameters(), strict=True):
         if (master := full_tensors.master(parameter)) is not None:
             masters[name] = master
-        weights[name] = full_tensors.weight(parameter)
+        weights[name] = full_value(parameter)
     return masters, weights
 
 

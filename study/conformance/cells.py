@@ -48,7 +48,7 @@ ENGINES = {
 SIXTEEN_BITS = {"ddp": "autocast", "fsdp2": "bf16_fp32_sum", "zero0": "autocast", "accelerate_ddp": "autocast"}
 
 # What a script may do in addition to the plain step.
-TWISTS = {
+VARIATIONS = {
     "tied": "the output layer shares the embedding's weights",
     "frozen": "some parameters are not trained",
     "two_backward": "two losses of one forward pass, each with a backward pass of its own",
@@ -57,7 +57,7 @@ TWISTS = {
     "resume": "after two steps saved, and taken up by a new engine",
 }
 # Topics of this year's public threads: tested on several ranks, in two classes, with a toy that has one output.
-NEWER_TWISTS = {
+NEWER_VARIATIONS = {
     "one_output": "logits alone are returned, where the toy of every cell above returns hidden states beside them",
     "buckets": "buckets so small that the gradients fill several, and two are larger than a bucket",
     "used_twice": "the block is used twice in the forward pass",
@@ -71,13 +71,13 @@ NEWER_TWISTS = {
     **dict.fromkeys(("used_twice+reentrant", "dropout+checkpointing"), "both"),
 }
 # What a script may do in addition in the cells of optimizers.
-OPTIMIZER_TWISTS = {
+OPTIMIZER_VARIATIONS = {
     "clipping_absent": "gradient_clipping is not written in DeepSpeed's file",
     "zero_init": "the model is built under deepspeed.zero.Init",
     "skipped": "the gradients of the second step overflow in fp16, so this step has to be skipped",
 }
 # What a script may do in the cells of adapters.
-ADAPTER_TWISTS = {
+ADAPTER_VARIATIONS = {
     "adapter": "only a LoRA adapter of the block is trained, and all other parameters are frozen",
     "adapter+checkpointing": "the same with activation checkpointing",
     "adapter+reentrant": "with reentrant checkpointing, whose inputs then have to require gradients",
@@ -127,7 +127,7 @@ class Cell:
     num_ranks: int
     accumulation: int
     clipping: bool
-    twist: str = PLAIN
+    variation: str = PLAIN
     optimizer: str = ADAMW
 
     @property
@@ -137,15 +137,15 @@ class Cell:
         words = [self.engine, self.precision, ranks, f"accumulation-{self.accumulation}"]
         if self.clipping:
             words.append("clipped")
-        if self.twist != PLAIN:
-            words.append(self.twist)
+        if self.variation != PLAIN:
+            words.append(self.variation)
         if self.optimizer != ADAMW:
             words.append(self.optimizer)
         return "/".join(words)
 
-    def does(self, twist: str) -> bool:
+    def does(self, variation: str) -> bool:
         """Return whether the cell has this variation, alone or combined with another one."""
-        return twist in self.twist.split("+")
+        return variation in self.variation.split("+")
 
     @property
     def is_deepspeed(self) -> bool:
@@ -191,16 +191,18 @@ class Cell:
     def returns_logits_alone(self) -> bool:
         """Whether the toy returns only its logits, and not the last hidden states as well."""
         words = ("one_output", "part_outside", "adapter")
-        return self.twist in NEWER_TWISTS or any(self.does(word) for word in words)
+        return self.variation in NEWER_VARIATIONS or any(self.does(word) for word in words)
 
     @property
-    def question(self) -> Cell:
+    def reference_key(self) -> Cell:
         """The settings of this cell that matter to the reference, as a cell. Many cells share one reference.
 
         The class bf16_fp32_sum uses the reference and the bound of bf16.
         """
         changed = {"engine": self._engine_of_reference, "precision": self.precision.removesuffix("_fp32_sum")}
-        changed["twist"] = "+".join(word for word in self.twist.split("+") if word not in OF_NO_REFERENCE) or PLAIN
+        changed["variation"] = (
+            "+".join(word for word in self.variation.split("+") if word not in OF_NO_REFERENCE) or PLAIN
+        )
         changed["optimizer"] = ADAMW if self.optimizer in OF_ADAMW else self.optimizer
         return dataclasses.replace(self, **changed)  # type: ignore[arg-type]
 
@@ -239,13 +241,14 @@ def matrix(num_ranks: Sequence[int] = (1, 2), engines: Sequence[str] = tuple(ENG
             plain = itertools.product((1, 2, 3), (False, True))
             cells += [Cell(engine, precision, ranks, *settings) for settings in plain]
             cells += [
-                Cell(engine, precision, ranks, 1 if twist == "two_backward" else 2, False, twist) for twist in TWISTS
+                Cell(engine, precision, ranks, 1 if variation == "two_backward" else 2, False, variation)
+                for variation in VARIATIONS
             ]
             if ranks > 1 and "nvme" not in engine and precision in ("fp32", SIXTEEN_BITS.get(engine, "bf16")):
                 without = {"buckets"} if engine in WITHOUT_BUCKETS else set()
                 without |= set() if engine.startswith("accelerate_") else {"loader"}
-                newer = [twist for twist in NEWER_TWISTS if twist not in without]
-                cells += [Cell(engine, precision, ranks, 2, False, twist) for twist in newer]
+                newer = [variation for variation in NEWER_VARIATIONS if variation not in without]
+                cells += [Cell(engine, precision, ranks, 2, False, variation) for variation in newer]
                 cells.append(Cell(engine, precision, ranks, 3, False, "one_output"))
     return cells
 
@@ -258,10 +261,10 @@ def of_optimizers(optimizers: Collection[str], engines: Collection[str] = UNDER)
     skipped.
     """
     return [
-        Cell(engine, precision, 2, accumulation, clipping, twist, optimizer)
+        Cell(engine, precision, 2, accumulation, clipping, variation, optimizer)
         for optimizer, engine in itertools.product(optimizers, engines)
         if "zero" in engine or optimizer not in OF_DEEPSPEED_ALONE
-        for precision, accumulation, clipping, twist in _settings_for_optimizers(engine)
+        for precision, accumulation, clipping, variation in _settings_for_optimizers(engine)
     ]
 
 
@@ -298,9 +301,9 @@ def of_adapters() -> list[Cell]:
                 for accumulation, clipping in ((1, False), (2, False), (2, True))
             ]
             cells += [
-                Cell(engine, precision, 2, 2, False, twist)
-                for twist in ADAPTER_TWISTS
-                if twist != "adapter" and ("zero3" in engine or "zero_init" not in twist)
+                Cell(engine, precision, 2, 2, False, variation)
+                for variation in ADAPTER_VARIATIONS
+                if variation != "adapter" and ("zero3" in engine or "zero_init" not in variation)
             ]
     return cells
 
@@ -324,7 +327,7 @@ OPTIMIZERS_UNDER = {
 }
 
 
-def of_release(packages: Collection[str], twists: Collection[str] = (PLAIN,)) -> list[Cell]:
+def of_release(packages: Collection[str], variations: Collection[str] = (PLAIN,)) -> list[Cell]:
     """Return the cells on two ranks that are tested with other releases of these packages.
 
     Engines with offload only have cells without a variation.
@@ -332,9 +335,9 @@ def of_release(packages: Collection[str], twists: Collection[str] = (PLAIN,)) ->
     return [
         cell
         for cell in matrix((2,))
-        if cell.twist in twists
-        and (cell.accumulation < 3 or cell.twist != PLAIN)
+        if cell.variation in variations
+        and (cell.accumulation < 3 or cell.variation != PLAIN)
         and not cell.is_large
-        and (cell.twist == PLAIN or "offload" not in cell.engine)
+        and (cell.variation == PLAIN or "offload" not in cell.engine)
         and any(cell.precision in OF_RELEASE[package].get(cell.engine, ()) for package in packages)
     ]

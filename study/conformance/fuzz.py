@@ -16,8 +16,8 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from ..files import ROOT, parse_yaml
-from ..upgrade import known_bad
-from . import cells, committed
+from ..upgrade import faults
+from . import cells, results
 from .cells import ADAMW, PLAIN, Cell
 from .optimizers import NAMES_IN_FILE
 
@@ -29,12 +29,14 @@ ENGINES = {name: kinds for name, kinds in (cells.ENGINES | OFFLOADED).items() if
 # torchao is left out, because each cell takes half a minute.
 OPTIMIZERS = (ADAMW, *(name for name in cells.OPTIMIZERS if name != "torchao_adamw8bit"))
 ACCUMULATIONS = (1, 2, 3, 4, 5)  # five do not divide the batch
-TWISTS = tuple(
+VARIATIONS = tuple(
     dict.fromkeys(
-        word for twist in (*cells.TWISTS, *cells.NEWER_TWISTS, *cells.OPTIMIZER_TWISTS) for word in twist.split("+")
+        word
+        for variation in (*cells.VARIATIONS, *cells.NEWER_VARIATIONS, *cells.OPTIMIZER_VARIATIONS)
+        for word in variation.split("+")
     )
 )
-MOST_TWISTS = 5
+MOST_VARIATIONS = 5
 # The flat partitions of ZeRO 1 to 3 change what these optimizers compute. The reference knows only whole parameters.
 UNLIKE_THE_REFERENCE = ("torch_muon", "adafactor", "bitsandbytes_adamw8bit")
 # The share of cells with a known fault that are kept. Drawn often, they would hide other faults.
@@ -59,16 +61,17 @@ class KnownFailure(NamedTuple):
     cells: str  # a regular expression for the whole name
     kind: str  # how they fail, as the first words of `kind_of`
     reason: str
+    faults: Sequence[str] = ()  # ids of the known faults of releases (`upgrade.faults`) that this is; may be empty
 
 
-def twists(cell: Cell) -> set[str]:
-    return set(cell.twist.split("+")) - {PLAIN}
+def variations(cell: Cell) -> set[str]:
+    return set(cell.variation.split("+")) - {PLAIN}
 
 
-def with_twists(cell: Cell, words: Iterable[str]) -> Cell:
-    """Return the cell with these variations instead of its own, in the order of TWISTS."""
+def with_variations(cell: Cell, words: Iterable[str]) -> Cell:
+    """Return the cell with these variations instead of its own, in the order of VARIATIONS."""
     chosen = set(words)
-    return dataclasses.replace(cell, twist="+".join(word for word in TWISTS if word in chosen) or PLAIN)
+    return dataclasses.replace(cell, variation="+".join(word for word in VARIATIONS if word in chosen) or PLAIN)
 
 
 # ---------------------------------------------------------------- valid cells
@@ -93,7 +96,7 @@ def is_valid(cell: Cell) -> bool:
 
     An engine may still refuse it.
     """
-    words = twists(cell)
+    words = variations(cell)
     return (
         cell.precision in precisions(cell.engine)
         and cell.optimizer in optimizers(cell.engine)
@@ -102,19 +105,19 @@ def is_valid(cell: Cell) -> bool:
     )
 
 
-def _supports(cell: Cell, twist: str) -> bool:
+def _supports(cell: Cell, variation: str) -> bool:
     """Return whether the settings of a cell, without its other variations, allow a variation."""
-    if twist == "buckets":
+    if variation == "buckets":
         return cell.engine not in cells.WITHOUT_BUCKETS
-    if twist == "loader":
+    if variation == "loader":
         return cell.through_accelerate and cell.batch_size % (cell.num_ranks * cell.accumulation) == 0
-    if twist == "schedule":  # accelerate wants a scheduler of DeepSpeed's file beside an optimizer of that file
+    if variation == "schedule":  # accelerate wants a scheduler of DeepSpeed's file beside an optimizer of that file
         return not (cell.through_accelerate and cell.is_deepspeed and cell.optimizer in NAMES_IN_FILE)
-    if twist == "clipping_absent":
+    if variation == "clipping_absent":
         return cell.is_deepspeed and not cell.clipping
-    if twist == "zero_init":
+    if variation == "zero_init":
         return "zero3" in cell.engine
-    if twist == "skipped":
+    if variation == "skipped":
         return cell.precision == "fp16"
     return True
 
@@ -151,10 +154,12 @@ def _draw(generator: random.Random) -> Cell:
         optimizer=ADAMW if generator.random() < 1 / 2 else generator.choice(optimizers(engine)),
     )
     if cell.precision == "fp16" and generator.random() < 1 / 2:  # no other class can have this variation
-        cell = with_twists(cell, {"skipped"})
-    num_twists = generator.randrange(MOST_TWISTS + 1)
-    for word in generator.sample(TWISTS, len(TWISTS)):
-        if len(twists(cell)) < num_twists and is_valid(candidate := with_twists(cell, {*twists(cell), word})):
+        cell = with_variations(cell, {"skipped"})
+    num_variations = generator.randrange(MOST_VARIATIONS + 1)
+    for word in generator.sample(VARIATIONS, len(VARIATIONS)):
+        if len(variations(cell)) < num_variations and is_valid(
+            candidate := with_variations(cell, {*variations(cell), word})
+        ):
             cell = candidate
     return cell
 
@@ -167,12 +172,12 @@ def simpler(cell: Cell) -> list[Cell]:
 
     First come cells that keep no more than one of its features, then those that lack one of its features.
     """
-    plain = dataclasses.replace(cell, accumulation=1, clipping=False, twist=PLAIN, optimizer=ADAMW)
+    plain = dataclasses.replace(cell, accumulation=1, clipping=False, variation=PLAIN, optimizer=ADAMW)
     alone = [plain]
-    alone += [with_twists(plain, {word}) for word in TWISTS if cell.does(word)]
+    alone += [with_variations(plain, {word}) for word in VARIATIONS if cell.does(word)]
     alone += [dataclasses.replace(plain, **{name: getattr(cell, name)}) for name in ("accumulation", "clipping")]
     alone += [dataclasses.replace(plain, optimizer=cell.optimizer)]
-    without = [with_twists(cell, twists(cell) - {word}) for word in TWISTS if cell.does(word)]
+    without = [with_variations(cell, variations(cell) - {word}) for word in VARIATIONS if cell.does(word)]
     without += [dataclasses.replace(cell, clipping=False), dataclasses.replace(cell, optimizer=ADAMW)]
     without += [dataclasses.replace(cell, accumulation=number) for number in (1, 2) if number < cell.accumulation]
     without += [dataclasses.replace(cell, num_ranks=1)]
@@ -246,7 +251,7 @@ def shrink(failed: Collection[Cell], verdicts: dict[str, dict[str, Any]], examin
 def reaches(cell: Cell, simple: Cell) -> bool:
     """Return whether a cell has everything that a simpler cell has, so that it may fail because of the same fault."""
     return (
-        twists(simple) <= twists(cell)
+        variations(simple) <= variations(cell)
         and simple.accumulation in (1, 2, cell.accumulation)
         and simple.accumulation <= cell.accumulation
         and simple.clipping <= cell.clipping
@@ -279,7 +284,7 @@ def known_reason(cell: Cell, kind: str) -> str | None:
     newest = _newest()
     if cell.is_deepspeed and kind.startswith("wrong"):
         version = newest["versions"]["deepspeed"]
-        for fault in known_bad.faults_of(version, cell.engine, [cell.precision], twists(cell)):
+        for fault in faults.faults_of(version, cell.engine, [cell.precision], variations(cell)):
             return fault.what
     for name, fixed in newest["cells"].items():
         if _differs_in_numbers(cell.name, name) and kind_of(fixed) == kind:
@@ -289,7 +294,7 @@ def known_reason(cell: Cell, kind: str) -> str | None:
 
 @cache
 def _newest() -> dict[str, Any]:
-    return committed.newest()
+    return results.newest()
 
 
 def _differs_in_numbers(name: str, fixed: str) -> bool:
@@ -348,14 +353,14 @@ class Campaign:
             "seed": self.seed,
             "cells_drawn": len(self.drawn),
             "cells_examined": len(self.verdicts),
-            "verdicts": {name: counts[name] for name in committed.VERDICTS},
+            "verdicts": {name: counts[name] for name in results.VERDICTS},
             "failures": [
                 {
                     "cell": simple.name,
                     "cells_drawn": len(origins),
                     "first_drawn": origins[0].name,
                     "kind": self.kind(simple),
-                    "explanation": committed.explanation(self.verdicts[simple.name]),
+                    "explanation": results.explanation(self.verdicts[simple.name]),
                     "known": self.reason(simple),
                 }
                 for simple, origins in sorted(self.minimal.items(), key=lambda item: -len(item[1]))

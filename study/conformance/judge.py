@@ -172,7 +172,7 @@ def _unseen(cell: Cell, expected: Expected, ranks: Sequence[dict[str, Any]]) -> 
     lacks_masters = any(trained - set(masters) for trace in ranks for masters in trace["masters"])
     unseen = {
         "norm": any(None in trace["norms"] for trace in ranks),
-        "masters": lacks_masters and cell.question.precision == "bf16",
+        "masters": lacks_masters and cell.reference_key.precision == "bf16",
     }
     return [quantity for quantity, is_unseen in unseen.items() if is_unseen]
 
@@ -217,13 +217,13 @@ def _four_digits(number: float) -> float | None:
 
 
 class References:
-    """A cache of references. Cells with the same `question` share one reference, which is computed once."""
+    """A cache of references. Cells with the same `reference_key` share one reference, which is computed once."""
 
     def __init__(self) -> None:
-        self._by_question: dict[Cell, Expected] = {}
+        self._by_key: dict[Cell, Expected] = {}
 
     def of(self, cell: Cell) -> Expected:
-        question = cell.question
-        if question not in self._by_question:
-            self._by_question[question] = reference.expect(question)
-        return self._by_question[question]
+        key = cell.reference_key
+        if key not in self._by_key:
+            self._by_key[key] = reference.expect(key)
+        return self._by_key[key]

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..engines.readback.full_tensors import kind_of_state, whole_shape
+from ..engines.readback.full_tensors import kind_of_state
+from ..engines.readback.parameters import whole_shape
 from . import toy
-from .cells import ADAMW, IN_8_BITS, OF_ADAMW, Cell
-from .formulas import optimizer_in_8_bits
+from .cells import ADAMW, IN_8_BITS, Cell
+from .reference_update import optimizer_in_8_bits
 
 # How DeepSpeed's file names the optimizers that it can build.
 NAMES_IN_FILE = {"deepspeed_adamw": "AdamW", "sgd": "SGD", "adafactor": "Adafactor", "lion": "Lion", "muon": "Muon"}
@@ -37,12 +38,12 @@ def in_file(cell: Cell) -> dict[str, Any] | None:
     # Without offload, DeepSpeed's Lion only runs on a GPU.
     if not cell.is_deepspeed or name is None or (cell.optimizer == "lion" and "offload" not in cell.engine):
         return None
-    return {"type": name, "params": _settings(cell)}
+    return {"type": name, "params": toy.settings(cell)}
 
 
 def build(cell: Cell, model: Any) -> torch.optim.Optimizer:
     """Build the optimizer of a cell in the script. Raises NotOffered if it does not exist in this installation."""
-    parameters, settings = groups(cell, model), _settings(cell)
+    parameters, settings = groups(cell, model), toy.settings(cell)
     if cell.optimizer in IN_8_BITS:
         return optimizer_in_8_bits(cell.optimizer)(parameters, **settings)  # type: ignore[no-any-return]
     if cell.optimizer == "lion":
@@ -71,18 +72,6 @@ def groups(cell: Cell, model: Any) -> list[Any]:
         return parameters
     by_dimensions = [(num, [p for p in parameters if len(whole_shape(p)) == num]) for num in (2, 1)]
     return [{"params": members, **toy.options(cell, num)} for num, members in by_dimensions if members]
-
-
-def _settings(cell: Cell) -> dict[str, Any]:
-    """Return the arguments of a cell's optimizer, in a script or in DeepSpeed's file."""
-    settings: dict[str, Any] = toy.options(cell, 2)
-    if cell.optimizer in ("sgd", "muon", "torch_muon"):
-        settings["momentum"] = toy.MOMENTUM
-    if cell.optimizer == "lion":
-        settings["betas"] = toy.LION_BETAS
-    if cell.optimizer in (*OF_ADAMW, *IN_8_BITS, "muon"):  # Muon trains some parameters by Adam
-        settings |= {"betas": toy.BETAS, "eps": toy.EPSILON}
-    return settings
 
 
 def kinds_of_states(optimizer: Any) -> list[tuple[int, str]]:

@@ -1,124 +1,117 @@
-"""Train cells one after the other as one rank of a launch, and write the result of each.
+"""Train cells one after the other, and write the result of each.
 
-`python -m zero_study.conformance.probe FOLDER` reads FOLDER/cells.json and writes, for its rank,
-FOLDER/NUMBER-RANK.pt of each cell that trained and FOLDER/NUMBER-RANK.txt of each that did not. It judges
-nothing, so that any release of torch, DeepSpeed and accelerate can run it.
+`python -m zero_study.conformance.probe FOLDER` reads FOLDER/cells.json and writes FOLDER/NUMBER-RANK.pt for each rank
+of a cell that trained, and FOLDER/NUMBER.json for a cell that did not. It judges nothing, so that any release of torch,
+DeepSpeed and accelerate can run it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import datetime
 import functools
-import gc
 import importlib
 import json
 import math
-import os
+import re
 import signal
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
+from .. import files
 from ..engines import extensions
+from ..ranks import worlds
+from ..ranks.forks import Ending
 from . import adapters, optimizers, toy
 from .cells import ADAMW, NUM_STEPS, SAVED_AFTER, SKIPPED, Cell
 
 MOST_VALUES = 4096  # kept per parameter; with more, a large model would mostly wait for the disk
-COLLECTIVE_SECONDS = 60
 CELL_SECONDS = 90
+RANKS_AT_ONCE = 2  # of cells on one rank
+LAST_LINES = 5
+# LOST: messages of a rank that only lost its connection to another rank. PORT: the port number in a message, which
+# differs from launch to launch.
+LOST = ("Connection reset by peer", "Connection closed by peer", "Broken pipe")
+PORT = re.compile(r"(?<=\]):\d+")
 
 
 def main(folder: Path) -> None:
-    """Train each cell in a process of its own, forked from one that has imported everything.
+    """Train each cell as a world of processes that are forked from this one, which has imported everything.
 
-    Engines leave global state behind. When one process trained one cell after the other, DeepSpeed 0.17.5 carried the
-    wrong norms of its stages 1 and 2 under autocast over to engines whose norms are right on their own.
+    When one process trained one cell after the other, DeepSpeed 0.17.5 carried the wrong norms of its stages 1 and 2
+    under autocast over to engines whose norms are right on their own.
     """
-    worker = rank = int(os.environ["RANK"])
-    os.dup2(2, 1)  # stdout and stderr go to the same log file
-    torch.set_num_threads(1)
-    cells = {number: Cell(**fields) for number, fields in json.loads((folder / "cells.json").read_text())}
-    if all(cell.num_ranks == 1 for cell in cells.values()):  # the processes share the cells, each as a world of its own
-        cells, rank = dict(list(cells.items())[worker :: int(os.environ["WORLD_SIZE"])]), 0
-        os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-    _import_engines(cells.values())
-    for number, cell in cells.items():
-        log_size = os.fstat(2).st_size
-        child = os.fork()
-        if not child:
-            _train_and_leave(folder, number, cell, rank)
-        if name := _wait_for(child):
-            _leave_failure(folder, number, rank, f"rank {rank} was ended by {name}{_last_line(log_size)}", "ended")
-        _import_what_it_did(folder / f"{os.getpid()}.modules")
+    cells = [(number, Cell(**fields)) for number, fields in json.loads((folder / "cells.json").read_text())]
+    _import_engines([cell for _, cell in cells])
+    worlds_of_cells = [
+        worlds.World(
+            cell.num_ranks, functools.partial(_train_and_save, cell, folder / str(number)), CELL_SECONDS, _judge
+        )
+        for number, cell in cells
+    ]
+    at_once = max(RANKS_AT_ONCE, *(cell.num_ranks for _, cell in cells))
+    for position, result in worlds.run(worlds_of_cells, at_once):
+        number, _ = cells[position]
+        failures = [answer["failure"] for answer in result.answers.values() if "failure" in answer]
+        if result.failure and not failures:
+            failures = [[result.failure, "ended", 0.0]]
+        if failures:
+            message, stage, _ = min(failures, key=_order)
+            files.write_json(folder / f"{number}.json", {"message": PORT.sub("", message), "stage": stage})
+        _import_what_it_did(result.answers)
 
 
 def _import_engines(cells: Collection[Cell]) -> None:
     """Import and load what the cells need, before the first fork. No thread may have been started yet."""
-    if any(cell.is_deepspeed for cell in cells):
-        import cpuinfo  # DeepSpeed calls it whenever it loads an extension, which takes a second
-
-        cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
-        extensions.use_built()
+    worlds.import_before_forks((), deepspeed=any(cell.is_deepspeed for cell in cells))
     for name in {name for cell in cells for name in cell.extensions if name != "async_io"}:
         extension = extensions.EXTENSIONS[name]
         getattr(importlib.import_module(extension.module), extension.builder)().load()
-    gc.freeze()
+    worlds.freeze()
 
 
-def _import_what_it_did(names: Path) -> None:
+def _import_what_it_did(answers: Mapping[int, dict[str, Any]]) -> None:
     """Import the modules that the last cell imported while it trained, so that the next cell need not."""
-    for name in names.read_text().splitlines() if names.exists() else ():
-        if name not in sys.modules:
-            with contextlib.suppress(Exception):
-                importlib.import_module(name)
-    gc.freeze()  # without this, each of an engine's dozens of garbage collections takes a third of a second
+    for name in {name for answer in answers.values() for name in answer.get("modules", ())} - set(sys.modules):
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    worlds.freeze()  # without this, each of an engine's dozens of garbage collections takes a third of a second
 
 
-def _wait_for(child: int) -> str | None:
-    """Wait for a child process, and return the name of the signal that ended it.
+def _judge(rank: int, ending: Ending) -> dict[str, Any]:
+    """Return the failure of a rank whose process ended without an answer."""
+    message = " ".join(line.strip() for line in ending.lines[-LAST_LINES:])
+    if ending.status < 0:
+        last_line = "".join(f": {line.strip()}" for line in ending.lines[-1:])
+        message = f"rank {rank} was ended by {signal.Signals(-ending.status).name}{last_line}"
+    return {"failure": [message, "ended", time.time()]}
 
-    None if it exited by itself, or if it was killed here after CELL_SECONDS.
+
+def _order(failure: tuple[str, str, float]) -> tuple[bool, bool, float]:
+    """Return a sort key of the failures of a cell's ranks. The first one is the cause of the others.
+
+    A rank that was killed by a signal takes precedence over ranks that raised an error. Ranks that only lost their
+    connection to another rank come last.
     """
-    deadline = time.monotonic() + CELL_SECONDS
-    while True:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            return signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else None
-        if time.monotonic() > deadline:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            return None
-        time.sleep(0.005)
+    message, stage, time_of_failure = failure
+    return any(words in message for words in LOST), stage != "ended", time_of_failure
 
 
-def _leave_failure(folder: Path, number: int, rank: int, message: str, stage: str) -> None:
-    (folder / f"{number}-{rank}.txt").write_text(json.dumps([message, stage, time.time()]))
+def _train_and_save(cell: Cell, path: Path, rank: int, folder: Path) -> dict[str, Any]:
+    """Become a rank of a cell's world, train the cell, and write the trace to PATH-RANK.pt.
 
-
-def _last_line(offset: int) -> str:
-    """Return the last line of the log behind `offset` bytes, with a colon in front; empty if there is none."""
-    lines = os.pread(2, os.fstat(2).st_size - offset, offset).decode(errors="replace").split("\n")
-    return next((f": {line.strip()}" for line in reversed(lines) if line.strip()), "")
-
-
-def _train_and_leave(folder: Path, number: int, cell: Cell, rank: int) -> NoReturn:
-    """Train one cell, write its trace (NUMBER-RANK.pt) or its error (NUMBER-RANK.txt), and exit."""
+    Returns the names of all imported modules, and the `failure` if the training failed.
+    """
     began, stage = time.perf_counter(), ["built"]
+    answer: dict[str, Any] = {}
     try:
-        torch.distributed.init_process_group(
-            "gloo",
-            init_method=f"file://{folder / str(number)}.store",
-            rank=rank,
-            world_size=cell.num_ranks,
-            timeout=datetime.timedelta(seconds=COLLECTIVE_SECONDS),
-        )
+        worlds.join(rank, cell.num_ranks, folder)
         if cell.is_deepspeed:
             import deepspeed
 
@@ -126,16 +119,13 @@ def _train_and_leave(folder: Path, number: int, cell: Cell, rank: int) -> NoRetu
         with tempfile.TemporaryDirectory() as scratch:
             trace = train(cell, Path(scratch), stage)
         trace["seconds"] = time.perf_counter() - began
-        unfinished = folder / f"{number}-{rank}.part"
+        unfinished = path.with_name(f"{path.name}-{rank}.part")
         torch.save(trace, unfinished)
-        unfinished.rename(folder / f"{number}-{rank}.pt")
+        unfinished.rename(unfinished.with_suffix(".pt"))
     except BaseException as error:
         traceback.print_exc()
-        _leave_failure(folder, number, rank, f"{type(error).__name__}: {error}".strip(), stage[0])
-    (folder / f"{os.getppid()}.modules").write_text("\n".join(list(sys.modules)))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # some releases hang in their own destructors
+        answer["failure"] = [f"{type(error).__name__}: {error}".strip(), stage[0], time.time()]
+    return answer | {"modules": list(sys.modules)}
 
 
 def train(cell: Cell, scratch: Path, stage: list[str]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from . import formulas, toy
+from . import reference_update, toy
 from .cells import IN_8_BITS, NUM_STEPS, SKIPPED, Cell
 
 ROUNDOFF_FP32, ROUNDOFF_FP16, ROUNDOFF_BF16 = 2.0**-24, 2.0**-11, 2.0**-8
@@ -82,7 +82,7 @@ def _noisy(values: torch.Tensor, roundoff: float, generator: torch.Generator) ->
 def expect(cell: Cell) -> Expected:
     """Train the reference and its draws, and return the expected values with their bounds.
 
-    Settings that `Cell.question` removes have no effect.
+    Settings that `Cell.reference_key` removes have no effect.
     """
     model = toy.Toy(cell)
     # A list, not a set: bounds depend on the order in which errors are drawn, and they must be reproducible.
@@ -90,7 +90,7 @@ def expect(cell: Cell) -> Expected:
     num_draws = 1 + _num_draws(cell)
     start = {name: parameter.detach().double() for name, parameter in model.named_parameters()}
     masters = {name: value.expand(num_draws, *value.shape).clone() for name, value in start.items()}
-    states: dict[str, formulas.State] = {name: {} for name in trained}
+    states: dict[str, reference_update.State] = {name: {} for name in trained}
     num_updates = 0
     generator = torch.Generator().manual_seed(0)
     losses, norms, history = [], [], []
@@ -112,8 +112,8 @@ def expect(cell: Cell) -> Expected:
             clipped = gradient * scale.reshape(-1, *[1] * (gradient.ndim - 1))
             rate, decay = toy.options(cell, start[name].ndim).values()
             rate *= toy.RATES[num_updates - 1] if cell.does("schedule") else 1  # a skipped step has no rate
-            step_of_optimizer = formulas.Step(num_updates, rate, decay)
-            masters[name] = formulas.updated(
+            step_of_optimizer = reference_update.Step(num_updates, rate, decay)
+            masters[name] = reference_update.updated(
                 cell, name, masters[name], clipped, states[name], step_of_optimizer, rounded
             )
             masters[name] = _noisy(masters[name], ROUNDOFF_FP32, generator)
@@ -227,7 +227,7 @@ def _with_bounds(
             way = (masters[name][0] - start[name]).flatten(1).norm(dim=1)
             distance = (value - value[:1]).flatten(2).norm(dim=2)
             # A parameter that is not trained may not move at all.
-            margin = MARGIN_OF_MUON if formulas.is_orthogonalized(cell, name, start[name].ndim) else MARGIN
+            margin = MARGIN_OF_MUON if reference_update.is_orthogonalized(cell, name, start[name].ndim) else MARGIN
             bounds[f"{kind}/{name}"] = _furthest(distance / way, margin) if way.all() else torch.zeros(NUM_STEPS)
     return Expected(
         losses=losses[0],
@@ -241,7 +241,7 @@ def _with_bounds(
 
 def computed_with(cell: Cell, masters: torch.Tensor) -> torch.Tensor:
     """Return the weights used in computation: the masters, rounded to the cell's class."""
-    return masters.to(IN_16_BITS.get(cell.question.precision, masters.dtype))
+    return masters.to(IN_16_BITS.get(cell.reference_key.precision, masters.dtype))
 
 
 def _furthest(deviations: torch.Tensor, margin: float = MARGIN) -> torch.Tensor:

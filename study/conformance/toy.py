@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from ..engines.readback.full_tensors import whole_shape
-from .cells import IN_8_BITS, Cell
+from ..engines.readback.parameters import whole_shape
+from .cells import IN_8_BITS, OF_ADAMW, Cell
 
 VOCABULARY = 32
 LENGTH = 6  # tokens of a sequence
@@ -145,6 +145,18 @@ def options(cell: Cell, num_dimensions: int) -> dict[str, float]:
     if not cell.does("groups"):
         return {"lr": rate, "weight_decay": WEIGHT_DECAY}
     return {"lr": rate, "weight_decay": GROUP_DECAY} if num_dimensions > 1 else {"lr": rate / 2, "weight_decay": 0.0}
+
+
+def settings(cell: Cell) -> dict[str, Any]:
+    """Return the arguments of a cell's optimizer, for its matrices if the cell has groups."""
+    arguments: dict[str, Any] = options(cell, 2)
+    if cell.optimizer in ("sgd", "muon", "torch_muon"):
+        arguments["momentum"] = MOMENTUM
+    if cell.optimizer == "lion":
+        arguments["betas"] = LION_BETAS
+    if cell.optimizer in (*OF_ADAMW, *IN_8_BITS, "muon"):  # Muon trains some parameters by Adam
+        arguments |= {"betas": BETAS, "eps": EPSILON}
+    return arguments
 
 
 def uses_muon(name: str, num_dimensions: int) -> bool:

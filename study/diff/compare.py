@@ -224,7 +224,7 @@ class _Judge:
             self._judge_missing(pair)
         elif ours.sketch.shape != theirs.sketch.shape:
             pass  # tensors of different shapes cannot be compared
-        elif infinite := [which for which, seen in (("A", ours), ("B", theirs)) if not _is_finite(seen)]:
+        elif infinite := [which for which, seen in (("A", ours), ("B", theirs)) if not np.isfinite(seen.sketch).all()]:
             self._judge_infinite(key, infinite)
             self.num_compared[key.kind] += len(infinite) == 1
         else:
@@ -269,10 +269,6 @@ class _Judge:
             self.num_alike += 1
             self.worst_noise_ratio = max(self.worst_noise_ratio, _ratio(distance, bound))
         self.sizes_over_bounds[key[:2]] = max(self.sizes_over_bounds.get(key[:2], 0.0), _ratio(size, bound))
-
-
-def _is_finite(value: Seen) -> bool:
-    return bool(np.isfinite(value.sketch).all())
 
 
 def _ratio(value: float, bound: float) -> float:

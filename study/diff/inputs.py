@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
+from .. import terminal
 from .bounds import factor, norm, roundoff
 from .recorded import Difference, Key, Recording, Seen
 
@@ -64,8 +65,7 @@ def _different_tensors(a: Recording, b: Recording, step: int) -> str:
 
 def some_names(names: Sequence[str]) -> str:
     """Return a text with the first MOST_NAMES of these output names, and the number of the others."""
-    names_shown = ", ".join(f"the model{name}" if name[:1] in ("", ":") else name for name in names[:MOST_NAMES])
-    return names_shown + (f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else "")
+    return terminal.names([f"the model{name}" if name[:1] in ("", ":") else name for name in names], MOST_NAMES)
 
 
 def outputs_with_padding(a: Recording, b: Recording, padded: set[int]) -> dict[tuple[int, str], None]:

@@ -35,25 +35,17 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 
 from .. import __version__, terminal
-from ..engines.hooks import before_updates, listening, without_graphs
+from ..engines.hooks import before_updates, without_graphs, wrap_function
 from ..engines.readback import full_tensors
 from ..engines.readback.dtypes import dtype_names
-from ..engines.readback.facts import is_deepspeed, uncompiled, versions, whole_size
+from ..engines.readback.facts import is_deepspeed, uncompiled, versions
+from ..engines.readback.parameters import full_value, is_partitioned, plain_name, whole_size
 from ..engines.scripts import rank
 from ..files import write_whole
 from . import padding, training
 from .recorded import FILE, FORMAT, Entry
 from .rounding import Rounding
 from .sketch import SIZE, of_rows, sketch
-
-# Parts of a module's name that come from wrappers.
-_WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
-
-
-def canonical(name: str) -> str:
-    """Return a module's name without the parts that wrappers add."""
-    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
-
 
 _num_recordings: Counter[Path] = Counter()  # recordings that this process has begun, by folder
 
@@ -105,7 +97,7 @@ class Recorder:
             (clip_grad, "_get_total_norm", self._on_norm),
             (torch.amp.GradScaler, "step", self._on_scaler),
         ):
-            self._stack.enter_context(listening(owner, name, listener))
+            self._stack.enter_context(wrap_function(owner, name, listener))
         self._stack.callback(before_updates(self._before_update).remove)
         self._stack.callback(register_optimizer_step_post_hook(self._after_update).remove)
         atexit.register(self.end)
@@ -116,14 +108,14 @@ class Recorder:
         """Choose the model that is recorded, with all its modules."""
         model = uncompiled(model)
         self._model = model
-        self._names = {}
+        self._names = {}  # a wrapper has the name of the module in it, which comes later
         for name, module in model.named_modules():
-            self._names[id(module)] = canonical(name)  # a wrapper has the name of the module in it, which comes later
+            self._names[id(module)] = plain_name(name, model)
         inner = {name: key for key, name in self._names.items()}
         self._names = {key: name for name, key in inner.items()}
-        self._parameters = [(canonical(name), parameter) for name, parameter in model.named_parameters()]
+        self._parameters = [(plain_name(name, model), parameter) for name, parameter in model.named_parameters()]
         if is_deepspeed(model):
-            self._stack.enter_context(listening(type(model), "step", self._on_engine_step))
+            self._stack.enter_context(wrap_function(type(model), "step", self._on_engine_step))
         for name, parameter in self._parameters:
             # FSDP2 sets the gradients of its shards itself, so autograd would never call this hook.
             if parameter.requires_grad and parameter.is_leaf and not hasattr(parameter, "full_tensor"):
@@ -289,10 +281,9 @@ class Recorder:
     def _read_weights(self, parameters: list[tuple[str, Any]]) -> None:
         for name, parameter in parameters:
             master = full_tensors.master(parameter)
-            sums = sketch(full_tensors.weight(parameter) if master is None else master)
+            sums = sketch(full_value(parameter) if master is None else master)
             self._add("weights", name, sums, of=parameter)
-            is_whole = not hasattr(parameter, "ds_id") and not hasattr(parameter, "full_tensor")
-            if is_whole and parameter.numel():
+            if not is_partitioned(parameter) and parameter.numel():
                 self._add("held", name, sums if master is None else sketch(parameter), of=parameter)
 
     def _read_gradients(self, kind: str, parameters: list[tuple[str, Any]]) -> None:
@@ -373,7 +364,7 @@ class Recorder:
             written = json.dumps(content, separators=(",", ":"))
             write_whole(self._folder / f"rank-{rank()}.json.gz", gzip.compress(written.encode(), mtime=0))
             if rank() == 0:
-                print(f"Recorded {terminal.counted(completed, 'optimizer step')} in {self._folder}.", flush=True)
+                print(f"Recorded {terminal.count(completed, 'optimizer step')} in {self._folder}.", flush=True)
         self._has_ended = True
 
 
@@ -425,7 +416,7 @@ def _name_of_failure(raised: BaseException | None) -> str | None:
 
 
 def _facts(model: Any) -> dict[str, Any]:
-    buffers = [canonical(name) for name, buffer in model.named_buffers() if buffer.is_floating_point()]
+    buffers = [plain_name(name, model) for name, buffer in model.named_buffers() if buffer.is_floating_point()]
     return {
         "world_size": int(os.environ.get("WORLD_SIZE", "1")),  # the group may be gone
         "engine": type(model).__name__,

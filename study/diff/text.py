@@ -42,8 +42,7 @@ def text(result: Result) -> str:
     lines += [f"Largest element: {line}." for line in _elements(result.a.folder, result.b.folder)]
     lines = [terminal.printable(line) for line in lines]
     return "\n".join(
-        terminal.wrapped(line, "  " if line.startswith("- ") else "", "    " if line[0] == "-" else "  ")
-        for line in lines
+        terminal.wrap(line, "  " if line.startswith("- ") else "", "    " if line[0] == "-" else "  ") for line in lines
     )
 
 
@@ -122,8 +121,8 @@ def _summary(recording: Recording) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     passes = len(recording.cut[0])
     return (
-        f"{recording.folder}: {facts['engine'] or 'no engine'}, {_counted(recording.world_size, 'rank')}, "
-        f"{_counted(passes, 'forward pass')} per step, {_counted(facts['steps'], 'step')}"
+        f"{recording.folder}: {facts['engine'] or 'no engine'}, {terminal.count(recording.world_size, 'rank')}, "
+        f"{terminal.count(passes, 'forward pass', 'forward passes')} per step, {terminal.count(facts['steps'], 'step')}"
         + (f" ({versions})" if versions else "")
     )
 
@@ -132,14 +131,10 @@ def _rest(result: Result) -> str:
     """Return a text with the numbers of differences: by kind in the step of the first one, and in later steps."""
     step = result.differences[0].step
     counts = Counter(difference.kind for difference in result.differences if difference.step == step)
-    now = ", ".join(_counted(counts[kind], NAMES.get(kind, kind)) for kind in KINDS if counts[kind])
+    now = ", ".join(terminal.count(counts[kind], NAMES.get(kind, kind)) for kind in KINDS if counts[kind])
     later = sum(difference.step > step for difference in result.differences)
-    return f"{now} of step {step}" + (f", {_counted(later, 'tensor')} of later steps" if later else "") if now else ""
-
-
-def _counted(number: int, noun: str) -> str:
-    plural = "forward passes" if noun == "forward pass" else f"{noun}s"
-    return f"{number} {noun if number == 1 else plural}"
+    of_later = f", {terminal.count(later, 'tensor')} of later steps" if later else ""
+    return f"{now} of step {step}{of_later}" if now else ""
 
 
 def _elements(a: Path, b: Path) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import os
 import sys
@@ -70,12 +71,12 @@ class Training:
 
     def _digest(self, script: Path) -> str:
         """Return a digest of the script's code, and of the modules in its folder that it has imported."""
-        parts = {"": self._text or ""}
+        parts, folder = {"": self._text or ""}, str(script.parent / "_")[:-1]  # ends with a separator
         for name, module in sorted(sys.modules.items()):
             path = _source(module)
             if path is None or name.partition(".")[0] in _OWN or path == script:
                 continue
-            if path.is_relative_to(script.parent) and not set(path.parts) & set(_LIBRARIES):
+            if str(path).startswith(folder) and not set(path.parts) & set(_LIBRARIES):
                 parts[name] = _code(path) or ""
         return hashlib.sha256(repr(sorted(parts.items())).encode(errors="replace")).hexdigest()
 
@@ -88,7 +89,13 @@ def _main() -> Path | None:
 
 def _source(module: Any) -> Path | None:
     name = getattr(module, "__file__", None)
-    return Path(name).resolve() if isinstance(name, str) and name.endswith(".py") else None
+    return _resolved(name) if isinstance(name, str) and name.endswith(".py") else None
+
+
+@functools.cache
+def _resolved(name: str) -> Path:
+    """Return the real path of a file. Thousands of imported modules are asked for theirs in each recording."""
+    return Path(name).resolve()
 
 
 def _code(path: Path) -> str | None:

@@ -77,7 +77,7 @@ def examine(disk: Path) -> list[Check]:
     """
     return [
         *_packages(),
-        *_known_bad(),
+        *_known_faults(),
         *_extensions(),
         _compile(),
         *_cuda(),
@@ -102,13 +102,13 @@ def text(checks: list[Check]) -> str:
         counts["bites"], f"{counts['bites']} problems would stop a run"
     )
     details = f"{counts['ok']} checks passed, {counts['note']} notes, {counts['unknown']} not checked"
-    lines = [terminal.wrapped(f"This machine: {problems} ({details}).")]
+    lines = [terminal.wrap(f"This machine: {problems} ({details}).")]
     for verdict, title in GROUPS.items():
         of_verdict = [check for check in checks if check.verdict == verdict]
         if of_verdict:
             lines += ["", f"{title}:"]
         lines += [
-            terminal.wrapped(f"{_title(check)}{check.message} {check.remedy}".strip(), "  ", "    ")
+            terminal.wrap(f"{_title(check)}{check.message} {check.remedy}".strip(), "  ", "    ")
             for check in of_verdict
         ]
     return "\n".join(lines)
@@ -154,7 +154,7 @@ def _packages() -> Iterator[Check]:
         yield Check("packages", "ok", "torch, accelerate, transformers, deepspeed and datasets are installed.")
 
 
-def _known_bad() -> Iterator[Check]:
+def _known_faults() -> Iterator[Check]:
     """Check the installed releases for known faults."""
     installed = {name: importlib.metadata.version(name) for name in filter(_has, changes.index().packages)}
     for package, version in installed.items():

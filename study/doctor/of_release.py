@@ -12,7 +12,7 @@ from packaging.version import Version
 from ..engines.keys.patterns import matches
 from ..engines.strategy_names import OffloadDevice, StrategyName
 from ..errors import Refusal
-from ..upgrade import changes, known_bad
+from ..upgrade import changes, faults
 from . import config_files
 from .findings import Finding
 
@@ -22,7 +22,7 @@ PACKAGE = "deepspeed"
 def version_of(release: str) -> str:
     """Return the version in the value of --for. Raises Refusal if it is not a release of DeepSpeed."""
     package, _, version = release.partition("==")
-    if package != PACKAGE or not known_bad.base_release(version) > Version("0"):
+    if package != PACKAGE or not faults.base_release(version) > Version("0"):
         raise Refusal(
             f"--for {release}: only releases of DeepSpeed are known here. Write deepspeed==VERSION, or compare "
             "releases of other packages with `zero-study upgrade`."
@@ -47,8 +47,8 @@ def findings_of(
     if reason := changes.why_unknown(PACKAGE, version):
         return [replace(finding, effect="not examined", message=reason, matters=False)]
     tested_faults = [
-        replace(finding, message=changes.fault_summary(fault, [engine]))
-        for fault in known_bad.faults_of(version, engine, classes)
+        replace(finding, message=faults.summary_of(fault, [engine]))
+        for fault in faults.faults_of(version, engine, classes)
     ]
     return tested_faults + [
         replace(finding, key=next(iter(fault.file)), value=None, message=fault.summary)

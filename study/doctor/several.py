@@ -41,7 +41,7 @@ class Several:
         blocks = [formatting.summary_of_several(self.verdicts, self.verdict)]
         for result in self.results.values():
             if isinstance(result, Refusal):
-                blocks.append(terminal.wrapped(terminal.printable(str(result))))
+                blocks.append(terminal.wrap(terminal.printable(str(result))))
             else:
                 blocks.append(formatting.text(result, everything, release))
         return "\n\n".join(blocks)

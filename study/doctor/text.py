@@ -60,7 +60,7 @@ def summary_of_several(results: Mapping[Path, Verdict], verdict: Verdict) -> str
     parts = [f"{states.count('found')} with findings", f"{states.count('sound')} without"]
     if "unknown" in states:
         parts.append(f"{states.count('unknown')} that could not be checked")
-    number = terminal.counted(len(results), "file")
+    number = terminal.count(len(results), "file")
     return _wrapped(f"{number}: {', '.join(parts)}. Together: {verdict.coverage()}.")
 
 
@@ -81,7 +81,7 @@ def _summary(examined: Examined) -> str:
     missing = sum(finding.value is ABSENT for finding in of_keys if finding.matters)
     wrong = sum(finding.matters for finding in of_keys) - missing
     num_keys = sum(finding.value is not ABSENT for finding in of_keys)
-    keys = terminal.counted(num_keys, "key")
+    keys = terminal.count(num_keys, "key")
     if not num_keys and not missing:
         return f"{_name(examined)}: it has no keys that accelerate, DeepSpeed or FSDP read, so nothing was checked."
     if wrong:
@@ -172,4 +172,4 @@ def _has_comments(path: Path) -> bool:
 
 def _wrapped(text: str, indent: str = "", later_indent: str | None = None) -> str:
     """Return a line for a terminal. Keys and values come from a foreign file, so control characters are escaped."""
-    return terminal.wrapped(terminal.printable(text), indent, later_indent)
+    return terminal.wrap(terminal.printable(text), indent, later_indent)

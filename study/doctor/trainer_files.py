@@ -39,11 +39,6 @@ FILLED_BY_TRAINER = {
     "optimizer.params.betas": "adam_beta1 and adam_beta2",
     "optimizer.params.eps": "adam_epsilon",
 }
-# Keys of a DeepSpeed JSON that count as 1 if they are missing, with Trainer's argument of the same meaning.
-_DEFAULT_IS_1 = {
-    "gradient_clipping": "max_grad_norm",
-    "gradient_accumulation_steps": "gradient_accumulation_steps",
-}
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def in_words(ranks: Sequence[int], conjunction: str = "and") -> str:
             ranges.append([rank])
     parts = [part for group in ranges for part in _parts(group)]
     if len(parts) > MOST_SHOWN:
-        return f"{terminal.counted(len(ranks), 'rank')} from {ranks[0]} to {ranks[-1]}"
+        return f"{terminal.count(len(ranks), 'rank')} from {ranks[0]} to {ranks[-1]}"
     return f"ranks {', '.join(parts[:-1])} {conjunction} {parts[-1]}" if len(parts) > 1 else f"ranks {parts[0]}"
 
 

@@ -14,12 +14,13 @@ from typing import Any
 import psutil
 
 from study import files, progress, terminal
-from study.dryrun import chosen, deadlock, models, ranks, real_ranks, script, text, trace, world
+from study.dryrun import chosen, deadlock, models, real_ranks, script, text, trace, world
 from study.dryrun.models import Trainable
 from study.dryrun.tracker import Call
 from study.dryrun.world import Environment
 from study.engines import extensions
 from study.errors import Refusal
+from study.ranks import forks
 from study.theory.engine import StepConfig
 from study.verdict import Checked, NotChecked, Verdict
 
@@ -80,13 +81,13 @@ def command(
     are_all_there = bool(script_words) and len(selected) == world_size <= world.MOST_REAL_RANKS
     place = World(world_size, min(per_machine, world_size), selected, variables, are_all_there, tuple(further))
     if trainable is None:
-        progress.at_once(f"Running the script as {terminal.counted(len(selected), 'rank')}")
+        progress.at_once(f"Running the script as {terminal.count(len(selected), 'rank')}")
         answers = run_script(script_words, place)
         title, notes = Path(script_words[0]).name, tuple[str, ...]()
     else:
         micro_batch_size, micro_steps = batch["micro_batch_size"], batch["gradient_accumulation_steps"]
         job = StepConfig(micro_batch_size, trainable.sequence_length, micro_steps, activation_checkpointing)
-        progress.at_once(f"Running three training steps as {terminal.counted(len(selected), 'rank')} of {world_size:,}")
+        progress.at_once(f"Running three training steps as {terminal.count(len(selected), 'rank')} of {world_size:,}")
         answers = _train(trainable, job, place)
         title, notes = f"{trainable.name}, {micro_batch_size} x {job.sequence_length} tokens", trainable.notes
     examined = _Examined(answers, place, trainable is not None)
@@ -138,19 +139,19 @@ def run_script(words: Sequence[str], place: World) -> Answers:
         return real_ranks.run(lambda: script.run(Path(words[0]), words[1:], folder), places, folder)
 
 
-def _run_some(program: ranks.Program, place: World) -> Answers:
+def _run_some(program: forks.Program, place: World) -> Answers:
     """Run a program as the ranks of a place, and then as further ranks while there is time."""
     began = time.monotonic()
-    answers = ranks.run(program, _places(place))
+    answers = forks.run(program, _places(place))
     seconds = time.monotonic() - began
     num_more = int((MOST_SECONDS - seconds) / max(seconds / len(place.ranks), 0.01)) if seconds < MOST_SECONDS else 0
     more = replace(place, ranks=list(place.others[:num_more]))
-    return dict(sorted((answers | ranks.run(program, _places(more))).items()))
+    return dict(sorted((answers | forks.run(program, _places(more))).items()))
 
 
 def _train(model: Trainable, job: StepConfig, place: World) -> Answers:
     has_memory = _has_memory(place.variables, model, len(place.ranks))
-    return ranks.run(trace.trainer(model, job, has_memory), _places(place))
+    return forks.run(trace.trainer(model, job, has_memory), _places(place))
 
 
 def _places(place: World, meeting: Path | None = None) -> dict[int, Any]:
@@ -193,7 +194,7 @@ class _Examined:
         if len(self.ranks) == 1 < size:
             yield NotChecked("hangs", f"only {chosen.in_words(self.ranks)} was run", not self._is_model)
         if num_messages := deadlock.num_messages_with(self._calls):
-            yield NotChecked(terminal.counted(num_messages, "message"), "sent to, or received from, ranks not run")
+            yield NotChecked(terminal.count(num_messages, "message"), "sent to, or received from, ranks not run")
         if not (self._is_model or self._place.are_all_there):
             yield NotChecked("decisions by values of other ranks", "the ranks exchange no values")
 
@@ -209,7 +210,7 @@ class _Examined:
         if not (lines or raised):
             lines = [self._answer(verdict)]
         lines += [f"Not checked: {check}." for check in verdict.not_checked]
-        parts = ["\n".join(text.indented([*lines, *raised])), "\n".join(map(terminal.wrapped, about))]
+        parts = ["\n".join(text.indented([*lines, *raised])), "\n".join(map(terminal.wrap, about))]
         parts += [text.memory(self._answers)] if self._is_model else []
         print("\n\n".join([*parts, text.communication(self._calls[self.ranks[0]], self._place.size)]))
 

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import masking_utils
 
-from study.engines.hooks import listening
+from study.engines.hooks import wrap_function
 
 # The number that reading a floating-point tensor returns. A norm is then finite and not zero. Integers are read as 0,
 # so that no overflow was counted.
@@ -35,17 +35,17 @@ def without_memory() -> Iterator[None]:
     """
     answers = _Answers()  # type: ignore[no-untyped-call]
     with (
-        listening(torch.nn.Module, "_apply", _apply),
-        listening(torch.Tensor, "data_ptr", _address),
-        listening(DeviceMesh, "__init__", _with_memory),
-        listening(_fsdp_init, "init_device_mesh", _with_memory),
-        listening(dist.device_mesh, "init_device_mesh", _with_memory),
-        listening(DistributedDataParallel, "__init__", _without_comparing_ranks),
-        listening(Reducer, "_rebuild_buckets", answers.rebuild_buckets),
+        wrap_function(torch.nn.Module, "_apply", _apply),
+        wrap_function(torch.Tensor, "data_ptr", _address),
+        wrap_function(DeviceMesh, "__init__", _with_memory),
+        wrap_function(_fsdp_init, "init_device_mesh", _with_memory),
+        wrap_function(dist.device_mesh, "init_device_mesh", _with_memory),
+        wrap_function(DistributedDataParallel, "__init__", _without_comparing_ranks),
+        wrap_function(Reducer, "_rebuild_buckets", answers.rebuild_buckets),
         # Transformers reads positions to find out whether several documents share a sequence, which is never so here.
         # If it cannot read them, it makes a mask, and attention uses another kernel than in a run.
-        listening(masking_utils, "find_packed_sequence_indices", lambda call, position_ids: None),
-        listening(torch.distributions.Distribution, "__init__", _without_validation),
+        wrap_function(masking_utils, "find_packed_sequence_indices", lambda call, position_ids: None),
+        wrap_function(torch.distributions.Distribution, "__init__", _without_validation),
         FakeTensorMode(allow_non_fake_inputs=True),
         answers,
     ):

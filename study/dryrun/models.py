@@ -18,10 +18,11 @@ import transformers
 from torch import Tensor, nn
 from transformers.models.auto import modeling_auto
 
-from study.dryrun import build_model, count, ranks
+from study.dryrun import build_model, count
 from study.dryrun.build_model import block_lists, in_words, positions, reads_images
 from study.dryrun.one_pass import is_float
 from study.errors import Refusal, refusing
+from study.ranks import forks
 from study.theory import adapters, shapes
 from study.theory.engine import Engine, StepConfig
 from study.theory.shapes import DEFAULT_LENGTH, ModelShape
@@ -158,7 +159,7 @@ def shape_of_class(built: type[Any], config: Any, name: str) -> ModelShape:
     """
     content = config.to_diff_dict() | {"model_type": config.model_type, "architectures": [built.__name__]}
     # In a fork, because a process in which a backward pass has run cannot be forked later.
-    answer = ranks.run(lambda: to_content(count.count(built, config)), {0: nullcontext()})[0]
+    answer = forks.run(lambda: to_content(count.count(built, config)), {0: nullcontext()})[0]
     counts = from_content(answer)
     is_image = reads_images(built)
     notes = ["each sequence is one image, and the tokens per second are images per second"] if is_image else []

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from study.dryrun.tracker import TensorTracker
-from study.engines.hooks import listening
+from study.engines.hooks import wrap_function
 
 OUTSIDE = -1  # everything outside the blocks, in place of the number of a kind of block
 ACTIVATION = re.compile(r"(Activation|GELU|SiLU|ReLU|Swish|Mish|Tanh|Sigmoid)", re.IGNORECASE)
@@ -113,7 +113,7 @@ class PassTracker(TensorTracker):  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> PassTracker:
         super().__enter__()
-        self._stack.enter_context(listening(nn.functional, "dropout", self._drop))
+        self._stack.enter_context(wrap_function(nn.functional, "dropout", self._drop))
         return self
 
     # ------------------------------------------------------------ modules

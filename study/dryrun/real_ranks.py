@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from study.dryrun.process_trees import ProcessTrees
-from study.dryrun.ranks import Program, ended, start
 from study.dryrun.tracker import DONE
+from study.ranks.forks import Ending, Program, ended, start
+from study.ranks.process_trees import ProcessTrees
 
 POLL_SECONDS = 0.25
 IDLE_SHARE = 0.02  # the most CPU time per second that a waiting rank uses, with all processes that it has started
@@ -59,13 +59,11 @@ def run(
     return dict(sorted(answers.items()))
 
 
-def _judge(folder: Path, rank: int, ending: str | None) -> dict[str, Any] | None:
-    """Return an answer for a rank that ended without one, with the calls in its journal.
-
-    None if it has no journal. `ending` says how the rank ended.
-    """
+def _judge(folder: Path, rank: int, ending: Ending) -> dict[str, Any] | None:
+    """Return an answer for a rank that ended without one, with the calls in its journal. None if it has no journal."""
     path = journal(folder, rank)
-    return {"calls": _written(path), "raised": None, "ended": ending} if path.exists() else None
+    text = str(ending) if ending.status else None
+    return {"calls": _written(path), "raised": None, "ended": text} if path.exists() else None
 
 
 def _written(path: Path) -> list[dict[str, Any]]:

@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tabulate import tabulate
-
 from study import terminal
 from study.dryrun import chosen
 from study.dryrun.deadlock import LostMessage, Mismatch
@@ -31,7 +29,7 @@ ENDED = (
 
 def memory(ranks: Mapping[int, Mapping[str, Any]]) -> str:
     """Return a table of each rank's memory in its third step, and of the time and memory of the dry run itself."""
-    rows = [["memory in step 3", *(f"rank {rank}" for rank in ranks)]]
+    head, rows = ["memory in step 3", *(f"rank {rank}" for rank in ranks)], []
     for key in STATES:
         rows.append([key.replace("_", " "), *(_gib(answer["states"][key]) for answer in ranks.values())])
     rows.append(["all tensors, between steps", *(_gib(answer["before_bytes"]) for answer in ranks.values())])
@@ -41,7 +39,7 @@ def memory(ranks: Mapping[int, Mapping[str, Any]]) -> str:
         rows.append([f"reserved by CUDA's allocator{mode}", *reserved])
     rows.append(["seconds of this dry run", *(f"{answer['seconds']:.0f}" for answer in ranks.values())])
     rows.append(["memory of this machine", *(_gib(answer["resident_bytes"]) for answer in ranks.values())])
-    return str(tabulate(rows, headers="firstrow", stralign="right", colalign=("left",)))
+    return "\n".join(terminal.table(head, rows, sides="<" + ">" * len(ranks), has_ruler=True))
 
 
 def communication(calls: Sequence[Call], world_size: int) -> str:
@@ -58,7 +56,8 @@ def communication(calls: Sequence[Call], world_size: int) -> str:
         counts[key] += 1
         num_bytes[key] += call.num_bytes
     rows = [[*key, count, _gib(num_bytes[key])] for key, count in counts.items()]
-    return str(tabulate(rows, headers=["collective in a step", "ranks", "type", "calls", "size of full tensors"]))
+    head = ["collective in a step", "ranks", "type", "calls", "size of full tensors"]
+    return "\n".join(terminal.table(head, rows, sides="<><><", has_ruler=True))
 
 
 def no_hang(ranks: Sequence[int], world_size: int) -> str:
@@ -89,7 +88,7 @@ def mismatches(first_mismatches: Sequence[Mismatch]) -> Iterator[str]:
 def lost_messages(messages: Sequence[LostMessage]) -> Iterator[str]:
     """Yield sentences on messages that are sent and not received, or received and not sent."""
     for lost in messages:
-        sent, received = (terminal.counted(number, "message") for number in (lost.num_sent, lost.num_received))
+        sent, received = (terminal.count(number, "message") for number in (lost.num_sent, lost.num_received))
         if lost.num_sent == lost.num_received:
             yield f"HANG: rank {lost.sender} sends messages of other sizes than rank {lost.receiver} receives."
         else:
@@ -129,7 +128,7 @@ def _endings(ranks: Mapping[int, Mapping[str, Any]]) -> dict[int, str]:
 
 def indented(lines: Sequence[str]) -> list[str]:
     """Wrap lines to the terminal's width. Lines that begin with spaces stay indented."""
-    return [terminal.wrapped(line.strip(), " " * (len(line) - len(line.lstrip())), "    ") for line in lines]
+    return [terminal.wrap(line.strip(), " " * (len(line) - len(line.lstrip())), "    ") for line in lines]
 
 
 def _call(call: Call, pair: Sequence[Call | None] = ()) -> str:

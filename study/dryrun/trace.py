@@ -16,12 +16,13 @@ from typing import Any
 
 import transformers
 
-from study.dryrun import models, prepare, ranks, step, world
+from study.dryrun import models, prepare, step, world
 from study.dryrun.fake import without_memory
 from study.dryrun.models import Trainable
 from study.dryrun.traced import Traced, check_traceable
 from study.engines import extensions
 from study.errors import Refusal
+from study.ranks import forks
 from study.theory.engine import Engine, StepConfig
 from study.theory.shapes import ModelShape
 
@@ -91,7 +92,7 @@ def trace_deepspeed(shape: ModelShape, engine: Engine, job: StepConfig) -> dict[
     place = world.rank_of_many(0, engine.world_size, local_world_size, variables)
     model = models.with_adapter(models.of_shape(shape, int(job.sequence_length)), shape, engine)
     program = trainer(model, job, has_memory=False, deepspeed=_deepspeed_configuration(engine))
-    return ranks.run(program, {0: place})[0]
+    return forks.run(program, {0: place})[0]
 
 
 def _deepspeed_configuration(engine: Engine) -> dict[str, Any]:
@@ -104,7 +105,7 @@ def _deepspeed_configuration(engine: Engine) -> dict[str, Any]:
 
 def trainer(
     model: Trainable, job: StepConfig, has_memory: bool, deepspeed: dict[str, Any] | None = None
-) -> ranks.Program:
+) -> forks.Program:
     """Return the program with which a rank trains this model through accelerate.
 
     `has_memory` says whether its tensors have real memory. `deepspeed` is DeepSpeed's configuration. If it is None, the

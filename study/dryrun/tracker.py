@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves
 from study.dryrun.allocator import Allocator
 from study.dryrun.traced import PARTS, Part
 from study.engines.collective_probe import collective_of, is_script_object, wait
-from study.engines.hooks import listening
+from study.engines.hooks import wrap_function
 
 PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 POINT_TO_POINT = ("send", "recv", "recv_any_source")
@@ -100,10 +100,10 @@ class TensorTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> TensorTracker:
         enter = self._stack.enter_context
-        enter(listening(torch.UntypedStorage, "resize_", self._resize))
-        enter(listening(dist, "Reducer", self._count_buckets))
-        enter(listening(Reducer, "_rebuild_buckets", self._make_buckets))
-        enter(listening(ShardingPropagator, "_propagate_tensor_meta_non_cached", self._imagine))
+        enter(wrap_function(torch.UntypedStorage, "resize_", self._resize))
+        enter(wrap_function(dist, "Reducer", self._count_buckets))
+        enter(wrap_function(Reducer, "_rebuild_buckets", self._make_buckets))
+        enter(wrap_function(ShardingPropagator, "_propagate_tensor_meta_non_cached", self._imagine))
         for hook in (
             register_module_forward_pre_hook(self._begin_forward),
             register_module_forward_hook(self._end_forward, always_call=True),

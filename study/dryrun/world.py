@@ -28,7 +28,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from study import files
 from study.engines import extensions
-from study.engines.hooks import listening
+from study.engines.hooks import wrap_function
 from study.engines.workarounds import shard_on_cpu
 from study.errors import Refusal
 from study.theory.engine import Engine
@@ -98,7 +98,7 @@ def _launched(file: Path, world_size: int, mixed_precision: str | None) -> Envir
     with ExitStack() as stack:
         for name, make_environment in launchers.items():
             keep = partial(lambda make, _, *arguments: variables.update(make(arguments[-1])), make_environment)
-            stack.enter_context(listening(launch, name, keep))
+            stack.enter_context(wrap_function(launch, name, keep))
         try:
             launch.launch_command(launch.launch_command_parser().parse_args([*words, "script.py"]))
         except (ValueError, KeyError, TypeError, SystemExit) as error:
@@ -166,17 +166,17 @@ def rank_of_many(
     with ExitStack() as stack:
         if meeting is None:
             dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
-            stack.enter_context(listening(DistributedDataParallel, "__init__", _reduce_by_hook))
-            stack.enter_context(listening(dist, "broadcast_object_list", _refuse_objects))
-            stack.enter_context(listening(dist, "recv", _receive))
+            stack.enter_context(wrap_function(DistributedDataParallel, "__init__", _reduce_by_hook))
+            stack.enter_context(wrap_function(dist, "broadcast_object_list", _refuse_objects))
+            stack.enter_context(wrap_function(dist, "recv", _receive))
             for name in _RECEIVE:
-                stack.enter_context(listening(dist, name, _refuse_to_receive))
+                stack.enter_context(wrap_function(dist, name, _refuse_to_receive))
         else:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
             store = FileStore(str(meeting), world_size)
             dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=PATIENCE)
         # The script may call it, but the group exists already.
-        stack.enter_context(listening(dist, "init_process_group", lambda call, *_, **__: None))
+        stack.enter_context(wrap_function(dist, "init_process_group", lambda call, *_, **__: None))
         if "deepspeed" in sys.modules:  # `import_engines` has imported it if it may be used
             for answer in _answers_to_deepspeed(are_all_there=meeting is not None):
                 stack.enter_context(answer)
@@ -198,7 +198,7 @@ def first_rank(engine: Engine) -> Iterator[DeviceMesh | None]:
     try:
         names, sizes = ("dp_replicate", "dp_shard"), (engine.replicas, engine.num_shards)
         first = 0 if engine.replicas > 1 else 1
-        with listening(DistributedDataParallel, "__init__", _reduce_by_hook):
+        with wrap_function(DistributedDataParallel, "__init__", _reduce_by_hook):
             yield init_device_mesh("cpu", sizes[first:], mesh_dim_names=names[first:])
     finally:
         dist.destroy_process_group()
@@ -234,7 +234,10 @@ def accelerate_on_cpu(variables: Environment) -> Iterator[None]:
                 plugin.set_mixed_precision(accelerator.mixed_precision)  # as accelerate's state does on GPUs
             shard_on_cpu(accelerator, plugin, mesh or _parallelism(variables))
 
-    with listening(accelerate.PartialState, "__init__", begin), listening(accelerate.Accelerator, "__init__", build):
+    with (
+        wrap_function(accelerate.PartialState, "__init__", begin),
+        wrap_function(accelerate.Accelerator, "__init__", build),
+    ):
         yield
 
 
@@ -313,15 +316,15 @@ def _answers_to_deepspeed(are_all_there: bool) -> Iterator[Any]:
     from deepspeed.runtime.zero import stage3, utils
 
     # Report plenty of memory, as on a GPU. Otherwise, stages 1 and 2 create their flat buffers in the host's memory.
-    yield listening(CPU_Accelerator, "available_memory", lambda call, *_: PLENTY)
-    yield listening(AsyncPartitionedParameterSwapper, "__init__", _refuse_swapping)
-    yield listening(stage3.DeepSpeedZeroOptimizer_Stage3, "_configure_tensor_swapping", _refuse_swapping)
+    yield wrap_function(CPU_Accelerator, "available_memory", lambda call, *_: PLENTY)
+    yield wrap_function(AsyncPartitionedParameterSwapper, "__init__", _refuse_swapping)
+    yield wrap_function(stage3.DeepSpeedZeroOptimizer_Stage3, "_configure_tensor_swapping", _refuse_swapping)
     if are_all_there:
         return
-    yield listening(deepspeed, "initialize", _fill)
+    yield wrap_function(deepspeed, "initialize", _fill)
     # In zero/utils.py and partitioned_param_coordinator.py, the fake broadcast would leave the receiver's initial -1.
-    yield listening(utils, "assert_lst_len_same_as_other_ranks", lambda call, its: _send_list(call, [len(its)]))
-    yield listening(utils, "get_lst_from_rank0", _send_list)
+    yield wrap_function(utils, "assert_lst_len_same_as_other_ranks", lambda call, its: _send_list(call, [len(its)]))
+    yield wrap_function(utils, "get_lst_from_rank0", _send_list)
 
 
 NO_SWAPPING = "NVMe offload cannot be simulated: it empties its folder, which another run may be using."

@@ -30,7 +30,7 @@ _places: dict[tuple[Any, str], _Place] = {}
 
 
 @contextmanager
-def listening(owner: Any, name: str, listener: Listener) -> Iterator[None]:
+def wrap_function(owner: Any, name: str, listener: Listener) -> Iterator[None]:
     """Within a `with` block, call `listener` in place of `owner.name`. It wraps the listeners added before it."""
     key = (owner, name)
     place = _places.get(key)

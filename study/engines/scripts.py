@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 
 from . import cpu_launch, torch_locks
-from .hooks import listening
+from .hooks import wrap_function
 
 LETTING_GO_SECONDS = 0.05  # a thread needs microseconds, on a machine that is busy milliseconds
 # A script's globals live as long as the process, as in Python itself. If they were freed when the script ends, DDP and
@@ -47,7 +47,7 @@ def run(script: Path, arguments: Sequence[str]) -> None:
             print(line, file=sys.stderr, flush=True)
     sys.argv = [str(script), *arguments]
     sys.path[0] = str(script.resolve().parent)
-    with _without_hard_exit(), listening(dist, "destroy_process_group", _let_threads_end):
+    with _without_hard_exit(), wrap_function(dist, "destroy_process_group", _let_threads_end):
         try:
             _globals[:] = [runpy.run_path(str(script), run_name="__main__")]
         except BaseException as error:

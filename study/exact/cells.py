@@ -80,7 +80,7 @@ def strategy_for(name: str, num_ranks: int) -> Strategy:
     return dataclasses.replace(shipped, content=content)
 
 
-def table(
+def plain_cells(
     quick: bool = False, strategies: Sequence[str] | None = None, num_ranks: Sequence[int] | None = None
 ) -> list[Cell]:
     """Return the cells of these strategies and numbers of ranks, including cells that cannot be trained.

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from study.engines.readback.full_tensors import local
+from study.engines.readback.parameters import local
 from study.exact import problem
 
 Training = Any  # training.Training, which imports this module

@@ -19,10 +19,7 @@ import functools
 import itertools
 import os
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,16 +27,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from study.dryrun import ranks
-from study.engines.readback import full_tensors
+from study.engines.readback.parameters import full_value
 from study.errors import RunFailed
+from study.ranks import worlds
 
 WIDTH, HIDDEN, BATCH = 20, 44, 4
 NUM_STEPS = 4  # of the training with micro batches
 NUM_MICRO_BATCHES = 3
 RATE_OF_SGD = 0.5  # a power of two, so that the product with a gradient is exact
 SECONDS = 120  # for the ranks of one engine
-POLL_SECONDS = 0.02
 STAGES = {"zero1": 1, "zero2": 2, "zero3": 3}
 ENGINES = ("ddp", *STAGES, "fsdp2")
 Optimizer = Literal["adamw", "sgd"]
@@ -141,29 +137,20 @@ def explained(weights: Values) -> dict[str, int]:
 # ---------------------------------------------------------------- engines
 
 
-@contextmanager
-def as_rank(rank: int, num_ranks: int, folder: Path) -> Iterator[None]:
-    """Make this process a rank of a world that communicates with gloo."""
-    sizes = {"WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks, "LOCAL_SIZE": num_ranks}
-    places = {"RANK": rank, "LOCAL_RANK": rank, "MASTER_PORT": 29500}  # nobody connects: the ranks meet at a file
-    os.environ |= {name: str(value) for name, value in (sizes | places).items()} | {"MASTER_ADDR": "127.0.0.1"}
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=num_ranks)
-    yield
-    dist.barrier()  # no rank leaves while another still reads
-
-
-def train_with_engine(name: str, kind: Optimizer) -> dict[str, Any]:
-    """Train as the rank that this process is, and return the weights. Collective.
+def train_with_engine(name: str, kind: Optimizer, num_ranks: int, rank: int, folder: Path) -> dict[str, Any]:
+    """Become a rank of a world, train, and return the weights. Collective.
 
     AdamW trains with micro batches, and SGD trains one step with a single one.
     """
+    worlds.join(rank, num_ranks, folder)
     num_steps, num_micro_batches = (NUM_STEPS, NUM_MICRO_BATCHES) if kind == "adamw" else (1, 1)
     make = _deepspeed if name in STAGES else _ddp if name == "ddp" else _fsdp2
     module, train_step = make(name, kind, num_micro_batches)
     for step in range(num_steps):
         train_step([batch(step, number, dist.get_rank()) for number in range(num_micro_batches)])
-    return {"weights": {n: full_tensors.weight(p).tolist() for n, p in sorted(module.named_parameters())}}
+    weights = {n: full_value(p).tolist() for n, p in sorted(module.named_parameters())}
+    dist.barrier()  # no rank leaves while another still reads
+    return {"weights": weights}
 
 
 TrainStep = Callable[[list[tuple[Tensor, Tensor]]], None]
@@ -233,32 +220,14 @@ def launch(name: str, num_ranks: int, kind: Optimizer) -> Values:
 
     Raises RunFailed if a rank fails, if the ranks take too long, or if their weights differ from each other.
     """
-    with tempfile.TemporaryDirectory(prefix="zero-study-") as scratch:
-        folder = Path(scratch)
-        program = functools.partial(train_with_engine, name, kind)
-        running = {
-            rank: ranks.start(program, as_rank(rank, num_ranks, folder), folder / str(rank))
-            for rank in range(num_ranks)
-        }
-        answers = _collect(running, folder, name)
-    weights = [answer["weights"] for answer in answers.values()]
+    program = functools.partial(train_with_engine, name, kind, num_ranks)
+    ((_, result),) = worlds.run([worlds.World(num_ranks, program, SECONDS)])
+    if result.failure:
+        raise RunFailed(f"{name}: {result.failure}")
+    weights = [answer["weights"] for answer in result.answers.values()]
     if any(values_of_rank != weights[0] for values_of_rank in weights):
         raise RunFailed(f"{name}: the ranks end with different weights")
     return {key: torch.tensor(values) for key, values in weights[0].items()}
-
-
-def _collect(running: dict[int, int], folder: Path, name: str) -> Mapping[int, dict[str, Any]]:
-    answers: dict[int, dict[str, Any]] = {}
-    began = time.monotonic()
-    try:
-        while running:
-            answers |= ranks.ended(running, folder)
-            if running and time.monotonic() - began > SECONDS:
-                raise RunFailed(f"{name}: not done after {SECONDS} s")
-            time.sleep(POLL_SECONDS)
-    finally:
-        ranks.end(running)
-    return answers
 
 
 # ---------------------------------------------------------------- the two answers

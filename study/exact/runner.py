@@ -1,30 +1,19 @@
-"""Train cells.
-
-Each rank of a cell is a fork of this process, which has imported everything that the ranks need.
-"""
+"""Train cells, each as a world of ranks (see `ranks.worlds`)."""
 
 from __future__ import annotations
 
 import functools
-import gc
-import importlib
-import tempfile
 import threading
-import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from study.dryrun import ranks
-from study.engines import extensions, this_machine
-from study.errors import Refusal, RunFailed
 from study.exact import faults, problem, reference, training
 from study.exact.cells import Cell
+from study.ranks import worlds
 
 CELL_SECONDS = 300
-POLL_SECONDS = 0.01
 # Modules that engines import only when they train; each rank would have to import them again.
 IMPORTED = (
     "cpuinfo", "torch._dynamo", "torch._inductor.compile_fx", "torch.distributed.fsdp", "torch.distributed.tensor",
@@ -94,85 +83,20 @@ def import_engines() -> None:
 
     Afterwards this process still has only one thread, so it can be forked.
     """
+    reference.expect()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name in IMPORTED:
-            importlib.import_module(name)
-        # Each rank would spend a second in it, because DeepSpeed calls it.
-        cpuinfo: Any = importlib.import_module("cpuinfo")
-        cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
-        extensions.use_built()
-    reference.expect()
+        worlds.import_before_forks(IMPORTED)
     assert threading.active_count() == 1
-    gc.collect()
-    gc.freeze()  # otherwise, garbage collection in a rank would copy the memory of everything that was imported
 
 
 def run(cells: Sequence[Cell]) -> Iterator[Outcome]:
-    """Train cells, and yield the outcome of each cell as it ends.
-
-    Cells are trained at the same time as long as there is a processor for each of their ranks.
-    """
-    waiting, active = list(enumerate(cells)), list[_Active]()
-    try:
-        while waiting or active:
-            while waiting and _fits(waiting[0][1], active):
-                number, cell = waiting.pop(0)
-                if refusal := cell.refusal:
-                    yield Outcome(cell, refusal=refusal, number=number)
-                else:
-                    active.append(_Active(cell, number))
-            for active_cell in [active_cell for active_cell in active if active_cell.is_done()]:
-                active.remove(active_cell)
-                yield active_cell.outcome
-            time.sleep(POLL_SECONDS)
-    finally:
-        for active_cell in active:
-            active_cell.end()
-
-
-def _fits(cell: Cell, active: Sequence[_Active]) -> bool:
-    """Say whether there are enough processors for the ranks of one more cell.
-
-    If no cell is in training, the answer is True. A cell with more ranks than processors is then trained by itself.
-    """
-    num_processors = len(this_machine.allowed_processors())
-    return not active or sum(active_cell.cell.num_ranks for active_cell in active) + cell.num_ranks <= num_processors
-
-
-class _Active:
-    """A cell in training, with the processes of its ranks."""
-
-    def __init__(self, cell: Cell, number: int) -> None:
-        self.cell, self.outcome = cell, Outcome(cell, number=number)
-        self._began = time.monotonic()
-        self._scratch = tempfile.TemporaryDirectory(prefix="zero-study-", ignore_cleanup_errors=True)
-        self._answers: dict[int, dict[str, Any]] = {}
-        folder = Path(self._scratch.name)
-        program: Callable[[], dict[str, Any]] = functools.partial(training.train, cell, folder)
-        self._running = {
-            rank: ranks.start(program, training.as_rank(cell, rank, folder), folder / str(rank))
-            for rank in range(cell.num_ranks)
-        }
-
-    def is_done(self) -> bool:
-        """Collect the answers of ranks that have ended, and say whether the training of the cell is over.
-
-        If a rank fails or the training takes too long, the other ranks are ended.
-        """
-        try:
-            self._answers |= ranks.ended(self._running, Path(self._scratch.name))
-            if self._running and time.monotonic() - self._began > CELL_SECONDS:
-                raise RunFailed(f"not done after {CELL_SECONDS} s")
-        except (Refusal, RunFailed) as failed:  # a refusal that the cell did not foresee is a failure, too
-            self.outcome.failure = str(failed)
-        if self._running and not self.outcome.failure:
-            return False
-        self.outcome.answers = [answer for _, answer in sorted(self._answers.items())]
-        self.end()
-        return True
-
-    def end(self) -> None:
-        ranks.end(self._running)
-        self._running.clear()
-        self._scratch.cleanup()
+    """Train cells, and yield the outcome of each cell as it ends."""
+    trained = [(number, cell) for number, cell in enumerate(cells) if not cell.refusal]
+    yield from (Outcome(cell, cell.refusal, number=number) for number, cell in enumerate(cells) if cell.refusal)
+    programs = [
+        worlds.World(cell.num_ranks, functools.partial(training.train, cell), CELL_SECONDS) for _, cell in trained
+    ]
+    for position, result in worlds.run(programs):
+        number, cell = trained[position]
+        yield Outcome(cell, failure=result.failure, answers=list(result.answers.values()), number=number)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import datetime
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,48 +14,29 @@ from torch import Tensor
 from study.config import build_config
 from study.engines.readback import full_tensors
 from study.engines.readback.facts import base_optimizer
+from study.engines.readback.parameters import full_value, plain_name
 from study.errors import RunFailed
 from study.exact import faults, model, problem, reference
 from study.exact.cells import Cell
 from study.models import suited_buckets
+from study.ranks import worlds
 from study.run import Run
 from study.strategy.file import Strategy
 from study.training.accelerators import build_accelerator
 
-COLLECTIVE_SECONDS = 60
 # ZeRO stage 3 shards parameters with more elements than this, if the strategy does not set the threshold. The default
 # of 100,000 is more than this model has. With this value, matrices are sharded and biases are not, as in a real model.
 PERSISTENCE_THRESHOLD = 50
 
 
-@contextmanager
-def as_rank(cell: Cell, rank: int, folder: Path) -> Iterator[None]:
-    """Make this process a rank of a cell's world, until the process ends.
-
-    Sets the environment that a launcher would set, and joins the process group.
-    """
-    if cell.strategy_file.distributed_type != "NO":  # a launcher sets no world for a single process
-        sizes = {"WORLD_SIZE": cell.num_ranks, "LOCAL_WORLD_SIZE": cell.num_ranks, "RANK": rank, "LOCAL_RANK": rank}
-        sizes["LOCAL_SIZE"] = cell.num_ranks  # read by DeepSpeed; without it, each rank starts numactl 24 times
-        os.environ |= {name: str(value) for name, value in sizes.items()}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}  # nobody connects: the ranks meet at a file
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        dist.init_process_group(
-            "gloo",
-            init_method=f"file://{folder / 'store'}",
-            rank=rank,
-            world_size=cell.num_ranks,
-            timeout=datetime.timedelta(seconds=COLLECTIVE_SECONDS),
-        )
-    yield
-
-
-def train(cell: Cell, folder: Path) -> dict[str, Any]:
-    """Train a cell as the rank that this process is, and return how it compares with the reference.
+def train(cell: Cell, rank: int, folder: Path) -> dict[str, Any]:
+    """Become a rank of a cell's world, train the cell, and return how it compares with the reference.
 
     The result has the first `difference` or None, the digests of the last step (`sha256`), and the number of compared
     tensors (`compared`). Collective.
     """
+    if cell.strategy_file.distributed_type != "NO":  # a launcher sets no world for a single process
+        worlds.join(rank, cell.num_ranks, folder)
     training = Training(cell, folder)
     for step in range(problem.NUM_STEPS):
         training.take_step(step)
@@ -84,7 +63,7 @@ class Training:
             fault.plant(self)
         run = _run(cell, folder)
         self.accelerator = build_accelerator(run)
-        _suit(self.accelerator, run.strategy)
+        fit_engine_config(self.accelerator, run.strategy)
         self.module = self._build(run.strategy)
         matrices = [p for name, p in self.module.named_parameters() if not name.endswith("bias")]
         vectors = [p for name, p in self.module.named_parameters() if name.endswith("bias")]
@@ -138,7 +117,7 @@ class Training:
                     self._look_before_update()
                 self.optimizer.step()
                 self.optimizer.zero_grad()
-        self._compare("weights", self.expected.weights, full_tensors.weight)
+        self._compare("weights", self.expected.weights, full_value)
 
     def _step_engine(self, *arguments: Any, **options: Any) -> Any:
         self._look_before_update()
@@ -165,7 +144,7 @@ class Training:
         """
         value_bytes = {}
         for name, parameter in sorted(self.module.named_parameters()):
-            name = name.removeprefix("module.")
+            name = plain_name(name)
             values = read(parameter)
             # A sum of zeros may be -0.0 or 0.0, depending on the order. Adding 0.0 makes both 0.0.
             numbers = torch.tensor([]) if values is None else values.detach().cpu() + 0.0
@@ -224,13 +203,13 @@ def _run(cell: Cell, folder: Path) -> Run:
         global_batch_size=problem.BATCH_SIZE,
         micro_batch_size=cell.micro_batch_size,
         gradient_clipping=0.0,
-        collective_timeout=COLLECTIVE_SECONDS,
+        collective_timeout=worlds.COLLECTIVE_SECONDS,
         measure=False,
     )
     return Run(config, cell.strategy_file, cell.num_ranks, folder / "run")
 
 
-def _suit(accelerator: Any, strategy: Strategy) -> None:
+def fit_engine_config(accelerator: Any, strategy: Strategy) -> None:
     """Adapt the engine's sizes to this small model.
 
     DeepSpeed is also allowed to use torch's own SGD, including under offload.

@@ -19,7 +19,7 @@ from study.theory.adapters import AdapterKind
 from study.theory.prediction import ALLOCATOR_SLACK
 
 if TYPE_CHECKING:
-    from study.planner.choose import Advice, FewestGpus, LargestModels, Option
+    from study.planner.choose import Advice, FewestGpus, LargestModels, StrategyPrediction
     from study.planner.request import Request
     from study.theory.hardware import Cluster
     from study.theory.shapes import ModelShape
@@ -35,8 +35,8 @@ def text(advice: Advice) -> str:
     It has the answer, a table with the meaning of its columns, why other strategies are not recommended, how to start
     the training, and what is assumed.
     """
-    lines = [reasons.answer(advice), "", f"{setting(advice)}. {_basis(advice)}.", *trained(advice.shape)]
-    chosen = few(advice)
+    lines = [reasons.answer(advice), "", f"{setting_line(advice)}. {_basis(advice)}.", *adapter_lines(advice.shape)]
+    chosen = short_list(advice)
     has_price = advice.box.gpu.price_per_hour is not None
     # 80 columns have space for only one of these.
     last = ("memory is",) if advice.is_traced else ("$/1e9 tok",) if has_price else ("tokens/s/GPU",)
@@ -60,16 +60,16 @@ def text(advice: Advice) -> str:
 
 
 def _wrapped(lines: Iterable[str]) -> list[str]:
-    return [part for line in lines for part in terminal.wrapped(line, columns=NARROW).split("\n")]
+    return [part for line in lines for part in terminal.wrap(line, columns=NARROW).split("\n")]
 
 
 def _more(advice: Advice, shown: int) -> str:
     more = f"{len(advice.options) - shown} more strategies, " if len(advice.options) > shown else ""
-    notes = f", and {terminal.counted(len(advice.notes), 'note')}" if advice.notes else ""
+    notes = f", and {terminal.count(len(advice.notes), 'note')}" if advice.notes else ""
     return f"--all shows {more}the parts of the memory and the evidence behind the times{notes}."
 
 
-def legend(options: Sequence[Option], request: Request) -> list[str]:
+def legend(options: Sequence[StrategyPrediction], request: Request) -> list[str]:
     """Return the meaning of the columns and of the marks that these options have."""
     kinds = {option.prediction.job.activation_checkpointing for option in options}
     marks = [
@@ -117,7 +117,7 @@ def _autocast(request: Request) -> str:
     return "autocast keeps no master weights of the adapters"
 
 
-def setting(advice: Advice) -> str:
+def setting_line(advice: Advice) -> str:
     """Return model, machine, its price, and the batch that all rows of the table have."""
     box, length, request = advice.box, advice.request.sequence_length, advice.request
     price = box.gpu.price_per_hour
@@ -132,7 +132,7 @@ def setting(advice: Advice) -> str:
     )
 
 
-def trained(shape: ModelShape) -> list[str]:
+def adapter_lines(shape: ModelShape) -> list[str]:
     """Return a sentence with the adapters and the number of trainable parameters, or nothing without adapters."""
     adapter = shape.adapter
     if adapter is None:
@@ -152,7 +152,7 @@ def _basis(advice: Advice) -> str:
     return "Memory is traced or predicted, the rest is predicted" if advice.is_traced else "Predicted, not measured"
 
 
-def few(advice: Advice) -> list[Option]:
+def short_list(advice: Advice) -> list[StrategyPrediction]:
     """Return the strategies of the short table, in the order of `Advice.ranked`.
 
     They are the recommended one, or the one that lacks least memory if none fits; those of `FAMILIAR`; and the fastest
@@ -182,7 +182,7 @@ def _reasons(advice: Advice) -> list[str]:
     }
     size = max((len(name) for name in together if len(name) <= NARROW // 3), default=0)
     lines = [
-        terminal.wrapped(f"{name:<{size}}  {phrase}", "  ", " " * (size + 4), columns=NARROW)
+        terminal.wrap(f"{name:<{size}}  {phrase}", "  ", " " * (size + 4), columns=NARROW)
         for name, phrase in together.items()
     ]
     return ["", "Why not another strategy?", *lines] if lines else []
@@ -207,7 +207,7 @@ def _start(advice: Advice) -> list[str]:
         lines += [
             "",
             "Also needed:",
-            *(terminal.wrapped(setting, "    ", columns=NARROW) for setting in start.settings),
+            *(terminal.wrap(setting, "    ", columns=NARROW) for setting in start.settings),
         ]
     return ["", *lines]
 
@@ -231,7 +231,7 @@ def _block(title: str, pairs: Iterable[tuple[str, str]]) -> list[str]:
             continue
         lines += [f"  {left}"] if left else []
         left = cell if len(cell) < half else ""
-        lines += [] if left else [terminal.wrapped(cell, "  ", "    ", columns=NARROW)]
+        lines += [] if left else [terminal.wrap(cell, "  ", "    ", columns=NARROW)]
     return [*lines, *([f"  {left}"] if left else [])]
 
 
@@ -246,9 +246,9 @@ def text_of_all(advice: Advice) -> str:
     lines = [
         reasons.answer(advice),
         "",
-        f"{setting(advice)}{nodes}. The model has {_size(shape)}. {usable} GiB of each GPU are usable.",
+        f"{setting_line(advice)}{nodes}. The model has {_size(shape)}. {usable} GiB of each GPU are usable.",
         f"{_basis(advice)}.",
-        *trained(shape),
+        *adapter_lines(shape),
         *(f"Note: {note}." for note in advice.notes),
     ]
     ranked = advice.ranked
@@ -277,25 +277,25 @@ def text_of_all(advice: Advice) -> str:
     ]
     return "\n".join(
         [
-            *map(terminal.wrapped, lines),
+            *map(terminal.wrap, lines),
             "",
             *terminal.table(columns, rows),
             "",
-            *map(terminal.wrapped, meanings),
+            *map(terminal.wrap, meanings),
             *_reasons(advice),
             *_start(advice),
             "",
-            *_block("Assumed", assumed(request, box, groups_of(advice), advice.shape)),
+            *_block("Assumed", assumed_settings(request, box, groups_of(advice), advice.shape)),
             "",
             f"Parts of a GPU's memory at its peak, in GiB{', as predicted' * advice.is_traced}:",
             "",
             *terminal.table(head, memory),
             "",
             "Evidence behind the times:",
-            *map(terminal.wrapped, _evidence(advice)),
+            *map(terminal.wrap, _evidence(advice)),
             "",
             "Evidence behind the memory:",
-            *map(terminal.wrapped, _memory_evidence(advice)),
+            *map(terminal.wrap, _memory_evidence(advice)),
         ]
     )
 
@@ -317,7 +317,7 @@ _QUANTITIES = {
 }
 
 
-def memory_evidence(option: Option) -> str:
+def memory_evidence(option: StrategyPrediction) -> str:
     """Return a sentence with the measured errors of the printed memory, for the option's class of engine."""
     if option.shape.adapter is not None:
         return (
@@ -327,8 +327,8 @@ def memory_evidence(option: Option) -> str:
     parts = []
     for errors in intervals.memory_errors(option.shape, option.prediction.engine):
         parts.append(
-            f"{terminal.counted(errors.count, *_QUANTITIES[errors.quantity])} from "
-            f"{terminal.counted(errors.sources, 'source')}: "
+            f"{terminal.count(errors.count, *_QUANTITIES[errors.quantity])} from "
+            f"{terminal.count(errors.sources, 'source')}: "
             f"{100 * errors.median:.0f} % off in the median, {100 * abs(errors.worst):.0f} % at worst, "
             f"too low for {errors.too_low}"
         )
@@ -378,7 +378,9 @@ HEAD = ("strategy", "precision", "fits", "GiB", "free", "batch", "largest", "s/s
 _OF_OFFLOAD = ("host", "disks", "machine", "not included", "allocator", "groups")
 
 
-def assumed(request: Request, box: Cluster, groups: str = "", shape: ModelShape | None = None) -> list[tuple[str, str]]:
+def assumed_settings(
+    request: Request, box: Cluster, groups: str = "", shape: ModelShape | None = None
+) -> list[tuple[str, str]]:
     """Return all assumed settings, of the program and of the machine, as pairs of label and value.
 
     `shape` is the model, if there is only one.
@@ -390,7 +392,7 @@ def assumed(request: Request, box: Cluster, groups: str = "", shape: ModelShape 
 def _assumed_briefly(advice: Advice) -> list[tuple[str, str]]:
     """Return the assumed settings of the short text: those of offload only if the recommended strategy offloads."""
     offloads = advice.recommended is None or advice.recommended.offloads
-    pairs = assumed(advice.request, advice.box, shape=advice.shape)
+    pairs = assumed_settings(advice.request, advice.box, shape=advice.shape)
     return [(label, value) for label, value in pairs if offloads or label not in _OF_OFFLOAD]
 
 
@@ -400,13 +402,14 @@ def groups_of(advice: Advice) -> str:
     return f"{grouped[0].strategy.name} in groups of {grouped[0].prediction.engine.num_shards}" if grouped else ""
 
 
-def cells(option: Option, request: Request) -> dict[str, str]:
+def cells(option: StrategyPrediction, request: Request) -> dict[str, str]:
     """Return the cells of an option by the name of the column, without "largest", which takes long to compute."""
     prediction = option.prediction
     job = prediction.job
     dollars = prediction.dollars_per_billion_tokens
     is_other = prediction.engine.precision != request.chosen_precision
-    high = "?" if option.is_rough else reasons.short(option.slowest_seconds)
+    low = terminal.significant(prediction.step.low, 2)
+    high = "?" if option.is_rough else terminal.significant(option.slowest_seconds, 2)
     lacking = f"no, {prediction.lacking.split()[0]}" if prediction.lacking and option.free_bytes >= 0 else "no"
     return {
         "strategy": f"{option.strategy.name} {MARK}" if is_other else option.strategy.name,
@@ -415,7 +418,7 @@ def cells(option: Option, request: Request) -> dict[str, str]:
         "GiB": gib(option.needed_bytes),
         "free": gib(option.free_bytes),
         "batch": f"{job.micro_batch_size} x {job.gradient_accumulation_steps}{MARKS[job.activation_checkpointing]}",
-        "s/step": f"{reasons.three(prediction.step.total)} ({reasons.short(prediction.step.low)}-{high})",
+        "s/step": f"{terminal.significant(prediction.step.total)} ({low}-{high})",
         "tokens/s/GPU": f"{prediction.tokens_per_second_per_gpu:,.0f}",
         "MFU": f"{100 * prediction.mfu:.0f} %",
         "sent GB": f"{prediction.communicated_bytes / 1e9:.2f}",
@@ -427,12 +430,9 @@ def cells(option: Option, request: Request) -> dict[str, str]:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the rows as lines of text. The first column is aligned to the left, the others to the right."""
-    from tabulate import tabulate  # the web page does without it
-
-    sides = ["left", *["right"] * (len(rows[0]) - 1)]
-    text = tabulate(rows, tablefmt="plain", colalign=sides, disable_numparse=True)
-    return [line.rstrip() for line in text.splitlines()]
+    """Return the lines of a table whose first row is the head. All columns but the first are aligned to the right."""
+    head, *others = rows
+    return terminal.table(head, others, NARROW, sides="<" + ">" * (len(head) - 1))
 
 
 # The units of the numbers in the JSON, by key. Keys that end in _bytes, or contain _bytes_, are in bytes.
@@ -474,7 +474,7 @@ def content(advice: Advice) -> dict[str, Any]:
         "num_gpus": advice.box.num_gpus,
         "num_nodes": advice.box.num_nodes,
         "sequence_length": advice.request.sequence_length,
-        "assumed": dict(assumed(advice.request, advice.box, groups_of(advice), advice.shape)),
+        "assumed": dict(assumed_settings(advice.request, advice.box, groups_of(advice), advice.shape)),
         "usable_bytes_per_gpu": advice.options[0].prediction.usable_bytes,
         "price_per_gpu_hour": gpu.price_per_hour,
         "dollars_per_hour": None if gpu.price_per_hour is None else gpu.price_per_hour * advice.box.num_gpus,
@@ -491,7 +491,7 @@ def content(advice: Advice) -> dict[str, Any]:
     }
 
 
-def _option_content(option: Option) -> dict[str, Any]:
+def _option_content(option: StrategyPrediction) -> dict[str, Any]:
     prediction, job = option.prediction, option.prediction.job
     paper = model_states.paper_bytes_by_place(prediction.engine, option.shape.num_params)
     by_paper = {place: round(getattr(paper, place)) for place in ("device", "host", "disk")}
@@ -530,7 +530,7 @@ def _option_content(option: Option) -> dict[str, Any]:
     }
 
 
-def _traced_content(option: Option) -> dict[str, Any]:
+def _traced_content(option: StrategyPrediction) -> dict[str, Any]:
     """Return the traced memory of an option for JSON, in bytes of one GPU.
 
     The value of the key "traced" is None if the option was not traced.
@@ -635,14 +635,14 @@ def _assumed_of_memory(request: Request, box: Cluster, names: Iterable[str]) -> 
         if hybrids
         else ""
     )
-    return assumed(request, box, f"groups of {size}" if size else groups)
+    return assumed_settings(request, box, f"groups of {size}" if size else groups)
 
 
 def _with_conditions(head: str, request: Request) -> str:
     checkpointed = {"none": "", "selective": " and selective activation checkpointing"}.get(
         request.activation_checkpointing or "full", " and activation checkpointing"
     )
-    return terminal.wrapped(
+    return terminal.wrap(
         f"{head}, with one sequence of {request.sequence_length:,} tokens per GPU{checkpointed}. Predicted, not "
         "measured."
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
-from study import formatting
+from study import terminal
 from study.dryrun.traced import Traced
 from study.errors import Refusal, refusing
 from study.planner.request import CHECKPOINTED, Request, find_model
@@ -32,7 +32,7 @@ EQUALLY_FAST = 0.03
 # The share of a GPU's usable memory that should stay free. The largest error of the predicted peak is 19 % for the
 # published peaks of grade A. `ALLOCATOR_SLACK` and this share together cover it.
 ENOUGH_FREE = 0.10
-gib = functools.partial(formatting.gib, digits=1)  # formats bytes for all tables of the planner
+gib = functools.partial(terminal.gib, digits=1)  # formats bytes for all tables of the planner
 # Computing seconds per layer and micro step, below which a step counts as short. The published times behind the
 # intervals are all longer, except one with offload, where the host limits the speed. Shorter steps took 1.1 to 5.4
 # times the predicted time.
@@ -42,7 +42,7 @@ GPU_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 @dataclass(frozen=True)
-class Option:
+class StrategyPrediction:
     """A strategy with its prediction.
 
     The prediction is for the requested split of the batch. If none is requested, it is for the split that `best_option`
@@ -150,8 +150,8 @@ class Advice:
     request: Request
     box: Cluster
     notes: list[str]
-    options: list[Option]
-    recommended: Option | None
+    options: list[StrategyPrediction]
+    recommended: StrategyPrediction | None
     left_out: dict[str, str] = field(default_factory=dict)  # reasons by strategy
 
     @property
@@ -164,7 +164,7 @@ class Advice:
         return any(option.traced_bytes for option in self.options)
 
     @property
-    def ranked(self) -> list[Option]:
+    def ranked(self) -> list[StrategyPrediction]:
         """All options: first the recommended one, then those that fit by time, then the others by missing memory."""
         return sorted(
             self.options,
@@ -177,7 +177,7 @@ class Advice:
 
 
 # Returns the same options, with a trace if they can be traced.
-Trace = Callable[[ModelShape, Request, Sequence[Option]], list[Option]]
+Trace = Callable[[ModelShape, Request, Sequence[StrategyPrediction]], list[StrategyPrediction]]
 
 
 def advise(model: str, request: Request, trace: Trace | None = None) -> Advice:
@@ -207,12 +207,12 @@ def advise(model: str, request: Request, trace: Trace | None = None) -> Advice:
     return Advice(shape, request, box, notes, options, recommend(options), left_out)
 
 
-def options_of(shape: ModelShape, box: Cluster, request: Request) -> tuple[list[Option], dict[str, str]]:
+def options_of(shape: ModelShape, box: Cluster, request: Request) -> tuple[list[StrategyPrediction], dict[str, str]]:
     """Predict every requested strategy. Return the options, and the reasons of those that cannot be predicted.
 
     Raises Refusal if only one strategy is requested and it cannot be predicted.
     """
-    options, left_out = list[Option](), dict[str, str]()
+    options, left_out = list[StrategyPrediction](), dict[str, str]()
     for chosen in request.strategies(request.num_gpus):
         try:
             options.append(_option(shape, box, request, chosen))
@@ -223,19 +223,19 @@ def options_of(shape: ModelShape, box: Cluster, request: Request) -> tuple[list[
     return options, left_out | request.left_out(box.num_gpus)
 
 
-def _option(shape: ModelShape, box: Cluster, request: Request, chosen: Strategy) -> Option:
+def _option(shape: ModelShape, box: Cluster, request: Request, chosen: Strategy) -> StrategyPrediction:
     engine = engine_for(shape, request, chosen, box.num_gpus)
     with refusing():
         return best_option([option_of(shape, chosen, split) for split in splits(shape, request, engine, box)])
 
 
-def best_option(options: Sequence[Option]) -> Option:
+def best_option(options: Sequence[StrategyPrediction]) -> StrategyPrediction:
     """Return the fastest of the `preferred` options. If no option fits, return the one that lacks the least memory."""
     candidates = preferred(options)
     return min(candidates, key=_seconds) if candidates else min(options, key=lambda option: option.missing_bytes)
 
 
-def preferred(options: Sequence[Option]) -> list[Option]:
+def preferred(options: Sequence[StrategyPrediction]) -> list[StrategyPrediction]:
     """Return the options among which speed decides: those that leave enough memory free, if possible without offload.
 
     "Enough" is `ENOUGH_FREE` of a GPU's memory. Options that leave less, or that offload, are returned if all others
@@ -253,9 +253,11 @@ def preferred(options: Sequence[Option]) -> list[Option]:
     return []
 
 
-def option_of(shape: ModelShape, chosen: Strategy, best: Prediction, traced: Traced | None = None) -> Option:
+def option_of(
+    shape: ModelShape, chosen: Strategy, best: Prediction, traced: Traced | None = None
+) -> StrategyPrediction:
     """Return a strategy with its prediction for one split of the batch."""
-    return Option(shape, chosen, best, is_short(shape, best.engine, best.job, best.step), traced)
+    return StrategyPrediction(shape, chosen, best, is_short(shape, best.engine, best.job, best.step), traced)
 
 
 def is_short(shape: ModelShape, engine: Engine, job: StepConfig, step: StepTime) -> bool:
@@ -265,7 +267,7 @@ def is_short(shape: ModelShape, engine: Engine, job: StepConfig, step: StepTime)
     return below and intervals.timing_class(shape, engine) != "offload"
 
 
-def _short(options: Sequence[Option]) -> list[str]:
+def _short(options: Sequence[StrategyPrediction]) -> list[str]:
     """Return a warning about steps that are shorter than the published steps on which the intervals are based.
 
     The list is empty if there are no such steps.
@@ -283,7 +285,7 @@ def _short(options: Sequence[Option]) -> list[str]:
     return [warning, *([f"no published row has {' or '.join(lacks)}"] if lacks else [])]
 
 
-def recommend(options: Sequence[Option]) -> Option | None:
+def recommend(options: Sequence[StrategyPrediction]) -> StrategyPrediction | None:
     """Return the option to use. None if no option fits.
 
     It is the simplest of the `preferred` options that are at most `EQUALLY_FAST` slower than the fastest of them. On
@@ -294,21 +296,21 @@ def recommend(options: Sequence[Option]) -> Option | None:
     return min(near, key=complexity) if near else None
 
 
-def equally_fast(options: Sequence[Option]) -> list[Option]:
+def equally_fast(options: Sequence[StrategyPrediction]) -> list[StrategyPrediction]:
     """Return the options that are at most `EQUALLY_FAST` slower than the fastest of them."""
     most = max(map(_speed, options), default=0.0)
     return [option for option in options if _speed(option) >= (1 - EQUALLY_FAST) * most]
 
 
-def _seconds(option: Option) -> float:
+def _seconds(option: StrategyPrediction) -> float:
     return option.seconds
 
 
-def _speed(option: Option | Choice) -> float:
+def _speed(option: StrategyPrediction | BatchSplit) -> float:
     return float(option.prediction.tokens_per_second_per_gpu)
 
 
-def complexity(option: Option) -> tuple:
+def complexity(option: StrategyPrediction) -> tuple:
     """Return a sort key for how much of a strategy has to be configured and can go wrong.
 
     Offload counts first, then the ZeRO stage, then whether the strategy has a file with buffer sizes.
@@ -383,7 +385,7 @@ def largest_models(request: Request) -> LargestModels:
     Refusal if the request has a batch.
     """
     length = request.sequence_length or DEFAULT_LENGTH
-    request = dataclasses.replace(request, sequence_length=length)
+    request = request.replace(sequence_length=length)
     box, job = request.box(), _smallest_job(request, "--model")
     sizes = range(256, LARGEST_HIDDEN + 1, 256)
     family = [request.with_adapter(gpt(hidden, max(2048, length))) for hidden in sizes]
@@ -435,7 +437,7 @@ def _smallest_job(request: Request, missing: str) -> StepConfig:
         if getattr(request, name) is not None:
             flag = f"--{name.replace('_', '-')}"
             raise Refusal(f"{flag} needs both --model and --gpus. Add {missing}, or leave {flag} out.")
-    return dataclasses.replace(request, activation_checkpointing=request.activation_checkpointing or "full").job()
+    return request.replace(activation_checkpointing=request.activation_checkpointing or "full").job()
 
 
 def could_leave_enough_free(shape: ModelShape, request: Request, num_gpus: int) -> bool:
@@ -484,21 +486,21 @@ def engine_for(shape: ModelShape, request: Request, chosen: Strategy, num_gpus: 
 # ---------------------------------------------------------------- every split of the batch
 
 
-class Choice(NamedTuple):
+class BatchSplit(NamedTuple):
     """One way to run a strategy: its name, and the prediction for one split of the batch."""
 
     strategy: str
     prediction: Prediction
 
 
-def choices(advice: Advice) -> list[Choice]:
+def all_splits(advice: Advice) -> list[BatchSplit]:
     """Predict every strategy at every split of the batch, with and without activation checkpointing.
 
     If the request sets the micro batch or activation checkpointing, only that setting is predicted.
     """
     shape, request = advice.shape, advice.request
     return [
-        Choice(option.strategy.name, split)
+        BatchSplit(option.strategy.name, split)
         for option in advice.options
         for split in splits(shape, request, option.prediction.engine, option.prediction.box)
     ]
@@ -518,12 +520,12 @@ def splits(shape: ModelShape, request: Request, engine: Engine, box: Cluster) ->
             yield prediction.predict(shape, engine, job, box)
 
 
-def pareto(choices: list[Choice]) -> list[Choice]:
+def pareto(choices: list[BatchSplit]) -> list[BatchSplit]:
     """Return the choices that fit and that no other choice beats in both memory and speed.
 
     They are sorted by memory, the smallest first.
     """
-    front: list[Choice] = []
+    front: list[BatchSplit] = []
     fitting = [choice for choice in choices if choice.prediction.fits]
     for choice in sorted(fitting, key=lambda candidate: (candidate.prediction.peak.total, -_speed(candidate))):
         if not front or _speed(choice) > _speed(front[-1]):

@@ -20,7 +20,7 @@ from study.planner import reasons
 from study.theory.shapes.adapter import ALL_LINEAR
 
 if TYPE_CHECKING:
-    from study.planner.choose import Advice, Option
+    from study.planner.choose import Advice, StrategyPrediction
     from study.theory.engine import Engine
     from study.theory.stacks import StackName
 
@@ -108,7 +108,7 @@ def check_free(path: Path, stack: StackName) -> None:
 # ---------------------------------------------------------------- programs that accelerate launches
 
 
-def _accelerate(advice: Advice, option: Option, path: Path | None) -> Launch:
+def _accelerate(advice: Advice, option: StrategyPrediction, path: Path | None) -> Launch:
     path = path or Path(f"{option.strategy.name}.yaml")
     job = option.prediction.job
     settings = [f"batches of {job.micro_batch_size} sequences of {job.sequence_length:,.0f} tokens on each GPU"]
@@ -130,7 +130,7 @@ def _accelerate(advice: Advice, option: Option, path: Path | None) -> Launch:
     return _with_file(advice, option, path, "accelerate", "train.py", settings)
 
 
-def _trainer(advice: Advice, option: Option, path: Path | None, stack: str = "trainer") -> Launch:
+def _trainer(advice: Advice, option: StrategyPrediction, path: Path | None, stack: str = "trainer") -> Launch:
     path = path or Path(f"{option.strategy.name}.yaml")
     job, kind = option.prediction.job, _type_of(option)
     # transformers 5 also calls the last one --activation_checkpointing. TRL's default for it is True.
@@ -155,11 +155,11 @@ def _trainer(advice: Advice, option: Option, path: Path | None, stack: str = "tr
     return _with_file(advice, option, path, stack, f"{'sft' if stack == 'trl' else 'train'}.py", settings, flags)
 
 
-def _trl(advice: Advice, option: Option, path: Path | None) -> Launch:
+def _trl(advice: Advice, option: StrategyPrediction, path: Path | None) -> Launch:
     return _trainer(advice, option, path, "trl")
 
 
-def _study(advice: Advice, option: Option, path: Path | None) -> Launch:
+def _study(advice: Advice, option: StrategyPrediction, path: Path | None) -> Launch:
     path = path or Path(f"{option.strategy.name}.yaml")
     job, precision = option.prediction.job, option.prediction.engine.precision
     flags = [
@@ -180,7 +180,7 @@ def _study(advice: Advice, option: Option, path: Path | None) -> Launch:
 
 def _with_file(
     advice: Advice,
-    option: Option,
+    option: StrategyPrediction,
     path: Path,
     stack: str,
     script: str,
@@ -236,7 +236,7 @@ def _with_file(
     return Launch(stack, command, written, [*settings, *notes])
 
 
-def _mixed_precision(option: Option, stack: str) -> str:
+def _mixed_precision(option: StrategyPrediction, stack: str) -> str:
     """Return the precision that an accelerate file states.
 
     This project's trainer takes the precision from its own option, and refuses a file that contradicts it. Only its
@@ -247,7 +247,7 @@ def _mixed_precision(option: Option, stack: str) -> str:
     return _type_of(option)
 
 
-def _json_of(option: Option, stack: str) -> dict[str, Any] | None:
+def _json_of(option: StrategyPrediction, stack: str) -> dict[str, Any] | None:
     """Return the DeepSpeed JSON that an accelerate file names, with the precision; None if it needs none.
 
     DeepSpeed's autocast can be requested only in its JSON.
@@ -283,7 +283,7 @@ def _section_of_deepspeed(content: dict[str, Any], stack: str, json_path: Path |
 # ---------------------------------------------------------------- programs with their own launcher
 
 
-def _axolotl(advice: Advice, option: Option, path: Path | None) -> Launch:
+def _axolotl(advice: Advice, option: StrategyPrediction, path: Path | None) -> Launch:
     """Use the keys of axolotl's schemas, and of its guide about several GPUs."""
     path = path or Path("axolotl.yaml")
     box, engine, job = advice.box, option.prediction.engine, option.prediction.job
@@ -322,7 +322,7 @@ def _axolotl(advice: Advice, option: Option, path: Path | None) -> Launch:
     return Launch("axolotl", command, {str(path): yaml.safe_dump(content, sort_keys=False), **written}, settings)
 
 
-def _axolotl_precision(option: Option) -> dict[str, bool]:
+def _axolotl_precision(option: StrategyPrediction) -> dict[str, bool]:
     """Return the keys for the precision of an axolotl file."""
     precision, kind = option.prediction.engine.precision, _type_of(option)
     is_mixed = _is_mixed(option) and not _is_autocast(option)  # DeepSpeed's own autocast is set in its JSON
@@ -331,7 +331,7 @@ def _axolotl_precision(option: Option) -> dict[str, bool]:
     return keys | ({more[precision]: True} if precision in more else {})
 
 
-def _torchtitan(advice: Advice, option: Option, path: Path | None) -> Launch:
+def _torchtitan(advice: Advice, option: StrategyPrediction, path: Path | None) -> Launch:
     """Use the options of `TrainingConfig` and `ParallelismConfig` in torchtitan 0.3.0."""
     engine, job = option.prediction.engine, option.prediction.job
     if engine.kind == "deepspeed":
@@ -356,7 +356,7 @@ def _torchtitan(advice: Advice, option: Option, path: Path | None) -> Launch:
     return Launch("torchtitan", _lines([*begin, *flags]), {}, settings)
 
 
-def _deepspeed(advice: Advice, option: Option, path: Path | None) -> Launch:
+def _deepspeed(advice: Advice, option: StrategyPrediction, path: Path | None) -> Launch:
     path = path or Path(f"{option.strategy.name}.json")
     box, engine, job = advice.box, option.prediction.engine, option.prediction.job
     if engine.kind != "deepspeed":
@@ -378,7 +378,7 @@ def _deepspeed(advice: Advice, option: Option, path: Path | None) -> Launch:
     return Launch("deepspeed", command, {str(path): json.dumps(content, indent=2) + "\n"}, settings)
 
 
-def _deepspeed_content(option: Option) -> dict[str, Any]:
+def _deepspeed_content(option: StrategyPrediction) -> dict[str, Any]:
     """Return precision and ZeRO settings as sections of a DeepSpeed JSON, with numbers in place of "auto"."""
     engine, chosen = option.prediction.engine, option.strategy
     own = dict((chosen.deepspeed_json or {}).get("zero_optimization", {}))
@@ -400,7 +400,7 @@ def _deepspeed_content(option: Option) -> dict[str, Any]:
     return {**_precision_sections(option), **types, "zero_optimization": zero}
 
 
-def _precision_sections(option: Option) -> dict[str, Any]:
+def _precision_sections(option: StrategyPrediction) -> dict[str, Any]:
     """Return the sections of a DeepSpeed JSON for the precision, which is stated also if it is fp32."""
     kind = _type_of(option)
     if _is_autocast(option):
@@ -409,7 +409,7 @@ def _precision_sections(option: Option) -> dict[str, Any]:
     return {kind: {"enabled": True}} if kind != "fp32" else {"bf16": {"enabled": False}}
 
 
-def _without_auto(option: Option, stack: str) -> dict[str, Any]:
+def _without_auto(option: StrategyPrediction, stack: str) -> dict[str, Any]:
     """Return the JSON of a strategy with values in place of the "auto" that only this project's trainer fills in."""
     content = dict(option.strategy.deepspeed_json or {})
     if stack == "accelerate" and content.get("gradient_clipping") == "auto":
@@ -431,35 +431,35 @@ def _offload_section(section: dict[str, Any], engine: Engine) -> dict[str, Any]:
 # ---------------------------------------------------------------- shared parts
 
 
-def _type_of(option: Option) -> str:
+def _type_of(option: StrategyPrediction) -> str:
     """Return the type of products as accelerate names it: fp32, fp16, bf16 or fp8."""
     kind = option.prediction.engine.precision.removeprefix("pure-").removesuffix("-autocast")
     return "fp32" if kind == "tf32" else kind
 
 
-def _is_autocast(option: Option) -> bool:
+def _is_autocast(option: StrategyPrediction) -> bool:
     """Whether DeepSpeed trains fp32 parameters under its own autocast."""
     engine = option.prediction.engine
     return engine.kind == "deepspeed" and engine.precision.endswith("-autocast")
 
 
-def _of_products(option: Option) -> list[str]:
+def _of_products(option: StrategyPrediction) -> list[str]:
     """Return how a program allows TF32, which no file of an engine can."""
     return ['torch.set_float32_matmul_precision("high")'] if option.prediction.engine.precision == "tf32" else []
 
 
-def _accumulates_in_fp32(option: Option) -> bool:
+def _accumulates_in_fp32(option: StrategyPrediction) -> bool:
     """Whether DeepSpeed accumulates 16-bit gradients in fp32, which its default is not."""
     engine = option.prediction.engine
     return engine.kind == "deepspeed" and engine.accumulation_bytes > engine.parameter_bytes
 
 
-def _is_mixed(option: Option) -> bool:
+def _is_mixed(option: StrategyPrediction) -> bool:
     """Whether 16-bit products are combined with fp32 weights of the optimizer."""
     return option.prediction.engine.precision not in ("fp32", "tf32", "pure-bf16")
 
 
-def _of_the_model(option: Option) -> list[str]:
+def _of_the_model(option: StrategyPrediction) -> list[str]:
     """Return how the model has to be loaded. transformers 5 loads it in the type of its checkpoint, often bf16."""
     adapter, kind = option.shape.adapter, _type_of(option)
     if adapter is not None and kind != "fp32":
@@ -545,7 +545,7 @@ def _axolotl_keys(advice: Advice) -> dict[str, Any]:
     return keys | ({"peft_use_dora": True} if adapter.kind == "dora" else {})
 
 
-def _checkpointing(option: Option) -> list[str]:
+def _checkpointing(option: StrategyPrediction) -> list[str]:
     """Return how a program of its own checkpoints activations. transformers has a switch for all blocks only."""
     match option.prediction.job.activation_checkpointing:
         case False:
@@ -555,7 +555,7 @@ def _checkpointing(option: Option) -> list[str]:
     return ["activation checkpointing of every second block, which transformers has no switch for"]
 
 
-def _global_batch(option: Option) -> int:
+def _global_batch(option: StrategyPrediction) -> int:
     job = option.prediction.job
     return int(job.micro_batch_size * job.gradient_accumulation_steps * option.prediction.box.num_gpus)
 
@@ -580,7 +580,7 @@ def _lines(words: list[str], columns: int = 74) -> str:
     return "\n".join(lines)
 
 
-_LAUNCHES: dict[StackName, Callable[[Advice, Option, Path | None], Launch]] = {
+_LAUNCHES: dict[StackName, Callable[[Advice, StrategyPrediction, Path | None], Launch]] = {
     "accelerate": _accelerate,
     "trainer": _trainer,
     "trl": _trl,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
+from study.command_line import given
 from study.engines import this_machine
 from study.engines.this_machine import Machine
 from study.errors import Refusal
@@ -14,8 +15,8 @@ from study.theory import hardware
 SAME_MEMORY = 0.1
 
 
-def options(requested: dict[str, Any], num_gpus: int | None) -> tuple[dict[str, Any], int]:
-    """Return the requested options with those of this machine where the user gave none, and the number of GPUs.
+def options(requested: dict[str, Any]) -> dict[str, Any]:
+    """Return the requested options with those of this machine where the user gave none.
 
     The options are those of `Request`. Raises Refusal if this machine has no GPU, or none that the planner knows and
     whose numbers are not given, or if the package that finds GPUs is missing.
@@ -32,12 +33,11 @@ def options(requested: dict[str, Any], num_gpus: int | None) -> tuple[dict[str, 
             "--this-machine: no GPU was found here. NVIDIA's driver may be missing, or CUDA_VISIBLE_DEVICES may hide "
             "the GPUs. Name a GPU with --gpu instead, and say how many with --gpus."
         )
-    num_gpus = num_gpus or found
     of_machine = {"host_memory": machine.host_memory_bytes / 2**30, "host_cores": _cores(), **_gpu(machine, requested)}
-    if num_gpus > found:  # several machines such as this one
+    of_machine["num_gpus"] = found
+    if (requested["num_gpus"] or found) > found:  # several machines such as this one
         of_machine["gpus_per_node"] = found
-    given = {name: value for name, value in requested.items() if value is not None}
-    return {**requested, **of_machine, **given}, num_gpus
+    return {**requested, **of_machine, **given(requested)}
 
 
 def _cores() -> int | None:

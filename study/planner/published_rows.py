@@ -18,7 +18,7 @@ from study.theory import measured_by_others, peaks, prediction, step_time
 from study.theory.measured_by_others import MeasuredCase, MeasuredRow
 
 VALIDATION = ROOT / "reports" / "predicted" / "validation" / "published_throughput.json"
-COMMAND = "python tools/planner_accuracy.py"  # the command that writes the file
+COMMAND = "python tools/derive/planner_accuracy.py"  # the command that writes the file
 
 # Its rows vary sizes, lengths and counts on purpose, so that little is left for a fit without them.
 FOUNDRY = "LLM Foundry"

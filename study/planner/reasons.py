@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from study.errors import Refusal
-from study.formatting import GIB
 from study.planner import choose
 from study.planner.choose import ENOUGH_FREE, EQUALLY_FAST, gib
+from study.terminal import GIB, significant
 
 if TYPE_CHECKING:
-    from study.planner.choose import Advice, Option
+    from study.planner.choose import Advice, StrategyPrediction
     from study.planner.request import Request
 
 # The strategies that people expect an answer about, besides CPU offload.
@@ -39,12 +38,12 @@ def answer(advice: Advice) -> str:
         )
     return (
         f"Use {option.strategy.name} with {_settings(option)}: a step is predicted to take "
-        f"{three(option.prediction.step.total)} s, and by the {option.basis} memory {memory} stay free. "
+        f"{significant(option.prediction.step.total)} s, and by the {option.basis} memory {memory} stay free. "
         f"{reason(advice)}"
     )
 
 
-def _settings(option: Option) -> str:
+def _settings(option: StrategyPrediction) -> str:
     job = option.prediction.job
     steps = job.gradient_accumulation_steps
     kind = "activation checkpointing" if job.activation_checkpointing is True else "selective activation checkpointing"
@@ -65,7 +64,7 @@ def reason(advice: Advice) -> str:
     return f"{_why(advice, option)}; {_risk(advice, option)}."
 
 
-def _why(advice: Advice, option: Option) -> str:
+def _why(advice: Advice, option: StrategyPrediction) -> str:
     if len(advice.options) == 1:
         return "No other strategy was requested"
     if option.prediction.engine.kind == "torch":
@@ -88,7 +87,7 @@ def _why(advice: Advice, option: Option) -> str:
     )
 
 
-def _risk(advice: Advice, option: Option) -> str:
+def _risk(advice: Advice, option: StrategyPrediction) -> str:
     parts = []
     if not option.has_enough_free:
         slower = [other for other in advice.options if other.has_enough_free]
@@ -104,7 +103,7 @@ def _risk(advice: Advice, option: Option) -> str:
         )
     else:
         step = option.prediction.step
-        parts.append(f"the real time may be anywhere from {short(step.low)} to {short(step.high)} s")
+        parts.append(f"the real time may be anywhere from {significant(step.low, 2)} to {significant(step.high, 2)} s")
     return ", and ".join(parts)
 
 
@@ -121,7 +120,7 @@ def _remedy(advice: Advice) -> str:
     return "Use more GPUs, or GPUs with more memory."
 
 
-def _without_offload(advice: Advice, option: Option) -> str | None:
+def _without_offload(advice: Advice, option: StrategyPrediction) -> str | None:
     """Return with which smaller batch, or on how many GPUs, a strategy fits without offload.
 
     None if a strategy without offload fits as it is, or if nothing is found.
@@ -138,11 +137,11 @@ def _without_offload(advice: Advice, option: Option) -> str | None:
 class _Smaller(NamedTuple):
     """A smaller batch that leaves enough memory free without offload."""
 
-    option: Option
+    option: StrategyPrediction
     words: str  # the settings, such as "a micro batch of 4"
 
 
-def _smaller_batch(advice: Advice, now: Option | None) -> _Smaller | None:
+def _smaller_batch(advice: Advice, now: StrategyPrediction | None) -> _Smaller | None:
     """Return a smaller micro batch, or a smaller global batch, that leaves enough memory free without offload.
 
     It is of the same strategy if that has one and does not offload. None if there is none, or if an option already
@@ -169,8 +168,7 @@ def _relaxed(advice: Advice) -> Iterator[Request]:
     """Yield requests with more freedom than the user's: first any split of the batch, then one sequence per GPU."""
     request = advice.request
     sequences, micro, _ = request.batch()
-    free = dataclasses.replace(
-        request,
+    free = request.replace(
         global_batch_size=sequences * request.num_gpus,
         micro_batch_size=None,
         gradient_accumulation_steps=None,
@@ -178,23 +176,21 @@ def _relaxed(advice: Advice) -> Iterator[Request]:
     if micro is not None:
         yield free
     if request.activation_checkpointing == "none":
-        yield dataclasses.replace(free, activation_checkpointing=None)
+        yield free.replace(activation_checkpointing=None)
     if sequences > 1:
-        yield dataclasses.replace(free, global_batch_size=request.num_gpus, activation_checkpointing=None)
+        yield free.replace(global_batch_size=request.num_gpus, activation_checkpointing=None)
 
 
-def _more_gpus(advice: Advice) -> Option | None:
+def _more_gpus(advice: Advice) -> StrategyPrediction | None:
     """Return a strategy that fits without offload on the smallest larger number of GPUs. None if none is found."""
-    request = dataclasses.replace(
-        advice.request, global_batch_size=None, micro_batch_size=None, gradient_accumulation_steps=None
-    )
+    request = advice.request.replace(global_batch_size=None, micro_batch_size=None, gradient_accumulation_steps=None)
     for count in choose.GPU_COUNTS:
         if count <= advice.box.num_gpus or not request.could_run(count):
             continue
         if not choose.could_leave_enough_free(advice.shape, request, count):
             continue
         try:
-            found = choose.options_of(advice.shape, request.box(count), dataclasses.replace(request, num_gpus=count))[0]
+            found = choose.options_of(advice.shape, request.box(count), request.replace(num_gpus=count))[0]
         except Refusal:
             continue
         if best := choose.recommend([option for option in found if option.has_enough_free and not option.offloads]):
@@ -222,7 +218,7 @@ def why_not(advice: Advice) -> dict[str, str]:
     return phrases
 
 
-def _why_not(advice: Advice, option: Option) -> str:
+def _why_not(advice: Advice, option: StrategyPrediction) -> str:
     chosen = advice.recommended
     if not option.fits:
         return lacks(option)
@@ -242,7 +238,7 @@ def _why_not(advice: Advice, option: Option) -> str:
     return f"{time}{', less than the error of the prediction' if within else ''}"
 
 
-def _less_simple(option: Option, chosen: Option) -> str:
+def _less_simple(option: StrategyPrediction, chosen: StrategyPrediction) -> str:
     """Return in which respect an option is less simple than the recommended one, as `choose.complexity` orders them."""
     (offload, stage, has_file, _), (offload_of_chosen, stage_of_chosen, file_of_chosen, _) = map(
         choose.complexity, (option, chosen)
@@ -256,7 +252,7 @@ def _less_simple(option: Option, chosen: Option) -> str:
     return f"no simpler than {chosen.strategy.name}: either is fine"
 
 
-def lacks(option: Option) -> str:
+def lacks(option: StrategyPrediction) -> str:
     """Return which memory an option lacks, and how much of it."""
     prediction = option.prediction
     if option.free_bytes < 0:
@@ -276,16 +272,6 @@ def _compared(ratio: float, verb: str = "takes") -> str:
     if abs(ratio - 1) < 0.005:
         return f"{verb} as long"
     return f"{verb} {100 * abs(ratio - 1):.0f} % {'longer' if ratio > 1 else 'less time'}"
-
-
-def short(seconds: float) -> str:
-    """Return seconds with two digits."""
-    return f"{seconds:.2g}" if float(seconds) < 99.5 else f"{seconds:,.0f}"
-
-
-def three(seconds: float) -> str:
-    """Return seconds with three digits."""
-    return f"{seconds:.3g}" if float(seconds) < 999.5 else f"{seconds:,.0f}"
 
 
 def _percent(share: float) -> str:

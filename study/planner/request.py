@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
-from typing import Literal, get_args
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
 
 from study import progress
+from study.command_line import choices, is_optional, kind, option, unit
 from study.errors import Refusal, refusing
 from study.strategy import file
 from study.strategy.file import Strategy
@@ -37,35 +39,6 @@ CHECKPOINTED: dict[Checkpointing, bool | Literal["selective", "selective-op"]] =
     "full": True, "selective": "selective", "selective-op": "selective-op", "none": False,
 }  # fmt: skip
 
-_CHOICES: dict[str, tuple[str | None, ...]] = {
-    "stack": get_args(StackName),
-    "precision": (None, *get_args(PrecisionClass)),
-    "activation_checkpointing": (None, *get_args(Checkpointing)),
-    "kernels": get_args(Kernels),
-    "attention": get_args(Attention),
-    "loss_kernel": (None, *get_args(LossKernel)),
-    "optimizer": get_args(Optimizer),
-    "optimizer_kernel": get_args(OptimizerKernel),
-    "grad_accum_dtype": get_args(GradientType),
-    "reduce_dtype": get_args(GradientType),
-    "adapter": get_args(AdapterKind),
-}
-# The fields of Request that are the stack's if they are not requested.
-OF_STACK = ("kernels", "attention", "loss_kernel", "optimizer_kernel", "activation_checkpointing", "grad_accum_dtype",
-            "sync_each_batch", "reduce_dtype")  # fmt: skip
-
-# Units of the options that are not whole numbers.
-_RATES = {
-    "network_gbps": "Gbit/s of a node",
-    "gpu_memory": "GiB",
-    "gpu_tflops": "TFLOP/s, dense and in 16 bits",
-    "gpu_bandwidth": "GB/s",
-    "host_memory": "GiB of a node",
-    "host_bandwidth": "GB/s of a node",
-    "disk": "TB of a node",
-    "disk_bandwidth": "GB/s, for reading and writing",
-    "link_bandwidth": "GB/s in one direction",
-}
 _IN_GROUPS = "fsdp2_hybrid, zero1 or zero2"
 MOST_GPUS = 1_000_000
 # Sequences per GPU and step, if no global batch is requested. A requested micro batch that does not divide it replaces
@@ -73,74 +46,239 @@ MOST_GPUS = 1_000_000
 SEQUENCES_PER_GPU = 8
 
 
-@dataclass(frozen=True)
-class Request:
-    """The question of a user to the planner. Raises Refusal if a value is not valid."""
+# The groups of options in the help.
+WORK = "Model and batch"
+GPUS = "GPUs"
+STRATEGY = "Strategy"
+SETTINGS = "Settings of the training"
+ADAPTER = "Adapter, instead of all weights"
+MACHINE = "Nodes and network"
 
-    gpu: str | None = None  # None: the GPU is given by its three numbers below
-    num_gpus: int = 1
-    sequence_length: int | None = None  # None: 1,024, or the model's number of positions if that is smaller
-    global_batch_size: int | None = None
-    strategy: str | None = None  # None: all strategies
-    micro_batch_size: int | None = None
-    gradient_accumulation_steps: int | None = None
-    precision: PrecisionClass | None = None  # None: bf16 if the GPU supports it, else fp16
-    # The program whose defaults apply to all settings that are not requested. The fields of OF_STACK are None in a call
-    # if they are not requested, and are filled in then.
-    stack: StackName = DEFAULT_STACK
-    # None if neither the request nor the stack sets it: full, if it makes a strategy fit or faster
-    activation_checkpointing: Checkpointing | None = None
-    kernels: Kernels = None  # type: ignore[assignment]
-    compile: bool = False
-    attention: Attention = None  # type: ignore[assignment]
-    dropout: bool = False
-    loss_kernel: LossKernel | None = None  # None: the same kind as the other kernels
-    optimizer: Optimizer = "adamw"
-    optimizer_kernel: OptimizerKernel = None  # type: ignore[assignment]
-    grad_accum_dtype: GradientType = None  # type: ignore[assignment]  # DeepSpeed
-    sync_each_batch: bool = None  # type: ignore[assignment]  # FSDP2 reduces gradients in every micro step
-    reduce_dtype: GradientType = None  # type: ignore[assignment]  # FSDP2
-    lora_rank: int | None = None  # None: no adapters, all weights are trained
-    lora_target: str | None = None  # names of modules with commas, or all-linear; None: PEFT's default
-    lora_dropout: float = 0.0
-    adapter: AdapterKind = "lora"
-    load_in_4bit: bool = False  # frozen weights in NF4
-    network_gbps: float | None = None  # Gbit/s between a node and all others; None: that of typical rented machines
-    gpus_per_node: int | None = None
-    # GPUs per copy of the model states; None: those of a node, for strategies with groups
-    shard_group_size: int | None = None
-    # The user's own GPU and machine. None: those of the GPU `gpu`, and of a typical machine with it.
-    gpu_memory: float | None = None  # GiB
-    gpu_tflops: float | None = None  # dense, in 16 bits, with accumulation in fp32
-    gpu_bandwidth: float | None = None  # GB/s of the GPU's memory
-    host_memory: float | None = None  # GiB of a node
-    host_cores: int | None = None  # of a node
-    host_bandwidth: float | None = None  # GB/s of a node's host memory
-    disk: float | None = None  # TB of a node
-    disk_bandwidth: tuple[float, float] | None = None  # GB/s that a node's disks read and write
-    link_bandwidth: float | None = None  # GB/s between the GPUs of a node, in one direction
 
-    def __post_init__(self) -> None:
-        counts = ("num_gpus", "sequence_length", "global_batch_size", "micro_batch_size", "gradient_accumulation_steps")
-        for name in (*counts, "gpus_per_node", "shard_group_size", "host_cores", "lora_rank"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise Refusal(f"{name}={value!r}: must be a whole number of at least 1")
-        if self.num_gpus > MOST_GPUS:
-            raise Refusal(f"num_gpus={self.num_gpus}: must be at most {MOST_GPUS:,}")
-        for name, unit in _RATES.items():
-            value = getattr(self, name)
-            for number in value if isinstance(value, tuple) else () if value is None else (value,):
+class Request(BaseModel):
+    """The question of a user to the planner. Raises Refusal if a value is not valid.
+
+    The options of `zero-study advise` are made from its fields. A field that the stack decides is None in a call if it
+    is not requested, and is filled in then.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    gpu: str | None = option(
+        None,
+        "Kind of GPU: a100-80gb, h100-sxm, b200, l40s, rtx-4090, mi300x ... `--gpu list` prints all names.",
+        GPUS,
+        is_common=True,
+    )
+    num_gpus: int = option(
+        1, "Number of GPUs. [default: the fewest that the model needs]", GPUS, is_common=True, flag="--gpus"
+    )
+    gpu_memory: float | None = option(
+        None,
+        "Memory of the GPU. Use the three options --gpu-memory, --gpu-tflops and --gpu-bandwidth for a GPU without a "
+        "name, or some of them to change a GPU that --gpu names.",
+        GPUS,
+        metavar="GIB",
+        unit="GiB",
+    )
+    gpu_tflops: float | None = option(
+        None,
+        "Peak rate of the GPU in bf16, dense, with accumulation in fp32.",
+        GPUS,
+        metavar="TFLOPS",
+        unit="TFLOP/s, dense and in 16 bits",
+    )
+    gpu_bandwidth: float | None = option(None, "Bandwidth of the GPU's memory.", GPUS, metavar="GB/S", unit="GB/s")
+    sequence_length: int | None = option(
+        None, "Tokens per sequence. [default: 1024, or the model's maximum if that is less]", WORK, is_common=True
+    )
+    global_batch_size: int | None = option(
+        None, "Sequences per optimizer step. [default: 8 per GPU]", WORK, is_common=True
+    )
+    strategy: str | None = option(
+        None, "Predict only this strategy: a name, or an accelerate file.", STRATEGY, is_common=True
+    )
+    micro_batch_size: int | None = option(
+        None,
+        "Sequences per GPU and forward pass. [default: the fastest that leaves enough memory free]",
+        WORK,
+    )
+    gradient_accumulation_steps: int | None = option(
+        None, "Micro batches per optimizer step. [default: as the batch sizes require]", WORK
+    )
+    precision: PrecisionClass | None = option(
+        None,
+        "Precision of the training. [default: bf16 if the GPU supports it, otherwise fp16]",
+        SETTINGS,
+        is_common=True,
+    )
+    stack: StackName = option(
+        DEFAULT_STACK,
+        "The program that trains. It decides the defaults of the settings below, which the answer lists.",
+        SETTINGS,
+        is_common=True,
+    )
+    activation_checkpointing: Checkpointing | None = option(
+        None,
+        "Recompute the activations of every block (full), of every second one (selective), or of some operators in "
+        "every block (selective-op, as torchtitan does) in the backward pass. "
+        "[default: as the stack; if that has it off, full if that makes a strategy fit or faster]",
+        SETTINGS,
+    )
+    kernels: Kernels = option(
+        None,
+        "fused: norms, activation functions and loss are one kernel each. transformers: several kernels, as its models "
+        "do. [default: as the stack]",
+        SETTINGS,
+    )
+    compile: bool = option(
+        False, "Assume torch.compile, which fuses these kernels and the copies of the logits.", SETTINGS
+    )
+    attention: Attention = option(
+        None,
+        "sdpa: PyTorch's (FlashAttention-2 if GPU and precision support it). eager: separate operators. flash-1: "
+        "FlashAttention of 2022. [default: as the stack]",
+        SETTINGS,
+    )
+    dropout: bool = option(False, "Assume dropout.", SETTINGS)
+    loss_kernel: LossKernel | None = option(
+        None,
+        "How the loss handles logits: fp32 logits and copies, fp32 logits, 16-bit logits, or never all logits at once. "
+        "[default: as the stack, or as --kernels if that is given]",
+        SETTINGS,
+    )
+    optimizer: Optimizer = option(
+        "adamw", "Optimizer, which determines the optimizer states. sgd: without momentum.", SETTINGS
+    )
+    optimizer_kernel: OptimizerKernel = option(
+        None,
+        "foreach, PyTorch's default, needs one more copy of what is updated. Under ZeRO, loop needs two, because its "
+        "parameters are a few large tensors. [default: as the stack]",
+        SETTINGS,
+    )
+    grad_accum_dtype: GradientType = option(
+        None,
+        "Type in which DeepSpeed accumulates gradients (grad_accum_dtype): fp32, or the model's type. [default: as the "
+        "stack]",
+        SETTINGS,
+    )
+    sync_each_batch: bool = option(
+        None,
+        "Whether FSDP2 reduces gradients in every micro step. Otherwise every GPU keeps unsharded gradients until the "
+        "last one. [default: as the stack]",
+        SETTINGS,
+    )
+    reduce_dtype: GradientType = option(
+        None,
+        "Type in which FSDP2 reduces gradients: fp32, or the model's type. [default: as the stack]",
+        SETTINGS,
+    )
+    lora_rank: int | None = option(
+        None,
+        "Train LoRA adapters of this rank. The weights of the model are frozen. [default: train all weights]",
+        ADAPTER,
+        is_common=True,
+    )
+    lora_target: str | None = option(
+        None,
+        "Modules with an adapter: names with commas, such as q_proj,v_proj, or all-linear. [default: as PEFT chooses]",
+        ADAPTER,
+        metavar="NAMES",
+    )
+    lora_dropout: float = option(0.0, "Dropout of the adapters' inputs. [default: 0]", ADAPTER)
+    adapter: AdapterKind = option("lora", "Kind of the adapters. dora: with magnitudes of the weights.", ADAPTER)
+    load_in_4bit: bool = option(
+        False,
+        "Keep the frozen weights of Linear modules in four bits (QLoRA: NF4 with double quantization).",
+        ADAPTER,
+    )
+    network_gbps: float | None = option(
+        None,
+        "Network rate of a node. [default: as cloud providers offer it]",
+        MACHINE,
+        metavar="GBIT",
+        unit="Gbit/s of a node",
+    )
+    gpus_per_node: int | None = option(None, "GPUs in one node. [default: as cloud providers offer it]", MACHINE)
+    link_bandwidth: float | None = option(
+        None,
+        "Bandwidth of a GPU to the other GPUs of its node, in one direction. [default: as in the GPU's data sheet]",
+        MACHINE,
+        metavar="GB/S",
+        unit="GB/s in one direction",
+    )
+    host_memory: float | None = option(
+        None,
+        "Host memory of a node, which offload needs. [default: as cloud providers offer it]",
+        MACHINE,
+        metavar="GIB",
+        unit="GiB of a node",
+    )
+    host_cores: int | None = option(None, "Physical cores of a node.", MACHINE)
+    host_bandwidth: float | None = option(
+        None, "Bandwidth of a node's host memory.", MACHINE, metavar="GB/S", unit="GB/s of a node"
+    )
+    disk: float | None = option(None, "Size of a node's local NVMe disks.", MACHINE, metavar="TB", unit="TB of a node")
+    disk_bandwidth: tuple[float, float] | None = option(
+        None,
+        "GB/s with which a node's disks read and write. One number counts for both.",
+        MACHINE,
+        metavar="READ[,WRITE]",
+        unit="GB/s, for reading and writing",
+    )
+    shard_group_size: int | None = option(
+        None,
+        "GPUs that share one copy of the model states (hybrid sharding, ZeRO-1 within nodes). [default: for hybrid "
+        "sharding, the GPUs of a node]",
+        STRATEGY,
+    )
+
+    def __init__(self, gpu: str | None = None, num_gpus: int = 1, **settings: Any) -> None:
+        with refusing():
+            super().__init__(gpu=gpu, num_gpus=num_gpus, **settings)
+
+    def replace(self, **settings: Any) -> Request:
+        """Return the request with other values of some fields. Raises Refusal if they are not valid."""
+        return Request(**{name: getattr(self, name) for name in Request.model_fields} | settings)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_from_stack(cls, content: dict[str, Any]) -> dict[str, Any]:
+        """Set every field of STACK_DEFAULTED_FIELDS that is not requested to the stack's default.
+
+        If other kernels are requested than the stack's, the loss has their kind.
+        """
+        stack = STACKS.get(content.get("stack", DEFAULT_STACK))
+        if stack is None:
+            return content
+        defaults = {name: getattr(stack, name) for name in STACK_DEFAULTED_FIELDS if content.get(name) is None}
+        if "loss_kernel" in defaults:
+            has_its_loss = content.get("kernels") in (None, stack.kernels)
+            defaults["loss_kernel"] = stack.loss_if(content.get("compile", False)) if has_its_loss else None
+        return content | defaults
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _check_value(cls, value: Any, info: ValidationInfo) -> Any:
+        """Raise ValueError unless a value is one of the words of its field, or a number in its range."""
+        name = info.field_name or ""
+        field = cls.model_fields[name]
+        if value is None and is_optional(field):
+            return value
+        if (words := choices(field)) and value not in words:
+            raise ValueError(f"{name}={value!r}: unknown; take one of {', '.join(words)}")
+        if kind(field) is int and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ValueError(f"{name}={value!r}: must be a whole number of at least 1")
+        if name == "num_gpus" and value > MOST_GPUS:
+            raise ValueError(f"{name}={value}: must be at most {MOST_GPUS:,}")
+        if number_unit := unit(field):
+            for number in value if isinstance(value, tuple) else (value,):
                 if not 0 < number < math.inf:
-                    raise Refusal(f"{name}={value!r}: must be a number above 0, in {unit}")
-        if self.stack in STACKS:
-            self._fill_in_from_stack()
-        for name, values in _CHOICES.items():
-            if getattr(self, name) not in values:
-                raise Refusal(f"{name}={getattr(self, name)!r}: unknown; take one of {', '.join(filter(None, values))}")
-        self._check_adapter()
+                    raise ValueError(f"{name}={value!r}: must be a number above 0, in {number_unit}")
+        return value
 
-    def _check_adapter(self) -> None:
+    @model_validator(mode="after")
+    def _check_adapter(self) -> Request:
         """Raise Refusal for settings of adapters that have no effect or no meaning."""
         if self.lora_rank is None:
             settings = {"--lora-target": self.lora_target, "--lora-dropout": self.lora_dropout,
@@ -150,30 +288,19 @@ class Request:
                     f"{unused[0]} has no effect without adapters, because all weights would be trained. "
                     "Add --lora-rank, for example --lora-rank 16."
                 )
-            return
+            return self
         if self.lora_target is not None and not self.lora_target.replace(",", " ").strip():
             raise Refusal("--lora-target names no module. Name modules, such as q_proj,v_proj, or use all-linear.")
         if not 0 <= self.lora_dropout < 1:
             raise Refusal(f"--lora-dropout {self.lora_dropout}: must be at least 0 and below 1.")
         if self.stack == "torchtitan":
             raise Refusal("--stack torchtitan: adapters are predicted for PEFT only. Take another stack, such as trl.")
-
-    def _fill_in_from_stack(self) -> None:
-        """Set every field of OF_STACK that is not requested to the stack's default.
-
-        If other kernels are requested than the stack's, the loss has their kind.
-        """
-        stack = STACKS[self.stack]
-        if self.loss_kernel is None and self.kernels in (None, stack.kernels):
-            object.__setattr__(self, "loss_kernel", stack.loss_if(self.compile))
-        for name in OF_STACK:
-            if getattr(self, name) is None and name != "loss_kernel":
-                object.__setattr__(self, name, getattr(stack, name))
+        return self
 
     @property
     def settings(self) -> Stack:
         """The stack with the requested settings instead of its own."""
-        requested = {name: getattr(self, name) for name in OF_STACK if name != "loss_kernel"}
+        requested = {name: getattr(self, name) for name in STACK_DEFAULTED_FIELDS if name != "loss_kernel"}
         return dataclasses.replace(STACKS[self.stack], loss_kernel=self.job().loss, **requested)
 
     def box(self, num_gpus: int | None = None) -> Cluster:
@@ -429,7 +556,7 @@ def _found(name: str, asked: Request) -> tuple[ModelShape, Request, list[str]]:
             raise Refusal(str(not_known)) from None
         with refusing():
             shape, length, notes = shapes.for_length(_traced(name, str(not_known)), asked.sequence_length)
-    return asked.with_adapter(shape), dataclasses.replace(asked, sequence_length=length), notes
+    return asked.with_adapter(shape), asked.replace(sequence_length=length), notes
 
 
 def _traced(name: str, not_known: str) -> ModelShape:
@@ -447,3 +574,7 @@ def _traced(name: str, not_known: str) -> ModelShape:
         raise Refusal(not_known)
     progress.at_once(f"Tracing the modules of {name}")  # starts no thread, because the trace is in a fork
     return models.shape_of_class(*found, name)
+
+
+# The fields of Request that are the stack's if they are not requested.
+STACK_DEFAULTED_FIELDS = tuple(field.name for field in dataclasses.fields(Stack) if field.name in Request.model_fields)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from study import terminal
 from study.dryrun.traced import Part, Traced
 from study.errors import Refusal, RunFailed
-from study.formatting import gib
 from study.planner.advice_text import MARKS
-from study.planner.choose import ENOUGH_FREE, Option, best_option, option_of, splits
+from study.planner.choose import ENOUGH_FREE, StrategyPrediction, best_option, option_of, splits
 from study.planner.request import Request
+from study.terminal import gib
 from study.theory.engine import Engine, StepConfig
 from study.theory.peaks import PEAK_MOMENTS, Peak, PeakPart
 from study.theory.shapes import ModelShape
@@ -31,12 +31,14 @@ Predicted: the same model without a trace (--kernels transformers). All sizes ar
 """
 
 
-def trace_options(tracer: Tracer, shape: ModelShape, request: Request, options: Sequence[Option]) -> list[Option]:
+def trace_options(
+    tracer: Tracer, shape: ModelShape, request: Request, options: Sequence[StrategyPrediction]
+) -> list[StrategyPrediction]:
     """Trace all options that can be traced, and return all options.
 
     Prints one line per trace, and the reason why an option could not be traced.
     """
-    print(terminal.wrapped(HEAD))
+    print(terminal.wrap(HEAD))
     by_name = {option.strategy.name: option for option in options}
     not_traced: dict[str, list[str]] = {}
     # DeepSpeed comes first: its ranks are forked processes, and a process in which a backward pass has started threads
@@ -48,23 +50,23 @@ def trace_options(tracer: Tracer, shape: ModelShape, request: Request, options: 
         except (Refusal, RunFailed) as stopped:  # an engine that fails for one strategy may work for the others
             not_traced.setdefault(str(stopped), []).append(name)
     for reason, names in not_traced.items():
-        print(terminal.wrapped(f"Not traced, only predicted: {', '.join(names)}. Reason: {reason}"))
+        print(terminal.wrap(f"Not traced, only predicted: {', '.join(names)}. Reason: {reason}"))
     print()
     return list(by_name.values())
 
 
-def _trace(tracer: Tracer, shape: ModelShape, request: Request, option: Option) -> Option:
+def _trace(tracer: Tracer, shape: ModelShape, request: Request, option: StrategyPrediction) -> StrategyPrediction:
     """Trace an option, and other splits of the batch if the traced memory leaves too little free.
 
     A slower split is traced next if it should leave enough free (`ENOUGH_FREE`), or fit if the last one did not.
     Its predicted peak, multiplied by the ratio of the last trace to its prediction, decides that.
     """
     chosen = option.prediction
-    slower, tried = list(splits(shape, request, chosen.engine, chosen.box)), list[Option]()
+    slower, tried = list(splits(shape, request, chosen.engine, chosen.box)), list[StrategyPrediction]()
     while True:
         traced = tracer(shape, chosen.engine, chosen.job)
         option = option_of(shape, option.strategy, chosen, traced)
-        print(terminal.wrapped(_line(option, traced), later_indent="  "), flush=True)
+        print(terminal.wrap(_line(option, traced), later_indent="  "), flush=True)
         tried.append(option)
         slower = [split for split in slower if option.seconds < split.step.total]
         ratio = traced.total / chosen.peak.total
@@ -79,7 +81,7 @@ def _trace(tracer: Tracer, shape: ModelShape, request: Request, option: Option) 
         chosen = min(next_ones, key=lambda split: split.step.total)
 
 
-def _line(option: Option, traced: Traced) -> str:
+def _line(option: StrategyPrediction, traced: Traced) -> str:
     job, predicted = option.prediction.job, option.prediction.peak
     total = float(predicted.total)
     reserved = "" if traced.reserved_bytes is None else f"reserved {gib(traced.reserved_bytes)}; "

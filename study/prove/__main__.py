@@ -20,12 +20,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..engines import scripts
-from ..engines.hooks import listening
+from ..engines.hooks import wrap_function
 from ..engines.readback.facts import base_optimizer, inner_module, is_deepspeed
 from ..verdict import FOUND, UNKNOWN, Verdict, combined
 from ..verdict import NotChecked as NotCheckedPart
 from . import findings
-from .mismatch import KnownBad, NotAsAsked, NotChecked, TrainsWrong
+from .mismatch import ConfigMismatch, KnownFault, TrainingFault, Unverified
 from .rates import Rates
 from .ties import Ties
 from .watching import Loaders, StepWatcher, remove_earlier
@@ -58,7 +58,7 @@ def main(words: Sequence[str] | None = None) -> None:
     finally:
         pairs.close()
     for watcher in pairs.watchers:
-        with suppress(NotChecked):  # which the verdict contains
+        with suppress(Unverified):  # which the verdict contains
             watcher.end()
         watcher.add_late(pairs.rates.findings(watcher.optimizer))
     result = pairs.verdict()
@@ -82,10 +82,10 @@ def _run(script: Path, arguments: Sequence[str]) -> Any:
         scripts.run(script, arguments)
     except SystemExit as end:
         return end.code
-    except (TrainsWrong, NotAsAsked, KnownBad) as error:
+    except (TrainingFault, ConfigMismatch, KnownFault) as error:
         print(f"prove: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return FOUND
-    except NotChecked as error:
+    except Unverified as error:
         print(f"prove: not checked: {error}", file=sys.stderr, flush=True)
         return UNKNOWN
     return 0
@@ -127,7 +127,7 @@ class _Pairs:
         self._ties = Ties()
         self._ties.listen()
         self._stack = ExitStack()
-        self._stack.enter_context(listening(torch.autograd, "backward", self._on_backward))
+        self._stack.enter_context(wrap_function(torch.autograd, "backward", self._on_backward))
 
     def _on_backward(self, call: Any, *arguments: Any, **options: Any) -> Any:
         self._num_backwards += 1

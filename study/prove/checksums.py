@@ -7,10 +7,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
-from ..engines.readback.full_tensors import local
+from ..engines.readback.parameters import local_shard
 
 Checksum = tuple[float, float]  # the sum of a tensor's elements and the sum of their absolute values, in fp64
 UNKNOWN: Checksum = (math.nan, 0.0)
@@ -57,7 +56,7 @@ def _sums(tensor: torch.Tensor) -> Checksum:
 
     UNKNOWN if the tensor cannot be read, because such an error must not end the training.
     """
-    tensor = local(_shard(tensor) if hasattr(tensor, "ds_tensor") else tensor)
+    tensor = local_shard(tensor)
     if tensor.is_cuda and torch.cuda.is_current_stream_capturing():  # reading a tensor would break the capture
         return UNKNOWN
     wide = torch.float32 if tensor.device.type == "mps" else torch.float64  # mps has no fp64
@@ -71,17 +70,3 @@ def _sums(tensor: torch.Tensor) -> Checksum:
         return float(tensor.sum(dtype=wide)), float(torch.linalg.vector_norm(tensor, 1, dtype=wide))
     except RuntimeError:  # the tensor is on the meta device, or quantized
         return UNKNOWN
-
-
-def _shard(parameter: Any) -> torch.Tensor:
-    """Return this rank's shard of a parameter under ZeRO stage 3, without padding.
-
-    The values of the padding are arbitrary. The shard is used even where the whole parameter is in memory, because that
-    is the case only for some parameters and only at some times.
-    """
-    shard: torch.Tensor = parameter.ds_tensor
-    group = getattr(parameter, "ds_process_group", None)
-    if group is None:
-        return shard
-    begin = dist.get_rank(group) * shard.numel()
-    return shard.flatten()[: max(0, parameter.ds_numel - begin)]

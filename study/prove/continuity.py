@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..engines.readback.full_tensors import local
+from ..engines.readback.parameters import local
 from .checksums import UNKNOWN, Checksum, checksums, first_difference
 
 MOST_ELEMENTS = 2**16  # of all gradients of a rank together that are compared with those of the backward passes

@@ -12,7 +12,7 @@ from typing import Any
 from ..engines.keys import engine_settings, known_keys
 from ..engines.readback.demands import Demand
 
-Asked = str | Path | dict[str, Any]  # an accelerate file, a DeepSpeed JSON, or a dict like a DeepSpeed JSON
+Request = str | Path | dict[str, Any]  # an accelerate file, a DeepSpeed JSON, or a dict like a DeepSpeed JSON
 
 
 _OPEN = (None, "auto")  # values that request nothing
@@ -97,20 +97,20 @@ def by_arguments(arguments: Any) -> list[Demand]:
     return demands
 
 
-def by_file(request: Asked) -> list[Demand]:
+def by_file(request: Request) -> list[Demand]:
     """Return the settings that an accelerate file, a DeepSpeed JSON or a dict like a DeepSpeed JSON requests.
 
     Raises ValueError if the file is neither .yaml, .yml nor .json, or does not contain a mapping.
     """
     content = content_of(request)
     if isinstance(request, dict):
-        return by_json(content, "asked=")
+        return by_json(content, "config=")
     if Path(request).suffix == ".json":
         return by_json(content, str(request))
     return list(_by_accelerate(content, str(request)))
 
 
-def content_of(request: Asked) -> dict[str, Any]:
+def content_of(request: Request) -> dict[str, Any]:
     """Return the content of a file. A dict is returned unchanged.
 
     Raises ValueError if the file is neither .yaml, .yml nor .json, or does not contain a mapping.
@@ -125,7 +125,7 @@ def content_of(request: Asked) -> dict[str, Any]:
 
         content = yaml.safe_load(path.read_text())
     else:
-        raise ValueError(f"{path}: asked= accepts an accelerate file (.yaml), a DeepSpeed JSON or a dict.")
+        raise ValueError(f"{path}: config= accepts an accelerate file (.yaml), a DeepSpeed JSON or a dict.")
     if not isinstance(content, dict):
         raise ValueError(f"{path}: the file has no keys and values.")
     return content

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from .. import terminal
-from ..engines.readback.facts import ddp_of, inner_module, replicated_names, whole_size
+from ..engines.readback.facts import ddp_of, inner_module, replicated_names
+from ..engines.readback.parameters import is_partitioned, whole_size
 from .checksums import Checksum, checksums, first_difference
 from .proved_step import NEAR, Step
 
@@ -189,7 +190,7 @@ def _ascent(cause: str) -> str:
 
 
 def _backward_calls(number: int) -> str:
-    return terminal.counted(number, "backward call")
+    return terminal.count(number, "backward call")
 
 
 def not_trained(model: Any, optimizer: Any, stepped: Iterable[Any], unchanged: set[str]) -> tuple[list[str], list[str]]:
@@ -329,7 +330,7 @@ def equal_embeddings(module: torch.nn.Module) -> list[str]:
         "tie was lost, perhaps when weights were loaded."
         for (table, a), (head, b) in itertools.product(tables, heads)
         if a is not b and a.numel() > 1 and a.shape == b.shape and a.device.type != "meta"
-        and not hasattr(a, "full_tensor") and not hasattr(a, "ds_id") and torch.equal(a, b)
+        and not is_partitioned(a) and torch.equal(a, b)
     ]  # fmt: skip
 
 

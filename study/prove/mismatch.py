@@ -1,4 +1,4 @@
-"""Compare the built engine with the request, look up known faults of the release, and format the proof's lines."""
+"""Compare the built engine with the request, and look up known faults of the release."""
 
 from __future__ import annotations
 
@@ -6,26 +6,23 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .. import terminal
 from ..engines.readback.demands import Demand, by_fact, compare, fact_name
 from ..engines.readback.dtypes import precision_of
 
-NOT_CHECKED = "not checked: "  # begins a note on something that could not be checked
 
-
-class NotAsAsked(RuntimeError):
+class ConfigMismatch(RuntimeError):
     """The built engine or the counted step differs from the request. Raised only with `strict=True`."""
 
 
-class TrainsWrong(RuntimeError):
+class TrainingFault(RuntimeError):
     """The counted step trained wrongly. Raised only with `strict=True`."""
 
 
-class KnownBad(RuntimeError):
+class KnownFault(RuntimeError):
     """This release of DeepSpeed has a known fault in the built engine. Not raised with `allow_known_bad=True`."""
 
 
-class NotChecked(RuntimeError):
+class Unverified(RuntimeError):
     """Something could not be checked. Raised only with `strict=True`."""
 
 
@@ -165,7 +162,7 @@ def known_wrong(facts: dict[str, Any]) -> tuple[str | None, str | None]:
     if facts["engine"] != "DeepSpeed":
         return None, None
     try:
-        from ..upgrade.known_bad import find, sentence
+        from ..upgrade.faults import find, sentence
 
         version = sys.modules["deepspeed"].__version__
         fault = find(
@@ -175,7 +172,7 @@ def known_wrong(facts: dict[str, Any]) -> tuple[str | None, str | None]:
             precision=facts["precision"],
             sums_in_fp32=facts["accumulation_dtype"] == "float32",
             micro_batches=facts["gradient_accumulation_steps"],
-            twists=["part_outside"],  # nothing here rules out this variation; a fault of it becomes a note
+            variations=["part_outside"],  # nothing here rules out this variation; a fault of it becomes a note
         )
         message = None if fault is None else sentence(fault, version)
     except Exception as error:  # the other results of the proof do not depend on it
@@ -235,112 +232,3 @@ def _is_same(demand: Demand, actual: Any, facts: dict[str, Any]) -> bool:
         return bool(actual == precision_of(facts["parameter_dtypes"]))
     # An engine may use autocast or parameters in 16 bits. Both count.
     return str(actual).removesuffix("-autocast") == {"no": "fp32"}.get(str(demand.value), str(demand.value))
-
-
-# ---------------------------------------------------------------- the lines of a proof
-
-
-def of_built(facts: dict[str, Any]) -> list[str]:
-    """Return the lines of the proof on the engine, its ranks, the precision and the optimizer."""
-    engine = facts["engine_class"]
-    if facts["engine"] == "DeepSpeed":
-        engine += f", ZeRO stage {facts['zero_stage']}"
-        for part, word in (("optimizer", "optimizer states"), ("param", "parameters")):
-            device = facts[f"offload_{part}_device"]
-            engine += f", {word} on {device}" if device != "none" else ""
-    elif facts["engine"] == "FSDP2":
-        units = sum(facts["units"].values())
-        engine = f"FSDP2 ({engine}), {units} units{', on the host' if facts['offloads'] else ''}"
-    ranks = (
-        f"{facts['world_size']} over {facts['backend']}"
-        if facts["backend"]
-        else f"{facts['world_size']}, without a process group"
-    )
-    types = "+".join(facts["parameter_dtypes"])
-    masters = f", master weights {'+'.join(facts['master_dtypes'])}" if facts.get("master_dtypes") else ""
-    clipping, accumulation = facts["gradient_clipping"], facts["gradient_accumulation_steps"]
-    steps = "" if clipping is None else f", gradients clipped at {clipping}"
-    steps += "" if accumulation is None else f", accumulation steps {accumulation}"
-    return [
-        _line("engine", engine),
-        _line("ranks", f"{ranks}, on {facts['device']}"),
-        _line("precision", f"{facts['precision'] or 'known after the step'} (parameters {types}{masters})"),
-        _line("optimizer", f"{facts['optimizer_class']}{steps}"),
-    ]
-
-
-def of_asked(sources: list[str], num_agreed: int) -> str:
-    """Return the line that names the sources of the request, and says how many requested settings agree."""
-    if not sources:
-        return _line("requested", "unknown: no launcher and no file requests anything (asked= names a file)")
-    settings = "1 setting agrees" if num_agreed == 1 else f"{num_agreed} settings agree"
-    return _line("requested", f"{settings} with {', '.join(sources)}")
-
-
-def of_findings(
-    wrong_in_release: Sequence[str], findings: Sequence[str], differences: list[str], notes: list[str]
-) -> list[str]:
-    """Return the lines of the proof on faults, differences, unchecked settings and notes, in this order.
-
-    Faults and differences from the request begin with a word in capitals.
-    """
-    unchecked = [note.removeprefix(NOT_CHECKED) for note in notes if note.startswith(NOT_CHECKED)]
-    words = {
-        "KNOWN WRONG": wrong_in_release,
-        "WRONG": findings,
-        "NOT AS REQUESTED": differences,
-        "not checked": unchecked,
-        "note": [note for note in notes if not note.startswith(NOT_CHECKED)],
-    }
-    return [_line(word, text) for word, texts in words.items() for text in texts]
-
-
-def of_result(number: int, num_faults: int, num_differences: int, not_checked: Sequence[str]) -> str:
-    """Return the line on how many faults and differences the counted step has.
-
-    `not_checked` names the checks that could not be made.
-    """
-    faults = {0: "no fault", 1: "1 fault"}.get(num_faults, f"{num_faults} faults")
-    differences = {0: "", 1: " and 1 difference from the request"}.get(
-        num_differences, f" and {num_differences} differences from the request"
-    )
-    incomplete = ""
-    if not_checked:
-        number_of_checks = terminal.counted(len(not_checked), "check")
-        incomplete = f"; {number_of_checks} could not be made: {', '.join(not_checked)}"
-    return _line("result", f"{faults}{differences} found in optimizer step {number}{incomplete}")
-
-
-def of_step(step: dict[str, Any], update: str, precision: str, num_params: int) -> list[str]:
-    """Return the lines on what the step did, on the model states of this rank, and on its collectives.
-
-    `update` says how the change of the weights compares with the optimizer's formula.
-    """
-    states = step["model_states"]
-    parts = {name: states[name] / num_params for name in ("parameters", "gradients", "optimizer_states")}
-    summary = ", ".join(f"{value:.3f} for {name.replace('_', ' ')}" for name, value in parts.items())
-    sent = ", ".join(
-        f"{c['count']} {c['kind']} ({c['bytes'] / 1e6:.3f} MB)" if c["bytes"] else f"{c['count']} {c['kind']}"
-        for c in step["collectives"]
-    )
-    clipped = "" if step["clipped_at"] is None else f", gradients clipped at {step['clipped_at']}"
-    return [
-        _line(
-            f"step {step['number']}",
-            f"{step['forward_passes']} forward {'pass' if step['forward_passes'] == 1 else 'passes'} in "
-            f"{precision}{clipped}",
-        ),
-        _line("update", update),
-        _line(
-            "memory",
-            f"model states of rank 0: {sum(parts.values()):.3f} bytes per parameter ({summary}) of {num_params:,} "
-            "parameters",
-        ),
-        _line("communication", sent or "nothing was sent"),
-    ]
-
-
-def _line(word: str, text: str) -> str:
-    """Return one entry of a proof, wrapped to the terminal's width."""
-    begin = f"proof  {word:<{len('NOT AS REQUESTED')}}  "
-    return terminal.wrapped(text, begin, " " * len(begin))

@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad
 from torch.utils._pytree import tree_leaves
 
 from ..engines.collective_probe import CollectiveProbe, Issued
-from ..engines.hooks import Listener, listening, without_graphs
+from ..engines.hooks import Listener, without_graphs, wrap_function
 from ..engines.readback.facts import inner_module, is_deepspeed, replicated_names
+from ..engines.readback.parameters import local
 from .checksums import Checksum, checksums, of_batch, of_weights
 from .continuity import Contributions, States, repeated
 from .reference import Reference
@@ -48,21 +48,23 @@ def _is_collective(method: str) -> bool:
     return method.lstrip("_").startswith(_COLLECTIVES)
 
 
-Mark = tuple[float, float]  # of a gradient: the sum of the first third of its elements, and of all absolute values
+Fingerprint = tuple[
+    float, float
+]  # of a gradient: the sum of the first third of its elements, and of all absolute values
 
 
-def marks(tensors: Sequence[torch.Tensor]) -> list[Mark]:
-    """Return two sums of each tensor, from which `common_factor` finds how two states of the tensors differ.
+def gradient_fingerprints(tensors: Sequence[torch.Tensor]) -> list[Fingerprint]:
+    """Return two sums of each tensor, from which `scale_between` finds how two states of the tensors differ.
 
     The first sum is over the first third of the elements, because the sum over all elements is zero for many gradients.
     The second sum is over all absolute values. For a DTensor, only this rank's shard is summed.
     """
-    parts = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+    parts = [local(tensor) for tensor in tensors]
     thirds = checksums(part.reshape(-1)[: max(1, part.numel() // 3)] for part in parts)
     return [(third[0], whole[1]) for third, whole in zip(thirds, checksums(parts), strict=True)]
 
 
-def common_factor(before: Sequence[Mark], after: Sequence[Mark]) -> float | None:
+def scale_between(before: Sequence[Fingerprint], after: Sequence[Fingerprint]) -> float | None:
     """Return the number by which all tensors were multiplied between two states, with its sign.
 
     `before` and `after` are the `marks` of the two states. None if the tensors were not multiplied by one common
@@ -240,7 +242,7 @@ class Gradients:
         # ZeRO's optimizer has master weights, so no parameter may be in both.
         self._ids = updated & of_model or of_model
         self.parameters = self._parameters = [p for p in model.parameters() if p.requires_grad and id(p) in updated]
-        self._made: list[Mark] = []  # the marks of the gradients after the last backward call
+        self._made: list[Fingerprint] = []  # the marks of the gradients after the last backward call
         self._contributions = Contributions(self._parameters)
         self._of_last_update = list(self.sums().values())  # a step begins within the update before it
         self.are_repeated = False  # the update gets the gradients of the update before it
@@ -268,7 +270,7 @@ class Gradients:
         return sums
 
     def end_backward(self) -> None:
-        self._made = self._marks()
+        self._made = self._fingerprints()
         self._contributions.end_backward()
 
     def compare_with_last_update(self) -> None:
@@ -283,12 +285,12 @@ class Gradients:
         sums = list(self.sums().values())
         self.number, self.num_zero = len(sums), sums.count((0.0, 0.0))
         self.num_missing = sum(p.grad is None and p.numel() > 0 for p in self._parameters)
-        self.factor = common_factor(self._made, self._marks())
+        self.factor = scale_between(self._made, self._fingerprints())
         self.are_replaced = self.factor is None and self._contributions.are_unrelated()
         return sums
 
-    def _marks(self) -> list[Mark]:
-        return marks([p.grad for p in self._with_gradients()])
+    def _fingerprints(self) -> list[Fingerprint]:
+        return gradient_fingerprints([p.grad for p in self._with_gradients()])
 
     def _with_gradients(self) -> list[Any]:
         return [p for p in self._parameters if p.grad is not None and p.grad.numel()]
@@ -392,7 +394,7 @@ class Step:
         self._listen_to(called, "__call__", self._on_forward)
         for (owner, name), listener in self._listeners():
             if hasattr(owner, name):
-                self._stack.enter_context(listening(owner, name, listener))
+                self._stack.enter_context(wrap_function(owner, name, listener))
         self._listen_to(optimizer, "_optimizer_step_code", self._on_end_of_last_update)
         if is_deepspeed(model):
             self._listen_to(model, "backward", self._on_engine_backward)
@@ -461,7 +463,7 @@ class Step:
                 return call(called, *arguments, **options)
             return listener(functools.partial(call, called), *arguments, **options)
 
-        self._stack.enter_context(listening(type(owner), name, listen))
+        self._stack.enter_context(wrap_function(type(owner), name, listen))
 
     def _under_probe(self, phase: str, call: Any, *arguments: Any, **options: Any) -> Any:
         """Make a call while the collective probe is active, and count its traffic for a phase.
@@ -501,7 +503,7 @@ class Step:
         # other modules of that class again.
         with ExitStack() as parts:
             for kind in self._kinds:
-                parts.enter_context(listening(kind, "__call__", self._on_module))
+                parts.enter_context(wrap_function(kind, "__call__", self._on_module))
             if self.reference is not None:
                 call = functools.partial(self.reference.forward, call)
             with self.cuts.observed():

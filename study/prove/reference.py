@@ -22,8 +22,8 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from .. import terminal
 from ..engines.readback import full_tensors
 from ..engines.readback.facts import inner_module, is_deepspeed
-from ..engines.readback.full_tensors import local
-from .matrices import packed
+from ..engines.readback.parameters import full_value, is_partitioned, local, whole_bytes, whole_size
+from .muon import packed
 
 MOST_ELEMENTS = 2**15  # of all gradients together that are compared
 TOLERANCE = 0.05  # of the length of the gradient; mostly for batches whose targets count slightly differently
@@ -83,7 +83,7 @@ class Reference:
         self._reason = _why_impossible(model, facts)
         trainable = [(name, p) for name, p in inner_module(model).named_parameters() if p.requires_grad]
         self._named = dict(trainable)
-        total = sum(full_tensors.whole_shape(p).numel() for p in self._named.values())
+        total = sum(whole_size(p) for p in self._named.values())
         self._stride = max(1, math.ceil(total / MOST_ELEMENTS))
 
     # ------------------------------------------------------------ within the step
@@ -263,7 +263,7 @@ def _why_impossible(model: Any, facts: dict[str, Any]) -> str | None:
         return "not all ranks average their gradients with each other"
     if facts["engine"] == "DeepSpeed" and facts["precision"] == "fp16":
         return "DeepSpeed scales the loss"
-    needed = 3 * sum(full_tensors.whole_shape(p).numel() * p.element_size() for p in inner.parameters())
+    needed = 3 * sum(map(whole_bytes, inner.parameters()))
     free = _free_bytes(facts["device"])
     if free is not None and needed > free:
         return f"whole weights and gradients take {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free"
@@ -399,9 +399,9 @@ def _bare(model: Any, device: str) -> Iterator[dict[str, Any]]:
     """
     inner = inner_module(model)
     whole = {
-        id(p): torch.nn.Parameter(full_tensors.weight(p).to(device), requires_grad=p.requires_grad)
+        id(p): torch.nn.Parameter(full_value(p).to(device), requires_grad=p.requires_grad)
         for p in inner.parameters()
-        if p.requires_grad or hasattr(p, "ds_id") or hasattr(p, "full_tensor")
+        if p.requires_grad or is_partitioned(p)
     }
     trainable = {name: whole[id(p)] for name, p in inner.named_parameters() if p.requires_grad}
     buffers = [(buffer, buffer.detach().clone()) for buffer in inner.buffers()]
@@ -506,7 +506,7 @@ def _values(part: dict[str, Any]) -> torch.Tensor:
 
 def _finding(reports: Sequence[Report], ratio: float, cosine: float, tolerance: float, is_own_loss: bool) -> str:
     num_ranks = len(reports)
-    begin = f"the gradient is not that of one process with the same samples on {terminal.counted(num_ranks, 'rank')}"
+    begin = f"the gradient is not that of one process with the same samples on {terminal.count(num_ranks, 'rank')}"
     if cosine > 1 - tolerance:
         name = _named_factor(ratio, reports)
         return (

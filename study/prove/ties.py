@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..engines.hooks import listening
+from ..engines.hooks import wrap_function
 
 _REPLACING = ("to_empty", "load_state_dict")  # methods of modules that may give each name a tensor of its own
 
@@ -23,7 +23,7 @@ class Ties:
     def listen(self) -> None:
         """Observe the calls from now on, until `close`."""
         for name in _REPLACING:
-            self._stack.enter_context(listening(torch.nn.Module, name, self._listener(name)))
+            self._stack.enter_context(wrap_function(torch.nn.Module, name, self._listener(name)))
 
     def close(self) -> None:
         self._stack.close()

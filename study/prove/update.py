@@ -12,15 +12,17 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 
 from .. import terminal
+from ..engines.optimizer_formulas import States, UpdateInputs
 from ..engines.readback.fragments import Fragment, elements, fragments_of
-from ..engines.readback.full_tensors import kind_of_state, local
-from . import formulas, matrices
-from .formulas import Given, Rule
+from ..engines.readback.full_tensors import kind_of_state
+from ..engines.readback.parameters import local
+from . import muon, rules
+from .rules import Rule
 
 MOST_ELEMENTS = 2**20  # of all parameters of a rank together that are compared element by element
 LEAST_ELEMENTS = 64  # of each parameter, even if there are very many parameters
@@ -34,7 +36,20 @@ HIDDEN_TOLERANCES = 5
 NO_FORMULA = "prove has no formula for "
 OF_SAMPLE = "'s formula is checked on a few parameters"
 
-Report = dict[str, Any]  # what `Update.report` returns
+
+class UpdateReport(TypedDict):
+    """What a rank observed of the update. May be written as JSON."""
+
+    compared: dict[str, list[Any]]  # name of a parameter -> rule, tolerance, and the fields of a Comparison
+    shards: dict[str, muon.Shard]  # of the matrices that the ranks exchange
+    unchecked: dict[str, str]  # name of a parameter -> why its update is not checked
+    stateless: dict[str, list[int]]  # rule -> how many tensors lack states, and how many there are
+    kinds: dict[str, list[str]]  # name of a parameter -> kinds of its states, for example "exp_avg: float32"
+    changed: list[str]  # parameters whose states are of another kind because they are sharded
+    wrong_states: list[list[str]]  # pairs of a state and a parameter
+    reason: str | None  # why nothing is checked
+    error: str | None
+    without_muon: list[str]  # the matrices, if Muon trains none of them
 
 
 class Comparison(NamedTuple):
@@ -74,7 +89,7 @@ class _Part(NamedTuple):
     rule: Rule
     tensor: Any  # that the optimizer updates
     stride: int  # every so many elements are compared; 0: the whole parameter
-    given: Given
+    inputs: UpdateInputs
 
 
 class Update:
@@ -88,9 +103,9 @@ class Update:
         self._fragments: dict[int, list[Fragment]] = {}  # of the tensors of the optimizer, by their id
         self._tensors: dict[int, tuple[str, Rule | None, Any]] = {}  # id -> name, rule, tensor; of those with gradients
         self._parts: list[_Part] = []
-        self._shards: dict[str, tuple[Any, torch.Tensor, matrices.Shard]] = {}  # name -> tensor, weight before, shard
+        self._shards: dict[str, tuple[Any, torch.Tensor, muon.Shard]] = {}  # name -> tensor, weight before, shard
         self._unchecked: dict[str, str] = {}  # name of a parameter -> why its update is not checked
-        self._zero = matrices.MuonUnderZero(model, optimizer, self._base)
+        self._zero = muon.ZeroMuonTracker(model, optimizer, self._base)
 
     def begin_forward(self) -> None:
         """Record what changes before the update, as the first forward pass of the step begins."""
@@ -126,7 +141,7 @@ class Update:
         return self._fragments
 
     def _note_group(self, optimizer: Any, index: int, group: dict[str, Any]) -> None:
-        rule = formulas.rule_of(optimizer, group)
+        rule = rules.rule_of(optimizer, group)
         tensors = [t for t in group["params"] if t.grad is not None and id(t) not in self._tensors]
         smallest = _smallest(tensors)
         quota = max(LEAST_ELEMENTS, MOST_ELEMENTS // max(1, len(self._fragments)))
@@ -170,7 +185,7 @@ class Update:
 
         # With a fused optimizer, GradScaler leaves it to the optimizer to unscale the gradients.
         factor = 1 if scale is None else 1 / float(scale)
-        given = Given(
+        inputs = UpdateInputs(
             values(tensor),
             values(tensor.grad) * factor,
             {key: values(value) for key, value in kept.items()},
@@ -179,53 +194,58 @@ class Update:
             torch.finfo(tensor.dtype).eps,
         )
         if any(each.dtype in (torch.bfloat16, torch.float16) for each in (tensor, *kept.values())):
-            rule = rule._replace(tolerance=max(rule.tolerance, formulas.TOLERANCE_OF_16_BITS))
-        self._parts.append(_Part(fragment, rule, tensor, stride, given))
+            rule = rule._replace(tolerance=max(rule.tolerance, rules.TOLERANCE_OF_16_BITS))
+        self._parts.append(_Part(fragment, rule, tensor, stride, inputs))
         return ""
 
     def _note_shard(
         self, group: dict[str, Any], rule: Rule, tensor: Any, fragment: Fragment, kept: dict[str, Any]
     ) -> str:
         """Record this rank's part of a matrix, which the ranks exchange. Return why that is not possible."""
-        settings = matrices.settings_of(group)
-        shard = matrices.shard_of_matrix(tensor, settings) if rule.name == "Muon" else None
+        settings = muon.settings_of(group)
+        shard = muon.shard_of_matrix(tensor, settings) if rule.name == "Muon" else None
         if shard is None:
             return f"{rule.name}'s formula needs the whole parameter"
         start, weight = shard.pop("start"), elements(tensor, fragment)
         for key, value in {"weight": tensor, "gradient": tensor.grad, **kept}.items():
-            shard[key] = matrices.packed(elements(value, fragment), start)
+            shard[key] = muon.packed(elements(value, fragment), start)
         self._shards[fragment.name] = (tensor, weight, shard)
         return ""
 
     # ---------------------------------------------------------------- after the update
 
-    def report(self) -> Report:
+    def report(self) -> UpdateReport:
         """Return what this rank observed of the update. The result may be written as JSON."""
-        report: Report = {"compared": {}, "shards": {}, "unchecked": {}, "stateless": {}, "kinds": {}, "changed": [],
-                          "wrong_states": []}  # fmt: skip
+        report: UpdateReport = {
+            "compared": {}, "shards": {}, "unchecked": {}, "stateless": {}, "kinds": {}, "changed": [],
+            "wrong_states": [], "reason": self._reason, "error": None, "without_muon": self._zero.lost,
+        }  # fmt: skip
         if not (self._reason or self._error):
             try:
                 with torch.no_grad():
                     self._fill(report)
             except Exception as error:  # the other results of the proof do not depend on it
                 self._error = f"{type(error).__name__}: {error}"
-        return report | {"reason": self._reason, "error": self._error, "without_muon": self._zero.lost}
+        report["error"] = self._error
+        return report
 
-    def _fill(self, report: Report) -> None:
+    def _fill(self, report: UpdateReport) -> None:
         for part in self._parts:
-            given, name = part.given, part.fragment.name
-            if not all(bool(values.isfinite().all()) for values in (given.weight, given.gradient)):
+            inputs, name = part.inputs, part.fragment.name
+            if not all(bool(values.isfinite().all()) for values in (inputs.weight, inputs.gradient)):
                 self._unchecked[name] = "its weight or gradient is not finite"
                 continue
             after = elements(part.tensor, part.fragment, part.stride) if part.stride else _whole(part.tensor)
-            expected = part.rule.change(given)
-            values = compare(after - given.weight, expected, given, part.rule.rounding(given, expected))
+            change = part.rule.formula(inputs)
+            expected = change.of(inputs.weight)
+            values = compare(after - inputs.weight, expected, inputs, part.rule.rounding(inputs, expected))
             report["compared"][name] = [part.rule.name, part.rule.tolerance, *values]
-            report["wrong_states"] += self._wrong_states(part)
+            if part.rule.is_elementwise:
+                report["wrong_states"] += self._wrong_states(part, change.states)
         self._zero.end()
         for name, (tensor, weight, shard) in self._shards.items():
             start = shard["weight"]["start"]
-            shard["change"] = matrices.packed(local(tensor).reshape(-1).cpu().double() - weight, start)
+            shard["change"] = muon.packed(local(tensor).reshape(-1).cpu().double() - weight, start)
             report["shards"][name] = shard
         report["shards"] |= self._zero.shards
         report["unchecked"] = self._unchecked | self._zero.unchecked()
@@ -233,15 +253,15 @@ class Update:
         report["kinds"] = self._kinds()
         report["changed"] = self._changed_by_sharding()
 
-    def _wrong_states(self, part: _Part) -> list[list[str]]:
+    def _wrong_states(self, part: _Part, right: States) -> list[list[str]]:
         """Return those states of a parameter that the update did not leave as the formula gives, with its name."""
         states, wrong = self._base.state.get(part.tensor, {}), list[list[str]]()
-        for key, expected in part.rule.next_states(part.given).items():
+        for key, expected in right.items():
             if not isinstance(states.get(key), torch.Tensor):
                 continue  # reported as an optimizer without states
             actual = elements(states[key], part.fragment, part.stride)
-            before = part.given.states.get(key, torch.zeros_like(expected))
-            allowed = part.rule.tolerance * float(expected.norm()) + ROUNDINGS * part.given.eps * float(before.norm())
+            before = part.inputs.states.get(key, torch.zeros_like(expected))
+            allowed = part.rule.tolerance * float(expected.norm()) + ROUNDINGS * part.inputs.eps * float(before.norm())
             if float((actual - expected).norm()) > allowed:
                 wrong.append([key, part.fragment.name])
         return wrong
@@ -274,7 +294,7 @@ class Update:
         names = []
         for name, _, tensor in self._tensors.values():
             shard, size = local(tensor), tensor.numel()
-            if make is None or not 0 < shard.numel() < size <= matrices.LARGEST_MATRIX:
+            if make is None or not 0 < shard.numel() < size <= muon.LARGEST_MATRIX:
                 continue
             kinds = {kind for key, kind in _kinds_of(self._base.state.get(tensor, {})) if key != "step"}
             whole = torch.empty(tuple(tensor.shape), dtype=shard.dtype, device=shard.device)
@@ -283,12 +303,14 @@ class Update:
         return names
 
 
-def compare(actual: torch.Tensor, expected: torch.Tensor, given: Given, rounding_inside: float = 0.0) -> Comparison:
+def compare(
+    actual: torch.Tensor, expected: torch.Tensor, inputs: UpdateInputs, rounding_inside: float = 0.0
+) -> Comparison:
     """Compare a change with the one that the formula gives.
 
     `rounding_inside` is the length of the difference that rounding within the formula may cause.
     """
-    rounding = (ROUNDINGS * given.eps) ** 2 * given.weight.square().sum() + rounding_inside**2
+    rounding = (ROUNDINGS * inputs.eps) ** 2 * inputs.weight.square().sum() + rounding_inside**2
     difference = (actual - expected).square().sum()
     sums = (actual.square().sum(), expected.square().sum(), (actual * expected).sum(), difference, rounding)
     return Comparison(*map(float, sums))
@@ -297,15 +319,15 @@ def compare(actual: torch.Tensor, expected: torch.Tensor, given: Given, rounding
 def _with_formula(base: Any) -> Any:
     """Return the optimizer that does the arithmetic; ZeroRedundancyOptimizer has another one inside."""
     inner = getattr(base, "optim", None)
-    has_formula = any(formulas.rule_of(base, group) is not None for group in base.param_groups)
+    has_formula = any(rules.rule_of(base, group) is not None for group in base.param_groups)
     return inner if isinstance(inner, torch.optim.Optimizer) and not has_formula else base
 
 
 def _smallest(tensors: Iterable[Any]) -> set[int]:
     """Return the ids of the smallest matrices and vectors of a group, for formulas that need whole parameters."""
-    ordered = sorted((t for t in tensors if t.numel() <= matrices.LARGEST_MATRIX), key=lambda t: int(t.numel()))
+    ordered = sorted((t for t in tensors if t.numel() <= muon.LARGEST_MATRIX), key=lambda t: int(t.numel()))
     kinds = ([t for t in ordered if (t.dim() > 1) == is_matrix] for is_matrix in (True, False))
-    return {id(t) for kind in kinds for t in kind[: matrices.MATRICES_OF_GROUP]}
+    return {id(t) for kind in kinds for t in kind[: muon.MATRICES_OF_GROUP]}
 
 
 def _whole(tensor: Any) -> torch.Tensor:
@@ -326,12 +348,12 @@ class Judgment(NamedTuple):
     findings: list[str]
     notes: list[str]
     errors: list[str]  # what the check could not do because of an error
-    line: str  # the answer, for the terminal
+    summary: str  # the answer, for the terminal
     numbers: dict[str, Any]  # for proof.json
     not_checked: list[str]  # why the update of most parameters, or of all parameters of an optimizer, is not checked
 
 
-def judge(reports: Sequence[Report], device: torch.device | None = None) -> Judgment:
+def judge(reports: Sequence[UpdateReport], device: torch.device | None = None) -> Judgment:
     """Judge the update from the reports of all ranks, which are in rank order.
 
     `device` is where formulas of whole matrices are computed, the CPU by default.
@@ -340,15 +362,14 @@ def judge(reports: Sequence[Report], device: torch.device | None = None) -> Judg
     compared = _added(reports)
     for name in sorted({name for report in reports for name in report["shards"]}):
         shards = [report["shards"][name] for report in reports if name in report["shards"]]
-        whole = matrices.put_together(shards, device or torch.device("cpu"))
+        whole = muon.put_together(shards, device or torch.device("cpu"))
         if whole is None:
             unchecked[name] = "parts of the matrix or of its gradient are missing"
         else:
-            given, change = whole
-            formula = matrices.formula(shards[0])
-            expected = formula(given)
-            values = compare(change, expected, given, formulas.rounding_of_muon(given, expected, formula))
-            compared[name] = ("Muon", formulas.TOLERANCE_OF_MUON, values)
+            inputs, change = whole
+            expected = rules.MUON.formula(inputs).of(inputs.weight)
+            values = compare(change, expected, inputs, rules.MUON.rounding(inputs, expected))
+            compared[name] = (rules.MUON.name, rules.MUON.tolerance, values)
     for name, (_, tolerance, values) in list(compared.items()):
         if not math.isfinite(values.difference):
             unchecked[name] = "its weight or its change is not finite"
@@ -362,7 +383,7 @@ def judge(reports: Sequence[Report], device: torch.device | None = None) -> Judg
                 *_states_of_another_update(reports, compared)]  # fmt: skip
     reasons = [report["reason"] for report in reports if report["reason"]]
     errors = sorted({report["error"] for report in reports if report["error"]})
-    return Judgment(findings, _changed_states(reports), errors, _line(compared, unchecked, reasons), {
+    return Judgment(findings, _changed_states(reports), errors, _summary(compared, unchecked, reasons), {
         "num_checked": len(compared),
         "num_not_checked": len(unchecked),
         "not_checked": dict(Counter(unchecked.values())),
@@ -373,7 +394,7 @@ def judge(reports: Sequence[Report], device: torch.device | None = None) -> Judg
 _Compared = dict[str, tuple[str, float, Comparison]]  # name of a parameter -> rule, tolerance, sums
 
 
-def _added(reports: Sequence[Report]) -> _Compared:
+def _added(reports: Sequence[UpdateReport]) -> _Compared:
     """Return the sums of each parameter over all ranks."""
     added: _Compared = {}
     for report in reports:
@@ -394,7 +415,7 @@ def _missing_checks(compared: _Compared, unchecked: dict[str, str]) -> list[str]
         return ["no parameter had a gradient"]
     is_mostly_compared = len(compared) >= counts.total()
     return [
-        f"{reason}: {terminal.counted(number, 'parameter')}"
+        f"{reason}: {terminal.count(number, 'parameter')}"
         for reason, number in counts.most_common()
         if reason.startswith(NO_FORMULA) or not is_mostly_compared
     ]
@@ -430,7 +451,7 @@ def _wrong_updates(compared: _Compared) -> list[str]:
     return findings
 
 
-def _without_muon(reports: Sequence[Report]) -> list[str]:
+def _without_muon(reports: Sequence[UpdateReport]) -> list[str]:
     names: list[str] = next((report["without_muon"] for report in reports if report["without_muon"]), [])
     if not names:
         return []
@@ -440,7 +461,7 @@ def _without_muon(reports: Sequence[Report]) -> list[str]:
     ]
 
 
-def _without_states(reports: Sequence[Report]) -> list[str]:
+def _without_states(reports: Sequence[UpdateReport]) -> list[str]:
     findings = []
     for rule in sorted({rule for report in reports for rule in report["stateless"]}):
         without, num = (sum(report["stateless"].get(rule, (0, 0))[i] for report in reports) for i in (0, 1))
@@ -452,7 +473,7 @@ def _without_states(reports: Sequence[Report]) -> list[str]:
     return findings
 
 
-def _states_of_another_update(reports: Sequence[Report], compared: _Compared) -> list[str]:
+def _states_of_another_update(reports: Sequence[UpdateReport], compared: _Compared) -> list[str]:
     """Return a finding on states that are wrong although the weights moved as the formula gives."""
     right = {name for name, (_, tolerance, values) in compared.items() if values.is_right(tolerance)}
     wrong = (pair for report in reports for pair in report["wrong_states"])
@@ -460,12 +481,12 @@ def _states_of_another_update(reports: Sequence[Report], compared: _Compared) ->
     if not names:
         return []
     return [
-        f"optimizer states are not what the formula gives: {terminal.counted(len(names), 'state')}, first {names[0]}. "
+        f"optimizer states are not what the formula gives: {terminal.count(len(names), 'state')}, first {names[0]}. "
         "The next updates start from these states. Look for code that changes them within the update."
     ]
 
 
-def _unlike_states(reports: Sequence[Report]) -> list[str]:
+def _unlike_states(reports: Sequence[UpdateReport]) -> list[str]:
     """Return a finding if ranks keep different kinds of states for the same parameter."""
     kinds: dict[str, set[str]] = {}
     for report in reports:
@@ -476,24 +497,24 @@ def _unlike_states(reports: Sequence[Report]) -> list[str]:
         return []
     first = next(iter(unlike))
     return [
-        f"ranks keep different kinds of optimizer states for {terminal.counted(len(unlike), 'parameter')}, first "
+        f"ranks keep different kinds of optimizer states for {terminal.count(len(unlike), 'parameter')}, first "
         f"{first}: {' or '.join(f'({each})' for each in unlike[first])}. The kind depends on the size "
         "of a rank's shard."
     ]
 
 
-def _changed_states(reports: Sequence[Report]) -> list[str]:
+def _changed_states(reports: Sequence[UpdateReport]) -> list[str]:
     names = list(dict.fromkeys(name for report in reports for name in report["changed"]))
     if not names:
         return []
     return [
-        f"sharding changes the kind of optimizer states of {terminal.counted(len(names), 'parameter')}, first "
+        f"sharding changes the kind of optimizer states of {terminal.count(len(names), 'parameter')}, first "
         f"{names[0]}: the optimizer decides by the size of a rank's shard whether it quantizes the states. With "
         "another number of ranks, the training differs."
     ]
 
 
-def _line(compared: _Compared, unchecked: dict[str, str], reasons: Sequence[str]) -> str:
+def _summary(compared: _Compared, unchecked: dict[str, str], reasons: Sequence[str]) -> str:
     """Return the answer in one sentence, or two if some parameters are not checked."""
     if reasons:
         return f"not checked: {reasons[0]}"
@@ -504,5 +525,5 @@ def _line(compared: _Compared, unchecked: dict[str, str], reasons: Sequence[str]
     rules = " and ".join(sorted({rule for rule, _, _ in compared.values()}))
     rest = f"; {len(unchecked)} not checked: {why}" if unchecked else ""
     return (
-        f"{right} of {terminal.counted(len(compared), 'checked parameter')} moved as the formula of {rules} gives{rest}"
+        f"{right} of {terminal.count(len(compared), 'checked parameter')} moved as the formula of {rules} gives{rest}"
     )

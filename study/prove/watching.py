@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import sys
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -21,7 +22,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from .. import __version__, terminal
 from .. import verdict as verdicts
-from ..engines.hooks import before_updates, listening
+from ..engines.hooks import before_updates, wrap_function
 from ..engines.readback.demands import Demand
 from ..engines.readback.dtypes import precision_of, precision_of_autocast
 from ..engines.readback.facts import (
@@ -33,15 +34,15 @@ from ..engines.readback.facts import (
     read_back,
     uncompiled,
     unwrapped_optimizer,
-    whole_size,
 )
+from ..engines.readback.parameters import whole_size
 from ..engines.readback.states import count_states
 from ..engines.scripts import rank
 from ..verdict import Checked, Verdict
-from . import findings, mismatch, reference, schedules, store_exchange, update
+from . import findings, mismatch, reference, schedules, store_exchange, text, update
 from .checksums import Checksum, of_batch, of_weights
-from .demands import Asked, by_arguments, by_file, by_json, by_launcher, content_of, requested_processes
-from .mismatch import KnownBad, NotAsAsked, NotChecked, TrainsWrong
+from .demands import Request, by_arguments, by_file, by_json, by_launcher, content_of, requested_processes
+from .mismatch import ConfigMismatch, KnownFault, TrainingFault, Unverified
 from .proved_step import Gradients, Step
 from .ties import Ties
 
@@ -62,29 +63,36 @@ def watch(
     model: Any,
     optimizer: Any = None,
     *,
-    asked: Asked | None = None,
+    config: Request | None = None,
     strict: bool = False,
     allow_known_bad: bool = False,
     output: str | Path = "proof.json",
+    asked: Request | None = None,
 ) -> None:
     """Verify how `model` and `optimizer` are built, and measure the third optimizer step from now.
 
     Call it on every rank, after `prepare`, `deepspeed.initialize`, DDP(...) or `fully_shard`. A DeepSpeed engine needs
     no `optimizer`. The measurement counts the memory of the model states and the collectives of the step.
 
-    `asked` has the settings that you expect: an accelerate file, a DeepSpeed JSON, or a dict like a DeepSpeed JSON. If
+    `config` has the settings that you expect: an accelerate file, a DeepSpeed JSON, or a dict like a DeepSpeed JSON. If
     it is None, only the settings that the launcher or the script passed on count as requested. Rank 0 writes the result
-    to `output`, a JSON file. If a script makes several proofs, the second file is proof-2.json.
+    to `output`, a JSON file. If a script makes several proofs, the second file is proof-2.json. `asked` is the former
+    name of `config`.
 
-    Raises KnownBad on every rank if this release of DeepSpeed is known to train such an engine wrongly, unless
-    `allow_known_bad` is True. With `strict`, it also raises NotAsAsked, TrainsWrong and NotChecked, and a training that
-    ends before the counted step ends with exit status 1. Without `strict`, these are only printed.
+    Raises KnownFault on every rank if this release of DeepSpeed is known to train such an engine wrongly, unless
+    `allow_known_bad` is True. With `strict`, it also raises ConfigMismatch, TrainingFault and Unverified, and a
+    training that ends before the counted step ends with exit status 1. Without `strict`, these are only printed.
     """
-    StepWatcher(strict, allow_known_bad, Path(output)).begin(model, optimizer, asked, None)
+    StepWatcher(strict, allow_known_bad, Path(output)).begin(model, optimizer, _renamed(config, asked), None)
 
 
 def callback(
-    *, asked: Asked | None = None, strict: bool = False, allow_known_bad: bool = False, output: str | Path | None = None
+    *,
+    config: Request | None = None,
+    strict: bool = False,
+    allow_known_bad: bool = False,
+    output: str | Path | None = None,
+    asked: Request | None = None,
 ) -> Any:
     """Return a callback for the Trainer of transformers or TRL that does the same as `watch`.
 
@@ -92,6 +100,8 @@ def callback(
     Trainer's output folder.
     """
     from transformers import TrainerCallback
+
+    request = _renamed(config, asked)
 
     class Prove(TrainerCallback):
         def __init__(self) -> None:
@@ -109,7 +119,7 @@ def callback(
             def begin(module: torch.nn.Module, _: Any) -> None:
                 if model.training and any(part is model for part in module.modules()):
                     handle.remove()
-                    proof.begin(module, optimizer, asked, args, num_left=state.max_steps - state.global_step)
+                    proof.begin(module, optimizer, request, args, num_left=state.max_steps - state.global_step)
 
             handle = register_module_forward_pre_hook(begin)
 
@@ -118,6 +128,16 @@ def callback(
                 self._watch.end()
 
     return Prove()
+
+
+def _renamed(config: Request | None, asked: Request | None) -> Request | None:
+    """Return the request, which may still be given by the argument's former name."""
+    if asked is None:
+        return config
+    if config is not None:
+        raise TypeError("asked= is the former name of config=. Give only config=.")
+    warnings.warn("asked= is now config=, and will be removed in the next release.", DeprecationWarning, stacklevel=3)
+    return asked
 
 
 class StepWatcher:
@@ -175,7 +195,7 @@ class StepWatcher:
         self,
         model: Any,
         optimizer: Any,
-        asked: Asked | None,
+        request: Request | None,
         arguments: Any,
         called: Any | None = None,
         num_left: int | None = None,
@@ -184,7 +204,7 @@ class StepWatcher:
 
         `called` is the module that the script calls, if that is not `model` but the module inside it. None if the
         script calls `model`. `num_left` is the number of updates that the training will still make. None if it is
-        unknown, and at most 0 for a Trainer that does not train. Raises KnownBad as `watch` does.
+        unknown, and at most 0 for a Trainer that does not train. Raises KnownFault as `watch` does.
         """
         self._num_updates = self._steps + num_left if num_left and num_left > 0 else None
         remove_earlier(self._output)
@@ -194,20 +214,20 @@ class StepWatcher:
             self._optimizer = engine_optimizer(self._model, optimizer)
             self._facts = read_back(self._model, optimizer)
             self._known_wrong, note = mismatch.known_wrong(self._facts)
-            self._demands = _demands(self._model, self._facts["engine"], asked, arguments)
-            self._tell_what_was_built(asked, [note] if note else [])
+            self._demands = _demands(self._model, self._facts["engine"], request, arguments)
+            self._tell_what_was_built(request, [note] if note else [])
             self._listen()
         if self._known_wrong and not self._allow_known_bad:
             self._leave()
-            raise KnownBad(f"{self._known_wrong}. Install another release, or pass allow_known_bad=True to continue.")
+            raise KnownFault(f"{self._known_wrong}. Install another release, or pass allow_known_bad=True to continue.")
 
-    def _tell_what_was_built(self, asked: Asked | None, notes: list[str]) -> None:
+    def _tell_what_was_built(self, request: Request | None, notes: list[str]) -> None:
         """Compare the built engine with the request, and print and write the result.
 
-        A strict proof raises NotAsAsked if they differ, and NotChecked if an explicit request cannot be checked.
+        A strict proof raises ConfigMismatch if they differ, and Unverified if an explicit request cannot be checked.
         """
         comparison = mismatch.compare_with_request(self._demands, self._facts)
-        unchecked = [] if asked is None else _not_checkable(asked, comparison.unread, self._facts["engine"])
+        unchecked = [] if request is None else _not_checkable(request, comparison.unread, self._facts["engine"])
         wrong = findings.missing_processes(requested_processes(), self._facts["world_size"])
         self._content = {
             "made_by": f"zero-study {__version__}, study.prove",
@@ -224,9 +244,9 @@ class StepWatcher:
         notes = [*comparison.notes, *mismatch.defaults_worth_knowing(self._demands, self._facts), *notes]
         if is_deepspeed(self._model):
             notes += mismatch.unread_keys(self._model._config._param_dict, self._demands)
-        notes += [f"{mismatch.NOT_CHECKED}{line}" for line in unchecked]
+        notes += [f"{text.NOT_CHECKED}{line}" for line in unchecked]
         notes += [*self._loaders.notes, *findings.equal_embeddings(inner_module(self._model))]
-        lines = [*mismatch.of_built(self._facts), mismatch.of_asked(sources, comparison.num_agreed)]
+        lines = [*text.engine_lines(self._facts), text.request_line(sources, comparison.num_agreed)]
         self._loaders.listen()
         self._tell(lines, comparison.differences, notes, self._content["known_wrong"])
 
@@ -242,18 +262,18 @@ class StepWatcher:
     def end(self) -> None:
         """Remove all hooks, and print a message if the counted step was not reached.
 
-        A strict proof then raises NotChecked, too.
+        A strict proof then raises Unverified, too.
         """
         counts = self._base is not None
         self._leave()
         if counts:
             passes = self._requested_passes()
             reason = f"; the last one had fewer forward passes than the requested {passes}" if self._short else ""
-            steps = terminal.counted(self._steps, "optimizer step")
+            steps = terminal.count(self._steps, "optimizer step")
             message = f"training ended after {steps}, before a step could be counted{reason}"
             _print(f"proof: not made, {message}")
             if self._strict:
-                raise NotChecked(message)
+                raise Unverified(message)
 
     def _note_first(self, module: torch.nn.Module, arguments: Any, options: Any, _: Any) -> None:
         """Record the inputs of the first forward pass, so that the batches of two steps can be compared."""
@@ -275,7 +295,7 @@ class StepWatcher:
         """
         try:
             self.end()
-        except NotChecked:
+        except Unverified:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(verdicts.UNKNOWN)
@@ -411,14 +431,14 @@ class StepWatcher:
             "model_states": step.states,
             "collectives": [asdict(issued) for issued in step.traffic.collectives()],
         }
-        lines = mismatch.of_step(counted, moved, facts["precision"] or "an unknown precision", facts["num_params"])
+        lines = text.step_lines(counted, moved, facts["precision"] or "an unknown precision", facts["num_params"])
         differences = [*comparison.differences, *differences]
         notes = [*comparison.notes, *notes, *remarks]
         del self._not_checked[0]
         self._checked.append(Checked(1, "optimizer step", "examined"))
         not_checked = [check.what for check in (*self._not_checked, *self._of_notes(notes))]
         num_faults, num_differences = len(self._content["findings"]), len(self._content["not_as_asked"] + differences)
-        result = mismatch.of_result(self._steps, num_faults, num_differences, list(dict.fromkeys(not_checked)))
+        result = text.result_line(self._steps, num_faults, num_differences, list(dict.fromkeys(not_checked)))
         self._tell([result], differences, notes, lines_after=lines)
 
     def _precision_of(self, step: Step) -> str:
@@ -454,7 +474,7 @@ class StepWatcher:
         try:
             report = self._report(step, notes)
         except Exception as error:  # the other results of the proof do not depend on it
-            notes.append(f"{mismatch.NOT_CHECKED}faults of the step ({type(error).__name__}: {error})")
+            notes.append(f"{text.NOT_CHECKED}faults of the step ({type(error).__name__}: {error})")
         if not self._is_compared():
             notes += findings.uneven_targets(step.losses.targets)
             wrong = report["findings"] + self._with_reference([of_reference], notes)
@@ -463,11 +483,10 @@ class StepWatcher:
         agreed = store_exchange.agree(self._name, self._steps, mine, self._decide)
         if agreed is None:
             notes.append(
-                f"{mismatch.NOT_CHECKED}differences between ranks, because one rank is not watched or counts another "
-                "step"
+                f"{text.NOT_CHECKED}differences between ranks, because one rank is not watched or counts another step"
             )
             if of_reference is not None:
-                notes.append(f"{mismatch.NOT_CHECKED}{REFERENCE} (the ranks were not compared)")
+                notes.append(f"{text.NOT_CHECKED}{REFERENCE} (the ranks were not compared)")
             return self._with_update(report["findings"], notes, self._judge([of_update]))
         notes += agreed[1]
         wrong = [*agreed[0], *self._with_reference(agreed[3], notes)]
@@ -480,7 +499,7 @@ class StepWatcher:
         result = reference.judge([report or {} for report in reports], self._facts["engine"] != "none")
         self._content["reference"] = result.numbers
         self._checked.append(Checked(result.num_checked, "gradient element", "compared with that of one process"))
-        notes += [f"{mismatch.NOT_CHECKED}{REFERENCE} ({reason})" for reason in result.not_checked]
+        notes += [f"{text.NOT_CHECKED}{REFERENCE} ({reason})" for reason in result.not_checked]
         return result.findings
 
     def _decide(self, posted: Sequence[Any]) -> list[Any]:
@@ -488,7 +507,7 @@ class StepWatcher:
         reports, of_updates, of_references = ([entry[i] for entry in posted] for i in (0, 1, 2))
         return [*findings.check_ranks(reports), self._judge(of_updates), of_references]
 
-    def _judge(self, reports: Sequence[update.Report]) -> update.Judgment:
+    def _judge(self, reports: Sequence[update.UpdateReport]) -> update.Judgment:
         try:
             return update.judge(reports, torch.device(self._facts["device"]))
         except Exception as error:  # the other results of the proof do not depend on it
@@ -504,8 +523,8 @@ class StepWatcher:
             Checked(num_checked, "parameter", "whose update was compared with the optimizer's formula")
         )
         unchecked = [*judgment.errors, *judgment.not_checked]
-        reasons = [f"{mismatch.NOT_CHECKED}{WEIGHTS} ({reason})" for reason in unchecked]
-        return [*wrong, *judgment.findings], [*notes, *judgment.notes, *reasons], judgment.line
+        reasons = [f"{text.NOT_CHECKED}{WEIGHTS} ({reason})" for reason in unchecked]
+        return [*wrong, *judgment.findings], [*notes, *judgment.notes, *reasons], judgment.summary
 
     def _report(self, step: Step, notes: list[str]) -> dict[str, Any]:
         """Return this rank's findings in the step for the comparison with other ranks. Appends to `notes`."""
@@ -572,7 +591,7 @@ class StepWatcher:
         wrong: Sequence[str] = (),
         lines_after: Sequence[str] = (),
     ) -> None:
-        """Print and write the proof on rank 0. If it is strict, raise TrainsWrong, NotAsAsked or NotChecked.
+        """Print and write the proof on rank 0. If it is strict, raise TrainingFault, ConfigMismatch or Unverified.
 
         Every rank raises the same exception. `lines_after` is printed below the findings.
         """
@@ -583,23 +602,23 @@ class StepWatcher:
         self._content |= self.verdict.content()
         if rank() == 0:
             # A progress bar may be on the current line.
-            finding_lines = mismatch.of_findings(wrong, findings, differences, notes)
+            finding_lines = text.finding_lines(wrong, findings, differences, notes)
             print("", *lines, *finding_lines, *lines_after, sep="\n", flush=True)
             if self._write() and lines_after:
                 print(f"proof: written to {self._output}", flush=True)
         if self._strict and findings:
-            raise TrainsWrong(" ".join(findings))
+            raise TrainingFault(" ".join(findings))
         if self._strict and differences:
-            raise NotAsAsked("; ".join(differences))
-        unchecked = [note.removeprefix(mismatch.NOT_CHECKED) for note in notes if note.startswith(mismatch.NOT_CHECKED)]
+            raise ConfigMismatch("; ".join(differences))
+        unchecked = [note.removeprefix(text.NOT_CHECKED) for note in notes if note.startswith(text.NOT_CHECKED)]
         if self._strict and unchecked:
-            raise NotChecked("; ".join(unchecked))
+            raise Unverified("; ".join(unchecked))
 
     def add_late(self, late: list[str]) -> None:
         """Add findings that only the end of the training shows."""
         new = [finding for finding in late if finding not in self._content.get("findings", [])]
         if new and rank() == 0:
-            print(*mismatch.of_findings([], new, [], []), sep="\n", flush=True)
+            print(*text.finding_lines([], new, [], []), sep="\n", flush=True)
         if new:
             self._content["findings"] += new
             self._content |= self.verdict.content()
@@ -619,8 +638,8 @@ class StepWatcher:
 
     def _of_notes(self, notes: Sequence[str]) -> list[verdicts.NotChecked]:
         """Return the checks that could not be made, of which the notes tell. A strict proof requests all checks."""
-        texts = [note.removeprefix(mismatch.NOT_CHECKED) for note in notes if note.startswith(mismatch.NOT_CHECKED)]
-        parts = (text.partition(" (") for text in texts)
+        texts = [note.removeprefix(text.NOT_CHECKED) for note in notes if note.startswith(text.NOT_CHECKED)]
+        parts = (line.partition(" (") for line in texts)
         return [
             verdicts.NotChecked(check, reason.removesuffix(")"), self._strict or check.startswith(REQUESTED))
             for check, _, reason in parts
@@ -655,18 +674,18 @@ class StepWatcher:
     def _out_of_the_way(self, leave: Callable[[], None] | None = None) -> Iterator[None]:
         """Print an error of the proof itself, so that the training continues.
 
-        If the proof is strict, raise NotChecked instead. After an error, `leave` removes the hooks. If it is None,
+        If the proof is strict, raise Unverified instead. After an error, `leave` removes the hooks. If it is None,
         `_leave` removes them.
         """
         try:
             yield
-        except (NotAsAsked, NotChecked, TrainsWrong):
+        except (ConfigMismatch, Unverified, TrainingFault):
             self._leave()
             raise
         except Exception as error:
             (leave or self._leave)()
             if self._strict:
-                raise NotChecked(f"not made on rank {rank()}: {type(error).__name__}: {error}") from error
+                raise Unverified(f"not made on rank {rank()}: {type(error).__name__}: {error}") from error
             print(f"proof: not made on rank {rank()}: {type(error).__name__}: {error}. Training continues.", flush=True)
 
 
@@ -682,7 +701,7 @@ class Loaders:
         """Record every data loader over which the script iterates from now on. A second call has no effect."""
         if self._stack is None:
             self._stack = ExitStack()
-            self._stack.enter_context(listening(torch.utils.data.DataLoader, "__iter__", self._on_iteration))
+            self._stack.enter_context(wrap_function(torch.utils.data.DataLoader, "__iter__", self._on_iteration))
 
     def __iter__(self) -> Iterator[Any]:
         return iter([loader for reference in self._seen.values() if (loader := reference()) is not None])
@@ -721,7 +740,7 @@ def _schedulers(optimizer: Any) -> list[Any]:
     return [schedule for schedule in own if id(schedule) not in parts]
 
 
-def _not_checkable(request: Asked, unread: Sequence[str], engine: str) -> list[str]:
+def _not_checkable(request: Request, unread: Sequence[str], engine: str) -> list[str]:
     return mismatch.not_checkable(content_of(request), by_file(request), unread, engine)
 
 
@@ -732,7 +751,7 @@ def remove_earlier(output: Path) -> None:
             output.unlink()
 
 
-def _demands(model: Any, engine: str, request: Asked | None, arguments: Any) -> list[Demand]:
+def _demands(model: Any, engine: str, request: Request | None, arguments: Any) -> list[Demand]:
     """Return the requested settings, from the weakest to the strongest source."""
     # If no engine is configured, the launcher's environment means DDP. The script may build another engine by itself.
     demands = [demand for demand in by_launcher() if demand.value != "DDP" or engine in ("DDP", "none")]

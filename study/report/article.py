@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from study import formatting
+from study import terminal
 from study.claims import defects, sentences, traps, verdicts
 from study.claims.ledger import Source
 from study.claims.sentences import JudgedSentence
@@ -65,7 +65,11 @@ def verdict_counts(judged: Sequence[JudgedSentence]) -> str:
     counts = Counter(sentence.word for sentence in judged if sentence.counts)
     rows = [(kind.word, counts[kind.word], kind.meaning) for kind in verdicts.Conclusion]
     return "\n".join(
-        [*_left(["verdict", "number of sentences", "what the verdict means"], rows), "", sentences.rested(judged)]
+        [
+            *_left(["verdict", "number of sentences", "what the verdict means"], rows),
+            "",
+            sentences.basis_of_verdicts(judged),
+        ]
     )
 
 
@@ -125,7 +129,7 @@ def trap_table(path: Path) -> str:
     described: Mapping[str, Any] = traps.read(path)["traps"]
     pairs = [described[trap]["what"].partition("; matched")[0] for trap in wide.index]
     rows = [(pair, *values) for pair, values in zip(pairs, wide[[*columns.values()]].to_numpy(), strict=True)]
-    return "\n".join(formatting.markdown(["the pair, and the setting that differs", *columns], rows))
+    return "\n".join(terminal.markdown(["the pair, and the setting that differs", *columns], rows))
 
 
 def _trap_text(effect: pd.Series) -> str:
@@ -142,4 +146,4 @@ def _change(relative: float, least: float, below: str = "0 %") -> str:
 
 def _left(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
     """Return the lines of a Markdown table whose columns are all aligned to the left."""
-    return formatting.markdown(head, rows, num_texts=len(head))
+    return terminal.markdown(head, rows, num_texts=len(head))

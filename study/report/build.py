@@ -9,13 +9,15 @@ import re
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import papermill
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
+from jupyter_core.utils import ensure_event_loop
 from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from papermill.exceptions import PapermillExecutionError
 
@@ -93,22 +95,38 @@ def _make(notebooks: Mapping[str, tuple[str, Mapping[str, Any]]], output: Path) 
     if output.exists() and not output.is_dir():
         raise Refusal(f"--output {output}: this is not a folder. Use another one.")
     output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as scratch:
-        for name, (notebook, parameters) in notebooks.items():
-            started, executed = time.monotonic(), Path(scratch, f"{name}.ipynb")
-            try:
-                execute(NOTEBOOKS / f"{notebook}.ipynb", executed, parameters)
-            except RuntimeError as error:
-                output.mkdir(exist_ok=True)
-                failed = output / f"{name}.failed.ipynb"
-                os.replace(executed, failed)
-                raise RuntimeError(f"{error}; the executed notebook is {failed}") from None
-            _tidy(executed)
-            print(f"{output / executed.name}: {time.monotonic() - started:.0f} s", flush=True)
+    with (
+        tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as scratch,
+        ThreadPoolExecutor(max_workers=os.cpu_count()) as pool,
+    ):
+        # Each notebook has a kernel of its own, which is a process.
+        ended = {
+            name: pool.submit(_execute_and_tidy, notebook, Path(scratch, f"{name}.ipynb"), parameters)
+            for name, (notebook, parameters) in notebooks.items()
+        }
+        try:
+            for name, execution in ended.items():
+                print(f"{output / name}.ipynb: {execution.result():.0f} s", flush=True)
+        except RuntimeError as error:
+            output.mkdir(exist_ok=True)
+            failed = output / f"{name}.failed.ipynb"
+            os.replace(Path(scratch, f"{name}.ipynb"), failed)
+            raise RuntimeError(f"{error}; the executed notebook is {failed}") from None
+        finally:
+            pool.shutdown(cancel_futures=True)  # after a failure or Ctrl-C, no further notebook is started
         output.mkdir(exist_ok=True)
         for name in notebooks:
             os.replace(Path(scratch, f"{name}.ipynb"), output / f"{name}.ipynb")
             (output / f"{name}.failed.ipynb").unlink(missing_ok=True)
+
+
+def _execute_and_tidy(notebook: str, target: Path, parameters: Mapping[str, Any]) -> float:
+    """Execute a committed notebook, make the result the same each time, and return the seconds that this took."""
+    started = time.monotonic()
+    with closing(ensure_event_loop()):  # of this thread, which Jupyter would leave open
+        execute(NOTEBOOKS / f"{notebook}.ipynb", target, parameters)
+    _tidy(target)
+    return time.monotonic() - started
 
 
 def execute(notebook: Path, target: Path, parameters: Mapping[str, Any]) -> None:

@@ -20,11 +20,11 @@ from study import planner
 from study.compare.predicted import shape_of
 from study.engines.strategy_names import StrategyName
 from study.files import ROOT
-from study.formatting import GIB
 from study.planner import choose, published_rows
-from study.planner.choose import Advice, Option
+from study.planner.choose import Advice, StrategyPrediction
 from study.report import tables
 from study.report.captions import joined
+from study.terminal import GIB
 from study.theory import hardware, measured_by_others
 from study.theory.engine import Engine, StepConfig
 from study.theory.measured_by_others import MeasuredCase
@@ -144,7 +144,7 @@ def recommended(advices: Advices, strategies: Iterable[str] = STRATEGIES) -> dic
     return {key: None if option is None else option.strategy.name for key, option in chosen.items()}
 
 
-def _options(advice: Advice, strategies: Iterable[str]) -> list[Option]:
+def _options(advice: Advice, strategies: Iterable[str]) -> list[StrategyPrediction]:
     by_name = {option.strategy.name: option for option in advice.options}
     return [by_name[name] for name in strategies if name in by_name]
 
@@ -165,7 +165,7 @@ def _around(memory: float) -> tuple[float, float]:
     return memory * (1 - memory_error()), memory * (1 + memory_error())
 
 
-def _rates(option: Option) -> tuple[float, float, float]:
+def _rates(option: StrategyPrediction) -> tuple[float, float, float]:
     """Return the tokens per second of the machine, and the ends of their interval. NaN if a step has no upper end."""
     step = option.prediction.step
     rate = float(option.prediction.tokens_per_second_per_gpu) * option.prediction.box.num_gpus
@@ -173,7 +173,7 @@ def _rates(option: Option) -> tuple[float, float, float]:
     return rate, low, rate * float(step.total / step.low)
 
 
-def _price(option: Option, prices: Mapping[str, float]) -> float:
+def _price(option: StrategyPrediction, prices: Mapping[str, float]) -> float:
     """Return the US dollars per hour of the machine. NaN if the price of the GPU is not known."""
     box = option.prediction.box
     price = prices.get(box.gpu.name, box.gpu.price_per_hour)
@@ -334,7 +334,7 @@ def measured(
     return _table(rows)
 
 
-def _is_of(run: Mapping[str, Any], advice: Advice, option: Option) -> bool:
+def _is_of(run: Mapping[str, Any], advice: Advice, option: StrategyPrediction) -> bool:
     """Return whether a finished run on GPUs is one of an option of the planner."""
     record, prediction = run["record"], option.prediction
     if record.proof is None or record.config["share_device"] or record.is_simulated:
@@ -355,7 +355,7 @@ def _is_of(run: Mapping[str, Any], advice: Advice, option: Option) -> bool:
     return shape is not None and is_same_model(shape, advice.shape) and shape.adapter == advice.shape.adapter
 
 
-def _measured_row(runs: pd.DataFrame, option: Option, prices: Mapping[str, float]) -> dict[str, Any]:
+def _measured_row(runs: pd.DataFrame, option: StrategyPrediction, prices: Mapping[str, float]) -> dict[str, Any]:
     proofs = [record.proof for record in runs["record"]]
     batches = [(proof.micro_batch_size, proof.gradient_accumulation_steps) for proof in proofs]
     checkpointed = [bool(record.config["activation_checkpointing"]) for record in runs["record"]]

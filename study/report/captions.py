@@ -10,6 +10,8 @@ from typing import Any
 
 import pandas as pd
 
+from study import terminal
+
 MEASURED = "Measured by this project."
 LINE_AND_BARS = (
     "The short line and the number show the peak that this project measured. The bars show the peak that theory "
@@ -31,9 +33,9 @@ def scope(rows: pd.DataFrame) -> str:
     studies = f"{'study' if len(names) == 1 else 'studies'} {joined(names)}"
     steps = _span(rows["steps"].dropna())
     trained = [f"trained for {steps} steps"] if steps else []
-    seeds = _counted(rows["seed"].nunique(), "seed", "seeds")
+    seeds = terminal.count(rows["seed"].nunique(), "seed")
     details = [model(rows), *_precision_and_processes(rows), *_options(rows), *trained, seeds]
-    return f"{_counted(len(rows), 'run', 'runs')} of the {studies}: {', '.join(details)}, {hardware(rows)}."
+    return f"{terminal.count(len(rows), 'run')} of the {studies}: {', '.join(details)}, {hardware(rows)}."
 
 
 def setting(rows: pd.DataFrame) -> str:
@@ -58,7 +60,7 @@ def model(rows: pd.DataFrame) -> str:
     return joined(names)
 
 
-def short(rows: pd.DataFrame) -> pd.Series:
+def short_names(rows: pd.DataFrame) -> pd.Series:
     """Return a short name of the model in each row, such as "GPT 124m", for the heads of tables."""
     return rows["workload"].map(FAMILIES).fillna(rows["workload"]) + " " + rows["size"]
 
@@ -106,10 +108,6 @@ def _span(values: pd.Series) -> str:
     The text is empty if there are no values.
     """
     return " to ".join(dict.fromkeys([f"{values.min():.0f}", f"{values.max():.0f}"])) if len(values) else ""
-
-
-def _counted(count: int, singular: str, plural: str) -> str:
-    return f"{count} {singular if count == 1 else plural}"
 
 
 def _millions(count: float) -> str:

@@ -164,7 +164,7 @@ def _short(machine: str) -> str:
 
 
 def color_of(strategy: str) -> str:
-    return OFFLOAD_COLOR if strategy.endswith("_offload") else str(plots.look(strategy)["color"])
+    return OFFLOAD_COLOR if strategy.endswith("_offload") else str(plots.style_of(strategy)["color"])
 
 
 def _prepare(axes: Axes, quantity: str, rows: pd.DataFrame, others: pd.DataFrame, style: Style) -> None:

@@ -41,7 +41,7 @@ WRONG = "#C0392B"  # color of trainings with a planted fault
 LEAST_DIFFERENCE = 1e-10  # relative; smaller differences are drawn here, because a logarithmic axis cannot show 0
 
 
-def look(strategy: str) -> dict[str, Any]:
+def style_of(strategy: str) -> dict[str, Any]:
     """Return the color, marker and line style that a strategy has in every figure."""
     name = StrategyName.parse(strategy)
     mark, line = MARKS.get(name.variation, ("X", "--"))
@@ -67,7 +67,7 @@ def loss_curves(steps: pd.DataFrame, control: str = "ddp", window: int = 5) -> F
         if set(seeds) <= set(own_seeds):
             wide: dict[str, Any] = {"linewidth": 6, "alpha": 0.5} if name == control else {"linewidth": 1.4}
             mean = smooth[name][seeds or own_seeds].mean(axis=1)
-            axes.plot(mean, label=name, **{**look(name), "marker": None}, **wide)
+            axes.plot(mean, label=name, **{**style_of(name), "marker": None}, **wide)
     axes.set(xlabel="optimizer step", ylabel=f"training loss (nats, mean of {window} steps)")
     return finished(figure, axes)
 
@@ -106,7 +106,7 @@ def bars(values: pd.Series, label: str, reach: pd.Series | None = None, digits: 
     """
     figure, axes = panel(ROW * len(values) + 0.9)
     names = [str(name) for name in values.index]
-    axes.barh(names, values, color=[look(name)["color"] for name in names], height=0.66)
+    axes.barh(names, values, color=[style_of(name)["color"] for name in names], height=0.66)
     ends = values if reach is None else np.fmax(values, reach)
     for place, (value, end) in enumerate(zip(values, ends, strict=True)):
         axes.text(end, place, f"  {value:.{digits}f}", va="center")
@@ -138,7 +138,7 @@ def first_screen(peaks: pd.Series, times: pd.Series, ink: str, title: str) -> Fi
     figure, panels = plt.subplots(1, 2, figsize=(5, 0.46 * len(order) + 1.5), sharey=True, layout="constrained")
     heads = "Peak memory per\nprocess (GiB)", "Time per step\n(relative to DDP)"
     for axes, values, head in zip(panels, (peaks[order], times[order]), heads, strict=True):
-        bars = axes.barh(order, values, color=[look(name)["color"] for name in order], height=0.66)
+        bars = axes.barh(order, values, color=[style_of(name)["color"] for name in order], height=0.66)
         axes.bar_label(bars, [f"{value:.2f}" for value in values], padding=4, color=ink, fontsize=11)
         axes.set_title(head, color=ink, fontsize=11, loc="left")
         axes.tick_params(colors=ink, labelsize=11, bottom=False, labelbottom=False, left=False)
@@ -168,7 +168,7 @@ def final_losses(verdict: Verdict, control: str = "ddp") -> Figure:
     are red.
     """
     rows = [(f"{control}, variation: {name}", differences, INK) for name, differences in verdict.null.items()]
-    rows += [(arm.name, arm.differences, look(arm.name)["color"]) for arm in verdict.arms if not arm.is_broken]
+    rows += [(arm.name, arm.differences, style_of(arm.name)["color"]) for arm in verdict.arms if not arm.is_broken]
     rows += [(f"planted fault: {arm.name}", arm.differences, WRONG) for arm in verdict.arms if arm.is_broken]
     figure, axes = panel(0.4 * len(rows) + 0.9)
     for place, (_, differences, color) in enumerate(rows):
@@ -189,7 +189,7 @@ def lines(table: pd.DataFrame, x: str, y: str, control: str = "ddp") -> tuple[Fi
     by_name = {name: table[table["strategy"] == name].groupby(x)[y].median() for name in in_order(table["strategy"])}
     by_name = {name: line for name, line in by_name.items() if len(line) > 1 or table[x].nunique() == 1}
     for name, line in by_name.items():
-        axes.plot(line, linewidth=2.6 if name == control else 1.4, **look(name))
+        axes.plot(line, linewidth=2.6 if name == control else 1.4, **style_of(name))
     axes.set(xscale="log", yscale="log")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -203,7 +203,7 @@ def lines(table: pd.DataFrame, x: str, y: str, control: str = "ddp") -> tuple[Fi
         at[1:] += push
     placement: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "va": "center", "annotation_clip": False}
     for place, (_, name) in zip(np.exp(at), ends, strict=True):
-        axes.annotate(f" {name}", (1, place), color=look(name)["color"], **placement)
+        axes.annotate(f" {name}", (1, place), color=style_of(name)["color"], **placement)
     plt.close(figure)
     return figure, axes
 
@@ -266,7 +266,7 @@ def finished(figure: Figure, axes: Axes) -> Figure:
     return figure
 
 
-def only(table: pd.DataFrame, **conditions: Any) -> pd.DataFrame:
+def filter_runs(table: pd.DataFrame, **conditions: Any) -> pd.DataFrame:
     """Return the rows of a table that have these values in these columns. A list of values selects any of them."""
     for column, value in conditions.items():
         values = list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [value]

@@ -14,11 +14,11 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from study.compare.public_comparisons import Difference, Result
 from study.compare.public_pairs import Pair, PairedComparison, also_differs, spread
-from study.formatting import bytes_text, percent, three_digits
 from study.public_runs import archive
 from study.public_runs.quantities import BYTES, TIMES, points
 from study.public_runs.schema import PublicRun
 from study.report import plots
+from study.terminal import bytes_text, percent, significant
 
 # One color per kind of card, as far as a figure has one; distinguishable for color-blind readers (after Okabe and Ito).
 COLORS = ("#D55E00", "#2E86D0", "#009E73", "#C0609A", "#A87900", "#888888")
@@ -140,7 +140,7 @@ def table(result: Result) -> pd.DataFrame:
     control = result.comparison.control.name
     rows = []
     for each in result.differences:
-        show = bytes_text if each.quantity in BYTES else "{:.4f}".format if is_learned(each.quantity) else three_digits
+        show = bytes_text if each.quantity in BYTES else "{:.4f}".format if is_learned(each.quantity) else significant
         rows.append(
             {
                 "quantity": each.quantity,

@@ -8,24 +8,21 @@ from typing import Any, SupportsFloat
 
 import pandas as pd
 
-from study.formatting import gib
+from study import terminal
 from study.report import tables
 from study.report.captions import joined
+from study.terminal import gib
+from study.terminal import whole_percent as whole_percent
+
+
+def scientific(value: float) -> str:
+    """Return a small relative difference with one digit and a power of ten, such as 1e-7. Zero is "0"."""
+    return terminal.scientific(value, 1)
 
 
 def bullets(lines: Iterable[str]) -> str:
     """Return lines as a Markdown list."""
     return "\n".join(f"- {line}" for line in lines)
-
-
-def small(value: float) -> str:
-    """Format a small relative difference with one digit and a power of ten, such as 1e-7. Zero is "0"."""
-    return "0" if value == 0 else f"{value:.0e}".replace("e-0", "e-")
-
-
-def percent(share: float) -> str:
-    """Format a share in whole percent, such as "25 %"."""
-    return f"{100 * share:.0f} %"
 
 
 def least_and_most(ratios: pd.Series) -> str:
@@ -66,7 +63,7 @@ def losses(differences: pd.Series, steps: float, control: str) -> str:
     after = f"After {'only ' if steps <= 10 else ''}{steps:.0f} steps"
     if differences.max() == 0:
         return f"{after}, the training losses of all strategies are equal to {control}'s."
-    furthest = f"{small(differences.max())} ({differences.idxmax()})"
+    furthest = f"{scientific(differences.max())} ({differences.idxmax()})"
     return f"{after}, the largest relative difference from {control}'s training loss is {furthest}."
 
 
@@ -75,7 +72,7 @@ def losses_by_seed(name: str, differences: pd.DataFrame, steps: float, control: 
 
     `differences` has a row per seed and a column per strategy. `name` is the bold beginning of the sentence.
     """
-    by_seed = {seed: small(row.max()) for seed, row in differences.iterrows()}
+    by_seed = {seed: scientific(row.max()) for seed, row in differences.iterrows()}
     worst = joined(f"{value} with seed {seed}" for seed, value in by_seed.items())
     if len(by_seed) > 1 and len(set(by_seed.values())) == 1:
         worst = f"{next(iter(by_seed.values()))} with each of {len(by_seed)} seeds"
@@ -140,7 +137,7 @@ def more_processes(peaks: pd.DataFrame) -> str:
     falls = (1 - peaks[most] / peaks[fewest]).dropna().sort_values()
     if fewest == most or falls.empty:
         return "No strategy was run on two different numbers of processes."
-    least, best = (f"{percent(falls.iloc[at])} under {falls.index[at]}" for at in (0, -1))
+    least, best = (f"{whole_percent(falls.iloc[at])} under {falls.index[at]}" for at in (0, -1))
     return (
         f"If {most} processes instead of {fewest} share the same batch, the peak memory of a process falls by {best}, "
         f"which is the largest reduction, and by {least}, which is the smallest."

@@ -18,8 +18,8 @@ from study.compare import facts, frontier, memory_views, table
 from study.compare.predicted import with_theory
 from study.engines.strategy_names import in_order
 from study.files import ROOT
-from study.formatting import GIB
 from study.records.schema import Record
+from study.terminal import GIB
 
 MIB = 2.0**20
 

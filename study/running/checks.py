@@ -14,7 +14,7 @@ from study.errors import Refusal
 from study.files import why_not_writable
 from study.records.schema import CUT_OFF, RENAMED
 from study.run import Run
-from study.upgrade import known_bad
+from study.upgrade import faults
 from study.workloads import sources
 
 
@@ -266,7 +266,7 @@ def _check_release(run: Run) -> None:
     if strategy.zero_stage is None or config.perturb == "bad-release":
         return
     version = importlib.metadata.version("deepspeed")
-    fault = known_bad.find(
+    fault = faults.find(
         deepspeed=version,
         zero_stage=strategy.zero_stage,
         offload=strategy.offload_optimizer_device,
@@ -275,7 +275,7 @@ def _check_release(run: Run) -> None:
         micro_batches=run.gradient_accumulation_steps,
     )
     if fault:
-        raise Refusal(f"{known_bad.sentence(fault, version)}; run: pip install -c constraints.txt deepspeed")
+        raise Refusal(f"{faults.sentence(fault, version)}; run: pip install -c constraints.txt deepspeed")
 
 
 def _check_swap_dir(run: Run) -> None:

@@ -71,7 +71,7 @@ class Estimate(NamedTuple):
     def __str__(self) -> str:
         if not self.num_earlier_runs:
             return f"{duration(self.seconds)} (a guess)"
-        return f"{duration(self.seconds)} ({terminal.counted(self.num_earlier_runs, 'earlier run')})"
+        return f"{duration(self.seconds)} ({terminal.count(self.num_earlier_runs, 'earlier run')})"
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ def select_one(
     raise Refusal(f"The study {study.name!r} has no run {run_id}. `zero-study plan` lists its runs.")
 
 
-def spread(runs: Iterable[Run], per_machine: int | None) -> list[Run]:
+def over_machines(runs: Iterable[Run], per_machine: int | None) -> list[Run]:
     """Distribute each run over machines with at most `per_machine` processes each.
 
     If `per_machine` is None, the runs stay as the study defines them. Raises Refusal if the processes of a run cannot
@@ -142,7 +142,7 @@ def spread(runs: Iterable[Run], per_machine: int | None) -> list[Run]:
     return spread
 
 
-def make(study: Study, runs: Iterable[Run], folder: Path, timeout_seconds: float, retry: bool = True) -> Plan:
+def make_plan(study: Study, runs: Iterable[Run], folder: Path, timeout_seconds: float, retry: bool = True) -> Plan:
     """Plan the runs for this machine, from what their folders hold. Nothing is written.
 
     With `retry`, runs that failed earlier are run again. Raises Refusal if a folder holds the record of a run with
@@ -191,7 +191,7 @@ def finished(run: Run, timeout_seconds: float, retry: bool = True) -> OutcomeSta
             try:
                 records.read_run(run.folder)
             except Refusal as damage:  # with the message that every command prints when it reads the record
-                print(terminal.wrapped(f"{run.run_id} will run again, because its record is damaged. {damage}"))
+                print(terminal.wrap(f"{run.run_id} will run again, because its record is damaged. {damage}"))
                 return None
             is_late = record.status == "ok" and outcome and outcome.status == "crashed"
             return "crashed" if is_late else record.status
@@ -230,7 +230,7 @@ def _check_same(run: Run, record: Record, path: Path) -> None:
         planned = run.config.model_dump(mode="json")
         difference = f"with {name}={record.config.get(name)!r}, but the study plans {planned[name]!r}"
     elif ranks is not None and len(ranks) != run.num_machines:
-        difference = f"on {terminal.counted(len(ranks), 'machine')}, but {run.num_machines} are planned"
+        difference = f"on {terminal.count(len(ranks), 'machine')}, but {run.num_machines} are planned"
     elif run.laboratory and rate not in (None, run.laboratory):
         difference = f"on a network with a rate of {rate}, but the study plans {run.laboratory}"
     elif record.strategy_file and (key := _differing_strategy(run.strategy.written, record.strategy_file)):
@@ -339,7 +339,7 @@ def missing_resources(study: Study, run: Run, machine: Machine) -> str | None:
     present = len(machine.gpu_memory_bytes)
     num_gpus = 1 if run.config.share_device else num_local
     if num_gpus > present and (present or study.device == "gpu"):
-        return f"needs {terminal.counted(num_gpus, 'GPU')}, found {present}"
+        return f"needs {terminal.count(num_gpus, 'GPU')}, found {present}"
     on_device, on_host = model_state_bytes(run)
     if not present:  # without a GPU, a rank's device is the host
         return _too_large("model states", on_device + on_host, num_local, "host", machine.host_memory_bytes)
@@ -388,7 +388,7 @@ def show(plan: Plan) -> str:
         line = f"{number:{digits}}  {action:4}  {planned.run.run_id:{longest}}  {reason}"
         if len(line) > terminal.width():  # the reason goes on lines of its own
             indent = " " * (digits + 8)
-            line = f"{line[: digits + 8]}{planned.run.run_id}\n{terminal.wrapped(reason, indent)}"
+            line = f"{line[: digits + 8]}{planned.run.run_id}\n{terminal.wrap(reason, indent)}"
         lines.append(line)
     return "\n".join([heading(plan), "", *lines])
 
@@ -397,7 +397,7 @@ def heading(plan: Plan) -> str:
     """Return the study's question, the summary of the plan, the folder and this machine."""
     lines = [f"{plan.study.name}: {plan.study.question}", summary(plan)]
     lines += [f"Folder of the runs: {plan.folder}. This machine: {plan.box}."]
-    return "\n".join(map(terminal.wrapped, lines))
+    return "\n".join(map(terminal.wrap, lines))
 
 
 def summary(plan: Plan) -> str:
@@ -412,7 +412,7 @@ def summary(plan: Plan) -> str:
             text += ", a guess, because there is no similar earlier run"
         else:
             text += (
-                f", estimated from earlier runs (for {terminal.counted(guesses, 'run')} a guess)"
+                f", estimated from earlier runs (for {terminal.count(guesses, 'run')} a guess)"
                 if guesses
                 else (", estimated from earlier runs")
             )

@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from tabulate import tabulate
-
 from study import terminal
 from study.errors import Refusal
 from study.files import redact_paths, why_not_writable, write_json
@@ -77,7 +75,7 @@ def run(
         launch.end_left_over(folder)
         limit = min(timeout_seconds, slot.seconds)
         with after_two_seconds("Reading earlier runs and checking this machine"):
-            study_plan = plan.make(study, runs, folder, limit, retry=math.isinf(slot.seconds))
+            study_plan = plan.make_plan(study, runs, folder, limit, retry=math.isinf(slot.seconds))
         print(plan.heading(study_plan), flush=True)
         outcomes: list[Outcome] = []
         try:
@@ -109,7 +107,7 @@ def run_one(study: Study, run: Run, folder: Path, timeout_seconds: float, is_fir
     Other runs of the study may run elsewhere at the same time. If the run uses several machines, the first machine
     writes the outcome.
     """
-    study_plan = plan.make(study, [run], folder, timeout_seconds)
+    study_plan = plan.make_plan(study, [run], folder, timeout_seconds)
     if not is_first_machine and not study_plan.runs[0].to_run:
         print(f"{run.run_id}: {study_plan.runs[0].skipped or study_plan.runs[0].kept}", flush=True)
         return SOME_NOT_OK if study_plan.runs[0].skipped else ALL_OK
@@ -317,8 +315,7 @@ def _write_outcome(
 def table(runs: Iterable[Planned], outcomes: Iterable[Outcome]) -> str:
     """Return a table with one row per run that has an outcome."""
     rows = [_row(planned.run, outcome) for planned, outcome in zip(runs, outcomes, strict=False)]
-    text: str = tabulate(rows, headers=ROW, tablefmt="plain", disable_numparse=True)
-    return text
+    return "\n".join(terminal.table(ROW, rows, sides="<" * len(ROW)))
 
 
 def _result(runs: Sequence[Planned], outcomes: Sequence[Outcome], num_missing: int) -> str:
@@ -332,7 +329,7 @@ def _result(runs: Sequence[Planned], outcomes: Sequence[Outcome], num_missing: i
     text += f" Records: {folder}/RUN/record.json."
     if counts["ok"]:
         text += f" To compare the runs: zero-study compare {folder}"
-    return terminal.wrapped(text)
+    return terminal.wrap(text)
 
 
 def _ok_first(status: str) -> tuple[bool, str]:
@@ -343,7 +340,7 @@ def _reasons(runs: Sequence[Planned], outcomes: Sequence[Outcome]) -> list[str]:
     """Return one line for each run that is not ok, with its status and message."""
     pairs = zip(runs, outcomes, strict=False)
     lines = [f"{planned.run.run_id}: {o.status}, {o.message}" for planned, o in pairs if o.status != "ok"]
-    return [terminal.wrapped(line, later_indent="  ") for line in lines]
+    return [terminal.wrap(line, later_indent="  ") for line in lines]
 
 
 def _row(run: Run, outcome: Outcome) -> list[str]:

@@ -104,7 +104,7 @@ class Part(files.StrictModel):
         unknown_flags = set(self.flags) - {"preset", *RunConfig.model_fields}
         if unknown_flags:
             name = min(unknown_flags)
-            raise ValueError(f"flags.{name} is not an option of training. `zero-study train --help` lists them.")
+            raise ValueError(f"flags.{name} is not an option of training. `zero-study train --help-all` lists them.")
         for name, value in self.flags.items():
             is_switch = name in _SWITCHES
             if value is not None and isinstance(value, bool) != is_switch:

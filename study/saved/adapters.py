@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from ..engines.readback.names import ADAPTER_PREFIX, plain_name, wrapper_of
+from ..engines.readback.parameters import ADAPTER_PREFIX, base_name, without_base_layers, wrapper_of
 from ..verdict import Checked
 from . import expected, loading
 from .content import Saved, Tensor
@@ -87,15 +87,12 @@ def _base_of(saved: Saved, base: dict[str, Any] | None) -> Expected | None:
     try:
         expected.class_of(config)  # also raises if transformers is not installed
         model_class = loading.base_class(settings)
-        labels = _num_labels(saved) if "SEQ_CLS" in str(settings.get("task_type")) or _is_tagger(settings) else None
+        task = str(settings.get("task_type"))
+        labels = _num_labels(saved) if "SEQ_CLS" in task or task == "TOKEN_CLS" else None
         return expected.from_config(config | ({"num_labels": labels} if labels else {}), model_class)
     except expected.NotKnown as reason:
         saved.unchecked.append(f"shapes and modules of the adapter against its base model, because {reason}")
         return None
-
-
-def _is_tagger(settings: dict[str, Any]) -> bool:
-    return settings.get("task_type") == "TOKEN_CLS"
 
 
 def _num_labels(saved: Saved) -> int | None:
@@ -135,7 +132,7 @@ def _check_names(saved: Saved, config: dict[str, Any]) -> None:
             "PEFT model itself, or remove one of the prefixes.",
             doubled,
         )
-    lacking = [name for name in saved.tensors if not name.startswith("base_model.") and name not in wrapped]
+    lacking = [name for name in saved.tensors if not name.startswith(ADAPTER_PREFIX) and name not in wrapped]
     if lacking and not wrapped and config.get("peft_type") == "LORA":
         saved.wrong(
             "unexpected",
@@ -159,7 +156,7 @@ def _num_rows(saved: Saved) -> int:
 def _report(saved: Saved, loaded: loading.Loaded) -> None:
     """Report what PEFT does not load, if the rules have not explained it."""
     reported_names = {name for finding in saved.findings if finding.is_wrong for name in finding.names}
-    plain_names = {plain_name(name) for name in reported_names}
+    plain_names = {base_name(name) for name in reported_names}
     missing = [name for name in loaded.missing if not _is_explained(name, plain_names)]
     unexpected = [name for name in loaded.unexpected if not _is_explained(name, plain_names)]
     reshaped = [name for name in loaded.reshaped if not _is_explained(name, plain_names)]
@@ -175,8 +172,8 @@ def _report(saved: Saved, loaded: loading.Loaded) -> None:
 
 
 def _is_explained(name: str, plain_names: set[str]) -> bool:
-    plain = plain_name(name)
-    module = _OF_LORA.split(plain)[0].replace(".base_layer", "")
+    plain = base_name(name)
+    module = without_base_layers(_OF_LORA.split(plain)[0])
     return bool({plain, module} & plain_names) or any(plain.startswith(f"{prefix}.") for prefix in plain_names)
 
 
@@ -203,7 +200,7 @@ def _pairs(saved: Saved) -> dict[str, dict[str, Tensor]]:
     pairs: dict[str, dict[str, Tensor]] = defaultdict(dict)
     for name, tensor in saved.tensors.items():
         if match := _LORA.fullmatch(name):
-            pairs[plain_name(match[1])][("E" if match[2] else "") + match[3]] = tensor
+            pairs[base_name(match[1])][("E" if match[2] else "") + match[3]] = tensor
     return dict(pairs)
 
 
@@ -214,8 +211,8 @@ def _parameters(config: dict[str, Any]) -> list[str]:
 
 
 def _is_of_parameter(module: str, config: dict[str, Any]) -> bool:
-    """Return whether a module's matrices are those of a parameter. Those of a second one are in its base_layer."""
-    owner = re.sub(r"(\.base_layer)+$", "", module)
+    """Return whether a module's matrices are those of a parameter. Those of a second one are in its inner layer."""
+    owner = without_base_layers(module)
     return any(_is_target(owner, [name.rpartition(".")[0]]) for name in _parameters(config))
 
 
@@ -261,7 +258,7 @@ def _has_rank(rows: int, rank: int, module: str, config: dict[str, Any]) -> bool
 
 def _check_magnitudes(saved: Saved, pairs: dict[str, dict[str, Tensor]], config: dict[str, Any]) -> None:
     """Check that each module has the magnitude of DoRA if the configuration says so, and none otherwise."""
-    magnitudes = {plain_name(name.split(_MAGNITUDE)[0]): name for name in saved.tensors if _MAGNITUDE in name}
+    magnitudes = {base_name(name.split(_MAGNITUDE)[0]): name for name in saved.tensors if _MAGNITUDE in name}
     if config.get("use_dora"):
         lacking = [m for m in pairs if m not in magnitudes and not _is_of_parameter(m, config)]
         if lacking:
@@ -314,14 +311,8 @@ def _check_targets(saved: Saved, pairs: dict[str, Any], config: dict[str, Any], 
     own = [module for module in pairs if not _is_of_parameter(module, config)]
     if untargeted := [module for module in own if not _is_target(module, targets)]:
         saved.wrong("unexpected", "adapter_config.json does not target these modules.", untargeted)
-    if model is not None:
-        return  # PEFT itself says which modules lack matrices
-    limits = [key for key in ("layers_to_transform", "exclude_modules", "layer_replication") if config.get(key)]
-    if limits:
-        saved.unchecked.append(f"whether all modules have their matrices, because {limits[0]} is set")
-        return
-    if isinstance(targets, list):
-        _check_layers(saved, own, targets)
+    if model is None:  # otherwise PEFT itself says which modules lack matrices
+        _check_layers(saved, own, targets, config)
 
 
 def _count_of(parameter: str, pairs: dict[str, Any], config: dict[str, Any]) -> bool:
@@ -330,21 +321,32 @@ def _count_of(parameter: str, pairs: dict[str, Any], config: dict[str, Any]) -> 
     num_targets = sum(name.rpartition(".")[0] == owner for name in _parameters(config))
     counts: dict[str, int] = defaultdict(int)
     for module in pairs:
-        plain = re.sub(r"(\.base_layer)+$", "", module)
+        plain = without_base_layers(module)
         counts[plain] += _is_target(plain, [owner])
     return any(counts.values()) and all(count in (0, num_targets) for count in counts.values())
 
 
-def _check_layers(saved: Saved, modules: Iterable[str], targets: list[str]) -> None:
+def _check_layers(saved: Saved, modules: list[str], targets: str | list[str], config: dict[str, Any]) -> None:
     """Check, without the base model, that each target has matrices, and that it has some in every layer."""
-    modules = list(modules)
-    if missing := [target for target in targets if not any(_is_target(module, [target]) for module in modules)]:
+    limits = [key for key in ("layers_to_transform", "exclude_modules", "layer_replication") if config.get(key)]
+    if limits:
+        saved.unchecked.append(f"whether all modules have their matrices, because {limits[0]} is set")
+        return
+    if isinstance(targets, str):
+        return  # a regular expression
+    of_target = {target: [module for module in modules if _is_target(module, [target])] for target in targets}
+    if missing := [target for target, own in of_target.items() if not own]:
         saved.wrong("missing", "adapter_config.json targets these modules, but none of them has matrices.", missing)
-    layers = {target: {_layer(module) for module in modules if _is_target(module, [target])} for target in targets}
-    every = set().union(*layers.values()) if layers else set()
-    gaps = [f"{target} of layer {at}" for target, own in layers.items() for at in every - own if own and at is not None]
-    if gaps and not missing:
+        return
+    if gaps := _gaps(of_target):
         saved.note("missing", "Other modules of these layers have matrices. Some models have no such modules.", gaps)
+
+
+def _gaps(of_target: dict[str, list[str]]) -> list[str]:
+    """Return the layers in which a target has no matrices, although others have some."""
+    layers = {target: set(map(_layer, own)) for target, own in of_target.items()}
+    every = set().union(*layers.values())
+    return [f"{target} of layer {at}" for target, own in layers.items() for at in every - own if at is not None]
 
 
 def _layer(module: str) -> int | None:
@@ -355,15 +357,24 @@ def _layer(module: str) -> int | None:
 def _check_saved_modules(saved: Saved, config: dict[str, Any]) -> None:
     """Check that trained copies of whole modules are there, and that no weights of the base model are."""
     modules = _names(config.get("modules_to_save"))
-    plain_names = [plain_name(name) for name in saved.tensors if not _OF_LORA.search(name) and _TOKENS not in name]
-    lost = [module for module in modules if not _has_part(plain_names, module)]
-    if set(modules) >= _HEADS and len(_HEADS & set(lost)) == 1:
-        lost = [module for module in lost if module not in _HEADS]
-    if lost:
+    names = [base_name(name) for name in saved.tensors if not _OF_LORA.search(name) and _TOKENS not in name]
+    if lost := _lost_copies(names, modules):
         saved.wrong("missing", "modules_to_save names these modules, but they were not saved.", lost)
     if config.get("bias", "none") != "none":
-        plain_names = [name for name in plain_names if not name.endswith("bias")]
-    spare = [name for name in plain_names if not any(_has_part([name], module) for module in modules)]
+        names = [name for name in names if not name.endswith("bias")]
+    _report_spare(saved, [name for name in names if not any(_has_part([name], module) for module in modules)])
+
+
+def _lost_copies(names: list[str], modules: list[str]) -> list[str]:
+    """Return the modules without a tensor. PEFT names both heads, of which a model has one."""
+    lost = [module for module in modules if not _has_part(names, module)]
+    if set(modules) >= _HEADS and len(_HEADS & set(lost)) == 1:
+        return [module for module in lost if module not in _HEADS]
+    return lost
+
+
+def _report_spare(saved: Saved, spare: list[str]) -> None:
+    """Report tensors of the base model. PEFT itself saves the embeddings after a resize."""
     embeddings = [name for name in spare if re.search(r"(embed|wte|lm_head)", name)]
     if embeddings:
         saved.note(
@@ -383,7 +394,7 @@ def _has_part(names: Iterable[str], module: str) -> bool:
 def _check_tokens(saved: Saved, config: dict[str, Any]) -> None:
     """Check the rows of single trained tokens: one tensor for each embedding, with a row for each token."""
     indices = config.get("trainable_token_indices")
-    row_tensors = {plain_name(name): tensor for name, tensor in saved.tensors.items() if _TOKENS in name}
+    row_tensors = {base_name(name): tensor for name, tensor in saved.tensors.items() if _TOKENS in name}
     lists = {"": indices} if isinstance(indices, list) else indices if isinstance(indices, dict) else {}
     if not lists:
         if row_tensors:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -10,12 +9,11 @@ from typing import TypeVar
 import torch
 
 from ..engines.readback.dtypes import dtype_name
-from .checks import plain_name
+from ..engines.readback.parameters import adapter_name
 from .content import Finding, Saved
 from .values import same
 
 WIDEST_FIRST = ("float64", "float32", "float16", "bfloat16")
-_ADAPTER_NAME = re.compile(r"(?<=lora_A)\.default(?=\.)|(?<=lora_B)\.default(?=\.)|\.modules_to_save\.default(?=\.)")
 
 Value = TypeVar("Value")
 
@@ -71,8 +69,7 @@ def compare(saved: Saved, other: Saved | Mapping[str, torch.Tensor], title: str 
 
 def named_alike(tensors: Mapping[str, Value]) -> dict[str, Value]:
     """Return tensors under plain names: without wrappers, and as an adapter's file names those of an adapter."""
-    plain = {plain_name(name): value for name, value in tensors.items() if ".original_module." not in name}
-    return {_ADAPTER_NAME.sub("", name): value for name, value in plain.items()}
+    return {plain: value for name, value in tensors.items() if (plain := adapter_name(name)) is not None}
 
 
 def _judge(result: Comparison, name: str, a: torch.Tensor, b: torch.Tensor) -> None:

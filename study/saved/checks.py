@@ -11,12 +11,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..engines.readback.names import ADAPTER_PREFIX, wrapper_of
-from ..engines.readback.names import plain_name as plain_name
+from ..engines.readback.parameters import ADAPTER_PREFIX, base_name, wrapper_of
 from ..verdict import Checked
 from . import expected, loading, pickles, vocabulary
 from .adapters import check_adapter as check_adapter
-from .content import Saved, Tensor
+from .content import Kind, Saved, Tensor
 from .expected import Expected, Layout
 from .number_types import check_types
 from .values import numbers, same, values_of
@@ -29,6 +28,14 @@ _MAY_BE_ZERO = re.compile(
 _LARGEST = 1e12  # of a weight; sums of squares of larger ones overflow, and no training has such weights
 _MOST_RANKS = 8
 _FEWEST = 16  # elements of a matrix whose parts are looked at
+# What can be wrong with the values of a tensor -> the kind of the finding, and its text.
+_WRONG_VALUES: dict[str, tuple[Kind, str]] = {
+    "weight": ("not finite", "These weights have values that are NaN or infinite."),
+    "state": ("not finite", "These optimizer states have values that are NaN or infinite."),
+    "huge": ("not finite", f"These weights have values above {_LARGEST:g}, which is too large for a weight."),
+    "negative": ("optimizer", "These second moments have negative values."),
+    "zero": ("zero", "All values of these tensors are zero."),
+}
 
 
 class Part(NamedTuple):
@@ -66,22 +73,9 @@ def check_values(saved: Saved) -> None:
             parts[name] = _zero_parts(row, values.shape)
     if empty:
         saved.wrong("empty", _empty_text(saved, empty), empty)
-    if names_of_kind["weight"]:
-        saved.wrong("not finite", "These weights have values that are NaN or infinite.", names_of_kind["weight"])
-    if names_of_kind["state"]:
-        saved.wrong(
-            "not finite", "These optimizer states have values that are NaN or infinite.", names_of_kind["state"]
-        )
-    if names_of_kind["huge"]:
-        saved.wrong(
-            "not finite",
-            f"These weights have values above {_LARGEST:g}, which is too large for a weight.",
-            names_of_kind["huge"],
-        )
-    if names_of_kind["negative"]:
-        saved.wrong("optimizer", "These second moments have negative values.", names_of_kind["negative"])
-    if names_of_kind["zero"]:
-        saved.wrong("zero", "All values of these tensors are zero.", names_of_kind["zero"])
+    for kind, (kind_of_finding, text) in _WRONG_VALUES.items():
+        if names_of_kind[kind]:
+            saved.wrong(kind_of_finding, text, names_of_kind[kind])
     _report_parts(saved, parts)
 
 
@@ -160,26 +154,29 @@ def check_model(saved: Saved, config: dict[str, Any] | None) -> None:
         model = expected.from_config(config)
     except expected.NotKnown as reason:
         saved.unchecked.append(f"names and shapes of the tensors, because {reason}")
+        if _is_for_transformers(saved):
+            _report_wrapped(saved, _certainly_wrapped(saved, config))
         check_types(saved, config, None)
         vocabulary.check_numbers(saved, config)
         return
-    loaded = _load(saved, config) if saved.config is not None and saved.format.startswith("Hugging Face") else None
-    if loaded is None:
-        tensors = {plain_name(name): tensor for name, tensor in saved.whole().items()}
-        if any(".lora_" in name for name in tensors):
-            saved.unchecked.append("names and shapes of the tensors, because the model has an adapter")
-            return
-    else:
-        tensors = saved.whole()
+    loaded = _load(saved, config) if _is_for_transformers(saved) else None
+    tensors = _named_as_expected(saved)
+    if loaded is None and any(".lora_" in name for name in tensors):
+        saved.unchecked.append("names and shapes of the tensors, because the model has an adapter")
+        return
     layout = model.layout_of(tensors)
-    problems = _compare(saved, model, layout, tensors) if loaded is None else _without_wrapped(saved, loaded, layout)
-    _report(saved, problems)
+    _report(saved, _differences(saved, model, layout, tensors) if loaded is None else _unwrapped(saved, loaded, layout))
     if loaded is not None:
         saved.checked.append(Checked(len(saved.tensors), "tensor", "compared with what transformers loads"))
     _check_tied(saved, layout, tensors, loaded is not None)
     _check_norms(saved, model, tensors)
     check_types(saved, config, model, {} if loaded is None else loaded.dtypes)
     vocabulary.check(saved.folder, saved, model.num_tokens, config)
+
+
+def _is_for_transformers(saved: Saved) -> bool:
+    """Return whether a folder is one for `from_pretrained`, and not a checkpoint of a wrapped model."""
+    return saved.config is not None and saved.format.startswith("Hugging Face")
 
 
 def _load(saved: Saved, config: dict[str, Any]) -> loading.Loaded | None:
@@ -191,7 +188,13 @@ def _load(saved: Saved, config: dict[str, Any]) -> loading.Loaded | None:
         return None
 
 
-def _compare(saved: Saved, model: Expected, layout: Layout, tensors: dict[str, Tensor]) -> loading.Loaded:
+def _named_as_expected(saved: Saved) -> dict[str, Tensor]:
+    """Return the tensors by the names that are compared with the model's."""
+    tensors = saved.whole()
+    return tensors if _is_for_transformers(saved) else {base_name(name): tensor for name, tensor in tensors.items()}
+
+
+def _differences(saved: Saved, model: Expected, layout: Layout, tensors: dict[str, Tensor]) -> loading.Loaded:
     """Return how names and shapes differ from those of the model, as far as rules can say without transformers."""
     partner = {name: group for group in layout.groups for name in group}
     missing = [
@@ -200,26 +203,57 @@ def _compare(saved: Saved, model: Expected, layout: Layout, tensors: dict[str, T
         if not any(alias in tensors for alias in partner.get(name, [name])) and not _matches(model.ignored, name)
     ]
     unexpected = [name for name in tensors if name not in layout.shapes and not _matches(model.ignored, name)]
-    reshaped = {
+    reshaped = _reshaped(layout, tensors)
+    differences = loading.Loaded(missing, unexpected, reshaped, {})
+    if _is_for_transformers(saved):
+        differences = _unwrapped(saved, differences, layout)
+    has_other_names = len(differences.missing) == len(layout.shapes) or len(model.layouts) > 1
+    if differences.missing and differences.unexpected and has_other_names:
+        saved.unchecked.append("names and shapes of the tensors, because they have other names than the model's")
+        return loading.Loaded([], [], reshaped, {})
+    return differences
+
+
+def _reshaped(layout: Layout, tensors: dict[str, Tensor]) -> dict[str, tuple[list[int], list[int]]]:
+    return {
         name: (list(tensors[name].shape), list(layout.shapes[name]))
         for name in layout.shapes.keys() & tensors.keys()
         if tensors[name].shape != layout.shapes[name]
     }
-    if missing and unexpected and (len(missing) == len(layout.shapes) or len(model.layouts) > 1):
-        saved.unchecked.append("names and shapes of the tensors, because they have other names than the model's")
-        missing, unexpected = [], []
-    return loading.Loaded(missing, unexpected, reshaped, {})
 
 
-def _without_wrapped(saved: Saved, loaded: loading.Loaded, layout: Layout) -> loading.Loaded:
+def _unwrapped(saved: Saved, loaded: loading.Loaded, layout: Layout) -> loading.Loaded:
     """Report the tensors that transformers does not know because of a wrapper, and return what else differs."""
-    wrapped = {
-        name: part
-        for name in loaded.unexpected
-        if (part := wrapper_of(name) or ((ADAPTER_PREFIX, "PEFT") if name.startswith(ADAPTER_PREFIX) else None))
-    }
+    wrapped = _wrapped(loaded.unexpected)
+    _report_wrapped(saved, wrapped)
+    partner = {name: group for group in layout.groups for name in group}
+    plain = {alias for name in wrapped for alias in partner.get(base_name(name), [base_name(name)])}
+    missing = [name for name in loaded.missing if name not in plain]
+    return loaded._replace(missing=missing, unexpected=[name for name in loaded.unexpected if name not in wrapped])
+
+
+def _wrapped(names: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Return the names that have a wrapper's part, with this part and the wrapper."""
+    of_adapter = (ADAPTER_PREFIX, "PEFT")
+    parts = {name: wrapper_of(name) or (of_adapter if name.startswith(ADAPTER_PREFIX) else None) for name in names}
+    return {name: part for name, part in parts.items() if part is not None}
+
+
+def _certainly_wrapped(saved: Saved, config: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    """Return the names with a wrapper's part if transformers loads the tensors, but nobody knows which names it needs.
+
+    A model with code of its own may have a part that is called as a wrapper's, unless the part begins with "_".
+    """
+    if not {"model_type", "architectures", "auto_map"} & config.keys():
+        return {}  # the settings of another library
+    has_own_code = bool(config.get("auto_map"))
+    wrapped = _wrapped(saved.tensors)
+    return {name: part for name, part in wrapped.items() if part[0].startswith("_") or not has_own_code}
+
+
+def _report_wrapped(saved: Saved, wrapped: dict[str, tuple[str, str]]) -> None:
     if not wrapped:
-        return loaded
+        return
     text, wrapper = next(iter(wrapped.values()))
     count = "All names" if len(wrapped) == len(saved.tensors) else "These names"
     saved.wrong(
@@ -228,10 +262,6 @@ def _without_wrapped(saved: Saved, loaded: loading.Loaded, layout: Layout) -> lo
         f"initializes the model's own at random. Unwrap the model before you save it, or remove {text} from the names.",
         wrapped,
     )
-    partner = {name: group for group in layout.groups for name in group}
-    plain = {alias for name in wrapped for alias in partner.get(plain_name(name), [plain_name(name)])}
-    missing = [name for name in loaded.missing if name not in plain]
-    return loaded._replace(missing=missing, unexpected=[name for name in loaded.unexpected if name not in wrapped])
 
 
 def _report(saved: Saved, loaded: loading.Loaded) -> None:
@@ -274,7 +304,7 @@ def _check_tied(saved: Saved, layout: Layout, tensors: dict[str, Tensor], is_for
 
 def _own_name(saved: Saved, plain: str) -> str:
     """Return the name under which a tensor was saved."""
-    return next(name for name in saved.whole() if plain in (name, plain_name(name)))
+    return next(name for name in saved.whole() if plain in (name, base_name(name)))
 
 
 def _check_norms(saved: Saved, model: Expected, tensors: dict[str, Tensor]) -> None:

@@ -100,6 +100,10 @@ def check_counters(saved: Saved) -> None:
             "of this model gets a gradient in each step, so these states were lost.",
             facts.without_state,
         )
+    _check_equal_counts(saved, facts, is_dense)
+
+
+def _check_equal_counts(saved: Saved, facts: OptimizerFacts, is_dense: bool) -> None:
     counts = Counter(facts.steps.values())
     if len(counts) < 2:
         return
@@ -157,21 +161,25 @@ def check(saved: list[Saved], root: Path, trust: bool) -> None:
         saved_part.folder.parent for saved_part in saved if saved_part.folder != root
     }
     for folder in sorted(folders):
-        try:
-            paths = {path.name: path for path in sorted(folder.iterdir()) if path.is_file()}
-        except OSError:
-            continue
-        own = next((saved_part for saved_part in saved if saved_part.folder == folder), None)
-        engines = [
-            saved_part for saved_part in saved if saved_part.folder != folder and folder in saved_part.folder.parents
-        ]
-        first = own or next(iter(engines), None)
-        if first is None:
-            continue
-        files = _Files(first, paths, engines)
-        with foreign.guarded(first, f"Whether the files of {folder.name} belong together"):
-            _check_files(files, folder, trust)
+        files = _files_of(folder, saved)
+        if files is not None:
+            with foreign.guarded(files.saved, f"Whether the files of {folder.name} belong together"):
+                _check_files(files, folder, trust)
     _check_lost_weights(saved, root)
+
+
+def _files_of(folder: Path, saved: list[Saved]) -> _Files | None:
+    """Return the files in a folder, with the engines' checkpoints below it. None if it cannot be read."""
+    try:
+        paths = {path.name: path for path in sorted(folder.iterdir()) if path.is_file()}
+    except OSError:
+        return None
+    own = next((saved_part for saved_part in saved if saved_part.folder == folder), None)
+    engines = [
+        saved_part for saved_part in saved if saved_part.folder != folder and folder in saved_part.folder.parents
+    ]
+    first = own or next(iter(engines), None)
+    return None if first is None else _Files(first, paths, engines)
 
 
 def _check_files(files: _Files, folder: Path, trust: bool) -> None:
@@ -264,16 +272,15 @@ def _check_trainer_set(files: _Files) -> None:
 
 def _check_trainer_steps(files: _Files, step: int, num_epochs: int, trust: bool) -> None:
     """Compare Trainer's step with those of the optimizer, of the engine and of the scheduler."""
-    saved, paths, engines = files
-    may_skip = "scaler.pt" in paths or any(engine.num_skipped for engine in engines)
+    saved, _, engines = files
+    may_skip = _may_skip(files)
     update_counts = [
         (saved_part, updates) for saved_part in (saved, *engines) if (updates := updates_of(saved_part)) is not None
     ]
     scheduler = _scheduler_steps(files, trust)
     for saved_part, updates in update_counts:
-        engine_step = saved_part.step if saved_part is not saved and saved_part.step is not None else None
-        if engine_step is not None:
-            _check_engine_step(saved_part, engine_step, step, num_epochs)
+        if saved_part is not saved and saved_part.step is not None:
+            _check_engine_step(saved_part, saved_part.step, step, num_epochs)
         elif updates != step and not (may_skip and updates < step and scheduler in (None, updates)):
             file = saved_part.optimizer.file if saved_part.optimizer else saved_part.format
             saved.wrong(
@@ -283,13 +290,24 @@ def _check_trainer_steps(files: _Files, step: int, num_epochs: int, trust: bool)
                 [file],
             )
     allowed = {step, *(updates for _, updates in update_counts), *(engine.step for engine in engines)}
-    if scheduler is not None and scheduler not in allowed and not (may_skip and scheduler < step and not update_counts):
-        saved.wrong(
-            "optimizer",
-            f"The scheduler made {scheduler} steps, but {TRAINER_STATE} is of step {step}, so a resumed training "
-            "continues with another learning rate.",
-            [next(name for name in _SCHEDULERS if name in paths)],
-        )
+    _check_scheduler(files, scheduler, step, allowed, may_lag=may_skip and not update_counts)
+
+
+def _may_skip(files: _Files) -> bool:
+    """Return whether updates may have been skipped, because a gradient in fp16 was infinite."""
+    return "scaler.pt" in files.paths or any(engine.num_skipped for engine in files.engines)
+
+
+def _check_scheduler(files: _Files, scheduler: int | None, step: int, allowed: set[int | None], may_lag: bool) -> None:
+    """Compare the number of the scheduler's steps with those that the other files say."""
+    if scheduler is None or scheduler in allowed or (may_lag and scheduler < step):
+        return
+    files.saved.wrong(
+        "optimizer",
+        f"The scheduler made {scheduler} steps, but {TRAINER_STATE} is of step {step}, so a resumed training "
+        "continues with another learning rate.",
+        [next(name for name in _SCHEDULERS if name in files.paths)],
+    )
 
 
 def _check_engine_step(engine: Saved, engine_step: int, step: int, num_epochs: int) -> None:
@@ -356,13 +374,19 @@ def _check_accelerate(files: _Files, trust: bool) -> None:
         saved.unchecked.append(f"the further optimizers of accelerate's save_state ({names_text(further)})")
     _check_ranks(files, _RANDOM["accelerate"])
     _check_micro_steps(saved, random, trust)
+    _check_updates(files, len(random), trust)
+
+
+def _check_updates(files: _Files, num_processes: int, trust: bool) -> None:
+    """Compare the scheduler's steps with the optimizer's. Accelerate's scheduler makes one per process and update."""
+    saved, _, engines = files
     updates, steps = updates_of(saved), _scheduler_steps(files, trust)
     if updates is None:
         updates = next((count for engine in engines if (count := updates_of(engine)) is not None), None)
-    if updates is None or steps is None or steps in (updates, updates * max(1, len(random))):
+    if updates is None or steps is None or steps in (updates, updates * max(1, num_processes)):
         return
     text = f"The scheduler made {steps} steps, and the optimizer {updates}."
-    if steps > updates * max(1, len(random)):
+    if steps > updates * max(1, num_processes):
         saved.wrong("optimizer", f"{text} They are of different steps or trainings.", ["scheduler.bin"])
     else:
         saved.note(

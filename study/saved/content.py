@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from .. import terminal
 from ..engines.readback.dtypes import dtype_name
 from ..verdict import Checked
 
@@ -99,8 +100,15 @@ def in_memory(name: str, tensor: torch.Tensor, file: str) -> Tensor:
     return Tensor(name, tuple(tensor.shape), dtype_name(tensor.dtype), file, lambda: tensor)
 
 
+def add_numbered_states(saved: Saved, states: dict[Any, Any], file: str) -> None:
+    """Add the states of an optimizer whose file numbers the weights and does not name them."""
+    for number, state in states.items():
+        for kind, value in state.items() if isinstance(state, dict) else ():
+            if isinstance(value, torch.Tensor) and value.ndim:
+                key = f"weight {number}/{kind}"
+                saved.states[key] = in_memory(key, value, file)
+
+
 def names_text(names: Iterable[str], most: int = 3) -> str:
     """Return the first names of a list, and how many more there are."""
-    listed = sorted(names)
-    more = len(listed) - most
-    return ", ".join(listed[:most]) + (f" and {more} more" if more > 0 else "")
+    return terminal.names(sorted(names), most)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import defaultdict
-from itertools import combinations
+from itertools import combinations, starmap
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,63 +25,96 @@ def is_one(folder: Path) -> bool:
     return (folder / METADATA).is_file()
 
 
+class _Storage(NamedTuple):
+    """Where the entries of a checkpoint are."""
+
+    folder: Path
+    trust: bool
+    places: dict[str, list[tuple[Any, Any]]]  # an entry -> index and place of each of its parts
+    is_whole: dict[str, bool]  # a file -> whether it has all that the metadata says
+
+
 def read(folder: Path, trust: bool) -> Saved:
     """Read the checkpoint in a folder that has a file `.metadata`."""
     saved = Saved(folder, "DCP")
     try:
         metadata = pickles.load_metadata(folder / METADATA, trust)
-        entries, storage = metadata.state_dict_metadata, metadata.storage_data or {}
+        entries, stored = metadata.state_dict_metadata, metadata.storage_data or {}
     except (pickles.Unreadable, AttributeError) as reason:
         saved.wrong("unreadable", f"{METADATA} cannot be read: {reason}.", [METADATA])
         return saved
-    needs: dict[str, int] = defaultdict(int)  # a file -> the number of bytes that it has at least
-    places: dict[str, list[tuple[Any, Any]]] = defaultdict(list)  # a tensor -> index and place of each of its parts
-    for index, info in storage.items():
-        needs[info.relative_path] = max(needs[info.relative_path], info.offset + info.length)
-        places[index.fqn].append((index, info))
-    files = needs.keys()
-    saved.format = f"DCP, {len(files)} file{'s' * (len(files) != 1)}"
-    is_whole = {name: _check_file(saved, folder, name, need) for name, need in sorted(needs.items())}
-    extra = {path.relative_to(folder).as_posix() for path in folder.rglob("*.distcp")} - files
-    if extra:
-        saved.wrong("shards", f"{METADATA} does not list these files, so another training wrote them.", extra)
-    lost, paths = [], getattr(metadata, "planner_data", None) or {}
+    storage = _Storage(folder, trust, defaultdict(list), _check_files(saved, stored))
+    for index, info in stored.items():
+        storage.places[index.fqn].append((index, info))
+    paths = getattr(metadata, "planner_data", None) or {}
+    lost = []
     for name, entry in entries.items():
         path = _path(paths.get(name, name) if isinstance(paths, dict) else name)
-        is_state, short = _role(path)
-        if not hasattr(entry, "chunks"):
-            key = next((info for _, info in places[name]), None)
-            if is_whole.get(getattr(key, "relative_path", "")) is False:
-                lost.append(name)
-            elif key is not None:
-                _check_bytes(saved, folder, name, key)
-            if short in ("step", "global_step", "epoch_step") and key is not None and len(path) == 1:
-                saved.step = _number(folder, key, trust)
-            continue
-        chunks = [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in entry.chunks]
-        shape = tuple(entry.size)
-        if problem := _coverage(shape, chunks):
-            kind: Kind = "empty" if not chunks or not any(math.prod(sizes) for _, sizes in chunks) else "partial"
-            saved.wrong(kind if math.prod(shape) else "shards", f"{name}: {problem}.", [name])
-            continue
-        infos = {tuple(index.offset or ()): info for index, info in places[name]}
-        if any(offsets not in infos for offsets, _ in chunks if shape):
-            saved.wrong("partial", f"{METADATA} does not say in which file a part of {name} is.", [name])
-            continue
-        if any(not is_whole[info.relative_path] for info in infos.values()):
+        add = _add_tensor if hasattr(entry, "chunks") else _check_value
+        if add(saved, storage, name, path, entry):
             lost.append(name)
-            continue
-        if any(getattr(info, "transform_descriptors", None) for info in infos.values()):
-            saved.unchecked.append(f"the values of {name}, which were compressed")
-            continue
-        (saved.states if is_state else saved.tensors)[short] = _tensor(
-            folder, short, shape, entry.properties.dtype, chunks, infos, trust
-        )
     if lost:
         saved.wrong("partial", "Parts of these tensors are in files that are missing or damaged.", lost)
     check_states(saved, saved.tensors)
     _read_steps(saved)
     return saved
+
+
+def _check_files(saved: Saved, stored: dict[Any, Any]) -> dict[str, bool]:
+    """Return for each file that the metadata lists whether it is whole, and report those that are not."""
+    needs: dict[str, int] = defaultdict(int)  # a file -> the number of bytes that it has at least
+    for info in stored.values():
+        needs[info.relative_path] = max(needs[info.relative_path], info.offset + info.length)
+    saved.format = f"DCP, {len(needs)} file{'s' * (len(needs) != 1)}"
+    is_whole = {name: _check_file(saved, saved.folder, name, need) for name, need in sorted(needs.items())}
+    extra = {path.relative_to(saved.folder).as_posix() for path in saved.folder.rglob("*.distcp")} - needs.keys()
+    if extra:
+        saved.wrong("shards", f"{METADATA} does not list these files, so another training wrote them.", extra)
+    return is_whole
+
+
+def _check_value(saved: Saved, storage: _Storage, name: str, path: list[str], entry: Any) -> bool:
+    """Check an entry that is not a tensor. Return whether the file that has it is missing or damaged."""
+    del entry  # which says nothing of such a value
+    place = next((info for _, info in storage.places[name]), None)
+    if place is None:
+        return False
+    is_lost = storage.is_whole.get(place.relative_path) is False
+    if not is_lost:
+        _check_bytes(saved, storage.folder, name, place)
+    _, short = _role(path)
+    if short in ("step", "global_step", "epoch_step") and len(path) == 1:
+        saved.step = _number(storage.folder, place, storage.trust)
+    return is_lost
+
+
+def _add_tensor(saved: Saved, storage: _Storage, name: str, path: list[str], entry: Any) -> bool:
+    """Add a tensor, or report why it cannot be read. Return whether a file that has a part is missing or damaged."""
+    chunks = [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in entry.chunks]
+    shape = tuple(entry.size)
+    if problem := _coverage(shape, chunks):
+        saved.wrong(_kind_of_problem(shape, chunks), f"{name}: {problem}.", [name])
+        return False
+    infos = {tuple(index.offset or ()): info for index, info in storage.places[name]}
+    if any(offsets not in infos for offsets, _ in chunks if shape):
+        saved.wrong("partial", f"{METADATA} does not say in which file a part of {name} is.", [name])
+        return False
+    if any(not storage.is_whole[info.relative_path] for info in infos.values()):
+        return True
+    if any(getattr(info, "transform_descriptors", None) for info in infos.values()):
+        saved.unchecked.append(f"the values of {name}, which were compressed")
+        return False
+    is_state, short = _role(path)
+    (saved.states if is_state else saved.tensors)[short] = _tensor(
+        storage.folder, short, shape, entry.properties.dtype, chunks, infos, storage.trust
+    )
+    return False
+
+
+def _kind_of_problem(shape: tuple[int, ...], chunks: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> Kind:
+    if not math.prod(shape):
+        return "shards"
+    return "partial" if any(math.prod(sizes) for _, sizes in chunks) else "empty"
 
 
 def _read_steps(saved: Saved) -> None:
@@ -154,13 +187,9 @@ def _coverage(shape: tuple[int, ...], chunks: list[tuple[tuple[int, ...], tuple[
     volume = sum(math.prod(sizes) for _, sizes in chunks)
     if volume < math.prod(shape):
         return f"its parts have {volume} of {math.prod(shape)} elements"
-    overlaps = volume > math.prod(shape) or (len(chunks) <= _MOST_PAIRS and any(map(_overlap, *_pairs(chunks))))
+    pairs = combinations(chunks, 2) if len(chunks) <= _MOST_PAIRS else ()
+    overlaps = volume > math.prod(shape) or any(starmap(_overlap, pairs))
     return "its parts overlap, so others are missing or two trainings are mixed" if overlaps else None
-
-
-def _pairs(chunks: list[Any]) -> tuple[list[Any], list[Any]]:
-    pairs = list(combinations(chunks, 2))
-    return [a for a, _ in pairs], [b for _, b in pairs]
 
 
 def _overlap(a: Any, b: Any) -> bool:
@@ -201,11 +230,7 @@ def _bytes_of(folder: Path, info: Any) -> bytes:
             file.seek(info.offset)
             return file.read(info.length)
     except (OSError, ValueError) as error:
-        raise pickles.Unreadable(_reason(error)) from None
-
-
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error)
+        raise pickles.Unreadable(getattr(error, "strerror", None) or str(error)) from None
 
 
 def _check_bytes(saved: Saved, folder: Path, name: str, info: Any) -> None:

@@ -18,7 +18,7 @@ import torch
 
 from ..engines.readback.dtypes import dtype_name
 from . import consistency, pickles
-from .content import Kind, OptimizerFacts, Saved, Tensor, in_memory, names_text
+from .content import Kind, OptimizerFacts, Saved, Tensor, add_numbered_states, in_memory, names_text
 from .values import same
 
 _RANK_FILE = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_(optim|model)_states\.pt")
@@ -94,6 +94,12 @@ def _load(saved: Saved, listed: Iterable[Path], trust: bool) -> _Files:
             )
             continue
         (files.model if kind == "model" else files.optimizer)[rank] = content
+    _forget_mixed(saved, files)
+    return files
+
+
+def _forget_mixed(saved: Saved, files: _Files) -> None:
+    """Report model files of two trainings, and forget those that do not belong to the optimizer's files."""
     if -1 in files.model and len(files.model) > 1:
         names = [path.name for (kind, _), path in files.paths.items() if kind == "model"]
         saved.wrong(
@@ -105,7 +111,6 @@ def _load(saved: Saved, listed: Iterable[Path], trust: bool) -> _Files:
         is_stage_3 = optimizer is not None and _masters_of(optimizer)[0] == _MASTERS[1]
         for rank in [rank for rank in files.model if (rank == -1) == is_stage_3]:
             del files.model[rank]
-    return files
 
 
 def _masters_of(content: Any) -> tuple[str, list[torch.Tensor]]:
@@ -143,28 +148,31 @@ def _check_ranks(saved: Saved, files: _Files) -> None:
     at = "" if saved.step is None else f", step {saved.step}"
     saved.format = f"DeepSpeed ZeRO-{stage}, {world_size} rank{'s' * (world_size > 1)}{at}"
     has_states = any(kind == "optim" for kind, _ in files.paths)
-    needed = {"model": [-1] if stage < 3 else list(range(world_size))}
+    _check_kind(saved, files, "model", [-1] if stage < 3 else list(range(world_size)))
     if stage or has_states:
-        needed["optim"] = list(range(world_size))
-    for kind, ranks in needed.items():
-        stored_ranks = {rank for file_kind, rank in files.paths if file_kind == kind}
-        noun = "model" if kind == "model" else "optimizer"
-        if missing := [rank for rank in ranks if rank not in stored_ranks]:
-            of = "" if missing == [-1] else f" of rank {names_text(map(str, missing), 8)} of {world_size}"
-            saved.wrong(
-                "shards", f"The {noun} file{of} is missing, so parts of the weights or of the states were not saved.",
-                [f"{noun} file{of}"],
-            )  # fmt: skip
-        extra = [files.paths[kind, rank].name for rank in stored_ranks - {*ranks} if rank >= 0]
-        if extra:
-            saved.wrong(
-                "shards",
-                f"The checkpoint is of {world_size} ranks, but there are {noun} files of further ranks, which another "
-                "training or another number of ranks wrote.",
-                extra,
-            )
-        for rank in stored_ranks - {*ranks}:
-            (files.model if kind == "model" else files.optimizer).pop(rank, None)
+        _check_kind(saved, files, "optim", list(range(world_size)))
+
+
+def _check_kind(saved: Saved, files: _Files, kind: str, ranks: list[int]) -> None:
+    """Check that the files of one kind are those of these ranks, and forget the others."""
+    noun, contents = ("model", files.model) if kind == "model" else ("optimizer", files.optimizer)
+    stored_ranks = {rank for file_kind, rank in files.paths if file_kind == kind}
+    further = stored_ranks - {*ranks}
+    if missing := [rank for rank in ranks if rank not in stored_ranks]:
+        of = "" if missing == [-1] else f" of rank {names_text(map(str, missing), 8)} of {saved.world_size}"
+        saved.wrong(
+            "shards", f"The {noun} file{of} is missing, so parts of the weights or of the states were not saved.",
+            [f"{noun} file{of}"],
+        )  # fmt: skip
+    if extra := [files.paths[kind, rank].name for rank in further if rank >= 0]:
+        saved.wrong(
+            "shards",
+            f"The checkpoint is of {saved.world_size} ranks, but there are {noun} files of further ranks, which "
+            "another training or another number of ranks wrote.",
+            extra,
+        )
+    for rank in further:
+        contents.pop(rank, None)
 
 
 def _check_settings(saved: Saved, files: _Files) -> None:
@@ -217,17 +225,7 @@ def _check_steps(saved: Saved, files: _Files) -> None:
     model: dict[str, Any] = next(iter(files.model.values()), {})
     saved.num_skipped = int(consistency.number_of(model.get("skipped_steps")) or 0)
     saved.has_scheduler = model.get("lr_scheduler") is not None
-    first = next(iter(files.optimizer), None)
-    if first is not None:
-        steps = {f"group {at}": step for at, step in enumerate(_steps_of(files.optimizer[first]))}
-        file = files.paths["optim", first].name
-        saved.optimizer = OptimizerFacts(file, steps, len(steps), [], needs_states=True)
-        lacks_states = not any(map(_group_states, files.optimizer.values())) and _has_layout(files.optimizer[first])
-        if lacks_states and (saved.step or 0) > saved.num_skipped:
-            saved.wrong(
-                "optimizer", "The optimizer files have no states, so a resumed training starts with a new optimizer.",
-                [files.paths["optim", rank].name for rank in files.optimizer],
-            )  # fmt: skip
+    _read_counters(saved, files)
     if saved.step is None:
         return
     updates_due, updates = saved.step - saved.num_skipped, consistency.updates_of(saved)
@@ -239,17 +237,39 @@ def _check_steps(saved: Saved, files: _Files) -> None:
             [] if saved.optimizer is None else [saved.optimizer.file],
         )
     scheduler = consistency.scheduler_steps(model.get("lr_scheduler"))
-    if scheduler is not None and updates_due and scheduler > max(updates_due, saved.step) and scheduler % updates_due:
+    if scheduler is not None:
+        _check_scheduler(saved, scheduler, saved.step, files.paths["model", min(files.model)].name)
+
+
+def _read_counters(saved: Saved, files: _Files) -> None:
+    """Read the optimizer's counters, and check that it has states after its first update."""
+    first = next(iter(files.optimizer), None)
+    if first is None:
+        return
+    steps = {f"group {at}": step for at, step in enumerate(_steps_of(files.optimizer[first]))}
+    file = files.paths["optim", first].name
+    saved.optimizer = OptimizerFacts(file, steps, len(steps), [], needs_states=True)
+    lacks_states = not any(map(_group_states, files.optimizer.values())) and _has_layout(files.optimizer[first])
+    if lacks_states and (saved.step or 0) > saved.num_skipped:
         saved.wrong(
-            "optimizer", f"The scheduler made {scheduler} steps, but the model's file is of step {saved.step}.",
-            [files.paths["model", min(files.model)].name],
+            "optimizer", "The optimizer files have no states, so a resumed training starts with a new optimizer.",
+            [files.paths["optim", rank].name for rank in files.optimizer],
         )  # fmt: skip
-    elif scheduler is not None and scheduler < updates_due:
+
+
+def _check_scheduler(saved: Saved, scheduler: int, step: int, file: str) -> None:
+    """Compare the number of the scheduler's steps with the step of the model's file."""
+    updates_due = step - saved.num_skipped
+    if updates_due and scheduler > max(updates_due, step) and scheduler % updates_due:
+        saved.wrong(
+            "optimizer", f"The scheduler made {scheduler} steps, but the model's file is of step {step}.", [file]
+        )
+    elif scheduler < updates_due:
         saved.note(
             "optimizer",
             f"The scheduler made {scheduler} steps, and the optimizer {updates_due}. This is right if the schedule was "
             "started again.",
-            [files.paths["model", min(files.model)].name],
+            [file],
         )
 
 
@@ -309,9 +329,7 @@ def _group_states(content: Any) -> list[dict[str, Any]]:
 def _read_weights(saved: Saved, files: _Files) -> None:
     stage = _stage_of(files)
     first = files.model[min(files.model)]
-    shapes: list[dict[str, tuple[int, ...]]] = [
-        {name: tuple(shape) for name, shape in group.items()} for group in first.get("param_shapes") or []
-    ]
+    shapes = _shapes_of(first)
     saved.ties = dict(first.get("shared_params") or {})
     buffers = set(first.get("buffer_names") or [])
     module: dict[str, Any] = {n: t for n, t in first["module"].items() if isinstance(t, torch.Tensor)}
@@ -324,16 +342,33 @@ def _read_weights(saved: Saved, files: _Files) -> None:
         _check_ties(saved, module)
         _check_stage_0(saved, first, file)
         return
-    complete = len(files.optimizer) == _world_size(files)
-    if complete and shapes:
-        if stage == 3:
-            _read_stage_3(saved, files, shapes)
-        else:
-            _read_stages_1_2(saved, files, shapes)
-    else:
+    _read_masters(saved, files, stage, shapes)
+    _check_stored(saved, module, {name for group in shapes for name in group})
+    if stage < 3:
+        _check_ties(saved, module)
+        _check_rounding(saved, module)
+
+
+def _shapes_of(content: Any) -> list[dict[str, tuple[int, ...]]]:
+    """Return the shapes of the trained parameters of each group, in a model file."""
+    groups = content.get("param_shapes") or []
+    return [{name: tuple(shape) for name, shape in group.items()} for group in groups]
+
+
+def _read_masters(saved: Saved, files: _Files, stage: int, shapes: list[dict[str, tuple[int, ...]]]) -> None:
+    """Read the master weights of stages 1 to 3 if all ranks have saved their parts."""
+    if not shapes or len(files.optimizer) != _world_size(files):
         names = [name for group in shapes for name in group]
         saved.wrong("partial", "Parts of these tensors are missing, so they cannot be put together.", names)
-    stored_names = {*saved.tensors, *saved.ties, *(name for group in shapes for name in group)}
+    elif stage == 3:
+        _read_stage_3(saved, files, shapes)
+    else:
+        _read_stages_1_2(saved, files, shapes)
+
+
+def _check_stored(saved: Saved, module: dict[str, Any], trained: set[str]) -> None:
+    """Report the tensors of the model that the checkpoint has in no form in which a resumed training reads them."""
+    stored_names = {*saved.tensors, *saved.ties, *trained}
     if unknown := [name for name in module if name not in stored_names]:
         saved.wrong(
             "missing",
@@ -341,9 +376,6 @@ def _read_weights(saved: Saved, files: _Files) -> None:
             "a resumed training does not get them.",
             unknown,
         )
-    if stage < 3:
-        _check_ties(saved, module)
-        _check_rounding(saved, module)
 
 
 def _read_frozen(saved: Saved, files: _Files, stage: int) -> None:
@@ -376,12 +408,17 @@ def _by_rank(files: _Files, parts: Callable[[Any], list[Any]]) -> list[list[Any]
     return [parts(files.optimizer[rank]) for rank in sorted(files.optimizer)]
 
 
+def _states_of_group(states: list[list[dict[str, Any]]], index: int) -> list[dict[str, Any]]:
+    """Return each rank's states of a group; empty where a rank has none."""
+    return [rank_states[index] if index < len(rank_states) else {} for rank_states in states]
+
+
 def _read_stages_1_2(saved: Saved, files: _Files, shapes: list[dict[str, tuple[int, ...]]]) -> None:
     """Read stages 1 and 2: a group is one vector, of which each rank has a part."""
     masters = _by_rank(files, lambda content: _masters_of(content)[1])
     states = _by_rank(files, _group_states)
-    if len({len(groups) for groups in masters}) > 1 or len(masters[0]) != len(shapes):
-        counts = sorted({len(groups) for groups in masters})
+    counts = sorted({len(groups) for groups in masters})
+    if counts != [len(shapes)]:
         saved.wrong(
             "shards",
             f"The model file has {len(shapes)} groups of parameters, but the optimizer files have {counts}.",
@@ -397,8 +434,7 @@ def _read_stages_1_2(saved: Saved, files: _Files, shapes: list[dict[str, tuple[i
             _wrong_sizes(saved, group, parts, need)
             continue
         padded = [_padding_of(files.optimizer[rank], index) for rank in sorted(files.optimizer)]
-        of_group = [rank_states[index] if index < len(rank_states) else {} for rank_states in states]
-        kinds = _kinds_of_states(saved, of_group, parts, group, padded)
+        kinds = _kinds_of_states(saved, _states_of_group(states, index), parts, group, padded)
         offset = 0
         for (name, shape), gap in zip(group.items(), gaps, strict=True):
             begin, end = offset, offset + math.prod(shape)
@@ -455,7 +491,9 @@ def _read_stage_3(saved: Saved, files: _Files, shapes: list[dict[str, tuple[int,
     """Read stage 3: each rank has a stretch of every parameter. The groups of a rank follow one another."""
     world_size = len(files.optimizer)
     masters = _by_rank(files, lambda content: _masters_of(content)[1])
-    flat = {name: shape for group in shapes for name, shape in group.items()}
+    flat: dict[str, tuple[int, ...]] = {}
+    for group in shapes:
+        flat |= group
     need = sum(-(-math.prod(shape) // world_size) for shape in flat.values())
     sizes = [sum(part.numel() for part in groups) for groups in masters]
     if any(size != need for size in sizes):
@@ -464,9 +502,7 @@ def _read_stage_3(saved: Saved, files: _Files, shapes: list[dict[str, tuple[int,
     states = _by_rank(files, _group_states)
     kinds = set.intersection(
         *(
-            _kinds_of_states(
-                saved, [rank_states[index] if index < len(rank_states) else {} for rank_states in states], parts, flat
-            )
+            _kinds_of_states(saved, _states_of_group(states, index), parts, flat)
             for index, parts in enumerate(zip(*masters, strict=True))
         )
     )
@@ -594,20 +630,24 @@ def _check_stage_0(saved: Saved, content: Any, file: str) -> None:
     inner = optimizer.get("optimizer_state_dict", optimizer)
     if isinstance(inner.get("state"), dict) and isinstance(inner.get("param_groups"), list):
         saved.optimizer = consistency.facts_of(file, inner)
-        updates = consistency.updates_of(saved)
-        if (
-            updates is not None
-            and saved.step is not None
-            and updates - saved.step + saved.num_skipped not in (0, _FIRST_UPDATE)
-        ):
-            saved.wrong(
-                "optimizer", f"The optimizer was updated {updates} times, but the file is of step {saved.step}.", [file]
-            )
-    for number, state in (inner.get("state") or {}).items():
-        for kind, value in state.items() if isinstance(state, dict) else ():
-            if isinstance(value, torch.Tensor) and value.ndim:
-                key = f"weight {number}/{kind}"
-                saved.states[key] = in_memory(key, value, file)
+        _check_updates(saved, file)
+    add_numbered_states(saved, inner.get("state") or {}, file)
+    _check_masters(saved, optimizer)
+
+
+def _check_updates(saved: Saved, file: str) -> None:
+    """Compare the number of updates of stage 0's optimizer with the step of the file."""
+    updates = consistency.updates_of(saved)
+    if updates is None or saved.step is None:
+        return
+    if updates - saved.step + saved.num_skipped not in (0, _FIRST_UPDATE):
+        saved.wrong(
+            "optimizer", f"The optimizer was updated {updates} times, but the file is of step {saved.step}.", [file]
+        )
+
+
+def _check_masters(saved: Saved, optimizer: dict[str, Any]) -> None:
+    """Check that each master weight of stage 0 is one of the model's weights before rounding."""
     groups = optimizer.get("fp32_groups") or []
     masters = [master for group in groups for master in (group if isinstance(group, list | tuple) else [group])]
     weights = [tensor.read() for tensor in saved.tensors.values()]

@@ -74,9 +74,7 @@ def class_of(config: dict[str, Any], model_class: Any = None) -> tuple[Any, Any]
         raise NotKnown("the weights are quantized")
     kind = config.get("model_type")
     if model_class is None or not _is_for(model_class, kind):
-        model_class = getattr(transformers, str(name), None)
-        is_model = isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel)
-        model_class = model_class if is_model else None
+        model_class = class_called(str(name))
     if model_class is None or not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
         raise NotKnown(f"transformers {transformers.__version__} does not know {name}")
     try:
@@ -84,14 +82,27 @@ def class_of(config: dict[str, Any], model_class: Any = None) -> tuple[Any, Any]
             kind_class = transformers.CONFIG_MAPPING[kind]
             decode = getattr(kind_class, "_decode_special_floats", dict)  # JSON has no infinity
             built = kind_class.from_dict(decode(_without_code(config)))
-            classes = getattr(model_class, "_model_mapping", None)  # of an AutoModel
-            chosen_class = model_class if classes is None else classes.get(type(built), None)
-            chosen_class = chosen_class[0] if isinstance(chosen_class, tuple) else chosen_class
+            chosen_class = _class_for(model_class, built)
     except Exception as error:
         raise NotKnown(f"transformers cannot read the configuration ({type(error).__name__})") from None
     if chosen_class is None:
         raise NotKnown(f"transformers has no {model_class.__name__} for {kind}")
     return built, chosen_class
+
+
+def class_called(name: str) -> Any:
+    """Return the class of models that has this name in transformers; None if there is none."""
+    import transformers
+
+    named = getattr(transformers, name, None)
+    return named if isinstance(named, type) and issubclass(named, transformers.PreTrainedModel) else None
+
+
+def _class_for(model_class: Any, built: Any) -> Any:
+    """Return the class itself, or that which an AutoModel takes for a configuration; None if it takes none."""
+    classes = getattr(model_class, "_model_mapping", None)
+    chosen_class = model_class if classes is None else classes.get(type(built), None)
+    return chosen_class[0] if isinstance(chosen_class, tuple) else chosen_class
 
 
 def _is_for(model_class: Any, kind: Any) -> bool:

@@ -149,15 +149,18 @@ def _read(reader: Callable[[Path, bool], Saved], folder: Path, trust: bool) -> S
     return results[0] if results else unread
 
 
+def _folders_in(folder: Path, has_model: bool) -> list[Path]:
+    folders = [path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith(".")]
+    return [path for path in folders if _PART.fullmatch(path.name)] if has_model else folders
+
+
 def _chosen(folder: Path, has_model: bool) -> tuple[list[Saved], list[Path]]:
     """Return what `latest` names without its being there, and the folders in a folder that are read.
 
     These are the folders of one step, and those that are of no step. If the folder has a model's files itself, only the
     folders of an engine's checkpoint are read.
     """
-    folders = [path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith(".")]
-    if has_model:
-        folders = [path for path in folders if _PART.fullmatch(path.name)]
+    folders = _folders_in(folder, has_model)
     steps = {path: int(match[1]) for path in folders if (match := _STEP.fullmatch(path.name))}
     chosen = [path for path in folders if path not in steps]
     lost: list[Saved] = []

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from ..errors import Refusal
 from . import consistency, foreign, pickles
-from .content import Saved, Tensor, in_memory, names_text
+from .content import Saved, Tensor, add_numbered_states, in_memory, names_text
 from .values import same, values_of
 
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
@@ -66,14 +66,7 @@ def read(folder: Path, trust: bool) -> Saved:
     saved.is_adapter = ADAPTER_CONFIG in files or any(name.startswith("adapter_model") for name in files)
     saved.format = "PEFT adapter" if saved.is_adapter else saved.format
     saved.config = _read_config(saved, files.get(ADAPTER_CONFIG if saved.is_adapter else CONFIG))
-    sets = _sets(saved, files)
-    if sets:
-        _read_set(saved, files, sets[0], trust)
-        _compare_sets(saved, files, sets, trust)
-    elif shards := [name for name in files if _SHARD.fullmatch(name)]:
-        _read_shards(saved, files, None, shards, trust)
-    else:
-        saved.wrong("missing", "The folder has a configuration, but no file of weights.", ["model.safetensors"])
+    _read_tensors(saved, files, trust)
     if further := [name for name in files if _FURTHER.fullmatch(name)]:
         saved.unchecked.append(f"the further models of accelerate's save_state ({names_text(further)})")
     saved.step = _step(files.get("trainer_state.json"))
@@ -84,24 +77,39 @@ def read(folder: Path, trust: bool) -> Saved:
     return saved
 
 
+def _read_tensors(saved: Saved, files: dict[str, Path], trust: bool) -> None:
+    """Read the weights that the loader reads, and compare them with others in the folder."""
+    sets = _sets(saved, files)
+    if sets:
+        _read_set(saved, files, sets[0], trust)
+        _compare_sets(saved, files, sets, trust)
+    elif shards := [name for name in files if _SHARD.fullmatch(name)]:
+        saved.wrong("shards", "There are shards, but no index file, so from_pretrained cannot load them.", shards)
+        _read_shards(saved, files, {}, shards, trust)
+    else:
+        saved.wrong("missing", "The folder has a configuration, but no file of weights.", ["model.safetensors"])
+
+
 def _sets(saved: Saved, files: dict[str, Path]) -> list[str]:
     """Return the file or the index of each set of weights in a folder. The loader reads the first one.
 
     transformers and PEFT prefer safetensors, and one whole file to shards. They read a variant only if it is named.
     """
     order = _ADAPTER_FILES if saved.is_adapter else _MODEL_FILES
-    configured = (saved.config or {}).get("transformers_weights")
-    set_names = [
-        name for name in ([configured] if isinstance(configured, str) else []) if name in files and not saved.is_adapter
-    ]
-    set_names += [name for name in order if name in files and name not in set_names]
-    if not set_names and not saved.is_adapter:
-        variants = [name for name in files if _VARIANT.fullmatch(name) and not _SHARD.fullmatch(name)]
-        set_names = sorted(variants, key=lambda name: (".bin" in name, "index" in name, name))
-        if set_names:
-            variant = next(part for part in _VARIANT.fullmatch(set_names[0]).groups() if part)  # type: ignore[union-attr]
-            saved.note("shards", f'from_pretrained only loads {set_names[0]} with variant="{variant}".', set_names[:1])
-    return set_names
+    configured = None if saved.is_adapter else (saved.config or {}).get("transformers_weights")
+    names = [configured, *(name for name in order if name != configured)]
+    set_names = [name for name in names if isinstance(name, str) and name in files]
+    return set_names or ([] if saved.is_adapter else _variants(saved, files))
+
+
+def _variants(saved: Saved, files: dict[str, Path]) -> list[str]:
+    """Return the variants of a folder that has no other weights, and say how the first one is loaded."""
+    variants = [name for name in files if _VARIANT.fullmatch(name) and not _SHARD.fullmatch(name)]
+    variants.sort(key=lambda name: (".bin" in name, "index" in name, name))
+    if variants:
+        variant = next(part for part in _VARIANT.fullmatch(variants[0]).groups() if part)  # type: ignore[union-attr]
+        saved.note("shards", f'from_pretrained only loads {variants[0]} with variant="{variant}".', variants[:1])
+    return variants
 
 
 def _read_set(saved: Saved, files: dict[str, Path], name: str, trust: bool) -> None:
@@ -112,7 +120,7 @@ def _read_set(saved: Saved, files: dict[str, Path], name: str, trust: bool) -> N
     stem, _, extension = name.partition(".")  # a variant's index is model.safetensors.index.fp16.json
     variant = extension.partition(".index")[2].removesuffix("json").rstrip(".")
     shards = [shard for shard in files if _SHARD.fullmatch(shard) and shard.startswith(f"{stem}{variant}-")]
-    _read_shards(saved, files, name, shards, trust)
+    _read_shards(saved, files, _weight_map(saved, files[name]), shards, trust)
 
 
 def _compare_sets(saved: Saved, files: dict[str, Path], sets: list[str], trust: bool) -> None:
@@ -212,20 +220,22 @@ def _value(path: Path, name: str) -> torch.Tensor:
     return tensor
 
 
-def _read_shards(saved: Saved, own: dict[str, Path], index_name: str | None, shards: list[str], trust: bool) -> None:
-    """Read shards. `index_name` is None if the folder has no index."""
-    weight_map: dict[str, str] = {}
-    if index_name is not None:
-        index = _read_config(saved, own[index_name])
-        weight_map = {} if index is None else dict(index.get("weight_map") or {})
-        if index is not None and not weight_map:
-            saved.wrong("unreadable", f"{index_name} has no weight_map.", [index_name])
-    else:
-        saved.wrong("shards", "There are shards, but no index file, so from_pretrained cannot load them.", shards)
-    headers = {name: _headers(saved, own[name], trust) for name in shards}
-    headers |= {name: _headers(saved, own[name], trust) for name in set(weight_map.values()) & own.keys() - {*shards}}
-    broken = {name for finding in saved.findings if finding.kind == "unreadable" for name in finding.names}
+def _weight_map(saved: Saved, path: Path) -> dict[str, str]:
+    """Return the file of each tensor, as an index says. Empty if it does not say."""
+    index = _read_config(saved, path)
+    weight_map = {} if index is None else dict(index.get("weight_map") or {})
+    if index is not None and not weight_map:
+        saved.wrong("unreadable", f"{path.name} has no weight_map.", [path.name])
+    return weight_map
+
+
+def _read_shards(
+    saved: Saved, own: dict[str, Path], weight_map: dict[str, str], shards: list[str], trust: bool
+) -> None:
+    """Read shards. The `weight_map` of their index is empty if the folder has no index."""
     listed = set(weight_map.values())
+    headers = {name: _headers(saved, own[name], trust) for name in shards}
+    headers |= {name: _headers(saved, own[name], trust) for name in listed & own.keys() - {*shards}}
     if missing := listed - own.keys():
         lost = [name for name, file in weight_map.items() if file in missing]
         saved.wrong("shards", "The index lists files that are not in the folder.", missing)
@@ -233,18 +243,24 @@ def _read_shards(saved: Saved, own: dict[str, Path], index_name: str | None, sha
     if weight_map and (extra := headers.keys() - listed):
         saved.wrong("shards", "These files are not in the index, so another save left them.", extra)
     _check_counts(saved, shards)
-    wrong_place: dict[str, list[str]] = defaultdict(list)
-    for name, file in weight_map.items():
-        if file in headers and file not in broken and name not in headers[file]:
-            wrong_place[file].append(name)
-    for file, names in wrong_place.items():
-        saved.wrong("missing", f"The index says that these tensors are in {file}, but they are not.", names)
+    _check_places(saved, weight_map, headers)
     for file, tensors in headers.items():
         if weight_map and file not in listed:
             continue
         if weight_map and (unlisted := tensors.keys() - weight_map.keys()):
             saved.wrong("unexpected", f"These tensors are in {file}, but not in the index.", unlisted)
         _add(saved, tensors)
+
+
+def _check_places(saved: Saved, weight_map: dict[str, str], headers: dict[str, dict[str, Tensor]]) -> None:
+    """Check that each tensor is in the file that the index says, if this file can be read."""
+    broken = {name for finding in saved.findings if finding.kind == "unreadable" for name in finding.names}
+    wrong_place: dict[str, list[str]] = defaultdict(list)
+    for name, file in weight_map.items():
+        if file in headers and file not in broken and name not in headers[file]:
+            wrong_place[file].append(name)
+    for file, names in wrong_place.items():
+        saved.wrong("missing", f"The index says that these tensors are in {file}, but they are not.", names)
 
 
 def _check_counts(saved: Saved, shards: list[str]) -> None:
@@ -267,7 +283,15 @@ def _read_optimizer(saved: Saved, path: Path, trust: bool) -> None:
         saved.unchecked.append(f"the optimizer states in {path.name}, whose layout is unknown")
         return
     saved.optimizer = consistency.facts_of(path.name, content)
+    add_numbered_states(saved, states, path.name)
     numbers = [number for group in content["param_groups"] for number in group.get("params", [])]
+    _check_kinds(saved, path.name, states, numbers)
+    if not any("rank" in group for group in content["param_groups"]):  # GaLore's moments are smaller
+        _check_shapes(saved, path.name)
+
+
+def _check_kinds(saved: Saved, file: str, states: dict[Any, Any], numbers: list[Any]) -> None:
+    """Note the weights that lack states which others have."""
     kinds = {
         number: frozenset(kind for kind, value in state.items() if isinstance(value, torch.Tensor) and value.ndim)
         for number, state in states.items()
@@ -279,25 +303,23 @@ def _read_optimizer(saved: Saved, path: Path, trust: bool) -> None:
     if most and lacking and not is_factored:
         saved.note(
             "optimizer",
-            f"{len(lacking)} of the {len(numbers)} weights in {path.name} do not have the states "
+            f"{len(lacking)} of the {len(numbers)} weights in {file} do not have the states "
             f"{', '.join(sorted(most))}. Adam has none for a weight that never had a gradient.",
             [f"weight {number}" for number in lacking],
         )
+
+
+def _check_shapes(saved: Saved, file: str) -> None:
+    """Check that there is a weight of the shape of each moment."""
     shapes = {tuple(tensor.shape) for tensor in saved.tensors.values()}
-    for number, state in states.items():
-        for kind, value in state.items() if isinstance(state, dict) else ():
-            if isinstance(value, torch.Tensor) and value.ndim:
-                key = f"weight {number}/{kind}"
-                saved.states[key] = in_memory(key, value, path.name)
     moments = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
     own = {tuple(state.shape) for name, state in saved.states.items() if name.rpartition("/")[2] in moments}
-    is_projected = any("rank" in group for group in content["param_groups"])  # GaLore's moments are smaller
     # transformers saves the matrices of experts one by one, although the model has one tensor of them.
     single = {math.prod(shape) for shape in shapes if len(shape) > 1}
     unlike = {shape for shape in own - shapes if len(shape) < 3 or not any(_is_stack(shape, size) for size in single)}
-    if shapes and not is_projected and unlike:
+    if shapes and unlike:
         listed = names_text(str(list(shape)) for shape in unlike)
-        saved.wrong("optimizer", f"{path.name} has states of shapes that no weight has ({listed}).", [path.name])
+        saved.wrong("optimizer", f"{file} has states of shapes that no weight has ({listed}).", [file])
 
 
 def _is_stack(shape: tuple[int, ...], size: int) -> bool:

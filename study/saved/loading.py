@@ -5,7 +5,6 @@ The libraries' own functions decide on names and shapes. All tensors are on the 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..engines.readback.dtypes import dtype_name
+from ..engines.readback.parameters import ADAPTER_PREFIX, TRAINED_COPY, name_of_copied
 from . import expected
 from .content import Tensor
 from .expected import NotKnown
@@ -20,7 +20,6 @@ from .expected import NotKnown
 _ADAPTER = "default"  # the name under which PEFT loads an adapter
 _SHARED = ("vblora_vector_bank", ".tinylora_v.", ".unilora_theta_d.")  # once in the file, in each layer of the model
 _TOKENS = "trainable_tokens_delta"
-_COPY = re.compile(r"\.(?:modules_to_save|original_module)(?:\.default)?\.")  # PEFT saves some copies, and ignores them
 PROMPT = "prompt_embeddings"  # the only tensor of the methods that train a prompt
 
 
@@ -106,12 +105,7 @@ def base_class(settings: dict[str, Any]) -> Any:
     }.get(task if isinstance(task, str) else "")
     if auto is not None:
         return getattr(transformers, auto)
-    base_model_class = getattr(transformers, class_name, None) if isinstance(class_name, str) else None
-    return (
-        base_model_class
-        if isinstance(base_model_class, type) and issubclass(base_model_class, transformers.PreTrainedModel)
-        else None
-    )
+    return expected.class_called(class_name) if isinstance(class_name, str) else None
 
 
 def adapter(base: Any, settings: dict[str, Any], tensors: Iterable[Tensor]) -> Loaded:
@@ -137,21 +131,30 @@ def adapter(base: Any, settings: dict[str, Any], tensors: Iterable[Tensor]) -> L
         raise
     except KeyError as error:  # of a module that was trained as a whole
         name = str(error.args[0]) if error.args else ""
-        if name != PROMPT and not name.startswith("base_model."):
+        if name != PROMPT and not name.startswith(ADAPTER_PREFIX):
             raise NotKnown("PEFT cannot load it without values (KeyError)") from None
         return Loaded([name], [], {})
     except Exception as error:
         raise NotKnown(f"PEFT cannot load it without values ({type(error).__name__})") from None
     unexpected = {_in_file(name, file_tensors) for name in result.unexpected_keys}
-    unexpected -= {name for name in unexpected if _COPY.search(name) and _COPY.sub(".", name) in file_tensors}
+    # PEFT saves some copies, and ignores them.
+    unexpected -= {name for name in unexpected if (copied := name_of_copied(name)) != name and copied in file_tensors}
     if wrapped.peft_config[_ADAPTER].is_prompt_learning:
         lost = [] if PROMPT in file_tensors else [PROMPT]
         return Loaded(lost, sorted(unexpected - {PROMPT}), {})
-    shapes = {name: list(tensor.shape) for name, tensor in wrapped.state_dict().items()}
     prefix = PEFT_TYPE_TO_PREFIX_MAPPING.get(wrapped.peft_config[_ADAPTER].peft_type, "")
+    missing, reshaped = _lacking(wrapped, prefix, result.missing_keys, file_tensors)
+    return Loaded(missing, sorted(unexpected), reshaped)
+
+
+def _lacking(
+    wrapped: Any, prefix: str, names: Iterable[str], file_tensors: dict[str, torch.Tensor]
+) -> tuple[list[str], dict[str, tuple[list[int], list[int]]]]:
+    """Return those of these names that the file lacks, and those that it has in another shape."""
+    shapes = {name: list(tensor.shape) for name, tensor in wrapped.state_dict().items()}
     missing: list[str] = []
     reshaped = {}
-    for name in result.missing_keys:
+    for name in names:
         if not _is_of_adapter(wrapped, prefix, name):
             continue
         plain = name.replace(f".{_ADAPTER}", "")
@@ -160,7 +163,7 @@ def adapter(base: Any, settings: dict[str, Any], tensors: Iterable[Tensor]) -> L
             missing.append(plain)
         else:
             reshaped[plain] = (saved_shape, shapes[name])
-    return Loaded(sorted(missing), sorted(unexpected), reshaped)
+    return sorted(missing), reshaped
 
 
 def _wrap(peft: Any, base: Any, settings: dict[str, Any]) -> Any:
@@ -188,7 +191,7 @@ def _is_of_adapter(wrapped: Any, prefix: str, name: str) -> bool:
         return False
     if _TOKENS in name:  # those of a tied embedding are the other embedding's
         return getattr(wrapped.get_submodule(name.partition(f".{_TOKENS}")[0]), "tied_adapter", None) is None
-    return f".modules_to_save.{_ADAPTER}" in name or (bool(prefix) and prefix in name)
+    return f"{TRAINED_COPY}{_ADAPTER}" in name or (bool(prefix) and prefix in name)
 
 
 def _in_file(name: str, file_tensors: dict[str, torch.Tensor]) -> str:

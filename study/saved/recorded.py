@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from ..diff.recorded import FILE, SIZE, Recording
-from ..diff.recording import canonical
 from ..diff.sketch import PART, sketch
+from ..engines.readback.parameters import name_among
 from . import consistency, folders
 from .against import WIDEST_FIRST, Comparison, compare, forgive, named_alike, report
 from .content import Finding, Saved, Tensor
@@ -86,16 +86,13 @@ def compare_with_recording(saved: Saved, folder: Path) -> Comparison:
     recording = Recording.read(folder)
     by_step = _weights_by_step(recording)
     unread = Comparison(str(folder), has_sketches=True)
-    own = _own_sketches(saved, unread)
+    own = _own_sketches(saved, by_step, unread)
     completed = int(recording.facts["completed"])
-    fits = {
-        step: max((_fit(f"{folder}, step {step}", step, own, weights, unread) for weights in kinds), key=_quality)
-        for step, kinds in by_step.items()
-    }
+    fits = {step: _best_fit(f"{folder}, step {step}", step, own, kinds, unread) for step, kinds in by_step.items()}
     if not fits:
         unread.unchecked.append("the values, because the recording has no weights")
         return unread
-    checkpoint_step = saved.step if saved.step is not None else consistency.named_step(saved.folder)
+    checkpoint_step = _step_of(saved)
     last = max((step for step in fits if step <= completed), default=max(fits))
     step = last if checkpoint_step is None else checkpoint_step
     if step not in fits or step > completed:
@@ -108,6 +105,11 @@ def compare_with_recording(saved: Saved, folder: Path) -> Comparison:
     if any(finding.kind == "stale" for finding in chosen.result.findings):
         chosen.result.findings = [finding for finding in chosen.result.findings if finding.kind != "different"]
     return chosen.result
+
+
+def _step_of(saved: Saved) -> int | None:
+    """Return the step that a checkpoint says, or that the name of its folder says."""
+    return saved.step if saved.step is not None else consistency.named_step(saved.folder)
 
 
 def compare_all(saved: list[Saved], folder: Path, trust: bool) -> list[Comparison]:
@@ -147,9 +149,11 @@ def _weights_by_step(recording: Recording) -> dict[int, list[Recorded]]:
     return {step: list(kinds.values()) for step, kinds in sorted(weights.items())}
 
 
-def _own_sketches(saved: Saved, unread: Comparison) -> dict[str, _Own]:
+def _own_sketches(saved: Saved, by_step: Mapping[int, list[Recorded]], unread: Comparison) -> dict[str, _Own]:
+    recorded_names = {name for kinds in by_step.values() for weights in kinds for name in weights}
     own: dict[str, _Own] = {}
-    for name, tensor in {canonical(name): tensor for name, tensor in named_alike(saved.whole()).items()}.items():
+    for plain, tensor in named_alike(saved.whole()).items():
+        name = name_among(plain, recorded_names)
         if tensor.dtype not in WIDEST_FIRST:
             if not name.endswith(_BUFFERS):
                 unread.unchecked.append(f"the values of {name}, because its type is {tensor.dtype}")
@@ -177,6 +181,11 @@ def _rounding(values: torch.Tensor, dtype: str) -> tuple[float, bool]:
         fourth_powers += float((units**4).sum())
     num_values = len(set(flat[:_LOOKED_AT].tolist()))
     return squares / 12, squares**2 >= _MANY * fourth_powers and num_values >= _MANY_VALUES
+
+
+def _best_fit(title: str, step: int, own: Mapping[str, _Own], kinds: list[Recorded], unread: Comparison) -> _Fit:
+    """Compare the saved weights with the master weights of one step, or with those that the model computes with."""
+    return max((_fit(title, step, own, weights, unread) for weights in kinds), key=_quality)
 
 
 def _fit(title: str, step: int, own: Mapping[str, _Own], recorded: Recorded, unread: Comparison) -> _Fit:

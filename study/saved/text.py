@@ -68,7 +68,7 @@ def text(folder: Path, saved: Sequence[Saved], compared: Sequence[Comparison], i
         place = saved_part.folder.name if saved_part.folder == folder else str(saved_part.folder.relative_to(folder))
         lines.append(f"Read: {place} ({_summary(saved_part)})")
     return "\n".join(
-        terminal.wrapped(terminal.printable(line), "  " if line[0] == "-" else "", "    " if line[0] == "-" else "  ")
+        terminal.wrap(terminal.printable(line), "  " if line[0] == "-" else "", "    " if line[0] == "-" else "  ")
         for line in lines
     )
 
@@ -120,9 +120,9 @@ def _answer(saved: Sequence[Saved], compared: Sequence[Comparison], is_strict: b
     wrong = [finding for part in _all(saved, compared) for finding in part.findings if finding.is_wrong]
     if wrong:
         names = {name for finding in wrong for name in finding.names}
-        concerned = terminal.counted(len(names), "tensor or file", "tensors or files")
+        concerned = terminal.count(len(names), "tensor or file", "tensors or files")
         extent = f", which concern{'s' * (len(wrong) == 1)} {concerned}" if names else ""
-        return f"WRONG: {terminal.counted(len(wrong), 'fault')}{extent}. Checked: {result.coverage()}."
+        return f"WRONG: {terminal.count(len(wrong), 'fault')}{extent}. Checked: {result.coverage()}."
     if not result.num_checked:
         return "UNKNOWN: nothing could be checked."
     if result.result == "unknown":
@@ -151,9 +151,9 @@ def _in_order(findings: Sequence[Finding]) -> list[Finding]:
 def _summary(saved: Saved) -> str:
     elements = sum(tensor.size for tensor in saved.tensors.values())
     types = ", ".join(sorted({tensor.dtype for tensor in saved.tensors.values()}))
-    parts = [saved.format, f"{terminal.counted(len(saved.tensors), 'tensor')} with {elements:,} elements"]
+    parts = [saved.format, f"{terminal.count(len(saved.tensors), 'tensor')} with {elements:,} elements"]
     if types:
         parts.append(types)
     if saved.states:
-        parts.append(terminal.counted(len(saved.states), "optimizer state"))
+        parts.append(terminal.count(len(saved.states), "optimizer state"))
     return ", ".join(parts)

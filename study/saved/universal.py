@@ -24,8 +24,25 @@ def is_one(folder: Path) -> bool:
 def read(folder: Path, trust: bool) -> Saved:
     """Read the universal checkpoint in a folder."""
     saved = Saved(folder, "DeepSpeed universal")
+    shapes = _read_model_files(saved, trust)
+    saved.format += "" if saved.step is None else f", step {saved.step}"
+    folders = {path.parent.relative_to(folder / "zero").as_posix() for path in (folder / "zero").rglob("*.pt")} - {"."}
+    if missing := shapes.keys() - folders:
+        saved.wrong("missing", "There is no folder of these weights.", missing)
+    if unknown := folders - shapes.keys() - saved.ties.keys():
+        saved.wrong("unexpected", "There are folders of weights that the model does not have.", unknown)
+    steps: dict[str, Any] = {}
+    for name in sorted(folders & shapes.keys()):
+        _read_parameter(saved, folder / "zero" / name, name, shapes[name], trust, steps)
+    _check_steps(saved, steps, len(shapes))
+    _check_kinds(saved)
+    return saved
+
+
+def _read_model_files(saved: Saved, trust: bool) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the parameters, and check that all model files are of one model and step."""
     shapes: dict[str, tuple[int, ...]] = {}
-    model_files = sorted(folder.glob("*mp_rank_*_model_states.pt"))
+    model_files = sorted(saved.folder.glob("*mp_rank_*_model_states.pt"))
     for path in model_files:
         try:
             content = pickles.load(path, trust)
@@ -42,29 +59,28 @@ def read(folder: Path, trust: bool) -> Saved:
             )
         shapes, saved.step = shapes or own, step if saved.step is None else saved.step
         saved.ties |= content.get("shared_params") or {}
-    saved.format += "" if saved.step is None else f", step {saved.step}"
-    folders = {path.parent.relative_to(folder / "zero").as_posix() for path in (folder / "zero").rglob("*.pt")} - {"."}
-    if missing := shapes.keys() - folders:
-        saved.wrong("missing", "There is no folder of these weights.", missing)
-    if unknown := folders - shapes.keys() - saved.ties.keys():
-        saved.wrong("unexpected", "There are folders of weights that the model does not have.", unknown)
-    steps: dict[str, Any] = {}
-    for name in sorted(folders & shapes.keys()):
-        _read_parameter(saved, folder / "zero" / name, name, shapes[name], trust, steps)
+    return shapes
+
+
+def _check_steps(saved: Saved, steps: dict[str, Any], num_weights: int) -> None:
+    """Compare the optimizer's counters with the step of the checkpoint."""
     counters = {name: step for name, value in steps.items() if (step := consistency.number_of(value)) is not None}
-    saved.optimizer = OptimizerFacts("step.pt", counters, len(shapes), [], needs_states=True)
+    saved.optimizer = OptimizerFacts("step.pt", counters, num_weights, [], needs_states=True)
     updates = consistency.updates_of(saved)
     if updates is not None and saved.step is not None and updates > saved.step + 1:
         saved.wrong(
             "optimizer", f"The optimizer was updated {updates} times, but the checkpoint is of step {saved.step}.",
             ["step.pt"],
         )  # fmt: skip
+
+
+def _check_kinds(saved: Saved) -> None:
+    """Check that all weights have the same kinds of states."""
     kinds = {kind for key in saved.states if (kind := key.rpartition("/")[2])}
     for kind in sorted(kinds):
         lacking = [name for name in saved.tensors if f"{name}/{kind}" not in saved.states]
         if lacking:
             saved.wrong("optimizer", f"There is no {kind}.pt of these weights, although others have it.", lacking)
-    return saved
 
 
 def _read_parameter(

@@ -1,8 +1,8 @@
 """Low-rank adapters (LoRA, DoRA) on frozen weights, which may be quantized: parameters, bytes, what autograd saves.
 
 linear_modules.json lists the Linear modules of a block for each model_type, and the bytes that a block saves only for
-the gradients of its weights. tools/linear_modules.py measures both in small models. The rules for the names of targets
-and the forward pass of an adapter are those of PEFT 0.21, in its modules tuners.lora.layer and
+the gradients of its weights. tools/measure/linear_modules.py measures both in small models. The rules for the names of
+targets and the forward pass of an adapter are those of PEFT 0.21, in its modules tuners.lora.layer and
 tuners.lora.dora.
 """
 

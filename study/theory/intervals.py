@@ -1,7 +1,7 @@
 """The intervals of predicted step times, and the published times that they are based on.
 
-tools/planner_accuracy.py predicts every published time with constants that were fitted to other times only. It writes
-the errors to measured_by_others/evidence.json.
+tools/derive/planner_accuracy.py predicts every published time with constants that were fitted to other times only. It
+writes the errors to measured_by_others/evidence.json.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A GPU multiplies at a share of its peak rate and moves bytes at a share of its memory bandwidth. The times of both are
 added, and so is the part of communication that does not overlap with them. Five constants per generation of GPUs are
-fitted to published throughput (tools/planner_accuracy.py). The sources of all other constants are given below.
+fitted to published throughput (tools/derive/planner_accuracy.py). The sources of all other constants are given below.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Constants:
     unhidden: float  # like UNHIDDEN, for several nodes, whose collectives wait for a network
 
 
-# tools/planner_accuracy.py fitted these constants to the rows of grades A and B of measured_by_others. Ampere uses A100
-# with 40 and 80 GB, Hopper uses H100 and H200, and Volta uses V100. The rows of V100 determine little: the constant of
-# attention keeps its initial value, and those of several nodes are of two machines with slow networks.
+# tools/derive/planner_accuracy.py fitted these constants to the rows of grades A and B of measured_by_others. Ampere
+# uses A100 with 40 and 80 GB, Hopper uses H100 and H200, and Volta uses V100. The rows of V100 determine little: the
+# constant of attention keeps its initial value, and those of several nodes are of two machines with slow networks.
 AMPERE = Constants(0.82, 0.334, 0.323, 183e-6, 0.17)
 HOPPER = Constants(0.807, 0.178, 0.273, 58.6e-6, 0.484)
 VOLTA = Constants(0.449, 0.35, 0.23, 820e-6, 1.0)
@@ -110,7 +110,7 @@ HOST_STEP_BYTES = 28 + 12 + 6
 # The published CPU-Adam updates 1e10 parameters in 2.57 s on a host with 256 GB/s (arXiv:2101.06840, table of Adam
 # latencies, from memory, not looked up). This is 30 bytes per parameter at 0.46 of the bandwidth.
 HOST_MEMORY_EFFICIENCY = 0.46
-# Bytes per second and thread. tools/planner_accuracy.py fitted it to the published times with offload
+# Bytes per second and thread. tools/derive/planner_accuracy.py fitted it to the published times with offload
 # (measured_by_others/published.yaml).
 HOST_THREAD_BANDWIDTH = 1.92e9
 

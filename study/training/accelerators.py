@@ -11,10 +11,10 @@ from study.config import RunConfig
 from study.engines import extensions
 from study.engines.readback.dtypes import computed_in
 from study.engines.workarounds import shard_on_cpu
-from study.formatting import GIB
 from study.models import SIZES, suited_buckets, swap_buffer_size
 from study.run import Run
 from study.running import memory_limits
+from study.terminal import GIB
 
 if TYPE_CHECKING:
     import torch

@@ -25,6 +25,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from study.engines.readback.facts import base_optimizer
+from study.engines.readback.parameters import whole_shape
 from study.run import Run
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -145,7 +146,7 @@ def _save_subgroups(engine: Any, optimizer: Any, folder: Path, accelerator: Acce
     if accelerator.is_main_process:
         names = {id(parameter): name for name, parameter in engine.module.named_parameters()}
         layout = [
-            [{"name": names[id(p)], "shape": list(p.ds_shape), "partition": p.ds_tensor.ds_numel} for p in group]
+            [{"name": names[id(p)], "shape": list(whole_shape(p)), "partition": p.ds_tensor.ds_numel} for p in group]
             for group in optimizer.fp16_groups
         ]
         (folder / LAYOUT).write_text(json.dumps(layout))

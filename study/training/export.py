@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from study.config import RunConfig, build_config
+from study.engines.readback.parameters import plain_name
 from study.errors import Refusal
 from study.saved import dcp, deepspeed_zero, foreign, pickles
 from study.saved.content import Saved
@@ -175,7 +176,7 @@ def read_parameters(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
         ) from None
     except pickles.Unreadable as reason:
         raise Refusal(f"{checkpoint.folder}: the checkpoint is damaged: {reason}. Use another checkpoint.") from None
-    return {weights.plain_name(name): tensor.float() for name, tensor in state.items()}
+    return {plain_name(name): tensor.float() for name, tensor in state.items()}
 
 
 def _plain(folder: Path) -> dict[str, torch.Tensor]:

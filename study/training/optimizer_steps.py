@@ -15,6 +15,7 @@ from torch.utils.data import Sampler
 from torch.utils.flop_counter import FlopCounterMode
 
 from study.config import RunConfig
+from study.engines.readback.parameters import local
 from study.records.schema import Timing
 from study.training import adapters, fixed_order
 from study.workloads.sources import Splits
@@ -64,7 +65,7 @@ def global_norm(tensors: Iterable[torch.Tensor], is_exact: bool = False) -> torc
     sharded = [tensor for tensor in tensors if isinstance(tensor, DTensor)]  # under FSDP2
     if not sharded:
         return fixed_order.exact_norm(tensors, is_sharded=False) if is_exact else _norm(tensors).to(_norm_type(tensors))
-    shards = [tensor.to_local() for tensor in sharded]
+    shards = [local(tensor) for tensor in sharded]
     mesh = sharded[0].device_mesh
     group = mesh.get_group(mesh.ndim - 1)  # sum over the shards only, because all replicas have the same gradients
     if is_exact:

@@ -14,7 +14,8 @@ from accelerate.utils import set_seed
 
 from study.config import RunConfig
 from study.engines.readback import full_tensors
-from study.engines.readback.facts import base_optimizer, engine_optimizer, whole_size
+from study.engines.readback.facts import base_optimizer, engine_optimizer
+from study.engines.readback.parameters import full_value, gathered, plain_name, whole_shape, whole_size
 from study.records.schema import Checksum, StepDigest
 from study.run import Run
 from study.training import adapters, fixed_order, perturbations
@@ -113,14 +114,10 @@ def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[s
     Biases and norms are the parameters with one dimension. Frozen parameters are in neither. If all trained parameters
     are matrices, as in an adapter, there is only the first group.
     """
-
-    def dimensions(parameter: Any) -> int:
-        return len(getattr(parameter, "ds_shape", parameter.shape))  # the shape of a partitioned parameter is empty
-
     parameters = [p for p in model.parameters() if p.requires_grad]
     groups: list[dict[str, Any]] = [
-        {"params": [p for p in parameters if dimensions(p) > 1], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if dimensions(p) <= 1], "weight_decay": 0.0},
+        {"params": [p for p in parameters if len(whole_shape(p)) > 1], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if len(whole_shape(p)) <= 1], "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
 
@@ -133,28 +130,14 @@ def num_params(model: torch.nn.Module, only_trainable: bool = False) -> int:
     return sum(whole_size(p) for p in model.parameters() if p.requires_grad or not only_trainable)
 
 
-def plain_name(name: str) -> str:
-    """Return a parameter's name without the prefixes of torch.compile and of the engine."""
-    return name.replace("_orig_mod.", "").removeprefix("module.")
-
-
 def full_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the name and the unsharded tensor of every parameter, in the order of their names.
 
     Parameters are gathered one at a time. Collective: every rank must call this.
     """
-    parameter: Any  # engines add attributes to some parameters
-    for name, parameter in sorted(model.named_parameters()):
-        name = plain_name(name)
-        if hasattr(parameter, "ds_id"):
-            import deepspeed
-
-            with deepspeed.zero.GatheredParameters([parameter]):
-                yield name, parameter.detach()
-        elif hasattr(parameter, "full_tensor"):
-            yield name, parameter.detach().full_tensor()
-        else:
-            yield name, parameter.detach()
+    for name, parameter in sorted((plain_name(name), parameter) for name, parameter in model.named_parameters()):
+        with gathered(parameter) as value:
+            yield name, value
 
 
 def checksum(model: torch.nn.Module) -> Checksum:
@@ -188,7 +171,7 @@ def digest_states(step: int, model: Any, optimizer: Any) -> StepDigest:
 
     def weight(parameter: Any) -> torch.Tensor | None:
         master = full_tensors.master(parameter) if parameter.dtype in (torch.bfloat16, torch.float16) else None
-        return full_tensors.weight(parameter) if master is None else master
+        return full_value(parameter) if master is None else master
 
     def moment(key: str) -> Callable[[Any], torch.Tensor | None]:
         return lambda parameter: full_tensors.state(parameter, key, states)
@@ -209,7 +192,7 @@ def _digest(tensors: list[tuple[str, Any]], read_tensor: Callable[[Any], torch.T
     digest, is_complete = hashlib.sha256(), True
     for name, parameter in tensors:
         tensor = read_tensor(parameter)  # collective: read on every rank, even after an incomplete parameter
-        if tensor is None or tensor.numel() != getattr(parameter, "ds_numel", parameter.numel()):
+        if tensor is None or tensor.numel() != whole_size(parameter):
             is_complete = False
             continue
         digest.update(name.encode())

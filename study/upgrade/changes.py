@@ -3,10 +3,9 @@
 "Different" and "worse" are two questions. A fault that ends changes a training as much as one that begins, so both
 count. The text also says which release has the fewest faults.
 
-Four files contain what is known about releases. releases.json.gz has the defaults that each release ships, as
-tools/releases.py reads them. known_bad.json has the faults that conformance runs found. faults.yaml has the other
-faults and crashes, with their public threads. no_effect.yaml has changes of defaults that do not change a training.
-Nothing is known about releases that are not in releases.json.gz.
+Three files contain what is known about releases. releases.json.gz has the defaults that each release ships, as
+tools/collect/releases.py reads them. faults.json has the known faults and crashes (see `faults`). no_effect.yaml has
+changes of defaults that do not change a training. Nothing is known about releases that are not in releases.json.gz.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -26,13 +25,12 @@ from packaging.version import Version
 
 from .. import terminal
 from ..verdict import Checked, NotChecked, Verdict
-from . import known_bad, locks, release_index
-from .known_bad import base_release
+from . import faults, locks, release_index
+from .faults import Fault, base_release
 from .locks import Lock
 from .release_index import Classes, Index, Package
 from .used import Use
 
-FAULTS = Path(__file__).with_name("faults.yaml")
 NO_EFFECT = Path(__file__).with_name("no_effect.yaml")
 # Keys that say what is logged, displayed, cached or stored, or where a server runs. They do not change the training.
 HARMLESS = re.compile(
@@ -48,47 +46,12 @@ REQUIRED = "(required)"  # the value of a parameter without a default
 
 
 @dataclass(frozen=True)
-class Change:
+class Change(Fault):
     """A property of releases of a package that an upgrade adds or removes."""
 
-    package: str
-    kind: Literal["fault", "crash", "change", "default", "gone", "new", "pair", "unknown"]
-    id: str
-    summary: str
-    introduced: str | None  # the first release that has it; None: it is older than all that were examined
-    fixed: str | None = None  # the first release without it again; None: there is none yet
-    threads: Sequence[str] = ()
-    date: str = ""  # of the first thread, or of the post in it that reports this
     how: Literal["comes", "goes", "stays", "there"] = "comes"  # there: in NEW, and perhaps also in OLD
     alarms: bool = False  # the upgrade may affect training, or its effect is unknown
-    beside: Mapping[str, str] = field(default_factory=dict)  # releases of other packages that must also be installed
-    with_feature: bool = False  # it came with the feature that has it, so it breaks nothing that worked
-    file: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # keys of DeepSpeed files, and affected values
-    # What a training that this concerns must have: values of keys, and words of its script. The keys are those of
-    # DeepSpeed files, and "engine".
-    needs: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    uses: Sequence[str] = ()
     classes: Sequence[str] = ()  # the classes whose default changes
-    # The rows of the conformance matrix that a fault affects; empty: the fault is not of the matrix.
-    engines: Sequence[str] = ()
-    precisions: Sequence[str] = ()
-    several_micro_batches: bool = False
-    # What goes wrong: gradients, weights or the loss; other data; what is saved or resumed; only memory, time or text.
-    effect: Literal["training", "data", "checkpoint", "cost"] = "training"
-    factor: str = ""  # a sentence with a measured factor, true with and without the fault
-    evidence: Literal["", "read"] = ""  # read: this project knows it from a public thread and did not measure it
-
-    def is_in(self, version: str | None) -> bool:
-        """Return whether a release of the package has this property, regardless of other packages."""
-        first, end = base_release(self.introduced or "0"), base_release(self.fixed or "9999")
-        return version is not None and first <= base_release(version) < end
-
-    def is_among(self, pins: Mapping[str, str]) -> bool:
-        """Return whether a set of releases has this property, including its conditions on other packages."""
-        return self.is_in(pins.get(self.package)) and all(
-            package in pins and base_release(pins[package]) in SpecifierSet(required)
-            for package, required in self.beside.items()
-        )
 
     @property
     def changes_training(self) -> bool:
@@ -110,10 +73,6 @@ class Change:
             not self.factor,
             not is_fault,
         )
-
-    def set_of_packages(self) -> tuple[str, ...]:
-        """Return the packages of a fault of a set of packages; nothing for a fault of one package."""
-        return (self.package, *self.beside) if self.beside else ()
 
     def as_osv(self) -> dict[str, Any]:
         """Return the change as an entry of OSV (https://ossf.github.io/osv-schema/), with versions of the package."""
@@ -144,33 +103,24 @@ def index() -> Index:
 
 @cache
 def known_faults() -> list[Change]:
-    """Return all known faults, crashes and changes of behavior: those that conformance found, and faults.yaml."""
-    faults = [Change(**entry) for entry in yaml.safe_load(FAULTS.read_text())]
+    """Return all known faults, crashes and changes of behavior."""
     releases = index().packages["deepspeed"].releases
-    for fault in known_bad.read():
-        fixed = next((version for version in releases if base_release(version) > base_release(fault.last)), None)
-        summary = fault_summary(fault, fault.engines)
-        change = Change("deepspeed", "fault", fault.id, summary, fault.first, fixed, fault.threads)
-        faults.append(
-            replace(
-                change, engines=fault.engines, precisions=fault.precisions, factor=fault.factor or "",
-                several_micro_batches=fault.several_micro_batches,
-            )
-        )  # fmt: skip
-    return faults
+
+    def completed(fault: Fault) -> dict[str, Any]:
+        """Return the fields of a fault. One that conformance found gets its summary and the release that fixes it."""
+        if not fault.engines:
+            return vars(fault)
+        last = base_release(fault.last or "0")
+        fixed = next((version for version in releases if base_release(version) > last), None)
+        return vars(fault) | {"summary": faults.summary_of(fault, fault.engines), "fixed": fixed}
+
+    return [Change(**completed(fault)) for fault in faults.read()]
 
 
 @cache
 def _without_effect() -> list[dict[str, Any]]:
     """Return the changes of defaults that do not change a training, with the reason, as no_effect.yaml lists them."""
     return list(yaml.safe_load(NO_EFFECT.read_text()))
-
-
-def fault_summary(fault: known_bad.Fault, engines: Sequence[str]) -> str:
-    """Return a text on which trainings of these engines a fault of DeepSpeed affects, and how."""
-    several = " with several micro batches" if fault.several_micro_batches else ""
-    only = f", only for {fault.models}" if fault.models else ""
-    return f"{', '.join(engines)} in {', '.join(fault.precisions)}{several}{only}: {fault.what}"
 
 
 def why_unknown(package: str, version: str) -> str | None:
@@ -510,7 +460,7 @@ def best_release(package: str, old: Lock, new: Lock, use: Use | None = None) -> 
     newer = [version for version in examined if base_release(version) > base_release(before.version)]
     candidates = [after, before, *(_rated(package, version, new, use) for version in newer)]
     best = min(candidates, key=lambda rated: rated.faults)
-    number = terminal.counted(before.faults, "known fault")
+    number = terminal.count(before.faults, "known fault")
     make = "makes" if before.faults == 1 else "make"
     summary = (
         f"OLD ({before.version}) has {number} that {make} training wrong, NEW ({after.version}) has {after.faults}"
@@ -546,17 +496,17 @@ def text(found: Comparison, old: Lock, new: Lock, width: int | None = None) -> s
     `width` is the maximum length of lines in characters; None means the width of the terminal.
     """
     columns = width or terminal.width()
-    lines = [terminal.wrapped(line, columns=columns) for line in _summary(found, old, new)]
+    lines = [terminal.wrap(line, columns=columns) for line in _summary(found, old, new)]
     if missing := [check.why or check.what for check in not_compared(old, new, found.use)]:
         lines += ["", "Could not be compared:"]
-        lines += [terminal.wrapped(line, "  - ", "    ", columns) for line in missing]
+        lines += [terminal.wrap(line, "  - ", "    ", columns) for line in missing]
     for package in (package for package in index().packages if package in {*old.pins, *new.pins}):
         lines += _lines_of_package(package, found, old, new, columns)
     if found.left_out:
         lines += ["", *_lines_of_left_out(found, columns)]
     if names := _other_packages(old, new):
-        line = f"These packages also differ. Nothing is known about their releases: {_shortened(names, 12)}."
-        lines += ["", terminal.wrapped(line, columns=columns)]
+        line = f"These packages also differ. Nothing is known about their releases: {terminal.names(names, 12)}."
+        lines += ["", terminal.wrap(line, columns=columns)]
     return "\n".join(lines)
 
 
@@ -631,7 +581,7 @@ def _lines_of_package(package: str, comparison: Comparison, old: Lock, new: Lock
         return []
     lines = ["", f"{package} {before} -> {after}"]
     if advice := best_release(package, old, new, comparison.use):
-        lines.append(terminal.wrapped(advice, "  ", columns=columns))
+        lines.append(terminal.wrap(advice, "  ", columns=columns))
     for is_changing in (True, False):
         part = [
             change
@@ -646,7 +596,7 @@ def _lines_of_package(package: str, comparison: Comparison, old: Lock, new: Lock
             items += _counted_keys(changes, comparison.use)
         if items:
             lines.append("  May affect training:" if is_changing else "  Other changes:")
-        lines += [terminal.wrapped(item, "  - ", "    ", columns) for item in items]
+        lines += [terminal.wrap(item, "  - ", "    ", columns) for item in items]
     return lines if len(lines) > len(("", "heading")) or (package in old.pins and package in new.pins) else []
 
 
@@ -685,24 +635,19 @@ def _counted_keys(changes: Sequence[Change], use: Use | None) -> Iterator[str]:
             classes = use.first(change.classes) if use else change.classes
             keys.append(f"{classes[0]}.{change.id.partition('-')[2]}{_also_of(classes)}")
         if keys:
-            yield f"{word} keys ({len(keys)}): {_shortened(keys, 6)}"
+            yield f"{word} keys ({len(keys)}): {terminal.names(keys, 6)}"
 
 
 def _lines_of_left_out(comparison: Comparison, columns: int) -> Iterator[str]:
     """Yield how many changes were left out, by reason."""
     number = sum(map(len, comparison.left_out.values()))
-    yield terminal.wrapped(f"{number} known changes cannot concern this training and are left out:", columns=columns)
+    yield terminal.wrap(f"{number} known changes cannot concern this training and are left out:", columns=columns)
     for reason, changes in sorted(comparison.left_out.items(), key=lambda item: -len(item[1])):
         changing = sum(change.changes_training for change in changes)
         line = f"{len(changes)} ({changing} of them may affect other trainings): {reason}"
-        yield terminal.wrapped(line, "  - ", "    ", columns)
+        yield terminal.wrap(line, "  - ", "    ", columns)
 
 
 def _other_packages(old: Lock, new: Lock) -> list[str]:
     """Return the packages that differ and are not in the index."""
     return sorted(name for name in {**old.others, **new.others} if old.others.get(name) != new.others.get(name))
-
-
-def _shortened(words: Sequence[str], number: int) -> str:
-    left_out = len(words) - number
-    return ", ".join(words[:number]) + (f" and {left_out} more" if left_out > 0 else "")

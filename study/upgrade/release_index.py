@@ -1,6 +1,6 @@
 """Look up what each release of the packages that train ships: its date, its defaults, and what it requires.
 
-tools/releases.py writes the file. Nothing is known about releases that are not in it.
+tools/collect/releases.py writes the file. Nothing is known about releases that are not in it.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ HARMLESS = {
 DYNAMIC_MODULES = {"importlib", "runpy", "subprocess", "multiprocessing"}
 DYNAMIC_CALLS = {"__import__", "exec", "eval"}
 DYNAMIC_OF_OS = re.compile(r"system|popen|exec\w+|spawn\w+")
-# Trainers that are not derived from another trainer of trl, except from one that `uses` in faults.yaml also names.
+# Trainers that are not derived from another trainer of trl, except from one that `uses` in faults.json also names.
 INDEPENDENT = {
     "Trainer", "Seq2SeqTrainer", "SFTTrainer", "DPOTrainer", "GRPOTrainer", "RLOOTrainer", "KTOTrainer", "CPOTrainer",
     "ORPOTrainer", "RewardTrainer", "PPOTrainer", "BCOTrainer", "PRMTrainer", "OnlineDPOTrainer", "GKDTrainer",

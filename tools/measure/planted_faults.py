@@ -15,9 +15,11 @@ fault is not in the program exactly once. Such a fault has to be planted again w
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -25,10 +27,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 import pytest
@@ -38,8 +40,9 @@ FAULTS = Path(__file__).with_suffix(".yaml")
 FAST = "not slow and not pages and not nightly"
 KINDS = (".py", ".yaml", ".csv", ".json")  # of the files that may have a fault
 LINKED = (".venv", ".torch_extensions", ".releases", ".deepspeed_env")  # ignored folders that tests use
-MOST_LIKELY = 8  # test files that run first
-GENERIC = {"study", "test", "file", "files", "of", "text", "the"}  # words that say nothing about a test
+Stage = Literal["first", "likely", "all"]
+MOST_LIKELY = 4  # test files that run first
+GENERIC = {"study", "test", "of", "text", "the"}  # words that say nothing about a test
 REPORT, ORDER = "PLANTED_FAULTS_REPORT", "PLANTED_FAULTS_ORDER"  # variables for the plugin below
 
 
@@ -68,6 +71,50 @@ def _note(name: str, is_failed: bool) -> None:
             file.write(name + "\n")
 
 
+# ---------------------------------------------------------------- a process that has imported what tests need
+
+QUIET = ("-W", "ignore:Module already imported so cannot be rewritten:pytest.PytestAssertRewriteWarning")
+IMPORTED = (
+    "numpy",
+    "pandas",
+    "scipy.stats",
+    "torch",
+    "torch.distributed.tensor",
+    "transformers",
+    "accelerate",
+    "datasets",
+)
+
+
+def serve() -> None:
+    """Run pytest in forks of this process, which saves each of them the imports of large libraries.
+
+    A line of the standard input has the words for pytest, its environment and the file of its output. The answers are a
+    line with its process, and a line with its exit status.
+    """
+    for name in IMPORTED:
+        importlib.import_module(name)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if process := os.fork():
+            print(process, flush=True)
+            print(os.waitpid(process, 0)[1], flush=True)
+            continue
+        os.setsid()
+        with open(asked["log"], "w") as log:
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        os.environ |= asked["environment"]
+        status = int(pytest.ExitCode.INTERNAL_ERROR)
+        try:
+            status = int(pytest.main([*QUIET, *asked["words"]], plugins=[sys.modules[__name__]]))
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+
+
 # ---------------------------------------------------------------- faults, and a copy to plant them into
 
 
@@ -91,10 +138,14 @@ class Copy:
 
     def __init__(self, root: Path, folder: Path) -> None:
         self.folder = folder / "copy"
-        self._python = root / ".venv" / "bin" / "python"
-        self._plugin = folder / "plugin"
-        self._plugin.mkdir()
-        shutil.copy(__file__, self._plugin)
+        python, plugin = root / ".venv" / "bin" / "python", folder / "plugin"
+        self._python = str(python) if python.exists() else sys.executable
+        self._log = folder / "pytest.log"
+        self._server: subprocess.Popen[bytes] | None = None
+        plugin.mkdir()
+        shutil.copy(__file__, plugin)
+        paths = os.pathsep.join(map(str, (self.folder, plugin)))
+        self._environment = {"PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=True)
         for name in filter(None, listed.stdout.split("\0")):
             if (root / name).is_file():
@@ -130,37 +181,62 @@ class Copy:
                 _write(path, text)
 
     def failing(
-        self, expression: str, tests: Sequence[str] = (), first: Sequence[str] = (), stops: bool = True,
-        workers: int = 0, seconds: float | None = None,
+        self, expression: str, tests: Sequence[str] = (), left_out: Sequence[str] = (), first: Sequence[str] = (),
+        stops: bool = True, workers: int = 0, seconds: float | None = None,
     ) -> tuple[list[str], bool]:  # fmt: skip
         """Return the tests that fail, and whether pytest ended within the time.
 
-        `tests` are files or tests, by default all. `first` are names of test files that run before others. With
-        `stops`, pytest ends at the first failure.
+        `tests` are files or tests, by default all, without those in `left_out`. `first` are names of test files that
+        run before others. With `stops`, pytest ends at the first failure.
         """
         report = self.folder.parent / "failed.txt"
         report.write_text("")
-        python = self._python if self._python.exists() else Path(sys.executable)
-        words = [str(python), "-m", "pytest", "-q", "-p", "planted_faults", "-p", "no:cacheprovider", "-m", expression]
-        words += ["-x"] if stops else []
-        words += ["-n", str(workers), "--dist", "loadfile"] if workers else []
-        paths = os.pathsep.join(map(str, (self.folder, self._plugin)))
-        own = {"PYTHONPATH": paths, REPORT: str(report), ORDER: " ".join(first)}
-        with open(self.folder.parent / "pytest.log", "w") as log:
-            process = subprocess.Popen(
-                [*words, *tests], cwd=self.folder, env={**os.environ, **own}, stdout=log, stderr=log,
-                start_new_session=True,
-            )  # fmt: skip
-            try:
-                process.wait(seconds)
-                is_done = True
-            except subprocess.TimeoutExpired:
-                is_done = False
-            finally:
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
+        words = ["-q", "-p", "no:cacheprovider", "-m", expression, *(["-x"] if stops else [])]
+        words += [f"--deselect={test}" for test in left_out]
+        environment = {REPORT: str(report), ORDER: " ".join(first)}
+        if workers:
+            words += ["-n", str(workers), "--dist", "loadfile", "--no-loadscope-reorder"]
+            is_done = self._start_and_wait([*words, *tests], environment)
+        else:
+            is_done = self._fork_and_wait([*words, *tests], environment, seconds)
         return list(dict.fromkeys(filter(None, report.read_text(encoding="utf-8").split("\n")))), is_done
+
+    def _start_and_wait(self, words: Sequence[str], environment: dict[str, str]) -> bool:
+        with open(self._log, "w") as log:
+            command = [self._python, "-m", "pytest", "-p", "planted_faults", *words]
+            own = {**os.environ, **self._environment, **environment}
+            subprocess.run(command, cwd=self.folder, env=own, stdout=log, stderr=log)
+        return True
+
+    def _fork_and_wait(self, words: Sequence[str], environment: dict[str, str], seconds: float | None) -> bool:
+        """Run pytest in a fork of the server, and return whether it ended within the time."""
+        asked = {"words": list(words), "environment": environment, "log": str(self._log)}
+        server = self._running_server()  # its pipes have no buffers, so that select sees what was not read
+        assert server.stdin is not None
+        assert server.stdout is not None
+        server.stdin.write(json.dumps(asked).encode() + b"\n")
+        process = int(server.stdout.readline())
+        is_done = bool(select.select([server.stdout], [], [], seconds)[0])
+        if not is_done:
+            with suppress(ProcessLookupError):  # it has just ended
+                os.killpg(process, signal.SIGKILL)
+        status = os.waitstatus_to_exitcode(int(server.stdout.readline()))
+        if status in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR):
+            raise click.ClickException(f"pytest cannot run:\n{self._log.read_text()[-2000:]}")
+        return is_done
+
+    def _running_server(self) -> subprocess.Popen[bytes]:
+        if self._server is None:
+            self._server = subprocess.Popen(
+                [self._python, "-c", "import planted_faults; planted_faults.serve()"], cwd=self.folder,
+                env={**os.environ, **self._environment}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
+            )  # fmt: skip
+        return self._server
+
+    def close(self) -> None:
+        if self._server is not None and self._server.stdin is not None:
+            self._server.stdin.close()
+            self._server.wait()
 
 
 def _write(path: Path, text: str) -> None:
@@ -182,23 +258,22 @@ def likely_tests(copy: Copy, path: Path, room: str) -> list[str]:
     scores = {}
     for file in sorted((copy.folder / "tests").glob("test_*.py")):
         text = file.read_text(encoding="utf-8")
-        score = 4.0 * _imports(text, module) + 3.0 * (path.name in text) + 1.0 * (package in text and "." in package)
-        score += 3.0 * len(words & _words(file.stem)) + 1.0 * any(_imports(text, each) for each in of_importers)
-        scores[file.name] = score
+        score = 3.0 * _imports(text, module) + 2.0 * (path.name in text) + 1.0 * (package in text and "." in package)
+        score += 1.0 * any(_imports(text, each) for each in of_importers)
+        of_name = _words(file.stem)
+        scores[file.name] = score + 6.0 * len(words & of_name) / max(1, len(of_name))
     found = sorted((name for name in scores if scores[name]), key=lambda name: -scores[name])
     return found[:MOST_LIKELY]
 
 
 def _words(text: str) -> set[str]:
-    return {word for word in re.findall("[a-z]+", text.lower()) if len(word) > 1} - GENERIC
+    return {word.removesuffix("s") for word in re.findall("[a-z]+", text.lower()) if len(word) > 1} - GENERIC
 
 
 def _imports(text: str, module: Path) -> bool:
     """Return whether the text of a module imports another one."""
-    *above, name = module.parts
-    if ".".join(module.parts) in text:
-        return True
-    return re.search(rf"from {re.escape('.'.join(above))} import [^\n]*\b{re.escape(name)}\b", text) is not None
+    package, name = ".".join(module.parts[:-1]), module.name
+    return re.search(rf"\b{package}\.{name}\b|from {package} import [^\n]*\b{name}\b", text) is not None
 
 
 # ---------------------------------------------------------------- examining
@@ -221,18 +296,25 @@ class Results:
             with open(self.path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
 
-    def of(self, fault: Fault, tests: str, stage: str | None = None) -> dict[str, Any] | None:
-        """Return the result that settles a fault, if there is one: it was caught, or these tests missed it."""
+    def of(self, fault: Fault, tests: str, stage: Stage) -> dict[str, Any] | None:
+        """Return the result that settles a fault in a stage: that it was caught, or that these tests missed it."""
         for line in self.lines:
             if line.get("fault") == fault.id and (
-                line["result"] == "caught" or (line["tests"] == tests and line["stage"] in ("all", stage))
+                self.is_caught(line) or (line["tests"] == tests and line["stage"] in ("all", stage) and not line["by"])
             ):
                 return line
         return None
 
+    def is_caught(self, line: dict[str, Any]) -> bool:
+        return bool(line["by"]) and not self.fails_anyway(line["by"])
+
     def fails_anyway(self, test: str) -> bool | None:
+        """Return whether a test fails without any fault. None if that was not tried."""
         known = [line["fails"] for line in self.lines if line.get("test") == test]
         return known[-1] if known else None
+
+    def failing_anyway(self) -> list[str]:
+        return [line["test"] for line in self.lines if line.get("fails")]
 
 
 class Examination:
@@ -242,67 +324,78 @@ class Examination:
         self._copy, self._results, self._tests = copy, results, tests
         self._seconds, self._workers = seconds, workers
 
-    def try_likely(self, fault: Fault) -> None:
-        """Run the likely tests with one fault planted, and note the result."""
-        (path,) = self._copy.places(fault)
-        names = likely_tests(self._copy, path, fault.room)
-        began = time.monotonic()
-        by, is_done = self._caught_by(fault, [f"tests/{name}" for name in names], names)
-        stage = "likely" if is_done or by else "likely, unfinished"
-        self._note(fault, stage, by, began, names)
+    def try_likely(self, faults: Sequence[Fault]) -> None:
+        """Run the likely tests with each fault planted alone.
+
+        Of all faults, the quick tests of the most likely file run first, and then all tests of all likely files.
+        """
+        parts: dict[Stage, tuple[int, str]] = {"first": (1, "not launches"), "likely": (MOST_LIKELY, "")}
+        for stage, (number, marks) in parts.items():
+            tried: set[str] = set()
+            while left := [fault for fault in self._left(faults, stage) if fault.id not in tried]:
+                for fault in left:
+                    names = self._likely(fault)[:number]
+                    self._try(fault, stage, [f"tests/{name}" for name in names], names, marks)
+                self._try_without_faults(line["by"] for line in [*self._results.lines] if line.get("by"))
+                # Those that a test has caught that fails anyway are tried again without this test.
+                lines = [line for line in self._results.lines if line.get("stage", "").startswith(stage)]
+                tried |= {line["fault"] for line in lines if not line["by"]}
+
+    def _left(self, faults: Sequence[Fault], stage: Stage) -> list[Fault]:
+        return [fault for fault in faults if self._results.of(fault, self._tests, stage) is None]
 
     def try_all(self, faults: Sequence[Fault]) -> None:
         """Run all tests once with faults planted together, and those that fail again with each of the faults alone."""
-        began = time.monotonic()
         with self._copy.planted(faults):
-            failed, _ = self._copy.failing(self._tests, stops=False, workers=self._workers)
+            failed, _ = self._copy.failing(
+                self._tests, left_out=self._results.failing_anyway(), stops=False, workers=self._workers
+            )
         click.echo(f"{len(failed)} tests fail with {len(faults)} faults together.")
-        failed = self._innocent(failed)
+        self._try_without_faults(failed)
+        failed = [test for test in failed if not self._results.fails_anyway(test)]
         for fault in faults:
-            by = self._caught_by(fault, failed, [])[0] if failed else None
-            self._note(fault, "all", by, began, ["all"])
-            began = time.monotonic()
+            self._try(fault, "all", failed, self._likely(fault))
 
-    def _caught_by(self, fault: Fault, tests: Sequence[str], first: Sequence[str]) -> tuple[str | None, bool]:
-        """Return the first test that fails only with a fault, and whether pytest ended within the time."""
-        left_out: list[str] = []
-        while True:
+    def _likely(self, fault: Fault) -> list[str]:
+        (path,) = self._copy.places(fault)
+        return likely_tests(self._copy, path, fault.room)
+
+    def _try(self, fault: Fault, stage: Stage, tests: Sequence[str], first: Sequence[str], marks: str = "") -> None:
+        """Run tests with one fault planted, and note the result. `marks` are further marks that tests must have."""
+        selected = " and ".join(f"({each})" for each in (self._tests, marks) if each)
+        began = time.monotonic()
+        failed, is_done = list[str](), True
+        if tests:
             with self._copy.planted([fault]):
-                words = [*tests, *(f"--deselect={test}" for test in left_out)]
-                failed, is_done = self._copy.failing(self._tests, words, first, seconds=self._seconds)
-            guilty = self._innocent(failed)
-            if guilty or not failed:
-                return next(iter(guilty), None), is_done
-            left_out += failed
+                left_out = self._results.failing_anyway()
+                failed, is_done = self._copy.failing(selected, tests, left_out, first, seconds=self._seconds)
+        by, seconds = next(iter(failed), None), round(time.monotonic() - began)
+        how = stage if is_done or by else f"{stage}, unfinished"
+        self._results.add(fault=fault.id, tests=self._tests, stage=how, by=by, seconds=seconds, ran=list(first))
+        click.echo(f"{fault.id}: {f'caught by {by}' if by else f'not caught ({how})'}, {seconds} s")
 
-    def _innocent(self, failed: Sequence[str]) -> list[str]:
-        """Return those of these tests that pass without any fault."""
-        unknown = [test for test in failed if self._results.fails_anyway(test) is None]
+    def _try_without_faults(self, tests: Iterable[str]) -> None:
+        """Run tests without any fault, if that was not done before, and note which of them fail."""
+        unknown = [test for test in dict.fromkeys(tests) if self._results.fails_anyway(test) is None]
         if unknown:
-            fail_anyway, _ = self._copy.failing(self._tests, unknown, stops=False, workers=0)
+            failed, _ = self._copy.failing("", unknown, stops=False)
             for test in unknown:
-                self._results.add(test=test, fails=test in fail_anyway)
-        return [test for test in failed if not self._results.fails_anyway(test)]
-
-    def _note(self, fault: Fault, stage: str, by: str | None, began: float, ran: list[str]) -> None:
-        result, seconds = ("caught" if by else "not caught"), round(time.monotonic() - began)
-        self._results.add(
-            fault=fault.id, tests=self._tests, stage=stage, result=result, by=by, seconds=seconds, ran=ran
-        )
-        click.echo(f"{fault.id}: {f'caught by {by}' if by else f'not caught ({stage})'}, {seconds} s")
+                self._results.add(test=test, fails=test in failed)
 
 
 def groups(copy: Copy, faults: Sequence[Fault]) -> list[list[Fault]]:
-    """Divide faults into groups that can be planted together: each file has at most one of them."""
-    divided: list[dict[Path, Fault]] = []
+    """Divide faults into groups that can be planted together, because none of them changes the text of another one."""
+    divided: list[list[Fault]] = []
     for fault in faults:
-        (path,) = copy.places(fault)
-        group = next((group for group in divided if path not in group), None)
-        if group is None:
-            group = {}
-            divided.append(group)
-        group[path] = fault
-    return [list(group.values()) for group in divided]
+        for group in divided:
+            with copy.planted(group):
+                is_there = len(copy.places(fault)) == 1
+            if is_there:
+                group.append(fault)
+                break
+        else:
+            divided.append([fault])
+    return divided
 
 
 @click.command(help=__doc__, context_settings={"max_content_width": 120})
@@ -312,31 +405,34 @@ def groups(copy: Copy, faults: Sequence[Fault]) -> list[list[Fault]]:
     help="Checkout to test. [default: the one that this program is in]",
 )  # fmt: skip
 @click.option("--output", type=click.Path(path_type=Path), help="File of results, one JSON object per line.")
-@click.option("--seconds", type=float, default=600.0, help="Time limit of the likely tests of a fault. [default: 600]")
+@click.option("--seconds", type=float, default=600.0, help="Time limit of a fault's own tests. [default: 600]")
 @click.option("--workers", type=int, default=0, help="Processes of pytest-xdist that run all tests. [default: none]")
-@click.option("--likely-only", is_flag=True, help="Run only the likely tests.")
+@click.option(
+    "--stage", type=click.Choice(("likely", "all", "both")), default="both",
+    help="Run only the likely tests, or only all tests with the faults that are left. [default: both]",
+)  # fmt: skip
 @click.argument("ids", nargs=-1)
 def main(
-    tests: str, root: Path, output: Path | None, seconds: float, workers: int, likely_only: bool, ids: tuple[str, ...]
+    tests: str, root: Path, output: Path | None, seconds: float, workers: int, stage: str, ids: tuple[str, ...]
 ) -> None:
     """Examine the faults, and print which tests catch them."""
     faults = read_faults(FAULTS)
     if unknown := {*ids} - {fault.id for fault in faults}:
         raise click.UsageError(f"{', '.join(sorted(unknown))}: there is no such fault in {FAULTS.name}.")
-    faults = [fault for fault in faults if not ids or fault.id in ids]
+    faults = sorted((fault for fault in faults if fault.id in ids), key=lambda fault: ids.index(fault.id)) or faults
     results = Results(output)
     with tempfile.TemporaryDirectory(prefix="planted-faults-") as folder:
         copy = Copy(root.resolve(), Path(folder))
         lost = [fault for fault in faults if len(copy.places(fault)) != 1]
         faults = [fault for fault in faults if fault not in lost]
         examination = Examination(copy, results, tests, seconds, workers)
-        for fault in faults:
-            if results.of(fault, tests, "likely") is None:
-                examination.try_likely(fault)
-        left = [fault for fault in faults if results.of(fault, tests) is None]
-        for group in [] if likely_only else groups(copy, left):
+        if stage != "all":
+            examination.try_likely(faults)
+        left = [fault for fault in faults if results.of(fault, tests, "all") is None]
+        for group in groups(copy, left) if stage != "likely" else []:
             examination.try_all(group)
-    caught = [fault for fault in faults if (line := results.of(fault, tests)) and line["result"] == "caught"]
+        copy.close()
+    caught = [fault for fault in faults if (line := results.of(fault, tests, "all")) and results.is_caught(line)]
     click.echo(f"{len(caught)} of {len(faults)} faults are caught.")
     for fault in faults:
         if fault not in caught:

@@ -19,9 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from study.claims.rules import Observed, around
 from study.errors import refusing
-from study.formatting import GIB
 from study.planner.choose import gpt
 from study.strategy import file, in_theory
+from study.terminal import GIB
 from study.theory import adapters, communication, hardware, model_states, peaks, prediction, shapes
 from study.theory.engine import Engine, PrecisionClass, StepConfig
 from study.theory.hardware import Cluster
@@ -31,7 +31,7 @@ from study.theory.prediction import Prediction
 from study.theory.shapes import ModelShape
 
 POSITIONS, VOCABULARY = 1024, 50257  # of a model that the ledger describes by its sizes
-MEMORY_ERROR = 0.10  # relative, as memory_views.AT_MOST; 6 of 7 published peaks are within it
+MEMORY_ERROR = 0.10  # relative, as memory_views.MAX_ERROR; 6 of 7 published peaks are within it
 _WORST_AND_BEST = (1 + MEMORY_ERROR, 1 - MEMORY_ERROR)
 _LEAST = {"micro_batch": 1, "checkpointing": True}  # the settings that need the least memory
 _LEAST_JOB = StepConfig(1, POSITIONS, activation_checkpointing=True, kernels="fused")

@@ -1,4 +1,4 @@
-"""Read the table of keys that tools/keys.py writes: the engines' keys, what each does, and which ones runs accept."""
+"""Read the table that tools/derive/keys.py writes: the engines' keys, what each does, and which ones runs accept."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read() -> dict[str, Any]:
 
 
 def engine_schema(engine: Literal["accelerate", "deepspeed"], name: str) -> Any:
-    """Return what tools/keys.py read from an installed engine under a name such as fields, sections or types."""
+    """Return what tools/derive/keys.py read from an installed engine under a name such as fields, sections or types."""
     return read()["installed"][engine][name]
 
 

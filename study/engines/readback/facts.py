@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..keys import engine_settings
 from .dtypes import dtype_name, dtype_names, precision_of, precision_of_autocast
+from .parameters import COMPILED, plain_name, whole_parameters, whole_size
 from .states import engine_tensors
 
 _LIBRARIES = ("torch", "deepspeed", "accelerate", "transformers", "trl")
@@ -23,13 +24,13 @@ _LIBRARIES = ("torch", "deepspeed", "accelerate", "transformers", "trl")
 
 def uncompiled(model: Any) -> Any:
     """Return the engine or model under torch.compile's wrapper."""
-    return getattr(model, "_orig_mod", model)
+    return getattr(model, COMPILED, model)
 
 
 def is_compiled(model: Any) -> bool:
     """Return whether torch.compile compiled the model or a part of it."""
     parts = model.modules()
-    return any(hasattr(m, "_orig_mod") or getattr(m, "_compiled_call_impl", None) is not None for m in parts)
+    return any(hasattr(m, COMPILED) or getattr(m, "_compiled_call_impl", None) is not None for m in parts)
 
 
 def is_deepspeed(model: Any) -> bool:
@@ -84,38 +85,15 @@ def replicated_names(model: Any) -> set[str]:
 
     Sharded parameters, DeepSpeed's experts and the parameters that DDP ignores are left out.
     """
-    ignored = getattr(ddp_of(model), "parameters_to_ignore", ())
+    ignored = set(map(plain_name, getattr(ddp_of(model), "parameters_to_ignore", ())))
     return {
         name
         for name, parameter in model.named_parameters()
-        if name.removeprefix("module.") not in ignored
+        if plain_name(name) not in ignored
         and all(placement.is_replicate() for placement in getattr(parameter, "placements", ()))
         and not hasattr(parameter, "ds_tensor")
         and getattr(parameter, "allreduce", True)
     }
-
-
-def whole_parameters(model: Any) -> list[Any]:
-    """Return a model's parameters.
-
-    Under FSDP1, return the flat parameters, because the original parameters are only views of a shard.
-    """
-    flat = [m._handle.flat_param for m in model.modules() if getattr(m, "_handle", None) is not None]
-    views = {id(p) for flat_parameter in flat for p in flat_parameter._params or ()}
-    distinct = {id(p): p for p in (*flat, *(p for p in model.parameters() if id(p) not in views))}
-    return list(distinct.values())
-
-
-def whole_size(parameter: Any) -> int:
-    """Return the number of elements of a full parameter.
-
-    Stage 3, FSDP1 and FSDP2 store only shards of it, and bitsandbytes stores two elements in one byte.
-    """
-    if (quantized := getattr(parameter, "quant_state", None)) is not None:
-        return int(quantized.shape.numel())
-    if hasattr(parameter, "_unpadded_unsharded_size"):
-        return int(parameter._unpadded_unsharded_size.numel())
-    return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
 # ---------------------------------------------------------------- facts

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .facts import inner_module
-from .full_tensors import local
+from .parameters import local, whole_size
 
 
 class Fragment(NamedTuple):
@@ -81,7 +81,7 @@ def _of_stage_3(named: dict[int, Any], optimizer: Any) -> Iterator[tuple[torch.T
         if position is not None:
             group, start, size = position
             begin = torch.distributed.get_rank(parameter.ds_process_group) * size
-            size = max(0, min(size, parameter.ds_numel - begin))
+            size = max(0, min(size, whole_size(parameter) - begin))
             yield optimizer.fp32_partitioned_groups_flat[group], Fragment(name, parameter, start, begin, size)
 
 

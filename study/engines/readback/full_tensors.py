@@ -1,4 +1,4 @@
-"""Read full parameters, master weights, gradients and optimizer states, as they would be without an engine.
+"""Read full master weights, gradients and optimizer states, as they would be without an engine.
 
 If the engine shards, the functions that read values of whole tensors are collective: every rank must read the same
 parameters in the same order.
@@ -13,17 +13,7 @@ import torch
 import torch.distributed as dist
 
 from .dtypes import dtype_name
-
-
-def whole_shape(parameter: Any) -> torch.Size:
-    """Return the shape of a full parameter, of which stage 3 keeps only a shard."""
-    return torch.Size(getattr(parameter, "ds_shape", parameter.shape))
-
-
-def local(tensor: Any) -> torch.Tensor:
-    """Return this rank's part of a tensor."""
-    part: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return part
+from .parameters import local
 
 
 def kind_of_state(state: Any) -> str:
@@ -34,17 +24,6 @@ def kind_of_state(state: Any) -> str:
     part = local(state)
     is_plain = type(part) in (torch.Tensor, torch.nn.Parameter)
     return dtype_name(part.dtype) if is_plain else type(part).__name__
-
-
-def weight(parameter: torch.Tensor) -> torch.Tensor:
-    """Return the weight used in computation: gathered under stage 3, the full tensor under FSDP2, else a copy."""
-    if hasattr(parameter, "ds_id"):
-        import deepspeed
-
-        with deepspeed.zero.GatheredParameters([parameter]):
-            return parameter.detach().clone()
-    detached: Any = parameter.detach()
-    return detached.full_tensor() if hasattr(detached, "full_tensor") else detached.clone()  # type: ignore[no-any-return]
 
 
 def master(parameter: torch.Tensor) -> torch.Tensor | None:

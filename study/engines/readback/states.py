@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .full_tensors import local
+from .parameters import local
 
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:

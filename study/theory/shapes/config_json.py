@@ -14,7 +14,7 @@ from study.theory.shapes import formulas
 from study.theory.shapes.counts import ModelCounts
 from study.theory.shapes.shape import Architecture, Head, ModelShape, Plain
 
-# The defaults of the configuration classes of transformers 5.23, written by tools/config_defaults.py.
+# The defaults of the configuration classes of transformers 5.23, written by tools/derive/config_defaults.py.
 DEFAULTS_FILE = Path(__file__).with_name("config_defaults.json")
 # The keys that most files use for the parts of a shape.
 _KEYS = {

@@ -1,10 +1,10 @@
 """Count common architectures from the numbers of their configuration, without PyTorch.
 
 architectures.json has, by model_type, the counts of study/dryrun/count.py as formulas of a few numbers, such as
-"4*hidden + 2*queries". tools/architecture_formulas.py derives them from traces of models of many sizes. The numbers
-are `hidden`, `queries` (heads times the size of a head), `keys` (the same for key and value heads), `feed_forward`,
-`heads`, `kv_heads`, `head_size`, `vocabulary`, `positions`, `labels`, for mixtures `experts` and `active` (experts per
-token), and those of `ModelType.more`.
+"4*hidden + 2*queries". tools/collect/architecture_formulas.py derives them from traces of models of many sizes. The
+numbers are `hidden`, `queries` (heads times the size of a head), `keys` (the same for key and value heads),
+`feed_forward`, `heads`, `kv_heads`, `head_size`, `vocabulary`, `positions`, `labels`, for mixtures `experts` and
+`active` (experts per token), and those of `ModelType.more`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Find models by a known name, by a config.json, or by an id on the Hugging Face hub.
 
 hub_models.json.gz has the configurations of well-known models of the hub, and the counts of those whose architecture
-has no formulas (tools/hub_table.py). known_models.csv has BERT with the two-class head of bert-imdb
+has no formulas (tools/derive/hub_table.py). known_models.csv has BERT with the two-class head of bert-imdb
 (arXiv:1810.04805, and arXiv:1908.08962 for the small ones), and the MPT models of LLM Foundry's benchmark tables. The
 numbers of parameters of the MPT models are exactly those of a GPT-2 with biases. They have as many positions as the
 sequences have tokens, which is 2048 in most rows.

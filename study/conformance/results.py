@@ -1,0 +1,189 @@
+"""Read the committed conformance matrices, one file per examined installation, and describe a matrix as text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from .. import terminal
+from ..files import ROOT, parse_yaml
+from ..upgrade import faults as known_faults
+from ..verdict import Checked, NotChecked, Verdict
+from .matrix_file import failed_before, load
+
+PLACE = ROOT / "reports" / "conformance"
+OPTIMIZERS = PLACE / "optimizers"  # matrices of optimizers other than AdamW, one file per release of DeepSpeed
+ADAPTERS = PLACE / "adapters"  # matrices of LoRA adapters, one file per release of DeepSpeed
+VERDICTS = ("same", "wrong", "refused", "crashed")
+FAILED = ("wrong", "crashed")
+
+
+def read(package: str = "deepspeed", folder: Path = PLACE) -> dict[str, dict[str, Any]]:
+    """Return the matrices of a package's releases by version, oldest first.
+
+    For accelerate and torch, the matrix of the newest installation is included, because it has all of their cells.
+    Raises Refusal if a file is not a matrix.
+    """
+    # Files are named like accelerate-1.4.0.json. The name of a file about DeepSpeed is only the version.
+    paths = [path for path in folder.glob("*.json") if (path.stem.rpartition("-")[0] or "deepspeed") == package]
+    by_version = {_version(matrix, package): matrix for matrix in (load(path) for path in paths)}
+    if package != "deepspeed":
+        whole = newest(folder)
+        by_version.setdefault(_version(whole, package), whole)
+    return dict(sorted(by_version.items(), key=lambda item: known_faults.base_release(item[0])))
+
+
+def newest(folder: Path = PLACE) -> dict[str, Any]:
+    """Return the matrix of the newest installation, the one with the newest DeepSpeed. It has every cell."""
+    return list(read("deepspeed", folder).values())[-1]
+
+
+def released(package: str, folder: Path = PLACE) -> dict[str, str]:
+    """Return the publication dates of a package's releases by version. Only releases in released.yaml are included."""
+    dates: dict[str, str] = parse_yaml((folder / "released.yaml").read_text())[package]
+    return dates
+
+
+def _version(matrix: Mapping[str, Any], package: str) -> str:
+    version: str = matrix["versions"][package]
+    return version.partition("+")[0]
+
+
+def faults() -> list[known_faults.Fault]:
+    """Return the known faults of DeepSpeed that conformance runs found, the newest last."""
+    return sorted(known_faults.measured(), key=lambda fault: (known_faults.first_release(fault), fault.id))
+
+
+# ---------------------------------------------------------------- in words
+
+
+def failed_cells(matrix: Mapping[str, Any], earlier: Mapping[str, Any] | None = None) -> list[str]:
+    """Return the names of the cells that are wrong or crashed.
+
+    If an earlier matrix is given, cells that failed there in the same way are left out.
+    """
+    bad = {name: cell for name, cell in matrix["cells"].items() if cell["verdict"] in FAILED}
+    earlier_cells = earlier["cells"] if earlier else {}
+    return [name for name, cell in bad.items() if not failed_before(cell, earlier_cells.get(name, {}))]
+
+
+def verdict(matrix: Mapping[str, Any], earlier: Mapping[str, Any] | None = None) -> Verdict:
+    """Return the verdict on a matrix. If an earlier matrix is given, only new failures count as findings.
+
+    A cell that the engine refused was not compared with anything. If it was right in the earlier matrix, the comparison
+    with that matrix could not be made.
+    """
+    cells = matrix["cells"]
+    counts = Counter(cell["verdict"] for cell in cells.values())
+    compared = Checked(counts["same"] + counts["wrong"], "cell", "compared with a training without an engine")
+    missing = [
+        NotChecked(f"{terminal.count(number, 'cell')} refused by the engine", message)
+        for message, number in refusals(matrix).items()
+    ]
+    if earlier is not None:
+        missing += _not_compared(cells, earlier["cells"])
+    return Verdict.of(len(failed_cells(matrix, earlier)), [compared], missing)
+
+
+def _not_compared(cells: Mapping[str, Any], earlier: Mapping[str, Any]) -> list[NotChecked]:
+    """Return what a comparison with an earlier matrix could not compare."""
+    if not set(cells) & set(earlier):
+        return [NotChecked("failures that are known", "the file of --known has none of these cells", True)]
+    lost = [
+        name
+        for name, cell in cells.items()
+        if cell["verdict"] == "refused" and earlier.get(name, {}).get("verdict") == "same"
+    ]
+    return [NotChecked(name, "refused now, but right in the file of --known", True) for name in lost]
+
+
+def refusals(matrix: Mapping[str, Any]) -> dict[str, int]:
+    """Return the messages of the engines' refusals, and how many cells have each, the most frequent first."""
+    messages = (cell["message"] for cell in matrix["cells"].values() if cell["verdict"] == "refused")
+    return dict(Counter(terminal.printable(" ".join(message.split())) for message in messages).most_common())
+
+
+def summary_lines(matrix: Mapping[str, Any]) -> list[str]:
+    """Return a description of one installation's matrix for a terminal: result, counts, then failures, by line."""
+    cells = matrix["cells"]
+    versions = ", ".join(f"{name} {version}" for name, version in matrix["versions"].items())
+    counts = Counter(cell["verdict"] for cell in cells.values())
+    failed = failed_cells(matrix)
+    result = f"{len(failed)} of {len(cells)} cells are wrong or crashed" if failed else _sound(counts)
+    counted = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS)
+    seconds = sum(matrix["seconds"].values())
+    text_lines = [
+        terminal.wrap(f"{result}: {versions}."),
+        terminal.wrap(f"{len(cells)} cells in {seconds} s: {counted}."),
+    ]
+    rows = []
+    for group, members in by_engine_and_precision(cells).items():
+        counts = Counter(cells[name]["verdict"] for name in members)
+        rows.append([group, *(counts[verdict] or "" for verdict in VERDICTS)])
+    text_lines += ["", *terminal.table(["cells by engine and precision", *VERDICTS], rows)]
+    if failed:
+        text_lines += ["", "Wrong or crashed:"]
+        text_lines += [terminal.wrap(f"{name}: {explanation(cells[name])}", "  ", "    ") for name in failed]
+    if counts_of_refusals := refusals(matrix):
+        text_lines += ["", "Refused, and therefore not compared:"]
+        text_lines += [
+            terminal.wrap(f"{terminal.count(number, 'cell')}: {message}", "  ", "    ")
+            for message, number in counts_of_refusals.items()
+        ]
+    return "\n".join(text_lines).split("\n")
+
+
+def _sound(counts: Mapping[str, int]) -> str:
+    """Return the result of a matrix without a failure. `counts` has the number of cells by verdict."""
+    if not counts["same"]:
+        return "No cell could be compared, because the engines refused all of them"
+    compared = "1 was" if counts["same"] == 1 else f"{counts['same']} were"
+    return f"No cell is wrong ({compared} compared with a training without an engine)"
+
+
+def by_engine_and_precision(cells: Iterable[str]) -> dict[str, list[str]]:
+    """Group the names of cells by engine and precision class."""
+    groups: dict[str, list[str]] = {}
+    for name in cells:
+        groups.setdefault(" ".join(name.split("/")[:2]), []).append(name)
+    return groups
+
+
+def explanation(cell: Mapping[str, Any]) -> str:
+    """Return a text that says how far a cell deviates from the reference, or how it failed."""
+    if "message" in cell:
+        stage = cell["stage"].replace("taken up", "resumed")  # matrices have the older term
+        return f"{cell['verdict']} while it was {stage}: {cell['message']}"
+    if cell["verdict"] == "same":
+        return (
+            f"same: the largest deviation ({cell['of']}) is {cell['share_of_bound']:.2f} times what rounding explains"
+        )
+    share = cell["share_of_bound"]
+    beyond = (
+        "a value is not a number"
+        if share is None
+        else f"the deviation is {share:,.3g} times what rounding explains ({cell['of']})"
+    )
+    if not cell["beyond"]:
+        beyond = "no single rank is beyond what rounding explains"
+    since = f" from step {cell['first_step']}" if cell["first_step"] else ""
+    words = [f"wrong{since}: {beyond}"]
+    norms = [scale for scale in cell["norm_scale"] if scale is not None]
+    if norms:
+        words.append(f"the gradient norm is {norms[0]:.4g} to {norms[-1]:.4g} times the right one")
+    if cell["update_scale"][-1] is not None:
+        words.append(f"the weights moved {cell['update_scale'][-1]:.2f} times the right distance")
+    if states := cell.get("wrong_states"):
+        words.append(f"optimizer states have a wrong type ({', '.join(states)})")
+    if difference := cell["ranks_apart"]:
+        is_older_file = difference is True
+        words.append("the ranks end with different weights" if is_older_file else _difference_of_ranks(difference))
+    return "; ".join(words)
+
+
+def _difference_of_ranks(difference: Mapping[str, Any]) -> str:
+    first, *further = difference["of"]
+    more = f" and {len(further)} more" if further else ""
+    return f"the ranks have different weights from step {difference['step']} ({first}{more})"

@@ -1,0 +1,1 @@
+"""Run functions as the ranks of small worlds, each rank in a fork of this process."""

@@ -1,0 +1,170 @@
+"""Gather the pages of the site into build/pages: README, guides, executed notebooks, and a reference from the code.
+
+python tools/derive/pages.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import click
+import nbformat
+import web_page
+
+from study import cli
+from study.command_line import ALL
+from study.records.schema import Record
+from study.report import colab
+from study.upgrade import changes
+from study.upgrade.locks import Lock
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ROOT / "build" / "pages"
+WIDTH = 100  # of what commands print, in characters
+# A link, whose text may be code; or what is no link: fenced, or code.
+LINK = re.compile(
+    r"^ *```.*?^ *```|(?<!!)\[(?P<text>(?:`[^`]*`|[^\]`])*+)\]\((?P<to>[^)#\s:]+)(?P<anchor>#[^)\s]*)?\)|`[^`\n]+`",
+    re.DOTALL | re.MULTILINE,
+)
+LARGEST = 200_000  # bytes of a linked file that is copied into the site
+PICTURES = ("reports/**/*.svg", "docs/**/*.svg")  # which pages show
+
+# README's picture is the reader's system's; the site has a switch of its own, and shows the one that goes with it.
+PICTURE = re.compile(
+    r'<picture>.*?srcset="(?P<dark>[^"]+)".*?src="(?P<light>[^"]+)" alt="(?P<alt>[^"]+)".*?</picture>', re.DOTALL
+)
+FOLDED = r'<details markdown="1"><summary>code</summary>\n\n\g<0>\n\n</details>'
+LOOK = "<style>.md-typeset table:not([class]) :is(th, td) {min-width: 0; padding: .5em .7em}</style>\n\n"
+
+
+def sources() -> dict[str, Path]:
+    """Return the source of every page by its place in the site. Notebooks become Markdown pages."""
+    pages = {"index.md": ROOT / "README.md", "CHANGELOG.md": ROOT / "CHANGELOG.md"}
+    for folder in ("docs", "reports"):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in (".md", ".ipynb") and "records" not in path.parts:
+                pages[str(path.relative_to(ROOT).with_suffix(".md"))] = path
+    return pages
+
+
+def pictures() -> list[Path]:
+    """List the pictures that are copied into the site, to the same places as in the repository."""
+    return sorted(path for pattern in PICTURES for path in ROOT.glob(pattern))
+
+
+def linked(text: str, source: Path, place: str, places: dict[Path, str]) -> str:
+    """Rewrite the links of a page for the site.
+
+    A link to a page or a small file leads to its copy in the site. Any other link leads to the published repository, if
+    there is one; otherwise only its text remains.
+    """
+    published = colab.repository()
+
+    def link(match: re.Match[str]) -> str:
+        if not match["to"]:
+            return match[0]
+        target = Path(os.path.normpath(source.parent / match["to"]))
+        is_copied = target.is_file() and target.suffix != ".md" and target.stat().st_size < LARGEST
+        if target in places or is_copied:
+            to = places.get(target, str(target.relative_to(ROOT)))
+            if target not in places:
+                (PAGES / to).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(target, PAGES / to)
+            return f"[{match['text']}]({os.path.relpath(to, Path(place).parent)}{match['anchor'] or ''})"
+        if published and target.exists():
+            return f"[{match['text']}]({published}/blob/main/{target.relative_to(ROOT)})"
+        return str(match["text"])
+
+    return LINK.sub(link, text)
+
+
+def notebook(source: Path, target: Path) -> str:
+    """Convert an executed notebook to Markdown with folded code; write its figures next to the page."""
+    content = nbformat.read(source, as_version=4)
+    tags = [cell.metadata.get("tags", []) for cell in content.cells]
+    if ["injected-parameters"] in tags:  # instead of those in the notebook's own cell
+        del content.cells[tags.index(["parameters"])]
+    from nbconvert import MarkdownExporter  # only `make site` installs it
+
+    text, resources = MarkdownExporter().from_notebook_node(content, {"output_files_dir": f"{target.stem}_files"})
+    for name, image in resources["outputs"].items():
+        (target.parent / name).parent.mkdir(exist_ok=True)
+        (target.parent / name).write_bytes(image)
+    text = re.sub(r"<style.*?</style>|(?<=<table)[^>]*", "", text, flags=re.DOTALL)  # the theme's look and scroll box
+    text = re.sub(r"\n```\s+```python\n", "\n\n", text)  # cells with nothing between them
+    text = re.sub(r"^```python\n.*?^```$", FOLDED, text, flags=re.DOTALL | re.MULTILINE)
+    titles = [(heading.start(), heading[1]) for heading in re.finditer(r"^(?:#+ |\*\*)([^*\n]+)", text, re.MULTILINE)]
+    text = re.sub(r"!\[png\]", lambda heading: f"![{[name for at, name in titles if at < heading.start()][-1]}]", text)
+    return text.replace("# Verdicts on an article", f"# Verdicts on {source.stem}", 1)
+
+
+def commands() -> Iterator[str]:
+    """Yield the page of all commands: for each one, the help with all options."""
+    yield "# Commands\n\nAll options of every command, as `zero-study COMMAND --help` or `--help-all` prints them.\n"
+    top = click.Context(cli.zero_study, info_name="zero-study")
+    for name in cli.zero_study.list_commands(top):
+        command = cli.zero_study.get_command(top, name)
+        if command is not None and not command.hidden:
+            with click.Context(command, info_name=f"zero-study {name}", max_content_width=84) as context:
+                context.meta[ALL] = True
+                yield f"## {name}\n\n```text\n{command.get_help(context)}\n```\n"
+
+
+def releases() -> Iterator[tuple[str, str]]:
+    """Yield name and text of a page for each examined release: its known faults, and what it changes."""
+    for package, entry in changes.index().packages.items():
+        for before, version in pairwise([None, *entry.releases]):
+            faults = [
+                fault
+                for fault in changes.known_faults()
+                if fault.package == package and fault.kind != "change" and fault.is_in(version)
+            ]
+            wrong = [" ".join([f"- {fault.summary}", *(f"<{url}>" for url in fault.threads)]) for fault in faults]
+            old, new = Lock({package: before} if before else {}), Lock({package: version})
+            report = (
+                changes.text(changes.compare_locks(old, new), old, new, WIDTH)
+                if before
+                else "This is the oldest release that was examined."
+            )
+            lines = [f"# {package} {version}", "Known to train wrongly:", "\n".join(wrong or ["- nothing"])]
+            yield f"{package}-{version}", "\n\n".join([*lines, f"```text\n{report}\n```"])
+
+
+def main() -> None:
+    """Write all pages, after removing the earlier ones."""
+    shutil.rmtree(PAGES, ignore_errors=True)
+    pages = sources()
+    places = {path: place for place, path in pages.items()} | {ROOT / "reports": "reports/README.md"}
+    for place, source in pages.items():
+        target = PAGES / place
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.suffix == ".ipynb":
+            text = notebook(source, target)
+        else:
+            picture = r"![\g<alt>](\g<light>#only-light)\n![\g<alt>](\g<dark>#only-dark)"
+            text = PICTURE.sub(picture, source.read_text(encoding="utf-8"))
+        target.write_text(LOOK + linked(text, source, place, places), encoding="utf-8")
+    for path in pictures():
+        target = PAGES / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
+    reference = PAGES / "reference"
+    (reference / "releases").mkdir(parents=True)
+    names = dict(releases())
+    for name, text in names.items():
+        (reference / "releases" / f"{name}.md").write_text(text, encoding="utf-8")
+    listed = "\n".join(f"- [{name.replace('-', ' ')}](releases/{name}.md)" for name in names)
+    (reference / "releases.md").write_text(f"# Releases\n\n{listed}", encoding="utf-8")
+    (reference / "commands.md").write_text("\n".join(commands()), encoding="utf-8")
+    web_page.write(PAGES / "docs" / "web")
+    (reference / "record.schema.json").write_text(json.dumps(Record.model_json_schema(), indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""What installed releases and optimizers train wrongly, from the committed results of conformance."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+from committed_runs import releases_with_fault
+from wording import first_and_last, tabulate
+
+from study.conformance import results
+from study.conformance.cells import OPTIMIZERS, OPTIMIZERS_UNDER, PACKAGES, of_optimizers, of_release
+from study.conformance.results import FAILED
+from study.files import ROOT
+from study.upgrade import faults
+
+
+def lower_bound(package: str) -> str:
+    """Return the oldest version that pyproject.toml accepts."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (bound,) = (entry.removeprefix(f"{package}>=") for entry in extras["train"] if entry.startswith(f"{package}>="))
+    return bound
+
+
+def supported() -> str:
+    """Count the wrong and crashed cells of each package's releases, the newest first; equal neighbors share a row."""
+    rows = []
+    for package in PACKAGES:
+        cell_names = {cell.name for cell in of_release([package])}
+        findings: list[tuple[str, str, str]] = []
+        for version, matrix in results.read(package).items():
+            verdicts = Counter(matrix["cells"][name]["verdict"] for name in cell_names)
+            bad = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in FAILED if verdicts[verdict])
+            is_new = faults.base_release(version) >= faults.base_release(lower_bound(package))
+            findings.append((f"{bad or 'none'} of {len(cell_names)}", "yes" if is_new else "no", version))
+        groups = [
+            (finding, [version for *_, version in group]) for finding, group in groupby(findings, lambda row: row[:2])
+        ]
+        rows += [[f"`{package}`", first_and_last(versions), *finding] for finding, versions in reversed(groups)]
+    return tabulate(["package", "releases (how many)", "wrong or crashed cells", "supported"], rows)
+
+
+def optimizers_by_release() -> str:
+    """Count the wrong and crashed cells of each optimizer under ZeRO 0 to 3, by release of DeepSpeed."""
+    rows = []
+    for optimizer in OPTIMIZERS:
+        findings = [
+            ((_optimizer_result(matrix["cells"], optimizer),), version)
+            for version, matrix in results.read("deepspeed", results.OPTIMIZERS).items()
+        ]
+        rows += [[f"`{optimizer}`", *row] for row in _by_release(findings)]
+    return tabulate(["optimizer", "DeepSpeed", "cells at stages 0 to 3"], rows)
+
+
+def _optimizer_result(
+    cells: Mapping[str, Any], optimizer: str, engines: Sequence[str] = OPTIMIZERS_UNDER["deepspeed"]
+) -> str:
+    """Say how many of an optimizer's cells under some engines are wrong, and how."""
+    names = [cell.name for cell in of_optimizers([optimizer], engines) if cell.name in cells]
+    if not names:
+        return "not tested" if of_optimizers([optimizer], engines) else ""
+    verdicts = Counter(cells[name]["verdict"] for name in names)
+    if verdicts["refused"] == len(names):
+        return "refused"
+    of_norm = sum(cells[name].get("beyond") == ["norm"] for name in names)
+    of_states = sum(cells[name].get("beyond") == [] and "wrong_states" in cells[name] for name in names)
+    num_wrong = verdicts["wrong"] - of_norm - of_states
+    words = [f"{num_wrong} wrong"] if num_wrong else []
+    words += [f"{of_norm} with a wrong norm only"] if of_norm else []
+    words += [f"{of_states} with states of a wrong type only"] if of_states else []
+    words += [f"{verdicts['crashed']} crashed"] if verdicts["crashed"] else []
+    words += [f"{verdicts['refused']} refused"] if verdicts["refused"] else []
+    return f"of {len(names)}: {', '.join(words)}" if words else f"all {len(names)} right"
+
+
+def installed_optimizers() -> str:
+    """Count the verdicts of each optimizer's cells with the newest installation, by group of engines."""
+    cells = results.newest(results.OPTIMIZERS)["cells"]
+    groups = {
+        "DDP": ("ddp",),
+        "FSDP2": ("fsdp2",),
+        "stage 0": ("zero0",),
+        "stages 1 to 3": ("zero1", "zero2", "zero3", "accelerate_zero1", "accelerate_zero2", "accelerate_zero3"),
+        "with CPU offload": ("zero1_cpu_offload", "zero2_cpu_offload", "zero3_cpu_offload"),
+    }
+    rows = [
+        [f"`{optimizer}`: {what}", *(_optimizer_result(cells, optimizer, engines) for engines in groups.values())]
+        for optimizer, what in OPTIMIZERS.items()
+    ]
+    return tabulate(["optimizer", *groups], rows)
+
+
+MUON_CASES = {
+    "stage 0": "zero0/fp32/2-ranks/accumulation-1/muon",
+    "stage 2": "zero2/fp32/2-ranks/accumulation-1/muon",
+    "stage 2, clipping not written": "zero2/fp32/2-ranks/accumulation-1/clipping_absent/muon",
+    "stage 3, 4 micro batches": "zero3/fp32/2-ranks/accumulation-4/muon",
+    "stage 3, clipping not written": "zero3/fp32/2-ranks/accumulation-1/clipping_absent/muon",
+    "stage 3, zero.Init": "zero3/fp32/2-ranks/accumulation-1/zero_init/muon",
+}
+
+
+def muon_by_release() -> str:
+    """Say how far Muon moved the weights, relative to the reference, by release of DeepSpeed."""
+    findings = []
+    for version, matrix in results.read("deepspeed", results.OPTIMIZERS).items():
+        row = tuple(_distance_moved(matrix["cells"].get(name)) for name in MUON_CASES.values())
+        findings.append((row, version))
+    return tabulate(["DeepSpeed", *MUON_CASES], _by_release(findings))
+
+
+def _distance_moved(cell: Mapping[str, Any] | None) -> str:
+    if cell is None:
+        return "not tested"
+    if "message" in cell:
+        return str(cell["verdict"])
+    if cell["verdict"] == "same":
+        return "right"
+    scale = cell["update_scale"][-1]
+    moved = "not a number" if scale is None else f"{scale:.2f}"
+    return f"{moved}, norm wrong" if cell["beyond"] == ["norm"] else f"**{moved}**"
+
+
+def _by_release(findings: Sequence[tuple[tuple[str, ...], str]]) -> list[list[str]]:
+    """Return one row for neighboring releases with equal findings, the newest first."""
+    groups = [(row, [version for _, version in group]) for row, group in groupby(findings, lambda item: item[0])]
+    return [[first_and_last(versions), *row] for row, versions in reversed(groups)]
+
+
+def cells(engines: str = "", *outcomes: str) -> str:
+    """Count the tests of the newest installation with engines whose names begin so, and with these verdicts."""
+    of_engines = [
+        cell for name, cell in results.newest()["cells"].items() if re.match(f"(accelerate_)?({engines})", name)
+    ]
+    return f"{sum(cell['verdict'] in (outcomes or results.VERDICTS) for cell in of_engines):,}"
+
+
+TABLES: dict[tuple[str, str], Callable[[], str]] = {
+    ("reports/conformance/README.md", "supported"): supported,
+    ("docs/releases.md", "installed_optimizers"): installed_optimizers,
+    ("reports/conformance/README.md", "optimizers"): optimizers_by_release,
+    ("reports/conformance/README.md", "muon"): muon_by_release,
+}
+
+
+NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
+    ("docs/carry-over.md", "lost"): partial(releases_with_fault, "zero2-accumulation"),
+    ("docs/carry-over.md", "divided_twice"): partial(releases_with_fault, "outputs-of-outputs"),
+    ("docs/releases.md", "deepspeed"): partial(cells, "zero"),
+    ("docs/releases.md", "wrong"): partial(cells, "zero", "wrong"),
+    ("docs/releases.md", "not_wrong"): partial(cells, "zero", "same", "refused", "crashed"),
+    ("docs/releases.md", "same"): partial(cells, "zero", "same"),
+    ("docs/releases.md", "stopped"): partial(cells, "zero", "refused", "crashed"),
+    ("docs/releases.md", "all"): cells,
+    ("docs/releases.md", "others"): partial(cells, "ddp|fsdp2"),
+    ("docs/releases.md", "minutes"): lambda: f"{sum(results.newest()['seconds'].values()) / 60:.1f}",
+}

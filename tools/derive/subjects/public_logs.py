@@ -1,0 +1,119 @@
+"""How far predictions that were committed before public logs were read are from these logs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+
+import numpy as np
+from wording import percent, tabulate, whole_percent
+
+from study.planner import public_errors
+
+PUBLIC_QUANTITIES = {
+    "seconds_per_step": "time",
+    "tokens_per_second_per_gpu": "tokens per second",
+    "peak_allocated_bytes": "peak of tensors",
+    "peak_reserved_bytes": "peak reserved",
+    "fits": "whether it fits",
+}
+
+
+def public_predictions() -> str:
+    """Compare the predictions that were committed before the logs were read with the logs."""
+    head = [
+        "trainings",
+        "what",
+        "values",
+        "error: median / 90th percentile / worst",
+        "inside the interval",
+        "expected",
+        "met",
+    ]
+    rows = []
+    for each in public_errors.summaries():
+        error = "" if each.median is None else (
+            f"{percent(each.median)} / {percent(each.ninetieth)} / {100 * each.worst:+.0f} %"
+        )  # fmt: skip
+        inside = f"{each.inside[0]} of {each.inside[1]}" if each.inside else ""
+        if each.too_fast:
+            inside = "; ".join(filter(None, [inside, f"no upper end: {each.too_fast[1]}"]))
+        right = f"right: {each.right[0]} of {each.right[1]}" if each.right else ""
+        met = "" if each.is_met is None else "yes" if each.is_met else "**no**"
+        rows.append(
+            [each.group, PUBLIC_QUANTITIES[each.quantity], each.num, error or right, inside, _expected(each), met]
+        )
+    return tabulate(head, rows)
+
+
+def _expected(each: public_errors.Summary) -> str:
+    limit = each.limit
+    if limit is None:
+        return ""
+    parts = {
+        "at least {:.0f} % inside": limit.inside and 100 * limit.inside,
+        "median at most {:.0f} %": limit.median and 100 * limit.median,
+        "all at most {:.0f} %": limit.most and 100 * limit.most,
+        "80 % of them at most {:.0f} %": limit.fourth_fifth and 100 * limit.fourth_fifth,
+        "measured at least {:g} times as long": limit.too_short,
+    }
+    said = [text.format(value) for text, value in parts.items() if value]
+    return ", ".join([*said, *(["all right"] if limit.is_right else [])])
+
+
+def public_overall() -> str:
+    """Judge the expectations about all sources together."""
+    inside: dict[str, list[bool]] = {}
+    for row in public_errors.compared():
+        if row.is_inside is not None:
+            inside.setdefault(public_errors.SOURCES[row.family], []).append(row.is_inside)
+    share = statistics.median(sum(answers) / len(answers) for answers in inside.values())
+    too_fast = [row.is_too_fast for row in public_errors.compared() if row.is_too_fast is not None]
+    met = [summary.is_met for summary in public_errors.summaries() if summary.is_met is not None]
+    fits = [row for row in public_errors.compared() if row.quantity == "fits"]
+    num_failed = sum(not row.measured for row in fits)
+    return (
+        f"{sum(met)} of the {len(met)} expectations in the table were met. Over the {len(inside)} sources with "
+        f"intervals, the median of the shares of times inside is {100 * share:.0f} % (expected: at least 75 %). "
+        f"{sum(too_fast)} of {len(too_fast)} steps whose interval has no upper end are faster than its lower end "
+        f"(expected: at most 5 %). Of the {len(fits)} trainings of which we predicted whether they fit, {num_failed} "
+        "ran out of memory."
+    )
+
+
+def blind_memory() -> str:
+    """Say how far peaks of tensors are off that were predicted before their logs were read."""
+    errors = [abs(row.error) for row in public_errors.compared() if row.quantity == "peak_allocated_bytes"]
+    tail = whole_percent(float(np.quantile(errors, 0.9)))
+    return f"by {whole_percent(statistics.median(errors))} in the median, and by more than {tail} in one of ten cases"
+
+
+GOOD_TIME = 0.3  # median error of the times of a source; the sources are far from it on either side
+
+
+def blind_times() -> str:
+    """Say how far times are off, by source, that were predicted before their logs were read."""
+    errors: dict[str, list[float]] = {}
+    for row in public_errors.compared():
+        if row.quantity in ("seconds_per_step", "tokens_per_second_per_gpu") and row.error is not None:
+            errors.setdefault(public_errors.SOURCES[row.family], []).append(abs(row.error))
+    medians = sorted(statistics.median(of_source) for of_source in errors.values())
+    sides = [[median for median in medians if (median <= GOOD_TIME) == is_good] for is_good in (True, False)]
+    good, bad = (f"{100 * side[0]:.0f} to {whole_percent(side[-1])}" for side in sides)
+    numbers = {3: "three", 4: "four", 5: "five"}
+    return (
+        f"by {good} in the median for {numbers[len(sides[0])]} sources, and by {bad} for the {numbers[len(sides[1])]} "
+        "others"
+    )
+
+
+TABLES: dict[tuple[str, str], Callable[[], str]] = {
+    ("reports/planner-accuracy.md", "public"): public_predictions,
+    ("reports/planner-accuracy.md", "public_overall"): public_overall,
+}
+
+
+NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
+    ("README.md", "blind_memory"): blind_memory,
+    ("README.md", "blind_times"): blind_times,
+}

@@ -1,0 +1,171 @@
+"""How far predicted step times are from published ones."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from wording import OF_SOURCES, errors_in_short, median_of_sources, tabulate, whole_percent
+
+from study.planner import published_rows
+from study.theory import intervals, measured_by_others
+from study.theory.measured_by_others import MeasuredCase, MeasuredRow
+
+
+class Unseen(NamedTuple):
+    """A published step time of grade A or B, predicted by constants that were fitted without its source."""
+
+    strategy: str
+    source: str
+    grade: str
+    is_described: bool
+    error: float
+
+
+def unseen_times() -> list[Unseen]:
+    """List the published step times with the errors of predictions that were made without their source."""
+    cases = {(case.name, case.family): case for case in measured_by_others.cases("times")}
+    rows_of_foundry = {row.title: row for row in measured_by_others.throughput_rows()}
+    found = []
+    for row in published_rows.load().content["unseen"]:
+        if row["grade"] == "C":
+            continue
+        case: MeasuredCase | MeasuredRow
+        if row["family"] == published_rows.FOUNDRY:
+            case, source = rows_of_foundry[row["name"]], published_rows.FOUNDRY
+        else:
+            case = cases[row["name"], row["family"]]
+            source = case.measured_by
+        strategy = intervals.name_of(case.shape, case.engine)
+        if strategy in ("FSDP", "ZeRO-3"):
+            strategy += ", one node" if case.box.num_nodes == 1 else ", several nodes"
+        found.append(Unseen(strategy, source, row["grade"], not row["outside"], row["error"]))
+    return found
+
+
+def planner_times() -> str:
+    """Tabulate the errors of predicted step times by strategy and by source, each predicted without its source."""
+    times = unseen_times()
+    groups = {name: [time for time in times if time.strategy == name] for name in sorted({t.strategy for t in times})}
+    groups |= {f"all of grade {grade}": [time for time in times if time.grade == grade] for grade in "AB"}
+    groups["all"] = times
+    rows = []
+    for name, members in groups.items():
+        described = [time for time in members if time.is_described]
+        by_source: dict[str, list[float]] = {}
+        for time in described:
+            by_source.setdefault(time.source, []).append(time.error)
+        cells = (
+            [errors_in_short(time.error for time in described), median_of_sources(by_source)] if described else ["", ""]
+        )
+        every = errors_in_short(time.error for time in members)
+        rows.append([name, str(len(members)), every, str(len(described)), str(len(by_source)), *cells])
+    error = "error: median / 90th percentile / worst"
+    head = ["strategy", "all published times", error, "times that the model describes", "sources", error, OF_SOURCES]
+    sources = {time.source: [t for t in times if t.source == time.source] for time in times}
+    of_source = [
+        [
+            name,
+            ", ".join(sorted({time.strategy for time in members})),
+            str(len(members)),
+            errors_in_short(t.error for t in members),
+        ]
+        for name, members in sorted(sources.items())
+    ]
+    by_source_head = ["source", "strategies", "published times", error]
+    return f"{tabulate(head, rows)}\n\nThe same times by source:\n\n{tabulate(by_source_head, of_source)}"
+
+
+def planner_intervals() -> str:
+    """Tabulate the intervals of step times, and how often they contain times that were not used for them."""
+    names = {
+        "fsdp": "FSDP",
+        "zero3": "ZeRO-3",
+        "resident": "one process, DDP, ZeRO-0 to ZeRO-2",
+        "compiled": "the same with torch.compile",
+        "offload": "offload",
+    }
+    machines = {
+        "known": "like published ones",
+        "new count": "another number of GPUs",
+        "new generation": "another generation of GPUs",
+    }
+    rows = [
+        [names[engine], machines[distance], f"{evidence.spread:g}", str(evidence.sources), str(evidence.cases),
+         f"{evidence.held} of {evidence.tried}"]
+        for (engine, distance), evidence in intervals.EVIDENCE.items()
+    ]  # fmt: skip
+    return tabulate(["strategy", "machine", "factor", "sources", "times", "inside"], rows)
+
+
+def left_out() -> str:
+    """List why the model of times does not describe some published times, and how far they are from a prediction."""
+    reasons: dict[str, list[tuple[str, float]]] = {}
+    for row in published_rows.load().content["unseen"]:
+        if row["outside"]:
+            reasons.setdefault(row["outside"], []).append((row["family"], row["error"]))
+    rows = []
+    for reason, entries in reasons.items():
+        sources = ", ".join(dict.fromkeys(family for family, _ in entries))
+        rows.append(
+            [LEFT_OUT[reason.partition(":")[0]], sources, str(len(entries)), errors_in_short(e for _, e in entries)]
+        )
+    return tabulate(["reason", "source", "times", "error: median / 90th percentile / worst"], rows)
+
+
+LEFT_OUT = {  # why, by how published.yaml begins to say it
+    "small steps": "small steps: the GPU waits for the CPU to launch kernels, which the model hardly counts",
+    "the engine's timers": "the source printed DeepSpeed's own timers, which leave out loading data and more",
+    "the source contradicts itself": "the source contradicts itself",
+    "uneven lengths": "sequences of different lengths: every rank waits for the one with the longest batch, and only "
+    "the mean length is published",
+}
+
+
+def errors_of_times() -> dict[str, list[float]]:
+    """Return the errors of predicted step times by strategy, for times that the model describes."""
+    errors: dict[str, list[float]] = {}
+    for time in unseen_times():
+        if time.is_described:
+            errors.setdefault(time.strategy, []).append(abs(time.error))
+    return errors
+
+
+def times() -> str:
+    """Say how far predicted step times without offload are from published ones."""
+    errors = [each for strategy, each in errors_of_times().items() if strategy != "offload"]
+    medians, tails = ([float(np.quantile(each, share)) for each in errors] for share in (0.5, 0.9))
+    return (
+        f"the median error is between {100 * min(medians):.0f} and {whole_percent(max(medians))} for all strategies "
+        f"without offload, and one in ten errors is larger than {100 * min(tails):.0f} to {whole_percent(max(tails))}"
+    )
+
+
+def offload_times() -> str:
+    return f"their median error is about {whole_percent(statistics.median(errors_of_times()['offload']))}"
+
+
+def published_zero3_times() -> str:
+    """Say how many published times of ZeRO-3 are longer, and how many are shorter, than predicted."""
+    errors = [time.error for time in unseen_times() if time.strategy.startswith("ZeRO-3")]
+    longer = sum(error < 0 for error in errors)
+    return (
+        f"of the {len(errors)} published times of ZeRO-3, {longer} are longer than predicted and "
+        f"{len(errors) - longer} are shorter"
+    )
+
+
+TABLES: dict[tuple[str, str], Callable[[], str]] = {
+    ("reports/planner-accuracy.md", "intervals"): planner_intervals,
+    ("reports/planner-accuracy.md", "times"): planner_times,
+    ("reports/planner-accuracy.md", "excluded"): left_out,
+}
+
+
+NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
+    ("docs/carry-over.md", "zero3_times"): published_zero3_times,
+    ("docs/planner.md", "times"): times,
+    ("docs/planner.md", "offload_times"): offload_times,
+}

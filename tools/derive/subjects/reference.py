@@ -1,0 +1,66 @@
+"""Lists that a guide shows as they are: models, folders, launcher flags and variables, claims."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import yaml
+from wording import tabulate
+
+from study.claims import sentences
+from study.engines.keys import allowed
+from study.files import ROOT
+from study.theory.shapes.config_json import MODEL_TYPES
+
+
+def models() -> str:
+    """The classes of transformers for which the planner has formulas."""
+    counted = [
+        [f"`{name}`", ", ".join(f"`{class_name}`" for class_name in model_type.classes)]
+        for name, model_type in MODEL_TYPES.items()
+    ]
+    return tabulate(["`model_type`", "classes in `architectures`"], counted)
+
+
+def architectures() -> str:
+    """The classes of the installed transformers that were counted in their default configuration, and the others."""
+    content = json.loads((ROOT / "reports" / "architectures.json").read_text(encoding="utf-8"))
+    rows = []
+    for kind in dict.fromkeys(row["kind"] for row in content["models"]):
+        members = [row for row in content["models"] if row["kind"] == kind]
+        refused = [row for row in members if "refused" in row]
+        not_built = [row["class"] for row in refused if "transformers cannot" in row["refused"]]
+        not_traced = [row["class"] for row in refused if row["class"] not in not_built]
+        names = (", ".join(f"`{name}`" for name in group) or "none" for group in (not_built, not_traced))
+        rows.append((kind, f"{len(members) - len(refused)} of {len(members)}", *names))
+    return tabulate(("classes for", "counted", "transformers cannot build", "cannot be traced"), rows)
+
+
+def rooms() -> str:
+    """Return the table of folders and top-level modules from docs/rooms.yaml."""
+    rooms = yaml.safe_load((ROOT / "docs" / "rooms.yaml").read_text(encoding="utf-8"))
+    rows = [(f"`{name}`", room["purpose"], ", ".join(room["may_import"])) for name, room in rooms.items()]
+    return tabulate(("folder or module", "purpose", "may import"), rows)
+
+
+def decided(kind: str) -> str:
+    """One row for each verdict and its reason, with all that have it."""
+    groups: dict[allowed.Allowed, list[str]] = {}
+    for name, rule in allowed.rules(kind).items():
+        groups.setdefault(rule, []).append(f"`{'--' * (kind == 'flags')}{name}`")
+    rows = [
+        [("refused", "accepted")[rule.is_accepted], ", ".join(names), rule.reason] for rule, names in groups.items()
+    ]
+    explanation = "accepted: where the record shows its effect; refused: what it would do, and what to do instead"
+    return tabulate(["verdict", kind, explanation], sorted(rows, key=lambda r: r[0]))
+
+
+TABLES: dict[tuple[str, str], Callable[[], str]] = {
+    ("reports/planner-accuracy.md", "models"): models,
+    ("reports/planner-accuracy.md", "architectures"): architectures,
+    ("docs/claims.md", "claims"): lambda: "\n".join(sentences.tally(sentences.read())),
+    ("docs/architecture.md", "rooms"): rooms,
+    ("reports/launcher.md", "flags"): lambda: decided("flags"),
+    ("reports/launcher.md", "variables"): lambda: decided("variables"),
+}
