@@ -36,7 +36,7 @@ def formulas_and_trace(name: str) -> tuple[shapes.ModelShape, shapes.ModelShape]
     """The shape of a model that has formulas, and the one that a trace of its class gives."""
     formulas = shapes.find(name)
     counts = count.count(*models.class_of(formulas.config, name), ["sdpa"])
-    return formulas, shapes.traced(name, counts, formulas.positions)
+    return formulas, shapes.shape_from_counts(name, counts, formulas.positions)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert-base-uncased"])

@@ -34,7 +34,7 @@ def test_every_peak_is_where_theory_says():
     assert len(exact) >= 78
     assert max(abs(e.error) for e in exact) <= 0.04
     # Repeats, and rates of a network, are no further cases.
-    assert len({(e.strategy, round(e.error, 4)) for e in exact if abs(e.error) > 0.03}) <= 4
+    assert len({(e.strategy, round(e.error, 4)) for e in exact if abs(e.error) > 0.03}) <= 5
 
 
 def test_peaks_of_real_sizes_are_mostly_where_theory_said():

@@ -10,7 +10,7 @@ import pytest
 from study.compare import predicted
 from study.records import find as records
 from study.records import schema
-from study.theory import hardware
+from study.theory import hardware, shapes
 from study.theory.communication import collectives, paper_volume
 from study.theory.engine import Engine, StepConfig
 from study.theory.hardware import GPUS, Cluster, find_gpu, typical_box, usable_memory_bytes
@@ -103,11 +103,9 @@ PSI = sum(LOOKUPS) + 2 * GPT_BLOCK + 2 * HIDDEN
 
 
 def shape(architecture: str = "gpt2", layers: int = 2) -> ModelShape:
-    return ModelShape(
-        name=architecture, architecture=architecture, layers=layers, hidden=HIDDEN, heads=2, vocabulary=WORDS,
-        positions=POSITIONS, feed_forward=4 * HIDDEN, kv_heads=2, head_size=HIDDEN // 2, activation="gelu_new",
-        tied=architecture in ("gpt2", "gpt-neo"), head="sequence classes" if architecture == "bert" else "tokens",
-    )  # fmt: skip
+    return shapes.decoder_shape(
+        architecture, architecture, layers, HIDDEN, heads=2, positions=POSITIONS, vocabulary=WORDS
+    )
 
 
 def engine(zero_stage: int, **settings) -> Engine:

@@ -39,10 +39,12 @@ def prepare(config: Any) -> None:
 
 
 def turn_off_dropout(config: Any) -> None:
-    """Set all rates of dropout and of dropped layers in a configuration to 0."""
+    """Set all rates of dropout and of dropped layers in a configuration to 0, and hide no parts of sounds."""
     for name, value in config.to_dict().items():
         if "drop" in name and isinstance(value, float):
             setattr(config, name, 0.0)
+    if hasattr(config, "apply_spec_augment"):  # which parts are hidden is random, so that this cannot be traced
+        config.apply_spec_augment = False
 
 
 def with_sub_configs(config: Any) -> Iterator[Any]:

@@ -34,9 +34,9 @@ class Constants:
 # tools/derive/planner_accuracy.py fitted these constants to the rows of grades A and B of measured_by_others. Ampere
 # uses A100 with 40 and 80 GB, Hopper uses H100 and H200, and Volta uses V100. The rows of V100 determine little: the
 # constant of attention keeps its initial value, and those of several nodes are of two machines with slow networks.
-AMPERE = Constants(0.82, 0.334, 0.323, 183e-6, 0.17)
+AMPERE = Constants(0.83, 0.338, 0.301, 181e-6, 0.166)
 HOPPER = Constants(0.807, 0.178, 0.273, 58.6e-6, 0.484)
-VOLTA = Constants(0.449, 0.35, 0.23, 820e-6, 1.0)
+VOLTA = Constants(0.418, 0.35, 0.223, 583e-6, 1.0)
 FITTED = {"Ampere": AMPERE, "Hopper": HOPPER, "Volta": VOLTA}
 # A generation without fitted constants uses those of the first generation in its list. Cards with the chips GA102, Ada
 # and RTX Blackwell have tensor cores that are programmed like those of Ampere. B200 and the accelerators of other
