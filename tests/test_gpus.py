@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
 import math
@@ -12,7 +13,7 @@ from refusing import refusal
 from study import cli
 from study.errors import Refusal
 from study.planner.request import Request
-from study.theory import gpus, hardware, intervals, shapes, step_time
+from study.theory import cards, gpus, hardware, intervals, shapes, step_time
 from study.theory.engine import Engine
 from study.theory.gpus import GPUS, find_gpu
 from study.theory.step_time import FITTED, constants_of
@@ -51,6 +52,44 @@ def test_geforce_rates_are_those_with_accumulation_in_fp32():
     """The rate with accumulation in fp16 is twice as high, and no product of PyTorch uses it."""
     for name, tera in (("rtx-3090", 71), ("rtx-4090", 165), ("rtx-5090", 209)):
         assert GPUS[name].peak_flops_per_second["bf16"] == pytest.approx(tera * 1e12, rel=0.01)
+
+
+def test_tensor_cores_at_half_rate_reach_what_is_listed():
+    """Cards whose rate with fp32 accumulation is half of that with fp16 accumulation, and an H20."""
+    reference = cards.share_of_peak(GPUS["a100-80gb"])
+    for name in ("rtx-3090", "rtx-4090", "rtx-5090", "a10g", "l40", "h20"):
+        assert 0.95 < cards.share_of_peak(GPUS[name]) < 1.2, name
+    for name in ("rtx-a6000", "a40", "l40s", "rtx-6000-ada", "v100-32gb", "t4", "rtx-pro-6000"):
+        assert 0.6 < cards.share_of_peak(GPUS[name]) < reference, name
+    assert cards.share_of_peak(GPUS["l4"]) is None
+
+
+def test_rates_of_the_card_of_the_fitted_constants_are_the_fitted_ones():
+    for name, nearest in (("a100-80gb", "Ampere"), ("h100-sxm", "Hopper")):
+        gpu = GPUS[name]
+        assert cards.relative_share(gpu, nearest) == 1.0
+        assert cards.operand_share(gpu, nearest, 0.3, 0.85) == pytest.approx(0.3)
+        assert cards.flash_share(gpu, nearest, 0.4) == pytest.approx(0.4)
+
+
+def test_operands_are_faster_with_more_bandwidth_and_with_more_multiprocessors():
+    rates = {}
+    for name in ("a100-40gb", "a100-80gb", "rtx-3090", "rtx-4090"):
+        rates[name] = cards.operand_share(GPUS[name], "Ampere", 0.3, 0.85) * GPUS[name].memory_bandwidth
+    assert rates["a100-40gb"] < rates["a100-80gb"] < rates["a100-40gb"] * 2039 / 1555
+    assert rates["rtx-4090"] > 1.3 * rates["rtx-3090"]  # 1.1 times the bandwidth, 2.3 times the clocks
+    assert cards.operand_share(GPUS["b200"], "Hopper", 0.3, 0.85) == 0.3
+
+
+def test_products_were_measured_on_cards_that_are_listed():
+    with open(cards.MATRIX_PRODUCTS, encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        if row["gpu"] != "v100s":  # a V100 with another clock, which is not listed
+            listed = GPUS[row["gpu"]].peak_flops_per_second[row["type"]]
+            assert float(row["listed_teraflops"]) * 1e12 == pytest.approx(listed), row
+    assert {"v100s", *GPUS} >= {row["gpu"] for row in rows}
+    assert cards._SAME_CHIP.keys() | cards._SAME_ENERGY.keys() <= GPUS.keys()
 
 
 def test_no_two_gpus_share_a_name():
@@ -112,8 +151,8 @@ def test_numbers_alone_make_a_gpu(capsys):
     seconds = {option["strategy"]: option["seconds_per_step"] for option in named["strategies"]}
     for option in found["strategies"]:
         assert option["seconds_per_step_high"] > option["seconds_per_step"] > 0
-        if option["strategy"] == "fsdp2":
-            assert option["seconds_per_step"] == pytest.approx(seconds["fsdp2"], rel=0.02)
+        if option["strategy"] == "fsdp2":  # an L40S is predicted from measured products, other GPUs as an A100
+            assert option["seconds_per_step"] == pytest.approx(seconds["fsdp2"], rel=0.1)
 
 
 def test_numbers_replace_those_of_a_named_gpu():

@@ -11,10 +11,10 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
-from study.theory import adapters, communication, computation, intervals, model_states
+from study.theory import adapters, cards, communication, computation, intervals, model_states
 from study.theory.communication.sharded import gathered_elements
 from study.theory.engine import Engine, LossKernel, StepConfig, parameter_bytes
-from study.theory.gpus import LIKE
+from study.theory.gpus import LIKE, Gpu
 from study.theory.hardware import Cluster, generation_of, product_flops_per_second
 from study.theory.intervals import Evidence
 from study.theory.shapes import ModelShape
@@ -32,11 +32,13 @@ class Constants:
 
 
 # tools/derive/planner_accuracy.py fitted these constants to the rows of grades A and B of measured_by_others. Ampere
-# uses A100 with 40 and 80 GB, Hopper uses H100 and H200, and Volta uses V100. The rows of V100 determine little: the
-# constant of attention keeps its initial value, and those of several nodes are of two machines with slow networks.
-AMPERE = Constants(0.83, 0.338, 0.301, 181e-6, 0.166)
-HOPPER = Constants(0.807, 0.178, 0.273, 58.6e-6, 0.484)
-VOLTA = Constants(0.418, 0.35, 0.223, 583e-6, 1.0)
+# uses A100 with 40 and 80 GB, Hopper uses H100 and H200, and Volta uses V100. The shares are those of an A100 with
+# 80 GB and of an H100. cards.py says how they differ on other cards. Only the constants of several nodes are fitted to the
+# rows of V100, which are of two machines with slow networks: fitted to them, the share of products would be 0.42, while
+# a V100 was measured at 0.68.
+AMPERE = Constants(0.831, 0.331, 0.297, 184e-6, 0.172)
+HOPPER = Constants(0.808, 0.179, 0.272, 58.5e-6, 0.482)
+VOLTA = dataclasses.replace(AMPERE, hop_seconds=2.04e-3, unhidden=1.0)
 FITTED = {"Ampere": AMPERE, "Hopper": HOPPER, "Volta": VOLTA}
 # A generation without fitted constants uses those of the first generation in its list. Cards with the chips GA102, Ada
 # and RTX Blackwell have tensor cores that are programmed like those of Ampere. B200 and the accelerators of other
@@ -46,13 +48,13 @@ _NEAREST = {
     "RTX Blackwell": ("Ampere", "Hopper"), "CDNA 2": ("Ampere", "Hopper"), "Gaudi 2": ("Ampere", "Hopper"),
     "Hopper": ("Hopper", "Ampere"), "Blackwell": ("Hopper", "Ampere"), "CDNA 3": ("Hopper", "Ampere"),
     "CDNA 4": ("Hopper", "Ampere"), "Gaudi 3": ("Hopper", "Ampere"),
-    "Volta": ("Volta", "Ampere"), "Turing": ("Volta", "Ampere"),
+    "Volta": ("Volta", "Ampere", "Hopper"), "Turing": ("Volta", "Ampere", "Hopper"),
 }  # fmt: skip
 # The share of the dense bf16 peak that the best matrix product in PyTorch reaches: stas00/ml-engineering, table
 # "Maximum Achievable Matmul FLOPS", of A100, H100, B200, MI250X, MI325X (of 1,307 TFLOP/s), MI355X (of 2,517), Gaudi 2
 # and 3. (MI300X has the same chip as MI325X. Two measurements of it give 0.60 and 0.51.) A generation without fitted
 # constants has the share of products of its nearest generation, times the ratio of these two numbers. For cards that
-# are not in that table, the ratio is 1.
+# are neither in that table nor in the one of cards.py, the ratio is 1.
 ACHIEVABLE = {
     "Ampere": 0.869, "Hopper": 0.803, "Blackwell": 0.776, "CDNA 2": 0.767, "CDNA 3": 0.600, "CDNA 4": 0.622,
     "Gaudi 2": 0.969, "Gaudi 3": 0.741,
@@ -154,23 +156,26 @@ def nearest_generations(generation: str) -> tuple[str, ...]:
 
 
 def constants_of(generation: str) -> Constants:
-    """Return the constants of a generation of GPUs: fitted ones, or those of the nearest generation.
-
-    The share of products is then corrected by the published rates of large matrix products. It is relative to the
-    dense peak with accumulation in fp32.
-    """
-    own = generation.removeprefix(LIKE)
-    nearest = nearest_generations(generation)[0]
-    constants = FITTED[nearest]
-    if own == nearest or own not in ACHIEVABLE:
-        return constants
-    share = constants.product_efficiency * ACHIEVABLE[own] / ACHIEVABLE[nearest]
-    return dataclasses.replace(constants, product_efficiency=min(1.0, share))
+    """Return the constants of a generation of GPUs: fitted ones, or those of the nearest generation."""
+    return FITTED[nearest_generations(generation)[0]]
 
 
-def flash_efficiency(generation: str, constants: Constants) -> float:
-    """Return the share of the peak that PyTorch's fused attention reaches on a generation of GPUs."""
-    return FLASH_EFFICIENCY.get(nearest_generations(generation)[0], constants.attention_efficiency)
+def _relative_products(gpu: Gpu) -> float:
+    """Return the share of its peak that a GPU reaches in products, relative to the card of the fitted constants."""
+    own = generation_of(gpu).removeprefix(LIKE)
+    nearest = nearest_generations(own)[0]
+    measured = cards.relative_share(gpu, nearest)
+    if measured is not None:
+        return measured
+    return ACHIEVABLE[own] / ACHIEVABLE[nearest] if own in ACHIEVABLE else 1.0
+
+
+def _flash_efficiency(gpu: Gpu, constants: Constants) -> float:
+    """Return the share of the peak that PyTorch's fused attention reaches on a GPU."""
+    nearest = nearest_generations(generation_of(gpu))[0]
+    if nearest not in FLASH_EFFICIENCY:
+        return constants.attention_efficiency
+    return cards.flash_share(gpu, nearest, FLASH_EFFICIENCY[nearest])
 
 
 def seconds(
@@ -267,14 +272,18 @@ class _Speed:
 
     @classmethod
     def of(cls, engine: Engine, box: Cluster, constants: Constants) -> _Speed:
-        peak = product_flops_per_second(box.gpu, engine.precision)
-        attention = box.gpu.peak_flops_per_second["bf16"] if engine.precision == "fp8" else peak
+        gpu = box.gpu
+        peak = product_flops_per_second(gpu, engine.precision)
+        attention = gpu.peak_flops_per_second["bf16"] if engine.precision == "fp8" else peak
+        nearest = nearest_generations(generation_of(gpu))[0]
+        product_efficiency = constants.product_efficiency * _relative_products(gpu)
+        operands = cards.operand_share(gpu, nearest, constants.memory_efficiency, STREAM_EFFICIENCY)
         return cls(
-            peak * (FP32_EFFICIENCY if engine.precision == "fp32" else constants.product_efficiency),
+            peak * (FP32_EFFICIENCY if engine.precision == "fp32" else product_efficiency),
             attention * constants.attention_efficiency,
-            attention * flash_efficiency(generation_of(box.gpu), constants),
-            box.gpu.memory_bandwidth * constants.memory_efficiency,
-            box.gpu.memory_bandwidth * STREAM_EFFICIENCY,
+            attention * _flash_efficiency(gpu, constants),
+            gpu.memory_bandwidth * operands,
+            gpu.memory_bandwidth * STREAM_EFFICIENCY,
             constants,
         )
 
@@ -377,11 +386,18 @@ def _product_seconds(kind: Product, tokens: float, size: int, speed: _Speed) -> 
     return multiplied / speed.products + size * moved / speed.operands
 
 
+# Passes of eager attention's products over the matrices of scores. Forward: the first product writes the scores, and
+# the second one reads the probabilities. Backward: one product writes the gradient of the probabilities, one reads the
+# probabilities, and two read the gradient of the scores.
+SCORE_PASSES_FORWARD, SCORE_PASSES_BACKWARD = 2, 4
+
+
 def _blocks(shape: ModelShape, engine: Engine, job: StepConfig, speed: _Speed) -> _Compute:
     """Return the seconds of all blocks.
 
     A fused kernel of attention computes only unmasked scores. It saves no scores, so its backward pass has five
-    products where the forward pass has two. Eager attention computes all scores like any other product.
+    products where the forward pass has two. Eager attention computes all scores like any other product. Its products
+    write and read the matrices of scores, which are larger than their other operands.
     """
     size, batch, length = engine.compute_bytes, job.micro_batch_size, job.sequence_length
     arithmetic, is_eager = computation.arithmetic(engine, shape.adapter), computation.is_eager(shape, job)
@@ -392,7 +408,9 @@ def _blocks(shape: ModelShape, engine: Engine, job: StepConfig, speed: _Speed) -
         products = part.products.of(batch, length) / speed.products + size * operands / speed.operands
         multiplied = part.attention.of(batch, length)
         if is_eager:  # the kernels between its two products are among the others
-            attention, attention_backward = multiplied / speed.products, 2 * multiplied / speed.products
+            scores = size * part.dropped_scores.of(batch, length) / speed.stream
+            attention = multiplied / speed.products + SCORE_PASSES_FORWARD * scores
+            attention_backward = 2 * multiplied / speed.products + SCORE_PASSES_BACKWARD * scores
         else:
             rate = speed.attention if job.attention == "flash-1" else speed.flash
             attention = part.causal * multiplied / rate

@@ -34,6 +34,9 @@ ROBUST_SCALE = 0.03
 # Where rows say nothing of a constant, as those of one node say nothing of hops, it stays near what one would guess. A
 # factor of e away from the guess counts as much as one row that is 3 % off.
 GUESS = Constants(0.8, 0.35, 0.6, 50e-6, step_time.UNHIDDEN)
+# Generations whose rows determine only the constants of several nodes. The others are those of the nearest generation.
+OF_NETWORK_ONLY = {"Volta"}
+NETWORK_CONSTANTS = ("hop_seconds", "unhidden")
 # A source with more rows than this weighs no more than this many, because its rows share a program and machines.
 MOST_OF_SOURCE = 10
 FEWEST = 9  # fewer cannot bound nine of ten
@@ -149,8 +152,13 @@ class Fitted:
 def fit(times: list[Timed]) -> Fitted:
     """Fit the planner's constants and both rules of thumb."""
     rows = [timed for timed in times if timed.fitted]
-    generations = {row.generation for row in rows}
-    constants = {name: fit_constants(tuple(row for row in rows if row.generation == name)) for name in generations}
+    rows_of: dict[str, tuple[Timed, ...]] = {}
+    for row in rows:
+        rows_of[row.generation] = (*rows_of.get(row.generation, ()), row)
+    constants = {name: fit_constants(own) for name, own in rows_of.items() if name not in OF_NETWORK_ONLY}
+    for name in OF_NETWORK_ONLY & rows_of.keys():
+        base = next(each for each in step_time.nearest_generations(name) if each in constants)
+        constants[name] = fit_constants(rows_of[name], constants[base])
     lines = {}
     for gpu in {row.box.gpu.name for row in rows}:
         own = [row for row in rows if row.box.gpu.name == gpu]
@@ -163,21 +171,28 @@ def fit(times: list[Timed]) -> Fitted:
 
 
 @cache  # what is left out is mostly of one generation, and leaves the others' rows as they are
-def fit_constants(rows: tuple[Timed, ...]) -> Constants:
-    """Fit the constants of one generation by robust least squares of the relative errors."""
+def fit_constants(rows: tuple[Timed, ...], base: Constants | None = None) -> Constants:
+    """Fit the constants of one generation by robust least squares of the relative errors.
+
+    With `base`, only the constants of several nodes are fitted, and the others are those of `base`.
+    """
     from scipy.optimize import least_squares
 
-    start = np.log(dataclasses.astuple(GUESS))
+    names = NETWORK_CONSTANTS if base else tuple(field.name for field in dataclasses.fields(Constants))
+    start = np.log([getattr(GUESS, name) for name in names])
     of_source = Counter(row.measured_by for row in rows)
     weights = [min(1.0, MOST_OF_SOURCE / of_source[row.measured_by]) ** 0.5 for row in rows]
 
+    def constants_of(logarithms: np.ndarray) -> Constants:
+        return dataclasses.replace(base or GUESS, **dict(zip(names, map(float, np.exp(logarithms)), strict=True)))
+
     def errors(logarithms: np.ndarray) -> np.ndarray:
-        constants = Constants(*map(float, np.exp(logarithms)))
+        constants = constants_of(logarithms)
         of_rows = np.log([_seconds(row, constants) / row.seconds for row in rows])
         return np.concatenate([weights * of_rows, ROBUST_SCALE * (logarithms - start)])
 
     best = least_squares(errors, start, loss="soft_l1", f_scale=ROBUST_SCALE, bounds=(-np.inf, np.log(1.0)))
-    return Constants(*map(float, np.exp(best.x)))
+    return constants_of(best.x)
 
 
 def _fit_host(offloaded: list[Timed], constants: dict[str, Constants]) -> float:
