@@ -143,6 +143,12 @@ def test_gpu_list_shows_every_name(capsys, monkeypatch):
 # ---------------------------------------------------------------- by numbers
 
 
+def test_flash_attention_3_needs_a_hopper_gpu():
+    assert Request("h200", attention="flash-3").job().attention == "flash-3"
+    with pytest.raises(Refusal, match="--attention flash-3: it needs a Hopper GPU such as H100, not a100-80gb"):
+        Request("a100-80gb", attention="flash-3").job()
+
+
 def test_numbers_alone_make_a_gpu(capsys):
     found = told(capsys, *LLAMA, *BY_NUMBERS)
     named = told(capsys, *LLAMA, "--gpu", "l40s")

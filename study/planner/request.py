@@ -137,7 +137,7 @@ class Request(BaseModel):
     attention: Attention = option(
         None,
         "sdpa: PyTorch's (FlashAttention-2 if GPU and precision support it). eager: separate operators. flash-1: "
-        "FlashAttention of 2022. [default: as the stack]",
+        "FlashAttention of 2022. flash-3: FlashAttention-3, which needs a Hopper GPU. [default: as the stack]",
         SETTINGS,
     )
     dropout: bool = option(False, "Assume dropout.", SETTINGS)
@@ -322,8 +322,12 @@ class Request(BaseModel):
     def job(self, micro_batch_size: int = 1, gradient_accumulation_steps: int = 1) -> StepConfig:
         """Return what each rank computes.
 
-        Without a requested setting, there is no activation checkpointing. The planner tries both settings then.
+        Without a requested setting, there is no activation checkpointing. The planner tries both settings then. Raises
+        Refusal if the GPU cannot run the requested kernel of attention.
         """
+        gpu = self.box(1).gpu
+        if self.attention == "flash-3" and not hardware.has_flash_attention_3(gpu):
+            raise Refusal(f"--attention flash-3: it needs a Hopper GPU such as H100, not {gpu.name}. Take sdpa.")
         return StepConfig(
             micro_batch_size=micro_batch_size,
             sequence_length=self.sequence_length or DEFAULT_LENGTH,

@@ -20,8 +20,8 @@ LossKernel = Literal["eager", "upcast", "fused", "chunked"]
 # kernel each for activation functions, norms and the loss, as in LLM Foundry and Megatron.
 Kernels = Literal["fused", "transformers"]
 # sdpa: PyTorch's fused attention (FlashAttention-2). flash-1: the first FlashAttention of 2022, also the one in Triton.
-# eager: separate operators.
-Attention = Literal["sdpa", "eager", "flash-1"]
+# flash-3: FlashAttention-3, for Hopper only. eager: separate operators.
+Attention = Literal["sdpa", "eager", "flash-1", "flash-3"]
 Checkpointing = Literal["full", "selective", "selective-op", "none"]  # as users request it
 
 

@@ -477,6 +477,11 @@ def has_flash_attention(gpu: Gpu) -> bool:
     return gpu.generation.removeprefix(LIKE) not in ("Volta", "Turing")
 
 
+def has_flash_attention_3(gpu: Gpu) -> bool:
+    """Return whether FlashAttention-3 can run on a GPU. It is written for Hopper."""
+    return gpu.generation.removeprefix(LIKE) == "Hopper"
+
+
 def peak_flops_per_second(gpu: Gpu, precision: str, tf32: bool | None) -> float | None:
     """Return the peak rate of a GPU for the type in which a precision class multiplies. None if the GPU lacks it.
 

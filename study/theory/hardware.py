@@ -20,6 +20,7 @@ from study.theory.gpus import (
     from_numbers,
     generation_of,
     has_flash_attention,
+    has_flash_attention_3,
     peak_flops_per_second,
     product_flops_per_second,
     usable_memory_bytes,
@@ -27,8 +28,8 @@ from study.theory.gpus import (
 
 __all__ = (
     "GPUS", "Cluster", "Gpu", "described", "find", "find_gpu", "from_numbers", "generation_of",
-    "has_flash_attention", "peak_flops_per_second", "product_flops_per_second", "rented_box", "typical_box",
-    "usable_memory_bytes", "whole_host_note", "with_host",
+    "has_flash_attention", "has_flash_attention_3", "peak_flops_per_second", "product_flops_per_second", "rented_box",
+    "typical_box", "usable_memory_bytes", "whole_host_note", "with_host",
 )  # fmt: skip
 
 

@@ -33,9 +33,9 @@ class Constants:
 
 # tools/derive/planner_accuracy.py fitted these constants to the rows of grades A and B of measured_by_others. Ampere
 # uses A100 with 40 and 80 GB, Hopper uses H100 and H200, and Volta uses V100. The shares are those of an A100 with
-# 80 GB and of an H100. cards.py says how they differ on other cards. Only the constants of several nodes are fitted to the
-# rows of V100, which are of two machines with slow networks: fitted to them, the share of products would be 0.42, while
-# a V100 was measured at 0.68.
+# 80 GB and of an H100. cards.py says how they differ on other cards. Only the constants of several nodes are fitted to
+# the rows of V100, which are of two machines with slow networks: fitted to them, the share of products would be 0.42,
+# while a V100 was measured at 0.68.
 AMPERE = Constants(0.831, 0.331, 0.297, 184e-6, 0.172)
 HOPPER = Constants(0.808, 0.179, 0.272, 58.5e-6, 0.482)
 VOLTA = dataclasses.replace(AMPERE, hop_seconds=2.04e-3, unhidden=1.0)
@@ -74,10 +74,13 @@ STREAM_EFFICIENCY = 0.85
 FP32_EFFICIENCY = 0.93
 
 # FlashAttention-2 with a causal mask, forward and backward, reaches 180 to 200 of 312 TFLOP/s on A100
-# (arXiv:2307.08691, figure 4), and about 35 % of the peak on H100 (arXiv:2407.08608, abstract). FlashAttention-3 is
-# twice as fast on H100. All other generations have the share of their nearest one. (Volta and Turing have no
-# FlashAttention-2.)
+# (arXiv:2307.08691, figure 4), and about 35 % of the peak on H100 (arXiv:2407.08608, abstract). All other generations
+# have the share of their nearest one. (Volta and Turing have no FlashAttention-2.)
 FLASH_EFFICIENCY = {"Ampere": 0.6, "Hopper": 0.35}
+# FlashAttention-3 is 1.5 to 2.0 times as fast as FlashAttention-2 on H100 (arXiv:2407.08608, abstract). This is the
+# lower end of the range. It is not fitted, because only one source published times of trainings with it (prime-rl, in
+# the public logs).
+FLASH_3_SPEEDUP = 1.5
 
 # NCCL's bandwidth relative to that of the link. All-reduces of nccl-tests reach 200 to 235 of 300 GB/s on 8 x A100
 # (issues 149 and 178 of NVIDIA/nccl-tests), and 85 to 96 of 100 GB/s on 3 nodes with 4 x 200 Gbit/s (issue 119). This
@@ -412,7 +415,9 @@ def _blocks(shape: ModelShape, engine: Engine, job: StepConfig, speed: _Speed) -
             attention = multiplied / speed.products + SCORE_PASSES_FORWARD * scores
             attention_backward = 2 * multiplied / speed.products + SCORE_PASSES_BACKWARD * scores
         else:
-            rate = speed.attention if job.attention == "flash-1" else speed.flash
+            rate = {"flash-1": speed.attention, "flash-3": FLASH_3_SPEEDUP * speed.flash}.get(
+                job.attention, speed.flash
+            )
             attention = part.causal * multiplied / rate
             attention_backward = 2.5 * attention
         moved, moved_backward = computation.moved_bytes(part, arithmetic, size, job)
