@@ -256,6 +256,12 @@ def test_the_interval_is_that_of_the_kind_of_case():
     def box_of(gpu: str, num_gpus: int = 8) -> hardware.Cluster:
         return dataclasses.replace(BOX, gpu=hardware.find_gpu(gpu), num_gpus=num_gpus)
 
+    for name in ("ddp", "zero1", "zero3", "fsdp2"):
+        assert kind(ENGINES[name]) == ("usual", "known")
+    half = dataclasses.replace(ENGINES["fsdp2"], precision="fp16")
+    assert kind(half, box_of("v100-32gb")) == ("fsdp", "new count")  # has no FlashAttention-2
+    assert kind(ENGINES["fsdp2"], box_of("l4")) == ("usual", "new generation")
+    job = StepConfig(4, 1024, kernels="fused", attention="flash-1")
     assert kind(ENGINES["fsdp2"]) == ("fsdp", "known")
     assert kind(ENGINES["fsdp2"], box_of("h200")) == ("fsdp", "known")  # another card of a known generation
     assert kind(ENGINES["fsdp2"], box_of("b200")) == ("fsdp", "new generation")

@@ -18,8 +18,9 @@ from study.theory.shapes import ModelShape
 
 # fsdp: PyTorch's FSDP. zero3: DeepSpeed at stage 3. resident: DDP, DeepSpeed at other stages, one process, and mixtures
 # of experts. compiled: the same as resident with torch.compile. offload: any engine that stores optimizer states or
-# parameters on the host or a disk.
-TimingClass = Literal["fsdp", "zero3", "resident", "compiled", "offload"]
+# parameters on the host or a disk. usual: the trainings of fsdp, zero3 and resident that most people run: products in
+# 16 bits, PyTorch's fused attention, neither compiled nor a mixture of experts.
+TimingClass = Literal["fsdp", "zero3", "resident", "compiled", "offload", "usual"]
 # How a machine differs from the machines of the published times. known: the same generation, and a number of
 # GPUs within the range of the rows. new count: the same generation, but another number of GPUs. new generation: another
 # generation.
@@ -86,12 +87,14 @@ class Evidence:
             "resident": "one process, DDP, ZeRO-1 and ZeRO-2 on A100, H100 and V100",
             "compiled": "compiled steps of any engine on A100, H100, H200 and V100",
             "offload": "offload on A100, H100 and V100",
+            "usual": "any engine without offload, in 16 bits with fused attention, on A100 and H100",
         }[self.engine]
         if self.distance == "new generation":
             rows += {
                 "resident": ", and on RTX 3090, RTX 4090, RTX A6000 and A40",
                 "compiled": ", and on an RTX 4090",
                 "offload": ", and on a Titan RTX",
+                "usual": ", and on RTX 3090, RTX 4090, RTX A6000 and A40",
             }.get(self.engine, "")
         *most, last = self.left_out
         without = f"{', '.join(most)} or {last}" if most else last
@@ -133,11 +136,20 @@ def memory_errors(shape: ModelShape, engine: Engine) -> list[MemoryErrors]:
 
 
 def timing_class(shape: ModelShape, engine: Engine, job: StepConfig | None = None) -> TimingClass:
-    """Return the class whose interval a case has. Without a job, the step is not compiled."""
+    """Return the class whose interval a case has. Without a job, it is that of all cases with the engine."""
     kind = _class_of_engine(shape, engine)
+    if job is not None and _is_usual(shape, engine, job):
+        return "usual"
     # torch.compile makes a step of one process or DDP faster by a factor that depends on the model's width and on the
     # release of PyTorch. The rows that are not compiled say nothing of it.
     return "compiled" if kind == "resident" and job is not None and job.compiled else kind
+
+
+def _is_usual(shape: ModelShape, engine: Engine, job: StepConfig) -> bool:
+    """Return whether a case is of the kind of which most sources published times."""
+    is_offloaded = (engine.offload_optimizer, engine.offload_param) != ("none", "none")
+    is_sixteen = engine.precision.removeprefix("pure-").removesuffix("-autocast") in ("bf16", "fp16")
+    return is_sixteen and job.attention == "sdpa" and not (is_offloaded or job.compiled or shape.experts)
 
 
 def _class_of_engine(shape: ModelShape, engine: Engine) -> TimingClass:
@@ -181,5 +193,8 @@ def _lacks(shape: ModelShape, engine: Engine, box: Cluster) -> tuple[str, ...]:
 
 def evidence(shape: ModelShape, engine: Engine, box: Cluster, job: StepConfig | None = None) -> Evidence:
     """Return the cross-validation errors that decide the interval of a case. Without a job, it is not compiled."""
-    rests_on = EVIDENCE[timing_class(shape, engine, job), distance_of(shape, engine, box)]
+    kind = timing_class(shape, engine, job)
+    if kind == "usual" and not hardware.has_flash_attention(box.gpu):
+        kind = timing_class(shape, engine)
+    rests_on = EVIDENCE[kind, distance_of(shape, engine, box)]
     return replace(rests_on, lacks=_lacks(shape, engine, box))

@@ -417,6 +417,8 @@ def _predictions(
 
 def _decides(timed: Timed, engine: TimingClass) -> bool:
     """Return whether a time counts for the interval of a class. Too few compiled times are of one process or DDP."""
+    if engine == "usual":
+        return timing_class(timed.shape, timed.engine, timed.job) == "usual"
     own = timing_class(timed.shape, timed.engine)
     return timed.job.compiled and own != "offload" if engine == "compiled" else own == engine
 

@@ -84,6 +84,7 @@ def planner_intervals() -> str:
         "fsdp": "FSDP",
         "zero3": "ZeRO-3",
         "resident": "one process, DDP, ZeRO-0 to ZeRO-2",
+        "usual": "any engine without offload, 16 bits, fused attention, not compiled",
         "compiled": "the same with torch.compile",
         "offload": "offload",
     }
