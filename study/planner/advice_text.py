@@ -20,6 +20,7 @@ from study.theory.prediction import ALLOCATOR_SLACK
 
 if TYPE_CHECKING:
     from study.planner.choose import Advice, FewestGpus, LargestModels, StrategyPrediction
+    from study.planner.remedies import Remedy
     from study.planner.request import Request
     from study.theory.hardware import Cluster
     from study.theory.shapes import ModelShape
@@ -50,6 +51,7 @@ def text(advice: Advice) -> str:
             "",
             *_wrapped([" ".join(legend(chosen, advice.request))]),
             *_reasons(advice),
+            *_changes(advice),
             *_start(advice),
             "",
             *_block("Assumed", _assumed_briefly(advice)),
@@ -188,6 +190,16 @@ def _reasons(advice: Advice) -> list[str]:
     return ["", "Why not another strategy?", *lines] if lines else []
 
 
+def _changes(advice: Advice) -> list[str]:
+    """Return the changes with which the training fits and leaves enough memory free, a block of lines for each."""
+    lines = [
+        terminal.wrap(f"{flags}: {predicted}", "  ", "      ", columns=NARROW)
+        for flags, predicted in reasons.changes(advice)
+    ]
+    title = "Changes that help. Repeat the command with the options of a line for its files and its launch command:"
+    return ["", *_wrapped([title]), *lines] if lines else []
+
+
 def _start(advice: Advice) -> list[str]:
     """Return the command that starts the recommended strategy, and what the program has to set."""
     start = launch_or_why(advice)
@@ -283,6 +295,7 @@ def text_of_all(advice: Advice) -> str:
             "",
             *map(terminal.wrap, meanings),
             *_reasons(advice),
+            *_changes(advice),
             *_start(advice),
             "",
             *_block("Assumed", assumed_settings(request, box, groups_of(advice), advice.shape)),
@@ -486,8 +499,25 @@ def content(advice: Advice) -> dict[str, Any]:
         "recommended": advice.recommended.strategy.name if advice.recommended else None,
         "reason": reasons.reason(advice),
         "why_not": reasons.why_not(advice),
+        "changes": [_change_content(change) for change in advice.remedies],
         "launch": None if start is None or isinstance(start, str) else dataclasses.asdict(start),
         "units": UNITS,
+    }
+
+
+def _change_content(change: Remedy) -> dict[str, Any]:
+    """Return a change of the request that makes a strategy fit, with its prediction."""
+    option = change.option
+    return {
+        "kind": change.kind,
+        "options": change.flags,
+        "strategy": option.strategy.name,
+        "needed_bytes_per_gpu": _whole(option.needed_bytes),
+        "free_share": option.free_share,
+        "micro_batch_size": option.prediction.job.micro_batch_size,
+        "gradient_accumulation_steps": option.prediction.job.gradient_accumulation_steps,
+        "seconds_per_step": option.seconds,
+        "tokens_per_second_per_gpu": option.tokens_per_second,
     }
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from study import terminal
 from study.dryrun.traced import Traced
@@ -27,11 +27,29 @@ from study.theory.stacks import PASS_THEIR_OPTIMIZER
 from study.theory.step_time import StepTime
 from study.verdict import Checked, NotChecked, Verdict
 
-# Strategies that are this close to the fastest count as equally fast. Then the simplest one is recommended.
+if TYPE_CHECKING:
+    from study.planner.remedies import Remedy
+
+# Strategies count as equally fast if the predicted difference is at most this share. Then the simplest is recommended.
 EQUALLY_FAST = 0.03
+# PyTorch's allocator usually reserves `prediction.RESERVED` times the peak of the tensors. If this share of a GPU stays
+# free, that fits, too.
+COMFORTABLY_FREE = 0.2
+MUCH_FREE = 0.5
+# With so much free memory, speed is the only reason for a strategy that is less simple. Then a larger difference counts
+# as none: the median error of the times of published rows that were not used for the fit is about 10 %, and part of the
+# difference is precision, because DDP trains fp32 parameters under autocast. Short steps were predicted up to five
+# times too short, so that most differences between them say nothing.
+EQUALLY_FAST_IF_COMFORTABLE = 0.10
+EQUALLY_FAST_IF_MUCH_FREE = 0.15
+EQUALLY_FAST_IF_SHORT = 0.5
 # The share of a GPU's usable memory that should stay free. The largest error of the predicted peak is 19 % for the
 # published peaks of grade A. `ALLOCATOR_SLACK` and this share together cover it.
 ENOUGH_FREE = 0.10
+# If less than this share stays free, a strategy that leaves more is preferred, unless it takes more than `FAR_SLOWER`
+# times as long. The largest configuration that was wrongly predicted to fit was predicted to leave 6 % free.
+VERY_LITTLE_FREE = 0.05
+FAR_SLOWER = 2.0
 gib = functools.partial(terminal.gib, digits=1)  # formats bytes for all tables of the planner
 # Computing seconds per layer and micro step, below which a step counts as short. The published times behind the
 # intervals are all longer, except one with offload, where the host limits the speed. Shorter steps took 1.1 to 5.4
@@ -107,6 +125,11 @@ class StrategyPrediction:
         return float(self.prediction.step.total)
 
     @property
+    def tokens_per_second(self) -> float:
+        """The tokens per second and GPU, which can be compared between batches of different sizes."""
+        return float(self.prediction.tokens_per_second_per_gpu)
+
+    @property
     def slowest_seconds(self) -> float:
         """The upper end of the interval of the step time. Infinite if there is none."""
         return math.inf if self.is_rough else float(self.prediction.step.high)
@@ -163,6 +186,13 @@ class Advice:
     def is_traced(self) -> bool:
         return any(option.traced_bytes for option in self.options)
 
+    @functools.cached_property
+    def remedies(self) -> list[Remedy]:
+        """What would make a strategy fit without offload, as predictions. Empty if one fits and has enough memory."""
+        from study.planner import remedies  # which predicts changed requests with this module
+
+        return remedies.find(self)
+
     @property
     def ranked(self) -> list[StrategyPrediction]:
         """All options: first the recommended one, then those that fit by time, then the others by missing memory."""
@@ -207,13 +237,19 @@ def advise(model: str, request: Request, trace: Trace | None = None) -> Advice:
     return Advice(shape, request, box, notes, options, recommend(options), left_out)
 
 
-def options_of(shape: ModelShape, box: Cluster, request: Request) -> tuple[list[StrategyPrediction], dict[str, str]]:
+def options_of(
+    shape: ModelShape, box: Cluster, request: Request, has_offload: bool = True
+) -> tuple[list[StrategyPrediction], dict[str, str]]:
     """Predict every requested strategy. Return the options, and the reasons of those that cannot be predicted.
+
+    Without `has_offload`, strategies that offload are not predicted.
 
     Raises Refusal if only one strategy is requested and it cannot be predicted.
     """
     options, left_out = list[StrategyPrediction](), dict[str, str]()
     for chosen in request.strategies(request.num_gpus):
+        if chosen.offloads and not has_offload:
+            continue
         try:
             options.append(_option(shape, box, request, chosen))
         except Refusal as refusal:
@@ -239,18 +275,21 @@ def preferred(options: Sequence[StrategyPrediction]) -> list[StrategyPrediction]
     """Return the options among which speed decides: those that leave enough memory free, if possible without offload.
 
     "Enough" is `ENOUGH_FREE` of a GPU's memory. Options that leave less, or that offload, are returned if all others
-    are slower than the upper end of the predicted time of the fastest option that fits. The list is empty if no
-    option fits.
+    are slower than the upper end of the predicted time of the fastest option that fits. If that one leaves less than
+    `VERY_LITTLE_FREE`, the others may also take `FAR_SLOWER` times as long. The list is empty if no option fits.
     """
     fitting = [option for option in options if option.fits]
-    limit = min(fitting, key=_seconds).slowest_seconds if fitting else 0.0
-    for has_enough_free, offloads in ((True, False), (True, True), (False, False), (False, True)):
-        group = [
-            option for option in fitting if option.has_enough_free == has_enough_free and option.offloads == offloads
-        ]
-        if group and min(map(_seconds, group)) <= limit:
-            return group
-    return []
+    if not fitting:
+        return []
+    fastest = min(fitting, key=_seconds)
+    limit = fastest.slowest_seconds
+    if fastest.free_share < VERY_LITTLE_FREE:
+        limit = max(limit, FAR_SLOWER * fastest.seconds)
+    groups: dict[tuple[int, bool], list[StrategyPrediction]] = {}
+    for option in fitting:
+        shortage = (option.free_share < ENOUGH_FREE) + (option.free_share < VERY_LITTLE_FREE)
+        groups.setdefault((shortage, option.offloads), []).append(option)
+    return next(group for _, group in sorted(groups.items()) if min(map(_seconds, group)) <= limit)
 
 
 def option_of(
@@ -288,18 +327,28 @@ def _short(options: Sequence[StrategyPrediction]) -> list[str]:
 def recommend(options: Sequence[StrategyPrediction]) -> StrategyPrediction | None:
     """Return the option to use. None if no option fits.
 
-    It is the simplest of the `preferred` options that are at most `EQUALLY_FAST` slower than the fastest of them. On
-    one GPU, it is a training without an engine if that fits, because there is nothing to shard.
+    It is the simplest of the `preferred` options that are as fast as the fastest of them. If some of these leave
+    `COMFORTABLY_FREE` of a GPU free, it is one of those. On one GPU, it is a training without an engine if that fits,
+    because there is nothing to shard.
     """
     alone = [option for option in options if option.fits and option.prediction.engine.kind == "torch"]
     near = equally_fast(alone or preferred(options))
-    return min(near, key=complexity) if near else None
+    comfortable = [option for option in near if option.free_share >= COMFORTABLY_FREE]
+    return min(comfortable or near, key=complexity, default=None)
 
 
 def equally_fast(options: Sequence[StrategyPrediction]) -> list[StrategyPrediction]:
-    """Return the options that are at most `EQUALLY_FAST` slower than the fastest of them."""
+    """Return the options that are as fast as the fastest of them, apart from what a prediction can tell."""
     most = max(map(_speed, options), default=0.0)
-    return [option for option in options if _speed(option) >= (1 - EQUALLY_FAST) * most]
+    return [option for option in options if _speed(option) >= (1 - _tolerance(option)) * most]
+
+
+def _tolerance(option: StrategyPrediction) -> float:
+    if option.free_share < COMFORTABLY_FREE:
+        return EQUALLY_FAST
+    if option.free_share < MUCH_FREE:
+        return EQUALLY_FAST_IF_COMFORTABLE
+    return EQUALLY_FAST_IF_SHORT if option.is_short else EQUALLY_FAST_IF_MUCH_FREE
 
 
 def _seconds(option: StrategyPrediction) -> float:

@@ -304,11 +304,14 @@ class Request(BaseModel):
         return dataclasses.replace(STACKS[self.stack], loss_kernel=self.job().loss, **requested)
 
     def box(self, num_gpus: int | None = None) -> Cluster:
-        """Return the machine: the requested numbers, and those of a typical machine where the request has none."""
+        """Return the machine: the requested numbers, and those of a typical machine where the request has none.
+
+        If no typical machine is known, the host is assumed.
+        """
         with refusing():
             base = None if self.gpu is None else hardware.find_gpu(self.gpu)
             gpu = hardware.from_numbers(base, self.gpu_memory, self.gpu_tflops, self.gpu_bandwidth)
-            return hardware.with_host(
+            box = hardware.with_host(
                 hardware.typical_box(gpu, num_gpus or self.num_gpus, self.gpus_per_node),
                 memory_gib=self.host_memory,
                 cores=self.host_cores,
@@ -318,6 +321,7 @@ class Request(BaseModel):
                 link_gigabytes_per_second=self.link_bandwidth,
                 network_gigabits_per_second=self.network_gbps,
             )
+        return hardware.with_assumed_host(box)
 
     def job(self, micro_batch_size: int = 1, gradient_accumulation_steps: int = 1) -> StepConfig:
         """Return what each rank computes.
