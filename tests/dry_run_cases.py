@@ -156,7 +156,7 @@ def test_how_long_ranks_wait(
         pytest.param({"model_type": "cohere2", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
                       "num_key_value_heads": 4, "intermediate_size": 128}, "fsdp2", None, marks=SLOW),
         ({"model_type": "vit", "hidden_size": 64, "num_attention_heads": 4,
-          "architectures": ["ViTForImageClassification"]}, "zero1", "its forward pass with tokens and labels fails"),
+          "architectures": ["ViTForImageClassification"]}, "zero1", None),
         ({"model_type": "olmo2", "hidden_size": 63, "num_attention_heads": 4}, "zero1", "RuntimeError: The size of"),
         ({"model_type": "nothing"}, "zero1", "no formulas for model_type 'nothing'"),
     ],

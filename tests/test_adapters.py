@@ -201,7 +201,8 @@ def test_adapters_of_experts_that_peft_refuses_are_refused(options: dict[str, An
 def test_default_targets_are_those_of_peft() -> None:
     constants = pytest.importorskip("peft.utils.constants")
     of_peft = constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
-    for name in MODEL_TYPES.keys() - {"mixtral"}:  # listed, but PEFT stops with an error
+    # PEFT lists mixtral, but stops with an error. Adapters of gpt_bigcode are refused here.
+    for name in MODEL_TYPES.keys() - {"mixtral", "gpt_bigcode"}:
         assert list(adapters.DEFAULT_TARGETS.get(name, ())) == of_peft.get(name, []), name
 
 

@@ -35,7 +35,7 @@ def counted(class_name: str, attention: list[str] | None = None, **settings: obj
 def formulas_and_trace(name: str) -> tuple[shapes.ModelShape, shapes.ModelShape]:
     """The shape of a model that has formulas, and the one that a trace of its class gives."""
     formulas = shapes.find(name)
-    counts = count.count(*models.class_of(formulas.config, name), ["sdpa"])
+    counts = count.count(*models.class_of(formulas.config, name))
     return formulas, shapes.shape_from_counts(name, counts, formulas.positions)
 
 

@@ -37,7 +37,6 @@ DEFAULT_TARGETS: dict[str, tuple[str, ...]] = {
         _QUERY_AND_VALUE,
     ),
     "gpt2": ("c_attn",),
-    "gpt_bigcode": ("c_attn",),
     "gpt_neox": ("query_key_value",),
     "bert": ("query", "value"),
     "roberta": ("query", "value"),

@@ -32,7 +32,7 @@ DIGITS = 4  # significant digits of seconds and rates
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write the committed file")
+    parser.add_argument("--write", action="store_true", help="write the file, unless it was written before")
     options = parser.parse_args()
     content = predictions()
     counts = Counter(row["family"] for row in content["predictions"])
@@ -40,6 +40,8 @@ def main() -> None:
     rows = [(family, counts[family], short[family]) for family in counts]
     print(*terminal.table(["family", "trainings", "short"], rows, has_ruler=True), sep="\n")
     print(f"not expressible: {len(content['not_expressible'])} groups of settings")
+    if options.write and PREDICTIONS.exists():
+        raise SystemExit(f"{PREDICTIONS}: written before the logs were read, and judged as it is. Nothing is written.")
     if options.write:
         write_whole(PREDICTIONS, as_text(content).encode())
         print(f"{PREDICTIONS}: written")
