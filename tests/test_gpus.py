@@ -147,10 +147,6 @@ def test_time_constants_are_those_of_the_nearest_generation(tera, nearest):
         (["--gpu", "4090", "--gpu-memory", "0"], "gpu_memory=0.0: must be a number above 0, in GiB"),
         (["--gpu", "4090", "--host-memory", "nan"], "host_memory=nan: must be a number above 0"),
         (["--gpu", "4090", "--disk-bandwidth", "1,2,3"], "--disk-bandwidth 1,2,3: must be one number, or two"),
-        (
-            ["--gpu", "4090", "--strategy", "zero3_cpu_offload"],
-            "no typical machine with rtx-4090 is known. Add --host-memory, --host-cores",
-        ),
     ],
 )
 def test_what_is_missing_is_named(arguments, says):

@@ -19,8 +19,7 @@ from study.theory.adapters import AdapterKind
 from study.theory.prediction import ALLOCATOR_SLACK
 
 if TYPE_CHECKING:
-    from study.planner.choose import Advice, FewestGpus, LargestModels, StrategyPrediction
-    from study.planner.remedies import Remedy
+    from study.planner.choose import Advice, FewestGpus, LargestModels, Remedy, StrategyPrediction
     from study.planner.request import Request
     from study.theory.hardware import Cluster
     from study.theory.shapes import ModelShape
@@ -499,18 +498,18 @@ def content(advice: Advice) -> dict[str, Any]:
         "recommended": advice.recommended.strategy.name if advice.recommended else None,
         "reason": reasons.reason(advice),
         "why_not": reasons.why_not(advice),
-        "changes": [_change_content(change) for change in advice.remedies],
+        "remedies": [_remedy_content(remedy) for remedy in advice.remedies],
         "launch": None if start is None or isinstance(start, str) else dataclasses.asdict(start),
         "units": UNITS,
     }
 
 
-def _change_content(change: Remedy) -> dict[str, Any]:
+def _remedy_content(remedy: Remedy) -> dict[str, Any]:
     """Return a change of the request that makes a strategy fit, with its prediction."""
-    option = change.option
+    option = remedy.option
     return {
-        "kind": change.kind,
-        "options": change.flags,
+        "kind": remedy.kind,
+        "options": remedy.flags,
         "strategy": option.strategy.name,
         "needed_bytes_per_gpu": _whole(option.needed_bytes),
         "free_share": option.free_share,

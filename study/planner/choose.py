@@ -6,12 +6,12 @@ import bisect
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from study import terminal
+from study import command_line, terminal
 from study.dryrun.traced import Traced
 from study.errors import Refusal, refusing
 from study.planner.request import CHECKPOINTED, Request, find_model
@@ -26,9 +26,6 @@ from study.theory.shapes import DEFAULT_LENGTH, ModelShape
 from study.theory.stacks import PASS_THEIR_OPTIMIZER
 from study.theory.step_time import StepTime
 from study.verdict import Checked, NotChecked, Verdict
-
-if TYPE_CHECKING:
-    from study.planner.remedies import Remedy
 
 # Strategies count as equally fast if the predicted difference is at most this share. Then the simplest is recommended.
 EQUALLY_FAST = 0.03
@@ -165,6 +162,29 @@ def _verdict(num_predicted: int, fits: bool, left_out: Mapping[str, str] = Mappi
     )
 
 
+# What a remedy changes. "same": the same training, computed in another way.
+RemedyKind = Literal["same", "optimizer", "adapters", "batch", "offload", "gpus"]
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """A change of a request with which a strategy fits, and the prediction for it."""
+
+    kind: RemedyKind
+    changes: Mapping[str, Any]  # fields of the request
+    option: StrategyPrediction
+    request: Request
+
+    @property
+    def flags(self) -> str:
+        """The options of `advise` that request the change, such as "--loss-kernel chunked"."""
+        fields, words = Request.model_fields, []
+        for name, value in self.changes.items():
+            flag = command_line.flag(name, fields[name])
+            words += [flag] if value is True else [f"{flag} {value}"]
+        return " ".join(words)
+
+
 @dataclass(frozen=True)
 class Advice:
     """The predictions of all strategies for a model on given GPUs, and the recommended strategy."""
@@ -176,6 +196,8 @@ class Advice:
     options: list[StrategyPrediction]
     recommended: StrategyPrediction | None
     left_out: dict[str, str] = field(default_factory=dict)  # reasons by strategy
+    # What would make a strategy fit without offload. Empty if one fits and leaves enough memory free.
+    remedies: list[Remedy] = field(default_factory=list)
 
     @property
     def verdict(self) -> Verdict:
@@ -185,13 +207,6 @@ class Advice:
     @property
     def is_traced(self) -> bool:
         return any(option.traced_bytes for option in self.options)
-
-    @functools.cached_property
-    def remedies(self) -> list[Remedy]:
-        """What would make a strategy fit without offload, as predictions. Empty if one fits and has enough memory."""
-        from study.planner import remedies  # which predicts changed requests with this module
-
-        return remedies.find(self)
 
     @property
     def ranked(self) -> list[StrategyPrediction]:
@@ -204,37 +219,6 @@ class Advice:
                 option.seconds if option.fits else option.missing_bytes,
             ),
         )
-
-
-# Returns the same options, with a trace if they can be traced.
-Trace = Callable[[ModelShape, Request, Sequence[StrategyPrediction]], list[StrategyPrediction]]
-
-
-def advise(model: str, request: Request, trace: Trace | None = None) -> Advice:
-    """Predict every strategy for a model on the requested GPUs, and recommend one.
-
-    Each strategy is predicted with the requested split of the batch. If none is requested, every split is a candidate,
-    and `best_option` chooses among them. `trace` replaces predicted memory by traced memory.
-
-    Raises Refusal if the model is unknown, or if the request cannot be satisfied.
-    """
-    shape, request, notes = find_model(model, request)
-    box = request.box()
-    request.batch()  # an error in the batch concerns every strategy
-    _ = request.chosen_precision
-    options, left_out = options_of(shape, box, request)
-    by_reason: dict[str, list[str]] = {}
-    for name, reason in left_out.items():
-        by_reason.setdefault(reason, []).append(name)
-    notes += [f"left out: {', '.join(names)}: {reason}" for reason, names in by_reason.items()]
-    if not options:
-        raise Refusal(notes[-1])
-    if trace is not None:
-        options = trace(shape, request, options)
-    notes += _short(options)
-    if any(option.prediction.peak.host_bytes for option in options) and (note := hardware.whole_host_note(box)):
-        notes.append(note)
-    return Advice(shape, request, box, notes, options, recommend(options), left_out)
 
 
 def options_of(
@@ -306,32 +290,15 @@ def is_short(shape: ModelShape, engine: Engine, job: StepConfig, step: StepTime)
     return below and intervals.timing_class(shape, engine) != "offload"
 
 
-def _short(options: Sequence[StrategyPrediction]) -> list[str]:
-    """Return a warning about steps that are shorter than the published steps on which the intervals are based.
-
-    The list is empty if there are no such steps.
-    """
-    short = [option for option in options if option.is_short]
-    if not short:
-        return []
-    whose = "all" if len(short) == len(options) else ", ".join(option.strategy.name for option in short)
-    warning = (
-        f"short steps ({whose}), below {1e3 * SHORTEST:g} ms of computing a layer and micro step: launching kernels, "
-        "hardly counted, may bound them; published ones took 1.1 to 5.4 times what is predicted, most about 3 to 5: no "
-        "upper end"
-    )
-    lacks = dict.fromkeys(lack for option in short for lack in option.prediction.step.evidence.lacks)
-    return [warning, *([f"no published row has {' or '.join(lacks)}"] if lacks else [])]
-
-
 def recommend(options: Sequence[StrategyPrediction]) -> StrategyPrediction | None:
     """Return the option to use. None if no option fits.
 
     It is the simplest of the `preferred` options that are as fast as the fastest of them. If some of these leave
-    `COMFORTABLY_FREE` of a GPU free, it is one of those. On one GPU, it is a training without an engine if that fits,
-    because there is nothing to shard.
+    `COMFORTABLY_FREE` of a GPU free, it is one of those. On one GPU, it is a training without an engine if that fits
+    and leaves more than `VERY_LITTLE_FREE`, because there is nothing to shard.
     """
     alone = [option for option in options if option.fits and option.prediction.engine.kind == "torch"]
+    alone = [option for option in alone if option.free_share >= VERY_LITTLE_FREE]
     near = equally_fast(alone or preferred(options))
     comfortable = [option for option in near if option.free_share >= COMFORTABLY_FREE]
     return min(comfortable or near, key=complexity, default=None)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from study.planner import choose, remedies
-from study.planner.choose import ENOUGH_FREE, EQUALLY_FAST, EQUALLY_FAST_IF_COMFORTABLE, gib
+from study.planner.choose import ENOUGH_FREE, EQUALLY_FAST, EQUALLY_FAST_IF_COMFORTABLE, FAR_SLOWER, gib
 from study.terminal import GIB, significant
 from study.theory import hardware
 
 if TYPE_CHECKING:
-    from study.planner.choose import Advice, StrategyPrediction
-    from study.planner.remedies import Remedy
+    from study.planner.choose import Advice, Remedy, StrategyPrediction
 
 # The strategies that people expect an answer about, besides CPU offload.
 EXPECTED = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp2")
@@ -49,12 +48,14 @@ def answer(advice: Advice) -> str:
 def _better_change(advice: Advice) -> Remedy | None:
     """Return the change that is better than what is recommended without a change. None if there is none.
 
-    Any change is better if nothing fits. Otherwise it must compute the same training, and not be slower.
+    Any change is better if nothing fits. Otherwise it must compute the same training. It may be slower only if little
+    memory stays free without it.
     """
     changes, option = advice.remedies, advice.recommended
     if option is None:
         return changes[0] if changes else None
-    slowest = option.tokens_per_second * (1 - EQUALLY_FAST_IF_COMFORTABLE)
+    may_slow_down = EQUALLY_FAST_IF_COMFORTABLE if option.has_enough_free or option.offloads else 1 - 1 / FAR_SLOWER
+    slowest = option.tokens_per_second * (1 - may_slow_down)
     return next((each for each in changes if each.kind == "same" and each.option.tokens_per_second >= slowest), None)
 
 
@@ -65,7 +66,7 @@ def _instruction(change: Remedy) -> str:
     if not option.has_enough_free:
         share += ", so that it may run out of memory"
     return (
-        f"Add {change.flags}: {option.strategy.name} with {_settings(option)} then fits"
+        f"Use {change.flags}: {option.strategy.name} with {_settings(option)} then fits"
         f"{'' if option.offloads else ' without offload'}, leaves {gib(option.free_bytes)} GiB ({share}, and a step is "
         f"predicted to take {significant(option.prediction.step.total)} s"
     )

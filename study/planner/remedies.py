@@ -6,24 +6,18 @@ them by hand: first those that compute the same training, then another optimizer
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from study import command_line
 from study.errors import Refusal
 from study.planner import choose
-from study.planner.choose import StrategyPrediction
+from study.planner.choose import Advice, Remedy, RemedyKind, StrategyPrediction
 from study.planner.request import Request
 from study.theory import adapters, computation
 from study.theory.peaks import PeakPart
+from study.theory.shapes import ModelShape
 
-if TYPE_CHECKING:
-    from study.planner.choose import Advice
-    from study.theory.shapes import ModelShape
-
-# What a remedy changes. "same": the same training, computed in another way.
-Kind = Literal["same", "optimizer", "adapters", "batch", "offload", "gpus"]
 Cause = Literal["weights and optimizer states", "activations", "logits and loss", "gathered layers", "host memory"]
 CAUSES: dict[PeakPart, Cause] = {
     "parameters": "weights and optimizer states",
@@ -38,25 +32,8 @@ CAUSES: dict[PeakPart, Cause] = {
 LORA_RANK = 16
 MOST_REMEDIES = 4
 SLOWED_DOWN = 1.2  # if the recommended strategy takes this many times as long as the fastest, memory decided
-
-
-@dataclass(frozen=True)
-class Remedy:
-    """A change of a request with which a strategy fits, and the prediction for it."""
-
-    kind: Kind
-    changes: Mapping[str, Any]  # fields of the request
-    option: StrategyPrediction
-    request: Request
-
-    @property
-    def flags(self) -> str:
-        """The options of `advise` that request the change, such as "--loss-kernel chunked"."""
-        fields, words = Request.model_fields, []
-        for name, value in self.changes.items():
-            flag = command_line.flag(name, fields[name])
-            words += [flag] if value is True else [f"{flag} {value}"]
-        return " ".join(words)
+Changes = dict[str, Any]  # new values of fields of a request
+CanStart = Callable[[Remedy], bool]
 
 
 def cause(option: StrategyPrediction) -> tuple[Cause, float]:
@@ -71,47 +48,47 @@ def cause(option: StrategyPrediction) -> tuple[Cause, float]:
     return largest, sums[largest]
 
 
-# ---------------------------------------------------------------- the changes
+# ---------------------------------------------------------------- the changes: None where one has no effect
 
 
-def _chunked_loss(request: Request, shape: ModelShape) -> dict[str, Any] | None:
-    """Never keep all logits at once. It has an effect on models that predict a token at each position."""
+def _chunked_loss(request: Request, shape: ModelShape) -> Changes | None:
+    """Never keep all logits at once. This has an effect on models that predict a token at each position."""
     predicts_tokens = computation.num_logits(shape, request.job()) >= shape.vocabulary
     return {"loss_kernel": "chunked"} if request.job().loss != "chunked" and predicts_tokens else None
 
 
-def _checkpointing(request: Request, _: ModelShape) -> dict[str, Any] | None:
+def _checkpointing(request: Request, _: ModelShape) -> Changes | None:
     """Recompute activations. If the request does not set it, it was tried already."""
     return {"activation_checkpointing": "full"} if request.activation_checkpointing not in (None, "full") else None
 
 
-def _small_micro_batch(request: Request, _: ModelShape) -> dict[str, Any] | None:
+def _small_micro_batch(request: Request, _: ModelShape) -> Changes | None:
     """Compute the same global batch in more micro steps. If the request sets no micro batch, it was tried already."""
     micro = request.batch()[1]
     return {"micro_batch_size": 1} if micro is not None and micro > 1 else None
 
 
-def _synchronized_micro_steps(request: Request, _: ModelShape) -> dict[str, Any] | None:
+def _synchronized_micro_steps(request: Request, _: ModelShape) -> Changes | None:
     """Reduce FSDP2's gradients in every micro step, so that no GPU keeps unsharded gradients between micro steps."""
     return None if request.sync_each_batch else {"sync_each_batch": True}
 
 
-def _8_bit_optimizer(request: Request, _: ModelShape) -> dict[str, Any] | None:
+def _8_bit_optimizer(request: Request, _: ModelShape) -> Changes | None:
     return {"optimizer": "adamw-8bit"} if request.optimizer == "adamw" and request.lora_rank is None else None
 
 
-def _lora(request: Request, _: ModelShape) -> dict[str, Any] | None:
+def _lora(request: Request, _: ModelShape) -> Changes | None:
     return {"lora_rank": LORA_RANK, "lora_target": "all-linear"} if request.lora_rank is None else None
 
 
-def _qlora(request: Request, shape: ModelShape) -> dict[str, Any] | None:
+def _qlora(request: Request, shape: ModelShape) -> Changes | None:
     """Keep the frozen weights in four bits, too."""
     return None if request.load_in_4bit else {**(_lora(request, shape) or {}), "load_in_4bit": True}
 
 
-Change = Callable[[Request, "ModelShape"], "dict[str, Any] | None"]
+Change = Callable[[Request, ModelShape], Changes | None]
 SAME_TRAINING: tuple[Change, ...] = (_chunked_loss, _checkpointing, _small_micro_batch, _synchronized_micro_steps)
-OTHER_TRAINING: tuple[tuple[Kind, Change], ...] = (
+OTHER_TRAINING: tuple[tuple[RemedyKind, Change], ...] = (
     ("optimizer", _8_bit_optimizer), ("adapters", _lora), ("adapters", _qlora),
 )  # fmt: skip
 
@@ -119,19 +96,20 @@ OTHER_TRAINING: tuple[tuple[Kind, Change], ...] = (
 # ---------------------------------------------------------------- trying them
 
 
-def find(advice: Advice) -> list[Remedy]:
+def find(advice: Advice, can_start: CanStart) -> list[Remedy]:
     """Return changes with which a strategy fits and leaves enough memory free without offload, the smallest first.
 
     At most one is returned for each kind of change. If nothing fits, and no change makes it fit without offload, then
-    offload with all changes that compute the same training is tried, too.
+    offload with all changes that compute the same training is tried, too. A change counts only if `can_start` says that
+    the requested program can start what is recommended then.
 
     The list is empty if the recommended strategy already leaves enough memory free without offload, and if memory does
     not make it slower than another one.
     """
     if not _is_short_of_memory(advice):
         return []
-    found = list(_found(advice))
-    return found[:MOST_REMEDIES] or _with_offload(advice)
+    search = _Search(advice, can_start)
+    return [*search.without_offload()][:MOST_REMEDIES] or [*search.with_offload()]
 
 
 def _is_short_of_memory(advice: Advice) -> bool:
@@ -142,127 +120,136 @@ def _is_short_of_memory(advice: Advice) -> bool:
     return now.seconds > SLOWED_DOWN * fastest
 
 
-def _found(advice: Advice) -> Iterator[Remedy]:
-    shape, request, now = advice.shape, advice.request, advice.recommended
-    same = [changes for change in SAME_TRAINING if (changes := change(request, shape)) is not None]
-    smallest = next((found for changes in same if (found := _try(advice, "same", changes))), None)
-    if smallest is None and len(same) > 1:
-        smallest = _smallest(advice, "same", {}, same)
-    if smallest is not None:
-        yield smallest
-    if now is None or now.offloads:
-        done: set[Kind] = set()
+@dataclass(frozen=True)
+class _Search:
+    """A search for changes of a request that was answered."""
+
+    advice: Advice
+    can_start: CanStart
+
+    def without_offload(self) -> Iterator[Remedy]:
+        request, now = self.advice.request, self.advice.recommended
+        same = self._applicable(SAME_TRAINING)
+        smallest = next((found for changes in same if (found := self._try("same", changes))), None)
+        if smallest is None and len(same) > 1:
+            smallest = self._try_smallest("same", {}, same)
+        if smallest is not None:
+            yield smallest
+        if now is None or now.offloads:
+            yield from self._other_trainings(same)
+        if smallest is None and request.batch()[0] > 1:
+            changes = {"global_batch_size": request.num_gpus}
+            if found := self._try("batch", changes) or self._try_smallest("batch", changes, same):
+                yield found
+        if found := self._try_more_gpus({}) or (self._try_more_gpus(_together(same)) if smallest is None else None):
+            yield found
+
+    def _applicable(self, changes: Iterable[Change]) -> list[Changes]:
+        request, shape = self.advice.request, self.advice.shape
+        return [found for change in changes if (found := change(request, shape)) is not None]
+
+    def _other_trainings(self, same: Sequence[Changes]) -> Iterator[Remedy]:
+        """Yield at most one remedy of each kind of training. QLoRA is tried only if LoRA does not suffice."""
+        done: set[RemedyKind] = set()
         for kind, change in OTHER_TRAINING:
-            changes = change(request, shape)
+            changes = change(self.advice.request, self.advice.shape)
             if kind in done or changes is None:
                 continue
-            if found := _try(advice, kind, changes) or (_smallest(advice, kind, changes, same) if same else None):
+            if found := self._try(kind, changes) or self._try_smallest(kind, changes, same):
                 done.add(kind)
                 yield found
-    if smallest is None and request.batch()[0] > 1:
-        changes = {"global_batch_size": request.num_gpus}
-        if found := _try(advice, "batch", changes) or (_smallest(advice, "batch", changes, same) if same else None):
-            yield found
-    if found := _more_gpus(advice, {}) or (_more_gpus(advice, _together(same)) if smallest is None and same else None):
-        yield found
+
+    def with_offload(self) -> Iterator[Remedy]:
+        """Yield what fits if everything is changed that computes the same training, even if it leaves little free."""
+        if self.advice.recommended is not None:
+            return
+        changes = _together(self._applicable(SAME_TRAINING))
+        try:
+            request = _changed(self.advice.request, changes)
+            found = choose.recommend(choose.options_of(self.advice.shape, request.box(), request)[0])
+        except Refusal:
+            return
+        if found is not None:
+            remedy = Remedy(
+                "offload" if found.offloads else "same", _shown(self.advice.request, changes, found), found, request
+            )
+            yield from [remedy] if self.can_start(remedy) else []
+
+    def _try_smallest(self, kind: RemedyKind, changes: Changes, more: Sequence[Changes]) -> Remedy | None:
+        """Return a remedy with as few of `more` changes as are needed. None if even all of them do not suffice."""
+        needed = list(more)
+        found = self._try(kind, {**changes, **_together(needed)}) if needed else None
+        for each in more if found else ():
+            fewer = [other for other in needed if other is not each]
+            combined = {**changes, **_together(fewer)}
+            if combined and (smaller := self._try(kind, combined)) is not None:
+                needed, found = fewer, smaller
+        return found
+
+    def _try(self, kind: RemedyKind, changes: Changes) -> Remedy | None:
+        """Return the remedy that these changes are. None if they do not suffice, or if the program cannot do them.
+
+        A strategy must leave enough memory free without offload.
+        """
+        try:
+            request = _changed(self.advice.request, changes)
+            shape = request.with_adapter(adapters.base_of(self.advice.shape))
+            if not choose.could_leave_enough_free(shape, _without_batch(request), request.num_gpus):
+                return None
+            options, _ = choose.options_of(shape, request.box(), request, has_offload=False)
+        except Refusal:
+            return None
+        option = choose.recommend([each for each in options if each.has_enough_free])
+        if option is None:
+            return None
+        remedy = Remedy(kind, _shown(self.advice.request, changes, option), option, request)
+        return remedy if self.can_start(remedy) else None
+
+    def _try_more_gpus(self, changes: Changes) -> Remedy | None:
+        """Return the smallest larger number of GPUs with which the training fits, with as many sequences per GPU.
+
+        None if there is none, because more GPUs do not help against activations and logits.
+        """
+        for count in choose.GPU_COUNTS:
+            if count <= self.advice.box.num_gpus or not self.advice.request.could_run(count):
+                continue
+            if found := self._try("gpus", {**changes, "num_gpus": count}):
+                return found
+        return None
 
 
-def _together(changes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def _together(changes: Iterable[Changes]) -> Changes:
     return {name: value for each in changes for name, value in each.items()}
 
 
-def _with_offload(advice: Advice) -> list[Remedy]:
-    """Return the offload that fits if everything that computes the same training is changed. Empty if none fits."""
-    if advice.recommended is not None:
-        return []
-    changes = _together(change(advice.request, advice.shape) or {} for change in SAME_TRAINING)
-    try:
-        request = _changed(advice.request, changes)
-        found = choose.recommend(choose.options_of(advice.shape, request.box(), request)[0])
-    except Refusal:
-        return []
-    if found is None:
-        return []
-    remedy = Remedy("offload" if found.offloads else "same", _as_predicted(changes, found), found, request)
-    return [remedy] if _can_start(remedy) else []
+def _changed(request: Request, changes: Changes) -> Request:
+    """Return a request with changes. The sequences per GPU stay, apart from those of another global batch.
 
-
-def _smallest(
-    advice: Advice, kind: Kind, changes: Mapping[str, Any], more: Sequence[Mapping[str, Any]]
-) -> Remedy | None:
-    """Return a remedy with as few of `more` changes as are needed. None if even all of them do not suffice."""
-    needed = list(more)
-    found = _try(advice, kind, {**changes, **_together(needed)})
-    for each in more if found else ():
-        fewer = [other for other in needed if other is not each]
-        combined = {**changes, **_together(fewer)}
-        if combined and (smaller := _try(advice, kind, combined)) is not None:
-            needed, found = fewer, smaller
-    return found
-
-
-def _try(advice: Advice, kind: Kind, changes: Mapping[str, Any]) -> Remedy | None:
-    """Return the remedy that these changes are. None if they do not suffice, or if the program cannot do them.
-
-    A strategy must leave enough memory free without offload.
+    If the micro batch is to be smaller, every split of the batch is a candidate.
     """
+    changes, settings = dict(changes), dict[str, Any]()
+    if changes.pop("micro_batch_size", None) is not None or "global_batch_size" in changes:
+        settings |= {"micro_batch_size": None, "gradient_accumulation_steps": None}
+    num_gpus = changes.get("num_gpus", request.num_gpus)
+    return request.replace(**{**settings, "global_batch_size": request.batch()[0] * num_gpus, **changes})
+
+
+def _shown(request: Request, changes: Changes, option: StrategyPrediction) -> Changes:
+    """Return the changes of a request that lead to a prediction if they are added to its options."""
+    job, num_gpus = option.prediction.job, changes.get("num_gpus", request.num_gpus)
+    sequences = job.micro_batch_size * job.gradient_accumulation_steps
+    if "micro_batch_size" in changes:
+        changes = {**changes, "micro_batch_size": job.micro_batch_size}
+        if request.gradient_accumulation_steps is not None:
+            changes["gradient_accumulation_steps"] = job.gradient_accumulation_steps
+    elif "global_batch_size" in changes and request.micro_batch_size is not None:
+        changes = {"micro_batch_size": job.micro_batch_size, **changes}
     try:
-        request = _changed(advice.request, changes)
-        shape = request.with_adapter(adapters.base_of(advice.shape))
-        if not choose.could_leave_enough_free(shape, _without_batch(request), request.num_gpus):
-            return None
-        options, _ = choose.options_of(shape, request.box(), request, has_offload=False)
-    except Refusal:
-        return None
-    option = choose.recommend([each for each in options if each.has_enough_free])
-    if option is None:
-        return None
-    remedy = Remedy(kind, _as_predicted(changes, option), option, request)
-    return remedy if _can_start(remedy) else None
-
-
-def _changed(request: Request, changes: Mapping[str, Any]) -> Request:
-    """Return a request with changes. A smaller micro batch, and more GPUs, leave the sequences per GPU as they are."""
-    changes = dict(changes)
-    sequences, num_gpus = request.batch()[0], changes.get("num_gpus", request.num_gpus)
-    if changes.pop("micro_batch_size", None) is not None or "num_gpus" in changes or "global_batch_size" in changes:
-        batch = {"global_batch_size": sequences * num_gpus, "micro_batch_size": None}
-        changes = {**batch, "gradient_accumulation_steps": None, **changes}
-    return request.replace(**changes)
-
-
-def _as_predicted(changes: Mapping[str, Any], option: StrategyPrediction) -> Mapping[str, Any]:
-    """Return the changes with the micro batch of the prediction, which may be larger than 1."""
-    if "micro_batch_size" not in changes:
-        return changes
-    return {**changes, "micro_batch_size": option.prediction.job.micro_batch_size}
+        is_same = request.replace(**changes).batch()[0] == sequences
+    except Refusal:  # the options contradict each other without the global batch
+        is_same = False
+    return changes if is_same else {**changes, "global_batch_size": sequences * num_gpus}
 
 
 def _without_batch(request: Request) -> Request:
     return request.replace(global_batch_size=None, micro_batch_size=None, gradient_accumulation_steps=None)
-
-
-def _can_start(remedy: Remedy) -> bool:
-    """Return whether the requested program can start the training of a remedy."""
-    from study.planner import launch
-
-    option = remedy.option
-    changed = choose.Advice(option.shape, remedy.request, option.prediction.box, [], [option], option)
-    try:
-        launch.launch(changed)
-    except Refusal:
-        return False
-    return True
-
-
-def _more_gpus(advice: Advice, changes: Mapping[str, Any]) -> Remedy | None:
-    """Return the smallest larger number of GPUs with which the training fits, with as many sequences per GPU.
-
-    None if there is none, because more GPUs do not help against activations and logits.
-    """
-    for count in choose.GPU_COUNTS:
-        if count <= advice.box.num_gpus or not advice.request.could_run(count):
-            continue
-        if found := _try(advice, "gpus", {**changes, "num_gpus": count}):
-            return found
-    return None
