@@ -19,9 +19,29 @@ from study.progress import after_two_seconds
 
 if TYPE_CHECKING:
     from study.planner.choose import Advice
+    from study.planner.machines import Comparison
     from study.verdict import Verdict
 
 OUTPUT = "Output"
+
+# Ways to distribute a training that are not predicted, with the case in which they are needed.
+PARALLELISMS = {
+    "tensor": "It is needed if one layer is too large for a GPU, or if the batch is too small for more data parallel "
+    "ranks, and it needs NVLink between its GPUs.",
+    "pipeline": "It is needed if a model is too large for FSDP2 or ZeRO-3 over a slow network between nodes.",
+    "expert": "It is needed for mixtures of experts whose experts are too many to be gathered for every layer.",
+    "context": "It is needed for sequences that do not fit on a GPU even with activation checkpointing and a chunked "
+    "loss.",
+}
+
+
+def _refuse_parallelism(_: click.Context, option: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        name = option.opts[0].removeprefix("--").removesuffix("-parallel")
+        raise Refusal(
+            f"--{name}-parallel: the planner predicts data parallelism, sharded or not, and no {name} parallelism. "
+            f"{PARALLELISMS[name]} Leave it out to see whether the training fits without it."
+        )
 
 
 @command(
@@ -42,6 +62,24 @@ OUTPUT = "Output"
             is_flag=True,
             help="Take kind and number of the GPUs, host memory and cores of this machine, where no other option gives "
             "them. It needs a GPU.",
+        ),
+        Option(
+            ["--budget"],
+            group=GPUS,
+            type=float,
+            metavar="DOLLARS",
+            help="Find the machines on which the whole training costs at most this. Needs --tokens or --examples.",
+        ),
+        Option(
+            ["--deadline"],
+            group=GPUS,
+            type=float,
+            metavar="HOURS",
+            help="Find the machines on which the whole training takes at most this long.",
+        ),
+        *(
+            Option([f"--{name}-parallel"], group=GPUS, hidden=True, metavar="INTEGER", callback=_refuse_parallelism)
+            for name in PARALLELISMS
         ),
         Option(
             ["--all", "everything"],
@@ -80,19 +118,21 @@ def _advise(
     as_json: bool,
     write: Path | None,
     trace: bool,
+    budget: float | None,
+    deadline: float | None,
     **requested: Any,
 ) -> Verdict | None:
     """Choose a strategy for a model and GPUs.
 
     Predicts memory, time and price of each strategy.
 
-    Without --model, it finds the largest model for the GPUs. Without --gpus, it finds the smallest number of GPUs for
-    the model.
+    Without --model, it finds the largest model for the GPUs. Without --gpus, it finds how many GPUs the model needs.
+    Without --gpu, or with several names, it compares machines with different GPUs.
 
     Exit status: 0 if a strategy fits; 1 if none does; 2 if the request is refused; 3 if nothing could be predicted.
     """
     from study import planner
-    from study.planner import advice_text
+    from study.planner import advice_text, machines, machines_text
 
     if requested["gpu"] == "list":
         _print_gpus()
@@ -102,6 +142,16 @@ def _advise(
 
         requested = own_machine.options(requested)
     num_gpus = requested["num_gpus"]
+    for name in PARALLELISMS:  # each of them is refused as soon as it is given
+        requested.pop(f"{name}_parallel", None)
+    if model is not None and (compared := _compared_gpus(requested, budget, deadline)) is not None:
+        comparison = _compare(model, requested, compared, budget, deadline)
+        show = _print_json if as_json else _print_text
+        return show(
+            comparison,
+            functools.partial(machines_text.text_of_comparison, everything=everything),
+            machines_text.content_of_comparison,
+        )
     if model is None and num_gpus is None:
         raise Refusal(
             "--model and --gpus are both missing. Add --model to find GPUs for a model, --gpus to find a model for "
@@ -120,16 +170,50 @@ def _advise(
         largest = planner.largest_models(request)
         return show(largest, advice_text.text_of_largest, advice_text.content_of_largest)
     if num_gpus is None:
-        fewest = planner.fewest_gpus(model, request)
-        return show(fewest, advice_text.text_of_fewest, advice_text.content_of_fewest)
-    # Progress messages of a trace are not part of the JSON output.
-    diverted = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
-    with diverted, after_two_seconds("Looking up the model and predicting every strategy"):
+        with _quietly(as_json), after_two_seconds("Predicting numbers of GPUs"):
+            numbers = machines.numbers_of_gpus(model, request)
+        return show(
+            numbers,
+            functools.partial(machines_text.text_of_numbers, everything=everything),
+            machines_text.content_of_numbers,
+        )
+    with _quietly(as_json), after_two_seconds("Looking up the model and predicting every strategy"):
         advice = _advise_by_traces(model, request) if trace else planner.advise(model, request, None)
     verdict = show(advice, advice_text.text_of_all if everything else advice_text.text, advice_text.content)
     if write is not None:
         _write(advice, write, is_silent=as_json)
     return verdict
+
+
+def _quietly(as_json: bool) -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which progress messages are not part of the JSON output."""
+    return contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
+
+
+def _compared_gpus(requested: dict[str, Any], budget: float | None, deadline: float | None) -> list[str] | None:
+    """Return the names of the GPUs to compare; empty for all with a price. None if one machine is asked about."""
+    gpu, has_limits = requested["gpu"], budget is not None or deadline is not None
+    if gpu is not None:
+        names = [name.strip() for name in gpu.split(",")]
+        return names if len(names) > 1 or has_limits else None
+    if requested["gpu_memory"] is not None:
+        return None
+    return []
+
+
+def _compare(
+    model: str, requested: dict[str, Any], names: list[str], budget: float | None, deadline: float | None
+) -> Comparison:
+    from study.errors import refusing
+    from study.planner import machines
+    from study.theory import hardware
+
+    with refusing():
+        gpus = [hardware.find_gpu(name).name for name in names]
+    num_gpus = requested.pop("num_gpus")
+    request = Request(**given(requested | {"gpu": gpus[0] if gpus else "a100-80gb"}))
+    with after_two_seconds("Predicting every machine"):
+        return machines.compare(model, request, gpus, num_gpus, budget, deadline)
 
 
 def _write(advice: Advice, path: Path, is_silent: bool) -> None:

@@ -12,7 +12,9 @@ from study.errors import Refusal
 from study.planner import assumptions, launch, reasons
 from study.planner.choose import ENOUGH_FREE, gib
 from study.planner.launch import Launch
-from study.planner.request import CHECKPOINTED, SEQUENCES_PER_GPU
+from study.planner.machines import whole_training
+from study.planner.request import CHECKPOINTED, SEQUENCES_PER_GPU, Request
+from study.planner.training_text import price_of, whole_training_sentence
 from study.strategy import file
 from study.theory import adapters, hardware, intervals, model_states, peaks
 from study.theory.adapters import AdapterKind
@@ -20,7 +22,6 @@ from study.theory.prediction import ALLOCATOR_SLACK
 
 if TYPE_CHECKING:
     from study.planner.choose import Advice, FewestGpus, LargestModels, Remedy, StrategyPrediction
-    from study.planner.request import Request
     from study.theory.hardware import Cluster
     from study.theory.shapes import ModelShape
 
@@ -35,7 +36,8 @@ def text(advice: Advice) -> str:
     It has the answer, a table with the meaning of its columns, why other strategies are not recommended, how to start
     the training, and what is assumed.
     """
-    lines = [reasons.answer(advice), "", f"{setting_line(advice)}. {_basis(advice)}.", *adapter_lines(advice.shape)]
+    lines = [reasons.answer(advice), *filter(None, [whole_training_sentence(advice)])]
+    lines += ["", f"{setting_line(advice)}. {_basis(advice)}.", *adapter_lines(advice.shape)]
     chosen = short_list(advice)
     has_price = advice.box.gpu.price_per_hour is not None
     # 80 columns have space for only one of these.
@@ -44,30 +46,30 @@ def text(advice: Advice) -> str:
     rows = [list(shown), *([cells(option, advice.request)[column] for column in shown] for option in chosen)]
     return "\n".join(
         [
-            *_wrapped(lines),
+            *wrapped(lines),
             "",
-            *_aligned(rows),
+            *aligned(rows),
             "",
-            *_wrapped([" ".join(legend(chosen, advice.request))]),
+            *wrapped([" ".join(legend(chosen, advice.request))]),
             *_reasons(advice),
             *_changes(advice),
             *_start(advice),
             "",
-            *_block("Assumed", _assumed_briefly(advice)),
+            *block_lines("Assumed", _assumed_briefly(advice)),
             "",
-            *_wrapped([_more(advice, len(chosen))]),
+            *wrapped([_more(advice, len(chosen))]),
         ]
     )
 
 
-def _wrapped(lines: Iterable[str]) -> list[str]:
+def wrapped(lines: Iterable[str]) -> list[str]:
     return [part for line in lines for part in terminal.wrap(line, columns=NARROW).split("\n")]
 
 
 def _more(advice: Advice, shown: int) -> str:
     more = f"{len(advice.options) - shown} more strategies, " if len(advice.options) > shown else ""
     notes = f", and {terminal.count(len(advice.notes), 'note')}" if advice.notes else ""
-    return f"--all shows {more}the parts of the memory and the evidence behind the times{notes}."
+    return f"--all shows {more}all assumptions, the parts of the memory and the evidence behind the times{notes}."
 
 
 def legend(options: Sequence[StrategyPrediction], request: Request) -> list[str]:
@@ -196,7 +198,7 @@ def _changes(advice: Advice) -> list[str]:
         for flags, predicted in reasons.changes(advice)
     ]
     title = "Changes that help. Repeat the command with the options of a line for its files and its launch command:"
-    return ["", *_wrapped([title]), *lines] if lines else []
+    return ["", *wrapped([title]), *lines] if lines else []
 
 
 def _start(advice: Advice) -> list[str]:
@@ -205,12 +207,12 @@ def _start(advice: Advice) -> list[str]:
     if start is None:
         return []
     if isinstance(start, str):
-        return ["", *_wrapped([f"No launch command: {start}"])]
+        return ["", *wrapped([f"No launch command: {start}"])]
     files = [Path(name).name for name in start.files]
     written = f" (--write {files[0]} writes the file)" if files else ""
     program = "this project's trainer" if start.stack == "study" else start.stack
     lines = [
-        *_wrapped([f"Start it with {program}{written}:"]),
+        *wrapped([f"Start it with {program}{written}:"]),
         "",
         *(f"    {line}" for line in start.command.split("\n")),
     ]
@@ -231,7 +233,7 @@ def launch_or_why(advice: Advice) -> Launch | str | None:
         return str(refusal)
 
 
-def _block(title: str, pairs: Iterable[tuple[str, str]]) -> list[str]:
+def block_lines(title: str, pairs: Iterable[tuple[str, str]]) -> list[str]:
     """Return pairs of label and value as a block of text. Two short ones that follow each other share a line."""
     half = NARROW // 2 - 2
     lines, left = [f"{title}:"], ""
@@ -256,6 +258,7 @@ def text_of_all(advice: Advice) -> str:
     usable = gib(advice.options[0].prediction.usable_bytes)
     lines = [
         reasons.answer(advice),
+        *filter(None, [whole_training_sentence(advice)]),
         "",
         f"{setting_line(advice)}{nodes}. The model has {_size(shape)}. {usable} GiB of each GPU are usable.",
         f"{_basis(advice)}.",
@@ -297,7 +300,7 @@ def text_of_all(advice: Advice) -> str:
             *_changes(advice),
             *_start(advice),
             "",
-            *_block("Assumed", assumed_settings(request, box, groups_of(advice), advice.shape)),
+            *block_lines("Assumed", assumed_settings(request, box, groups_of(advice), advice.shape)),
             "",
             f"Parts of a GPU's memory at its peak, in GiB{', as predicted' * advice.is_traced}:",
             "",
@@ -386,10 +389,6 @@ HEAD = ("strategy", "precision", "fits", "GiB", "free", "batch", "largest", "s/s
         "sent GB", "$/1e9 tok", "host GiB", "disk GiB", "memory is")  # fmt: skip
 
 
-# What the short text leaves out: it matters for offload only, or has no effect on the prediction.
-_OF_OFFLOAD = ("host", "disks", "machine", "not included", "allocator", "groups")
-
-
 def assumed_settings(
     request: Request, box: Cluster, groups: str = "", shape: ModelShape | None = None
 ) -> list[tuple[str, str]]:
@@ -402,10 +401,18 @@ def assumed_settings(
 
 
 def _assumed_briefly(advice: Advice) -> list[tuple[str, str]]:
-    """Return the assumed settings of the short text: those of offload only if the recommended strategy offloads."""
-    offloads = advice.recommended is None or advice.recommended.offloads
-    pairs = assumed_settings(advice.request, advice.box, shape=advice.shape)
-    return [(label, value) for label, value in pairs if offloads or label not in _OF_OFFLOAD]
+    """Return the assumed settings of the short text: the program, the precision, and what is not the default.
+
+    The host is one of them if the recommended strategy offloads.
+    """
+    request, shape = advice.request, advice.shape
+    same = ("gpu", "num_gpus", "gpu_memory", "gpu_tflops", "gpu_bandwidth")
+    usual = Request(**{name: getattr(request, name) for name in same})
+    defaults = dict(assumed_settings(usual, usual.box(), shape=shape))
+    offloads = advice.recommended is not None and advice.recommended.offloads
+    always = {"stack", "precision", *(["host", "machine"] if offloads else [])}
+    pairs = assumed_settings(request, advice.box, shape=shape)
+    return [(label, value) for label, value in pairs if label in always or defaults.get(label) != value]
 
 
 def groups_of(advice: Advice) -> str:
@@ -441,7 +448,7 @@ def cells(option: StrategyPrediction, request: Request) -> dict[str, str]:
     }
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the lines of a table whose first row is the head. All columns but the first are aligned to the right."""
     head, *others = rows
     return terminal.table(head, others, NARROW, sides="<" + ">" * (len(head) - 1))
@@ -473,6 +480,10 @@ UNITS = {
     "micro_batch_size": "sequences",
     "largest_micro_batch_size": "sequences",
     "traced.seconds": "seconds",
+    "whole_training.hours": "hours",
+    "whole_training.hours_low": "hours",
+    "whole_training.hours_high": "hours",
+    "whole_training.dollars": "US dollars",
 }
 
 
@@ -490,10 +501,13 @@ def content(advice: Advice) -> dict[str, Any]:
         "usable_bytes_per_gpu": advice.options[0].prediction.usable_bytes,
         "price_per_gpu_hour": gpu.price_per_hour,
         "dollars_per_hour": None if gpu.price_per_hour is None else gpu.price_per_hour * advice.box.num_gpus,
-        "price_source": f"{gpu.price_source} ({gpu.price_date})" if gpu.price_date else gpu.price_source,
+        "price_source": price_of(gpu),
         "notes": advice.notes,
         "strategies": [
-            _option_content(option) | (_traced_content(option) if advice.is_traced else {}) for option in advice.options
+            _option_content(option)
+            | {"whole_training": _training_content(option, advice.request)}
+            | (_traced_content(option) if advice.is_traced else {})
+            for option in advice.options
         ],
         "recommended": advice.recommended.strategy.name if advice.recommended else None,
         "reason": reasons.reason(advice),
@@ -502,6 +516,11 @@ def content(advice: Advice) -> dict[str, Any]:
         "launch": None if start is None or isinstance(start, str) else dataclasses.asdict(start),
         "units": UNITS,
     }
+
+
+def _training_content(option: StrategyPrediction, request: Request) -> dict[str, Any] | None:
+    training = whole_training(option, request)
+    return None if training is None else dataclasses.asdict(training)
 
 
 def _remedy_content(remedy: Remedy) -> dict[str, Any]:
@@ -592,8 +611,8 @@ def text_of_largest(largest: LargestModels) -> str:
     head = f"Largest GPT on {request.num_gpus} x {request.box().gpu.name} (width x layers, in the proportions of GPT-3)"
     foot = f"At these sizes, hardly any memory is free. For {100 * ENOUGH_FREE:.0f} % of it, use smaller models."
     conditions = _with_conditions(head, request)
-    block = _block("Assumed", _assumed_of_memory(request, request.box(), largest.shapes))
-    return "\n".join([conditions, "", *_aligned(rows), "", *_wrapped([foot]), "", *block])
+    block = block_lines("Assumed", _assumed_of_memory(request, request.box(), largest.shapes))
+    return "\n".join([conditions, "", *aligned(rows), "", *wrapped([foot]), "", *block])
 
 
 def content_of_largest(largest: LargestModels) -> dict[str, Any]:
@@ -631,8 +650,8 @@ def text_of_fewest(fewest: FewestGpus) -> str:
     if any(row[1] == "never" for row in rows):
         legend.append("never: the strategy does not shard, so every GPU needs memory for all of it.")
     foot = ["", *legend] if legend else []
-    block = _block("Assumed", _assumed_of_memory(request, request.box(1), fewest.fewest))
-    return "\n".join([_with_conditions(head, request), *notes, "", *_aligned(rows), *foot, "", *block])
+    block = block_lines("Assumed", _assumed_of_memory(request, request.box(1), fewest.fewest))
+    return "\n".join([_with_conditions(head, request), *notes, "", *aligned(rows), *foot, "", *block])
 
 
 def content_of_fewest(fewest: FewestGpus) -> dict[str, Any]:

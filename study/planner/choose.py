@@ -33,11 +33,12 @@ EQUALLY_FAST = 0.03
 # free, that fits, too.
 COMFORTABLY_FREE = 0.2
 MUCH_FREE = 0.5
-# With so much free memory, speed is the only reason for a strategy that is less simple. Then a larger difference counts
-# as none: the median error of the times of published rows that were not used for the fit is about 10 %, and part of the
-# difference is precision, because DDP trains fp32 parameters under autocast. Short steps were predicted up to five
-# times too short, so that most differences between them say nothing.
-EQUALLY_FAST_IF_COMFORTABLE = 0.10
+# A larger difference counts as none for an option that leaves more memory free than the fastest one, because the median
+# error of the times of published rows that were not used for the fit is about 10 %. The same is true where half of a
+# GPU stays free: speed is the only reason for a strategy that is less simple, and part of the difference is precision,
+# because DDP trains fp32 parameters under autocast. Short steps were predicted up to five times too short, so that most
+# differences between them say nothing.
+EQUALLY_FAST_IF_ROOMIER = 0.10
 EQUALLY_FAST_IF_MUCH_FREE = 0.15
 EQUALLY_FAST_IF_SHORT = 0.5
 # The share of a GPU's usable memory that should stay free. The largest error of the predicted peak is 19 % for the
@@ -300,22 +301,31 @@ def recommend(options: Sequence[StrategyPrediction]) -> StrategyPrediction | Non
     alone = [option for option in options if option.fits and option.prediction.engine.kind == "torch"]
     alone = [option for option in alone if option.free_share >= VERY_LITTLE_FREE]
     near = equally_fast(alone or preferred(options))
-    comfortable = [option for option in near if option.free_share >= COMFORTABLY_FREE]
-    return min(comfortable or near, key=complexity, default=None)
+    best = [option for option in near if not any(_is_better(other, option) for other in near)]
+    comfortable = [option for option in best if option.free_share >= COMFORTABLY_FREE]
+    return min(comfortable or best, key=complexity, default=None)
+
+
+def _is_better(other: StrategyPrediction, option: StrategyPrediction) -> bool:
+    """Return whether an option is faster than another one and leaves more memory free, which is then not much."""
+    is_faster = _speed(option) < (1 - EQUALLY_FAST) * _speed(other)
+    return option.free_share < MUCH_FREE and is_faster and other.free_share > option.free_share
 
 
 def equally_fast(options: Sequence[StrategyPrediction]) -> list[StrategyPrediction]:
     """Return the options that are as fast as the fastest of them, apart from what a prediction can tell."""
-    most = max(map(_speed, options), default=0.0)
-    return [option for option in options if _speed(option) >= (1 - _tolerance(option)) * most]
+    fastest = max(options, key=_speed, default=None)
+    if fastest is None:
+        return []
+    return [option for option in options if _speed(option) >= (1 - _tolerance(option, fastest)) * _speed(fastest)]
 
 
-def _tolerance(option: StrategyPrediction) -> float:
-    if option.free_share < COMFORTABLY_FREE:
-        return EQUALLY_FAST
-    if option.free_share < MUCH_FREE:
-        return EQUALLY_FAST_IF_COMFORTABLE
-    return EQUALLY_FAST_IF_SHORT if option.is_short else EQUALLY_FAST_IF_MUCH_FREE
+def _tolerance(option: StrategyPrediction, fastest: StrategyPrediction) -> float:
+    """Return by which share an option may be slower than the fastest one and still count as equally fast."""
+    if option.free_share >= MUCH_FREE:
+        return EQUALLY_FAST_IF_SHORT if option.is_short else EQUALLY_FAST_IF_MUCH_FREE
+    is_roomier = option.free_share >= max(COMFORTABLY_FREE, fastest.free_share)
+    return EQUALLY_FAST_IF_ROOMIER if is_roomier else EQUALLY_FAST
 
 
 def _seconds(option: StrategyPrediction) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from study.planner import choose, remedies
-from study.planner.choose import ENOUGH_FREE, EQUALLY_FAST, EQUALLY_FAST_IF_COMFORTABLE, FAR_SLOWER, gib
+from study.planner.choose import ENOUGH_FREE, EQUALLY_FAST, EQUALLY_FAST_IF_ROOMIER, FAR_SLOWER, gib
 from study.terminal import GIB, significant
 from study.theory import hardware
 
@@ -54,7 +54,7 @@ def _better_change(advice: Advice) -> Remedy | None:
     changes, option = advice.remedies, advice.recommended
     if option is None:
         return changes[0] if changes else None
-    may_slow_down = EQUALLY_FAST_IF_COMFORTABLE if option.has_enough_free or option.offloads else 1 - 1 / FAR_SLOWER
+    may_slow_down = EQUALLY_FAST_IF_ROOMIER if option.has_enough_free or option.offloads else 1 - 1 / FAR_SLOWER
     slowest = option.tokens_per_second * (1 - may_slow_down)
     return next((each for each in changes if each.kind == "same" and each.option.tokens_per_second >= slowest), None)
 

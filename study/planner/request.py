@@ -95,6 +95,17 @@ class Request(BaseModel):
     global_batch_size: int | None = option(
         None, "Sequences per optimizer step. [default: 8 per GPU]", WORK, is_common=True
     )
+    tokens: float | None = option(
+        None,
+        "Tokens of the whole training, such as 1e9. The answer then has its hours and its price.",
+        WORK,
+        is_common=True,
+        unit="tokens",
+    )
+    examples: int | None = option(
+        None, "Examples of the training data, in place of --tokens. Each counts as one whole sequence.", WORK
+    )
+    epochs: float | None = option(None, "Passes over the examples. [default: 1]", WORK, unit="passes")
     strategy: str | None = option(
         None, "Predict only this strategy: a name, or an accelerate file.", STRATEGY, is_common=True
     )
@@ -276,6 +287,22 @@ class Request(BaseModel):
                 if not 0 < number < math.inf:
                     raise ValueError(f"{name}={value!r}: must be a number above 0, in {number_unit}")
         return value
+
+    @model_validator(mode="after")
+    def _check_length_of_training(self) -> Request:
+        """Raise Refusal if the length of the training is stated twice, or not at all."""
+        if self.tokens is not None and self.examples is not None:
+            raise Refusal("--tokens and --examples both state how long the training is. Leave one of them out.")
+        if self.epochs is not None and self.examples is None:
+            raise Refusal("--epochs needs the number of examples. Add --examples, or use --tokens.")
+        return self
+
+    @property
+    def num_tokens(self) -> float | None:
+        """The tokens of the whole training. None if the request does not name them."""
+        if self.examples is None:
+            return self.tokens
+        return self.examples * (self.epochs or 1.0) * (self.sequence_length or DEFAULT_LENGTH)
 
     @model_validator(mode="after")
     def _check_adapter(self) -> Request:
