@@ -142,7 +142,6 @@ def test_time_constants_are_those_of_the_nearest_generation(tera, nearest):
     ("arguments", "says"),
     [
         (BY_NUMBERS[:4], "without --gpu, a GPU needs all of --gpu-memory"),
-        ([], "--gpu is missing"),
         ([*BY_NUMBERS, "--precision", "fp32"], "--precision fp32: custom GPU does not support it. It supports fp16"),
         (["--gpu", "4090", "--gpu-memory", "0"], "gpu_memory=0.0: must be a number above 0, in GiB"),
         (["--gpu", "4090", "--host-memory", "nan"], "host_memory=nan: must be a number above 0"),

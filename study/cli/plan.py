@@ -77,6 +77,21 @@ def _refuse_parallelism(_: click.Context, option: click.Parameter, value: str | 
             metavar="HOURS",
             help="Find the machines on which the whole training takes at most this long.",
         ),
+        Option(
+            ["--measured-step-seconds"],
+            group=OUTPUT,
+            type=float,
+            metavar="SECONDS",
+            help="A measured step of the training that the other options and --strategy describe. The other strategies "
+            "are then predicted from there.",
+        ),
+        Option(
+            ["--measured"],
+            group=OUTPUT,
+            type=PATH,
+            metavar="LOG",
+            help="The same from a log that `zero-study import` can read.",
+        ),
         *(
             Option([f"--{name}-parallel"], group=GPUS, hidden=True, metavar="INTEGER", callback=_refuse_parallelism)
             for name in PARALLELISMS
@@ -86,7 +101,7 @@ def _refuse_parallelism(_: click.Context, option: click.Parameter, value: str | 
             group=OUTPUT,
             is_common=True,
             is_flag=True,
-            help="Print every strategy, the parts of its memory, and the evidence behind the times.",
+            help="Print everything: all strategies, assumptions and evidence.",
         ),
         Option(
             ["--json", "as_json"],
@@ -120,14 +135,14 @@ def _advise(
     trace: bool,
     budget: float | None,
     deadline: float | None,
+    measured_step_seconds: float | None,
+    measured: Path | None,
     **requested: Any,
 ) -> Verdict | None:
     """Choose a strategy for a model and GPUs.
 
-    Predicts memory, time and price of each strategy.
-
-    Without --model, it finds the largest model for the GPUs. Without --gpus, it finds how many GPUs the model needs.
-    Without --gpu, or with several names, it compares machines with different GPUs.
+    Without --model, it finds the largest model. Without --gpus, it finds how many GPUs the model needs. Without --gpu,
+    or with several names, it compares machines.
 
     Exit status: 0 if a strategy fits; 1 if none does; 2 if the request is refused; 3 if nothing could be predicted.
     """
@@ -179,10 +194,44 @@ def _advise(
         )
     with _quietly(as_json), after_two_seconds("Looking up the model and predicting every strategy"):
         advice = _advise_by_traces(model, request) if trace else planner.advise(model, request, None)
-    verdict = show(advice, advice_text.text_of_all if everything else advice_text.text, advice_text.content)
+    if measured is not None:
+        measured_step_seconds = _measured(measured)
+    text: Callable[[Any], str] = advice_text.text_of_all if everything else advice_text.text
+    content: Callable[[Any], dict[str, Any]] = advice_text.content
+    if measured_step_seconds is not None:
+        text, content = _calibrated(advice, measured_step_seconds, text, content)
+    verdict = show(advice, text, content)
     if write is not None:
         _write(advice, write, is_silent=as_json)
     return verdict
+
+
+def _measured(log: Path) -> float:
+    """Return the seconds of a step in a log, without its first steps. Raises Refusal if it states none."""
+    from study.logs import imported
+    from study.public_runs import quantities
+
+    runs = imported.read([log])
+    if len(runs) != 1:
+        raise Refusal(f"--measured {log}: it has {len(runs)} runs. Use --measured-step-seconds for one of them.")
+    seconds = quantities.seconds_per_step(runs[0].run)
+    if seconds is None:
+        raise Refusal(f"--measured {log}: it states no time of a step. Use --measured-step-seconds.")
+    return seconds
+
+
+def _calibrated(
+    advice: Advice, seconds: float, text: Callable[[Any], str], content: Callable[[Any], dict[str, Any]]
+) -> tuple[Callable[[Any], str], Callable[[Any], dict[str, Any]]]:
+    """Return how to print an answer together with what a measured step says of it."""
+    from study.planner import advice_text, calibration
+
+    found = calibration.calibrate(advice, seconds)
+    lines = [*advice_text.wrapped(calibration.sentences(found)), "", *advice_text.aligned(calibration.rows(found)), ""]
+    return (
+        lambda given_advice: "\n".join([*lines, text(given_advice)]),
+        lambda given_advice: {**content(given_advice), "calibration": calibration.content(found)},
+    )
 
 
 def _quietly(as_json: bool) -> contextlib.AbstractContextManager[Any]:

@@ -97,7 +97,7 @@ class Request(BaseModel):
     )
     tokens: float | None = option(
         None,
-        "Tokens of the whole training, such as 1e9. The answer then has its hours and its price.",
+        "Tokens of the training, for hours and price.",
         WORK,
         is_common=True,
         unit="tokens",
