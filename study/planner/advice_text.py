@@ -16,7 +16,7 @@ from study.planner.machines import whole_training
 from study.planner.request import CHECKPOINTED, SEQUENCES_PER_GPU, Request
 from study.planner.training_text import price_of, whole_training_sentence
 from study.strategy import file
-from study.theory import adapters, hardware, intervals, model_states, peaks
+from study.theory import adapters, hardware, intervals, model_states, peaks, prediction
 from study.theory.adapters import AdapterKind
 from study.theory.prediction import ALLOCATOR_SLACK
 
@@ -50,7 +50,7 @@ def text(advice: Advice) -> str:
             "",
             *aligned(rows),
             "",
-            *wrapped([" ".join(legend(chosen, advice.request))]),
+            *wrapped([" ".join([*legend(chosen, advice.request), *shown_line(advice)])]),
             *_reasons(advice),
             *_changes(advice),
             *_start(advice),
@@ -70,6 +70,25 @@ def _more(advice: Advice, shown: int) -> str:
     more = f"{len(advice.options) - shown} more strategies, " if len(advice.options) > shown else ""
     notes = f", and {terminal.count(len(advice.notes), 'note')}" if advice.notes else ""
     return f"--all shows {more}all assumptions, the parts of the memory and the evidence behind the times{notes}."
+
+
+def shown_line(advice: Advice) -> list[str]:
+    """Return what nvidia-smi will show for the recommended strategy, as a sentence. Empty if none is recommended."""
+    option = advice.recommended
+    if option is None:
+        return []
+    low, usual, high = (gib(shown) for shown in _shown(option))
+    return [f"nvidia-smi will show about {usual} GiB ({low} to {high}) for {option.strategy.name}."]
+
+
+def _shown(option: StrategyPrediction) -> tuple[float, float, float]:
+    """Return the bytes that nvidia-smi shows: those of the least, a usual, and the most generous allocator."""
+    peak, box = option.prediction.peak, option.prediction.box
+    least, most = prediction.RESERVED_RANGE
+    low, usual, high = (
+        prediction.shown_bytes(peak, box, factor=factor) for factor in (max(1.0, least), prediction.RESERVED, most)
+    )
+    return low, usual, high
 
 
 def legend(options: Sequence[StrategyPrediction], request: Request) -> list[str]:
@@ -295,7 +314,7 @@ def text_of_all(advice: Advice) -> str:
             "",
             *terminal.table(columns, rows),
             "",
-            *map(terminal.wrap, meanings),
+            *map(terminal.wrap, [*meanings, *shown_line(advice)]),
             *_reasons(advice),
             *_changes(advice),
             *_start(advice),
@@ -552,6 +571,7 @@ def _option_content(option: StrategyPrediction) -> dict[str, Any]:
         "needed_bytes_rests_on": memory_evidence(option),
         "free_bytes_per_gpu": _whole(option.free_bytes),
         "free_share": option.free_share,
+        "shown_by_nvidia_smi_bytes_per_gpu": _whole(_shown(option)[1]),
         "memory": {part: _whole(value) for part, value in prediction.peak.parts.items()},
         "highest_moment": peaks.PEAK_MOMENTS[int(prediction.peak.moment)],
         "paper_model_state_bytes": by_paper if option.shape.adapter is None else None,  # it trains all weights
