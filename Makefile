@@ -61,7 +61,8 @@ study: setup
 	$(SMOKE); status=$$?; [ $$status -le 1 ] || exit $$status; .venv/bin/zero-study report smoke && exit $$status
 
 SMOKE = CUDA_VISIBLE_DEVICES= .venv/bin/zero-study run smoke --fork
-EXTENSIONS = CUDA_VISIBLE_DEVICES= nice -n 10 .venv/bin/python -m study.engines.extensions cpu_adam async_io
+# As many compilers as processors, so that the runs have half of the machine meanwhile.
+EXTENSIONS = CUDA_VISIBLE_DEVICES= MAX_JOBS=$$(nproc) .venv/bin/python -m study.engines.extensions cpu_adam async_io
 SHOWN = ddp zero2_tuned zero3 zero3_tuned fsdp2
 
 # A broken link fails the build.
