@@ -105,7 +105,7 @@ def _why_not_fork() -> str | None:
 
 
 def _answer(requests: IO[str], answers: IO[str], of_some: Mapping[str, str], programs: Mapping[str, Program]) -> None:
-    servers: dict[str, tuple[IO[str], IO[str]]] = {}
+    servers: dict[str, tuple[int, IO[str], IO[str]]] = {}
     # A launcher that a signal ended leaves its ranks to this process. The kernel has killed them.
     _libc().prctl(PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1))
     for line in requests:
@@ -114,7 +114,7 @@ def _answer(requests: IO[str], answers: IO[str], of_some: Mapping[str, str], pro
         if group in of_some:
             if group not in servers:
                 servers[group] = _fork_server(of_some[group], programs)
-            sent, received = servers[group]
+            _, sent, received = servers[group]
             print(line, end="", file=sent, flush=True)
             for _ in range(2):  # the process, and its exit status
                 if not (answer := received.readline()):
@@ -124,17 +124,21 @@ def _answer(requests: IO[str], answers: IO[str], of_some: Mapping[str, str], pro
             process, ranks = _fork(request, programs)
             _tell(answers, {"process": process})
             _tell(answers, {"status": _wait(process, ranks)})
+    for process, sent, _ in servers.values():  # so that their processor time counts as that of a child
+        sent.close()
+        os.waitpid(process, 0)
 
 
 def _tell(answers: IO[str], content: Mapping[str, Any]) -> None:
     print(json.dumps(content), file=answers, flush=True)
 
 
-def _fork_server(modules: str, programs: Mapping[str, Program]) -> tuple[IO[str], IO[str]]:
-    """Fork a server that imports further modules. Return the files for its requests and of its answers."""
+def _fork_server(modules: str, programs: Mapping[str, Program]) -> tuple[int, IO[str], IO[str]]:
+    """Fork a server that imports further modules. Return its process and the files for its requests and answers."""
     server = os.getpid()
     (requests, sends), (receives, answers) = os.pipe(), os.pipe()
-    if not os.fork():
+    process = os.fork()
+    if not process:
         try:
             _die_with(server)
             _close_own_files()
@@ -151,7 +155,7 @@ def _fork_server(modules: str, programs: Mapping[str, Program]) -> tuple[IO[str]
     os.close(requests)
     os.close(answers)
     _own_files.extend((os.fdopen(sends, "w"), os.fdopen(receives)))
-    return _own_files[-2], _own_files[-1]
+    return process, _own_files[-2], _own_files[-1]
 
 
 def _fork(request: Request, programs: Mapping[str, Program]) -> tuple[int, list[int]]:
