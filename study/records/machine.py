@@ -23,6 +23,10 @@ from study.records.laboratory import LABORATORY
 from study.records.schema import Code
 from study.records.simulation import SIMULATED_GPUS
 
+# A run that was forked has this variable. Its resident memory cannot be compared with that of a run that was started in
+# the ordinary way, because it shares imported code with the process that it was forked from. It also starts faster.
+FORKED = "ZERO_STUDY_FORKED"
+
 # The environment variables that change speed, memory or arithmetic. Other variables may hold names or tokens, and are
 # not recorded.
 _FAMILIES = (
@@ -41,7 +45,7 @@ _ARITHMETIC = re.compile(
 _PLACE = re.compile(r"_(DIR|HOME)$")
 _RECORDED = re.compile(
     rf"({_FAMILIES})_\w+|NVIDIA_(TF32_OVERRIDE|VISIBLE_DEVICES)|USE_HUB_KERNELS|LD_PRELOAD|{LABORATORY}|"
-    rf"{SIMULATED_GPUS}"
+    rf"{SIMULATED_GPUS}|{FORKED}"
 )
 _SECRET = re.compile("TOKEN|KEY|SECRET|PASSW|CREDENTIAL|AUTH")
 _IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+@")  # a user name and a password in an address
