@@ -171,7 +171,7 @@ def test_a_smaller_micro_batch_is_offered_before_offload_and_more_gpus():
     assert not full.recommended.has_enough_free
     answer = reasons.answer(full)
     assert answer.startswith(f"Use {full.remedies[0].flags}: zero2_tuned ")
-    assert "The change is predicted to be " in answer
+    assert "With the change, the training is predicted to be " in answer
 
 
 def test_every_expected_strategy_has_a_phrase():

@@ -125,7 +125,7 @@ def test_other_strategies_are_predicted_from_a_measured_step(capsys: pytest.Capt
     found = measured(capsys, "--measured-step-seconds", str(2 * predicted))["calibration"]
     assert found["factor"] == pytest.approx(2)
     assert not found["is_inside_interval"]
-    assert "usual reasons" in " ".join(found["meaning"])
+    assert "The usual reasons" in " ".join(found["meaning"])
     plain = planner.advise("llama-3.1-8b", Request("a100-80gb", 8))
     expected = {option.strategy.name: 2 * option.seconds for option in plain.options if option.fits}
     assert {each["strategy"]: each["seconds_per_step"] for each in found["others"]} == pytest.approx(

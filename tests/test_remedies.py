@@ -79,7 +79,7 @@ def test_offload_is_tried_with_an_assumed_host_and_says_so() -> None:
     option = ask("two 4090").recommended
     assert option is not None
     assert option.strategy.name == "fsdp2_cpu_offload"
-    assert "a host with 256 GiB is assumed" in reasons.answer(ask("two 4090"))
+    assert "of host memory, and 256 GiB are assumed" in reasons.answer(ask("two 4090"))
     own = planner.advise("llama-3.1-8b", Request("rtx-4090", 2, host_memory=64.0))
     assert all(option.prediction.lacking == "host memory" for option in own.options if option.offloads)
     assert own.recommended is None

@@ -26,12 +26,11 @@ OUTPUT = "Output"
 
 # Ways to distribute a training that are not predicted, with the case in which they are needed.
 PARALLELISMS = {
-    "tensor": "It is needed if one layer is too large for a GPU, or if the batch is too small for more data parallel "
-    "ranks, and it needs NVLink between its GPUs.",
-    "pipeline": "It is needed if a model is too large for FSDP2 or ZeRO-3 over a slow network between nodes.",
-    "expert": "It is needed for mixtures of experts whose experts are too many to be gathered for every layer.",
-    "context": "It is needed for sequences that do not fit on a GPU even with activation checkpointing and a chunked "
-    "loss.",
+    "tensor": "if one layer is too large for a GPU, or if the batch is too small for more data parallel ranks. It "
+    "works well only over a fast link such as NVLink.",
+    "pipeline": "if a model is too large for FSDP2 or ZeRO-3 over a slow network between nodes.",
+    "expert": "for mixtures of experts that have too many experts to gather all of them for every layer.",
+    "context": "for sequences that do not fit on a GPU even with activation checkpointing and a chunked loss.",
 }
 
 
@@ -40,7 +39,8 @@ def _refuse_parallelism(_: click.Context, option: click.Parameter, value: str | 
         name = option.opts[0].removeprefix("--").removesuffix("-parallel")
         raise Refusal(
             f"--{name}-parallel: the planner predicts data parallelism, sharded or not, and no {name} parallelism. "
-            f"{PARALLELISMS[name]} Leave it out to see whether the training fits without it."
+            f"{name.capitalize()} parallelism is needed {PARALLELISMS[name]} Leave the option out to see whether the "
+            "training fits without it."
         )
 
 

@@ -78,7 +78,8 @@ def shown_line(advice: Advice) -> list[str]:
     if option is None:
         return []
     low, usual, high = (gib(shown) for shown in _shown(option))
-    return [f"nvidia-smi will show about {usual} GiB ({low} to {high}) for {option.strategy.name}."]
+    name = option.strategy.name
+    return [f"nvidia-smi will show about {usual} GiB ({low} to {high}) for {name}: PyTorch keeps memory that it frees."]
 
 
 def _shown(option: StrategyPrediction) -> tuple[float, float, float]:
@@ -216,7 +217,7 @@ def _changes(advice: Advice) -> list[str]:
         terminal.wrap(f"{flags}: {predicted}", "  ", "      ", columns=NARROW)
         for flags, predicted in reasons.changes(advice)
     ]
-    title = "Changes that help. Repeat the command with the options of a line for its files and its launch command:"
+    title = "Changes that help (run the command again with the options of a line for its launch command and files):"
     return ["", *wrapped([title]), *lines] if lines else []
 
 

@@ -14,9 +14,9 @@ from study.terminal import significant
 # Times of a measured run that are this close to the prediction need no explanation.
 CLOSE = 0.1
 FEW_REASONS = (
-    "waiting for data (compare the time without a data loader), batches that are shorter than the sequence length, "
-    "kernels that are launched one by one (small batches, or hooks in every layer), eager attention, a link between "
-    "the GPUs that NCCL does not use (run with NCCL_DEBUG=INFO), or another program on the machine"
+    "waiting for data (measure a step without the data loader), batches that are shorter than the sequence length, the "
+    "overhead of launching many small kernels (small batches, or hooks in every layer), eager attention, traffic "
+    "between the GPUs that does not use the fast link (see the log of NCCL_DEBUG=INFO), or another program on the machine"
 )
 
 
@@ -73,7 +73,7 @@ def sentences(calibration: Calibration) -> list[str]:
         f"the predicted {significant(step.total)} s, and {where} its interval ({significant(step.low, 2)} s {high})."
     ]
     if factor > 1 + CLOSE:
-        lines.append(f"If a step takes longer than predicted, the usual reasons are: {FEW_REASONS}.")
+        lines.append(f"The usual reasons for a longer step are {FEW_REASONS}.")
     elif factor < 1 - CLOSE and not calibration.is_inside:
         lines.append(
             "A step that is much shorter than predicted often computes less: a smaller batch, shorter sequences, or "

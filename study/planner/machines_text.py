@@ -10,6 +10,7 @@ from study.planner import advice_text
 from study.planner.advice_text import NARROW, aligned, wrapped
 from study.planner.choose import ENOUGH_FREE, gib
 from study.planner.machines import MOST_GPUS
+from study.planner.reasons import percent
 from study.planner.training_text import duration, price_of, short_duration
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def _count(machine: Machine) -> str:
 def _state(machine: Machine) -> str:
     """Return strategy, free memory and speed of a machine, and time and price of the whole training if it is named."""
     option, training = machine.option, machine.training
-    words = [f"{option.strategy.name} leaves {100 * option.free_share:.0f} % free"]
+    words = [f"{option.strategy.name} leaves {percent(option.free_share)} free"]
     words.append(f"{machine.tokens_per_second:,.0f} tokens per second")
     if training is not None:
         dollars = "" if training.dollars is None else f" for ${training.dollars:,.0f}"
@@ -62,7 +63,7 @@ def text_of_numbers(numbers: NumbersOfGpus, everything: bool = False) -> str:
         request = fewest.request
         lines += ["", *wrapped([
             f"{fewest.shape.name}, {request.batch()[0]} sequences of {request.sequence_length:,} tokens per GPU and "
-            "step. Predicted, not measured."
+            "step, so that more GPUs train a larger global batch. Predicted, not measured."
         ])]  # fmt: skip
         lines += ["", *_table(machines), "", *wrapped([_legend(machines), *_prices(machines)])]
     if everything or not machines:
@@ -183,10 +184,11 @@ def text_of_comparison(comparison: Comparison, everything: bool = False) -> str:
     if comparison.fastest is not None and comparison.fastest not in shown:
         shown = [*shown[: NUM_ROWS - 1], comparison.fastest]
     request = comparison.request
-    batch = f"{request.batch()[0]} sequences of {request.sequence_length:,} tokens per GPU and step"
+    batch = f"{request.batch()[0]} sequences of {request.sequence_length:,} tokens per GPU and step, so that more GPUs train a larger global batch"
     notes = [
         "Prices are of different providers and dates, for machines rented on demand. Strategies without offload are "
-        f"compared, on powers of two up to {MOST_GPUS} GPUs; GPUs without a typical machine within one node."
+        f"compared, on powers of two up to {MOST_GPUS} GPUs. Cards of which no typical machine is known are compared "
+        "in one node only."
     ]
     if comparison.without_price:
         notes.append(f"No price is known of {', '.join(comparison.without_price)}. Name them with --gpu.")

@@ -34,13 +34,14 @@ def answer(advice: Advice) -> str:
         speed = _compared(better.option.tokens_per_second / option.tokens_per_second, is_speed=True)
         return (
             f"{_instruction(better)}. Without the change, {option.strategy.name} with {_settings(option)} leaves "
-            f"{_percent(option.free_share)}{' with offload' if option.offloads else ''}. The change is predicted to be "
-            f"{speed}."
+            f"{percent(option.free_share)} of each GPU free{', but offloads to the host' * option.offloads}. With the "
+            f"change, the training is predicted to be {speed}."
         )
-    memory = f"{gib(option.free_bytes)} GiB ({_percent(option.free_share)}) of each GPU"
+    memory = f"{gib(option.free_bytes)} GiB ({percent(option.free_share)}) of each GPU"
+    stays = "stay free" if option.traced_bytes is None else "stay free by the traced memory"
     return (
         f"Use {option.strategy.name} with {_settings(option)}: a step is predicted to take "
-        f"{significant(option.prediction.step.total)} s, and by the {option.basis} memory {memory} stay free. "
+        f"{significant(option.prediction.step.total)} s, and {memory} {stays}. "
         f"{reason(advice)}"
     )
 
@@ -62,9 +63,9 @@ def _better_change(advice: Advice) -> Remedy | None:
 def _instruction(change: Remedy) -> str:
     """Return a sentence that says what to add, and what is predicted then."""
     option = change.option
-    share = f"{_percent(option.free_share)} of each GPU) free"
+    share = f"{percent(option.free_share)} of each GPU) free"
     if not option.has_enough_free:
-        share += ", so that it may run out of memory"
+        share += " (so it may run out of memory)"
     return (
         f"Use {change.flags}: {option.strategy.name} with {_settings(option)} then fits"
         f"{'' if option.offloads else ' without offload'}, leaves {gib(option.free_bytes)} GiB ({share}, and a step is "
@@ -75,7 +76,9 @@ def _instruction(change: Remedy) -> str:
 def _cause(option: StrategyPrediction) -> str:
     """Return what takes most of the memory of an option that does not fit."""
     name, num_bytes = remedies.cause(option)
-    return "" if name == "host memory" else f", and {name} take {gib(num_bytes)} GiB of {gib(option.needed_bytes)} GiB"
+    if name == "host memory":
+        return ""
+    return f"; {gib(num_bytes)} of the {gib(option.needed_bytes)} GiB that it needs are {name}"
 
 
 def _nothing_helps(advice: Advice) -> str:
@@ -91,9 +94,9 @@ def _whole_sequences(advice: Advice) -> str | None:
     if remedies.cause(advice.ranked[0])[0] not in ("activations", "logits and loss") or length == 1:
         return None
     return (
-        f"More GPUs do not help, because each GPU computes whole sequences of {length:,} tokens. Use shorter "
-        "sequences, GPUs with more memory, or context parallelism, which is not predicted here (accelerate's cp_size, "
-        "DeepSpeed's Ulysses)."
+        f"More GPUs do not help, because each GPU computes whole sequences of {length:,} tokens. What would help are "
+        "shorter sequences, GPUs with more memory, or context parallelism, which is not predicted here (accelerate's "
+        "cp_size, DeepSpeed's Ulysses)."
     )
 
 
@@ -150,7 +153,7 @@ def _risk(advice: Advice, option: StrategyPrediction) -> str:
         parts.append(f"it may run out of memory, but {why}")
     if option.offloads and hardware.has_assumed_host(advice.box):
         memory = (advice.box.host_memory_bytes or 0) / GIB
-        parts.append(f"a host with {memory:,.0f} GiB is assumed, of which it needs {_host_need(option)} GiB")
+        parts.append(f"it needs {_host_need(option)} GiB of host memory, and {memory:,.0f} GiB are assumed")
     if option.prediction.step.evidence.is_rough:
         parts.append("the time is a rough guess, because no mixture of experts was compared with a measurement")
     elif option.is_short:
@@ -172,15 +175,15 @@ def _host_need(option: StrategyPrediction) -> str:
 
 def changes(advice: Advice) -> list[tuple[str, str]]:
     """Return all changes that help, as pairs of the options of `advise` and of what is predicted with them."""
-    now = advice.recommended
+    now, num_gpus = advice.recommended, advice.box.num_gpus
     lines = []
     for change in advice.remedies:
-        option = change.option
-        speed = significant(option.tokens_per_second, 2)
-        compared = "" if now is None else f", {_compared(option.tokens_per_second / now.tokens_per_second, True)}"
+        option, count = change.option, change.option.prediction.box.num_gpus
+        speed = option.tokens_per_second * count
+        compared = "" if now is None else f", {_compared(speed / (now.tokens_per_second * num_gpus), is_speed=True)}"
         lines.append((change.flags, (
-            f"{option.strategy.name}: {gib(option.needed_bytes)} GiB per GPU, {_percent(option.free_share)} free, "
-            f"{speed} tokens/s per GPU{compared}{_OTHER_TRAINING[change.kind]}"
+            f"{option.strategy.name}: {gib(option.needed_bytes)} GiB per GPU, {percent(option.free_share)} free, "
+            f"{speed:,.0f} tokens per second{compared}{_OTHER_TRAINING[change.kind]}"
         )))  # fmt: skip
     return lines
 
@@ -221,14 +224,14 @@ def _why_not(advice: Advice, option: StrategyPrediction) -> str:
         return lacks(option)
     if chosen is None:
         return ""
-    free = f"leaves only {_percent(option.free_share)} free"
+    free = f"leaves only {percent(option.free_share)} free"
     time = _compared(option.seconds / chosen.seconds)
     if not option.has_enough_free and chosen.has_enough_free:
         return f"{free}, and {time}" if option.seconds > (1 + EQUALLY_FAST) * chosen.seconds else f"{free}: too little"
     if chosen.prediction.engine.kind == "torch" and not option.offloads:
         return f"nothing to shard on one GPU; {time}"
     if option in choose.equally_fast(choose.preferred(advice.options)):
-        return f"as fast, but {_less_simple(option, chosen)}"
+        return f"as fast, {_less_simple(option, chosen)}"
     if option.offloads and not chosen.offloads and option.seconds <= chosen.seconds:
         return f"{time}, less than the error of the prediction, but it needs host memory"
     within = option.seconds <= chosen.slowest_seconds and not chosen.is_rough and option.seconds > chosen.seconds
@@ -241,12 +244,12 @@ def _less_simple(option: StrategyPrediction, chosen: StrategyPrediction) -> str:
         choose.complexity, (option, chosen)
     )
     if offload != offload_of_chosen:
-        return "it offloads more" if chosen.offloads else "it needs host memory"
+        return "but it offloads more" if chosen.offloads else "but it needs host memory"
     if stage != stage_of_chosen:
-        return "it shards more than is needed"
+        return "but it shards more than is needed"
     if has_file != file_of_chosen:
-        return "it has buffer sizes to set"
-    return f"no simpler than {chosen.strategy.name}: either is fine"
+        return "but it has buffer sizes to set"
+    return "and as simple: either is fine"
 
 
 def lacks(option: StrategyPrediction) -> str:
@@ -275,7 +278,7 @@ def _compared(ratio: float, is_speed: bool = False) -> str:
     return f"takes {100 * abs(ratio - 1):.0f} % {'longer' if ratio > 1 else 'less time'}"
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
     """Return a share in percent, rounded down, so that "10 %" is never less."""
     return f"{int(100 * share)} %"
 
