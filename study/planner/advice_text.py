@@ -486,6 +486,7 @@ UNITS = {
     "collectives_per_step.bytes": "bytes of a GPU",
     "host_bytes_per_node": "bytes",
     "disk_bytes_per_node": "bytes",
+    "shown_by_nvidia_smi_bytes_per_gpu": "bytes",
     "free_share": "share of usable_bytes_per_gpu, at most 1",
     "seconds_per_step": "seconds",
     "seconds_per_step_low": "seconds",

@@ -16,7 +16,8 @@ CLOSE = 0.1
 FEW_REASONS = (
     "waiting for data (measure a step without the data loader), batches that are shorter than the sequence length, the "
     "overhead of launching many small kernels (small batches, or hooks in every layer), eager attention, traffic "
-    "between the GPUs that does not use the fast link (see the log of NCCL_DEBUG=INFO), or another program on the machine"
+    "between the GPUs that does not use the fast link (see the log of NCCL_DEBUG=INFO), or another program on the "
+    "machine"
 )
 
 

@@ -184,7 +184,10 @@ def text_of_comparison(comparison: Comparison, everything: bool = False) -> str:
     if comparison.fastest is not None and comparison.fastest not in shown:
         shown = [*shown[: NUM_ROWS - 1], comparison.fastest]
     request = comparison.request
-    batch = f"{request.batch()[0]} sequences of {request.sequence_length:,} tokens per GPU and step, so that more GPUs train a larger global batch"
+    batch = (
+        f"{request.batch()[0]} sequences of {request.sequence_length:,} tokens per GPU and step, so that more GPUs "
+        "train a larger global batch"
+    )
     notes = [
         "Prices are of different providers and dates, for machines rented on demand. Strategies without offload are "
         f"compared, on powers of two up to {MOST_GPUS} GPUs. Cards of which no typical machine is known are compared "
