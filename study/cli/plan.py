@@ -327,7 +327,13 @@ def _advise_by_traces(model: str, request: Request) -> Advice:
     from study import planner
     from study.dryrun.trace import trace as trace_step
     from study.planner.trace import trace_options
+    from study.theory.stacks import STACKS
 
+    if STACKS[request.stack].kernels != "transformers":
+        raise Refusal(
+            f"--trace traces the models of transformers, but {request.stack} trains its own. Leave --trace out, or use "
+            "another --stack."
+        )
     request = request.replace(kernels="transformers")
     return planner.advise(model, request, functools.partial(trace_options, trace_step))
 

@@ -108,10 +108,10 @@ def legend(options: Sequence[StrategyPrediction], request: Request) -> list[str]
         sentences.insert(0, f"tight: fits, but leaves less than {100 * ENOUGH_FREE:.0f} % free.")
     others = {option.prediction.engine.precision for option in options} - {request.chosen_precision}
     if others:
-        kind = request.chosen_precision
+        kind = request.chosen_precision.removesuffix("-autocast")
         precisions = PRECISIONS if request.lora_rank is None else PRECISIONS_OF_ADAPTERS
         meanings = " or ".join(precisions.get(other, other).format(kind=kind) for other in sorted(others))
-        usual = precisions.get(kind, "{kind}").format(kind=kind)
+        usual = precisions.get(request.chosen_precision, "{kind}").format(kind=kind)
         sentences.append(f"{MARK}: {meanings}; without a mark: {usual}.")
     return sentences
 

@@ -27,7 +27,7 @@ def advise(model: str, request: Request, trace: Trace | None = None) -> Advice:
     shape, request, notes = find_model(model, request)
     box = request.box()
     request.batch()  # an error in the batch concerns every strategy
-    _ = request.chosen_precision
+    request.check_program(shape)
     options, left_out = choose.options_of(shape, box, request)
     by_reason: dict[str, list[str]] = {}
     for name, reason in left_out.items():

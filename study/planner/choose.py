@@ -18,7 +18,7 @@ from study.planner.request import CHECKPOINTED, Request, find_model
 from study.strategy import file, in_theory
 from study.strategy.file import Strategy
 from study.theory import hardware, intervals, peaks, prediction, shapes
-from study.theory.engine import Engine, StepConfig
+from study.theory.engine import Engine, PrecisionClass, StepConfig
 from study.theory.hardware import Cluster
 from study.theory.peaks import Peak
 from study.theory.prediction import Prediction
@@ -55,6 +55,7 @@ gib = functools.partial(terminal.gib, digits=1)  # formats bytes for all tables 
 SHORTEST = 4e-3
 LARGEST_HIDDEN = 1 << 17
 GPU_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+AUTOCAST_OF_FSDP2: dict[PrecisionClass, PrecisionClass] = {"bf16-autocast": "bf16", "fp16-autocast": "fp16"}
 
 
 @dataclass(frozen=True)
@@ -498,7 +499,9 @@ def engine_for(shape: ModelShape, request: Request, chosen: Strategy, num_gpus: 
             )
         settings = dataclasses.replace(settings, optimizer_kernel="fused")
     precision = request.chosen_precision
-    if chosen.distributed_type in ("NO", "MULTI_GPU") and shape.adapter is not None:
+    if chosen.distributed_type == "FSDP":  # it trains in one way in 16 bits
+        precision = AUTOCAST_OF_FSDP2.get(precision, precision)
+    elif chosen.distributed_type in ("NO", "MULTI_GPU") and shape.adapter is not None:
         # The type of the frozen weights is that of the adapter's `frozen`. What is computed is decided by autocast.
         precision = in_theory.precision_class(chosen, precision)
     elif chosen.distributed_type in ("NO", "MULTI_GPU"):

@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, mod
 from study import progress
 from study.command_line import choices, is_optional, kind, option, unit
 from study.errors import Refusal, refusing
+from study.planner import stack_options
+from study.planner.stack_options import Training
 from study.strategy import file
 from study.strategy.file import Strategy
 from study.terminal import printable
@@ -401,10 +403,39 @@ class Request(BaseModel):
             raise Refusal(f"--precision {precision}: {name} does not support it. It supports {supported}.")
         return precision
 
+    def training(self, chosen: Strategy, shape: ModelShape | None = None, accumulates: bool = True) -> Training:
+        """Return what a prediction of a strategy assumes of the program that trains."""
+        return Training(
+            stack=self.stack,
+            kinds=stack_options.kinds_of(chosen),
+            precision=self.chosen_precision,
+            adapter=None if self.lora_rank is None else self.adapter,
+            is_in_4bit=self.load_in_4bit,
+            accumulates=accumulates,
+            optimizer=self.optimizer,
+            optimizer_kernel=self.optimizer_kernel,
+            attention=self.attention,
+            kernels=self.kernels,
+            loss=self.job().loss,
+            compiled=self.compile,
+            dropout=self.dropout,
+            checkpointing=self.activation_checkpointing,
+            grad_accum_dtype=self.grad_accum_dtype,
+            sync_each_batch=self.sync_each_batch,
+            reduce_dtype=self.reduce_dtype,
+            shape=shape,
+        )
+
+    def check_program(self, shape: ModelShape) -> None:
+        """Raise Refusal if the stack's program cannot train this model as requested, under any strategy."""
+        for chosen in self.strategies(self.num_gpus)[:1]:
+            stack_options.parts(self.training(chosen, shape))
+
     def strategies(self, num_gpus: int) -> list[Strategy]:
         """Return the requested strategy, or all shipped strategies that can train on this many GPUs.
 
-        Raises Refusal if the requested strategy cannot run on this many GPUs.
+        Raises Refusal if the requested strategy cannot run on this many GPUs, or if the stack's program cannot train as
+        requested.
         """
         if self.shard_group_size is not None and self.strategy is None:
             raise Refusal(f"--shard-group-size goes with --strategy {_IN_GROUPS}. Add one of them.")
@@ -418,8 +449,14 @@ class Request(BaseModel):
                     ("runs one process", "ddp") if is_single else ("has groups of ranks", "zero3_tuned or fsdp2")
                 )
                 raise Refusal(f"--strategy {self.strategy}: {limit}, --gpus asks for {num_gpus}; take {remedy}")
-            return [chosen]
-        return [chosen for chosen in self._possible(num_gpus) if self._why_left_out(chosen, num_gpus) is None]
+            useful = [chosen]
+        else:
+            useful = [chosen for chosen in self._possible(num_gpus) if self._why_useless(chosen, num_gpus) is None]
+        refused = [(chosen, stack_options.why_not(self.training(chosen))) for chosen in useful]
+        possible = [chosen for chosen, reason in refused if reason is None]
+        if not possible and refused and refused[0][1] is not None:
+            raise Refusal(refused[0][1].message)
+        return possible
 
     def left_out(self, num_gpus: int) -> dict[str, str]:
         """Return why shipped strategies are not among `strategies`, by name.
@@ -436,6 +473,12 @@ class Request(BaseModel):
         return [chosen for chosen in shipped if chosen.could_run(num_gpus)]
 
     def _why_left_out(self, chosen: Strategy, num_gpus: int) -> str | None:
+        if (reason := self._why_useless(chosen, num_gpus)) is not None:
+            return reason
+        refused = stack_options.why_not(self.training(chosen))
+        return None if refused is None else refused.reason
+
+    def _why_useless(self, chosen: Strategy, num_gpus: int) -> str | None:
         stack = STACKS[self.stack]
         return cannot_run(stack, chosen) or _makes_no_sense(chosen, num_gpus, has_single="NO" in stack.runs)
 

@@ -172,6 +172,11 @@ LARGEST_WIDTH = 100_000_000  # upper limit for all sizes in a config.json, inclu
 MOST_LAYERS = 10_000
 
 
+def dropout_rates(model_type: str) -> tuple[str, ...]:
+    """Return the names of the rates of dropout in a model's body. Empty if the model_type is not known here."""
+    return tuple(_DEFAULTS.get(model_type, {}).get("dropout", ()))
+
+
 # ---------------------------------------------------------------- reading a file
 
 
