@@ -116,8 +116,8 @@ def _is_short_of_memory(advice: Advice) -> bool:
     now = advice.recommended
     if now is None or now.offloads or not now.has_enough_free:
         return True
-    fastest = min((option.seconds for option in advice.options if option.fits), default=now.seconds)
-    return now.seconds > SLOWED_DOWN * fastest
+    fastest = min((option for option in advice.options if option.fits), key=lambda option: option.seconds)
+    return not fastest.has_enough_free and now.seconds > SLOWED_DOWN * fastest.seconds
 
 
 @dataclass(frozen=True)
