@@ -340,3 +340,9 @@ def test_transformers_takes_the_flags_of_its_trainer():
         namespace = vars(parser.parse_args([*words, "--output_dir", "x"]))
         assert namespace["optim"] in {"adamw_torch", "adamw_torch_fused", "adamw_torch_8bit", "sgd"}
     assert {"--optim", "--use_liger_kernel", "--torch_compile", "--accelerator_config", "--tf32"} <= flags
+
+
+def test_a_trace_is_refused_for_a_program_with_its_own_modules():
+    words = ["advise", *CASE, "--stack", "torchtitan", "--trace"]
+    expected = "--trace traces the models of transformers, but torchtitan trains its own. "
+    assert refusal(cli.run, words).startswith(expected)
