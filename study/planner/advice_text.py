@@ -231,8 +231,9 @@ def _start(advice: Advice) -> list[str]:
     files = [Path(name).name for name in start.files]
     written = f" (--write {files[0]} writes the file)" if files else ""
     program = "this project's trainer" if start.stack == "study" else start.stack
+    begin = "Start it" if reasons.better_change(advice) is None else "Without the change, start it"
     lines = [
-        *wrapped([f"Start it with {program}{written}:"]),
+        *wrapped([f"{begin} with {program}{written}:"]),
         "",
         *(f"    {line}" for line in start.command.split("\n")),
     ]

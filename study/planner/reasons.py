@@ -22,7 +22,7 @@ def answer(advice: Advice) -> str:
 
     If a change of the request is better, it comes first. If no strategy fits, the sentences say what takes the memory.
     """
-    option, better = advice.recommended, _better_change(advice)
+    option, better = advice.recommended, better_change(advice)
     if option is None:
         nearest = advice.ranked[0]
         parts = [f"No strategy fits. {nearest.strategy.name} comes nearest: it {lacks(nearest)}{_cause(nearest)}."]
@@ -46,7 +46,7 @@ def answer(advice: Advice) -> str:
     )
 
 
-def _better_change(advice: Advice) -> Remedy | None:
+def better_change(advice: Advice) -> Remedy | None:
     """Return the change that is better than what is recommended without a change. None if there is none.
 
     Any change is better if nothing fits. Otherwise it must compute the same training. It may be slower only if little
