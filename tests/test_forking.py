@@ -51,6 +51,7 @@ def planned(strategy: str, folder: Path, num_processes: int = 2, **flags) -> Run
 
 def fork(server: ForkServer, run: Run, limit: float = 600, progress=lambda line: None) -> launch.LaunchResult:
     """Launch a run that has to be forked. pytest changes a variable of its own for each phase of a test."""
+    launching.use()
     server.environment = launch._of_every_run(launch._environment(run))
     assert launch.why_not_forked(run, server) is None
     ended = launch.launch(run, limit, progress, server)

@@ -35,4 +35,4 @@ PROGRAMS = {
 if __name__ == "__main__":
     sys.path[:] = [folder for folder in sys.path if folder != os.path.dirname(os.path.abspath(__file__))]
     modules = " ".join([fork_server.OF_EVERY_RUN, *fork_server.OF_SOME_RUNS.values(), IMPORTED])
-    fork_server.serve(modules, {}, PROGRAMS)
+    fork_server.serve(modules, {}, PROGRAMS, may_have_cuda=True)  # a simulated GPU is none

@@ -70,17 +70,19 @@ def main() -> None:
     serve(OF_EVERY_RUN, OF_SOME_RUNS, {"accelerate-launch": launch})
 
 
-def serve(modules: str, of_some: Mapping[str, str], programs: Mapping[str, Program]) -> None:
+def serve(
+    modules: str, of_some: Mapping[str, str], programs: Mapping[str, Program], may_have_cuda: bool = False
+) -> None:
     """Import modules, whose names are separated by spaces, then answer requests until stdin ends.
 
     `of_some` has further modules by the name of a group. A request that names the group is passed on to a second
     server, which is forked from this one and has imported these modules too. Nothing here may start a thread: no
-    tensor, no process group.
+    tensor, no process group. If CUDA is initialized, requests are refused unless `may_have_cuda`, for simulated GPUs.
     """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # messages that libraries print are not answers
     _import(modules)
-    reason = _why_not_fork()
+    reason = _why_not_fork(may_have_cuda)
     _tell(answers, {"refused": reason} if reason else {"ready": os.getpid()})
     if reason is None:
         _own_files.extend((sys.stdin, answers))
@@ -97,11 +99,12 @@ def _import(modules: str) -> None:
     gc.freeze()  # otherwise a garbage collection in a fork would copy all that was imported
 
 
-def _why_not_fork() -> str | None:
+def _why_not_fork(may_have_cuda: bool) -> str | None:
     if threading.active_count() > 1:
         return "an imported library has started a thread"
     torch = sys.modules.get("torch")
-    return "CUDA is already initialized" if torch is not None and torch.cuda.is_initialized() else None
+    has_cuda = torch is not None and torch.cuda.is_initialized()
+    return "CUDA is already initialized" if has_cuda and not may_have_cuda else None
 
 
 def _answer(requests: IO[str], answers: IO[str], of_some: Mapping[str, str], programs: Mapping[str, Program]) -> None:
