@@ -464,15 +464,19 @@ def _smallest_job(request: Request, missing: str) -> StepConfig:
         if getattr(request, name) is not None:
             flag = f"--{name.replace('_', '-')}"
             raise Refusal(f"{flag} needs both --model and --gpus. Add {missing}, or leave {flag} out.")
+    return _job_of_one_sequence(request)
+
+
+def _job_of_one_sequence(request: Request) -> StepConfig:
     return request.replace(activation_checkpointing=request.activation_checkpointing or "full").job()
 
 
 def could_leave_enough_free(shape: ModelShape, request: Request, num_gpus: int) -> bool:
     """Return whether a strategy without offload leaves `ENOUGH_FREE` of a GPU free with one sequence per GPU.
 
-    If not, larger batches do not leave it free either. The request must have no batch.
+    If not, larger batches do not leave it free either. The batch of the request does not count.
     """
-    job, box = _smallest_job(request, "a batch"), request.box(num_gpus)
+    job, box = _job_of_one_sequence(request), request.box(num_gpus)
     enough = ENOUGH_FREE * hardware.usable_memory_bytes(box.gpu, num_gpus)
     return any(
         prediction.free_bytes(_peak(shape, request, chosen, job, box), box) >= enough

@@ -212,14 +212,10 @@ def _of_gpu(shape: ModelShape, request: Request, num_gpus: int | None) -> Iterat
     for count in counts:
         try:
             asked = request.replace(num_gpus=count)
-            if not choose.could_leave_enough_free(shape, _without_batch(asked), count):
+            if not choose.could_leave_enough_free(shape, asked, count):
                 continue
             machine = _on(shape, asked, has_offload=False)
         except Refusal:  # the GPUs do not fill nodes, or do not divide the batch, or lack the precision
             continue
         if machine is not None and machine.is_comfortable:
             yield machine
-
-
-def _without_batch(request: Request) -> Request:
-    return request.replace(global_batch_size=None, micro_batch_size=None, gradient_accumulation_steps=None)

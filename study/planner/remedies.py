@@ -194,7 +194,7 @@ class _Search:
         try:
             request = _changed(self.advice.request, changes)
             shape = request.with_adapter(adapters.base_of(self.advice.shape))
-            if not choose.could_leave_enough_free(shape, _without_batch(request), request.num_gpus):
+            if not choose.could_leave_enough_free(shape, request, request.num_gpus):
                 return None
             options, _ = choose.options_of(shape, request.box(), request, has_offload=False)
         except Refusal:
@@ -249,7 +249,3 @@ def _shown(request: Request, changes: Changes, option: StrategyPrediction) -> Ch
     except Refusal:  # the options contradict each other without the global batch
         is_same = False
     return changes if is_same else {**changes, "global_batch_size": sequences * num_gpus}
-
-
-def _without_batch(request: Request) -> Request:
-    return request.replace(global_batch_size=None, micro_batch_size=None, gradient_accumulation_steps=None)
