@@ -159,9 +159,16 @@ def _advise(
     num_gpus = requested["num_gpus"]
     for name in PARALLELISMS:  # each of them is refused as soon as it is given
         requested.pop(f"{name}_parallel", None)
-    if model is not None and (compared := _compared_gpus(requested, budget, deadline)) is not None:
+    compared = None if model is None else _compared_gpus(requested, budget, deadline)
+    is_complete = model is not None and num_gpus is not None and compared is None
+    _check_complete(
+        is_complete,
+        {"--trace": trace, f"--write {write}": write, "--measured-step-seconds": measured_step_seconds,
+         f"--measured {measured}": measured},
+    )  # fmt: skip
+    show = _print_json if as_json else _print_text
+    if model is not None and compared is not None:
         comparison = _compare(model, requested, compared, budget, deadline)
-        show = _print_json if as_json else _print_text
         return show(
             comparison,
             functools.partial(machines_text.text_of_comparison, everything=everything),
@@ -173,14 +180,10 @@ def _advise(
             "GPUs, or both."
         )
     request = request_of(requested)
-    is_complete = model is not None and num_gpus is not None
     if trace:
-        if not is_complete:
-            raise Refusal("--trace needs both --model and --gpus. Add the missing one.")
         require(*TRACING)
     if write is not None:
-        _check_write(write, is_complete, request)
-    show = _print_json if as_json else _print_text
+        _check_write(write, request)
     if model is None:
         largest = planner.largest_models(request)
         return show(largest, advice_text.text_of_largest, advice_text.content_of_largest)
@@ -300,11 +303,16 @@ def _print_gpus() -> None:
     print("\n".join([*terminal.table(*gpus.table()), "", terminal.wrap(meaning)]))
 
 
-def _check_write(path: Path, is_complete: bool, request: Request) -> None:
+def _check_complete(is_complete: bool, options: dict[str, Any]) -> None:
+    """Raise Refusal for an option that is about one machine if the question is not about one model and one machine."""
+    for name, value in options.items():
+        if value and not is_complete:
+            raise Refusal(f"{name}: needs both --model and --gpus, and one --gpu. Add what is missing.")
+
+
+def _check_write(path: Path, request: Request) -> None:
     from study.planner import launch
 
-    if not is_complete:
-        raise Refusal(f"--write {path}: needs both --model and --gpus. Add the missing one.")
     launch.check_free(path, request.stack)
 
 
