@@ -296,7 +296,8 @@ def parse_yaml(text: str) -> Any:
             f"line {line}: {strange[0]!a} is read differently by different YAML libraries. Use plain spaces and line"
             " breaks"
         )
-    _check_nesting(text)
+    if _LOADER is not yaml.SafeLoader:  # it needs no check before, and reads so slowly that each pass counts
+        _check_nesting(text)
     loader = _LOADER(text)
     try:
         root = loader.get_single_node()
@@ -306,7 +307,8 @@ def parse_yaml(text: str) -> Any:
         content = loader.construct_document(root)
         _check_depth(content)
         _check_size(content)
-    except (RecursionError, _TooDeep):  # caused by aliases: the text's own nesting was checked
+    except (RecursionError, _TooDeep):
+        _check_nesting(text)  # raises an error unless aliases are the cause
         raise ValueError(
             f"its aliases (*) nest it more deeply than {DEEPEST}, or within itself. Write the aliased parts out"
         ) from None
@@ -318,7 +320,8 @@ def parse_yaml(text: str) -> Any:
 def _check_nesting(text: str) -> None:
     """Raise ValueError if the text is nested too deeply, before PyYAML builds its nodes.
 
-    Building them is recursive in libyaml, so deep nesting would crash the process.
+    Building them is recursive in libyaml, so deep nesting would crash the process. Without libyaml, it raises
+    RecursionError.
     """
     depth = 0
     for event in yaml.parse(text, Loader=_LOADER):

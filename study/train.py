@@ -125,9 +125,9 @@ def run(arguments: list[str]) -> None:
             is_first_here = os.environ.get("LOCAL_RANK", "0") == "0"
             checks.provide_extensions(requested, extensions.say_on_stderr if is_first_here else lambda line: None)
         except Refusal as refusal:
-            rendezvous.decline(requested, refusal)
+            rendezvous.refuse_to_join(requested, refusal)
             raise
-        _run(requested, library_warnings, rendezvous.meet(requested))
+        _run(requested, library_warnings, rendezvous.join(requested))
 
 
 def _run(requested: Run, library_warnings: LibraryWarnings, store: Store | None) -> None:

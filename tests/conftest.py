@@ -131,7 +131,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Any:
-    result = yield
+    folders = list(sys.path)
+    try:
+        result = yield
+    finally:
+        sys.path[:] = folders  # commands that run a script put its folder in place of the tests' folder
     launching.end()
     return result
 

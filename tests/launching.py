@@ -8,10 +8,9 @@ training's outcome has it from `run`, whose processes are forked from one that h
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -31,6 +30,7 @@ from study.records import schema
 from study.records.schema import Record
 from study.records.steps import read_steps
 from study.run import as_words, make_run
+from study.running.forking import ForkServer
 from study.running.launch import TRAIN, command
 from study.strategy.file import find_strategy, read_strategy
 
@@ -48,14 +48,13 @@ session_folder = Path()  # which conftest.py makes and deletes
 
 _may_launch = True  # whether the test that runs is marked `launches`
 _has_launched = False
-_servers: dict[str, subprocess.Popen[str]] = {}  # that trainings are forked from, by their Python
-_server_log = Path(os.devnull)
+_servers: dict[str, ForkServer] = {}  # that trainings are forked from, by their Python
 
 
 def begin_session(folder: Path) -> None:
     """Take the folder of a test session, which its workers share."""
-    global session_folder, _server_log
-    session_folder, _server_log = folder, folder / f"warm-{os.getpid()}.log"
+    global session_folder
+    session_folder = folder
 
 
 def in_laboratory(test: Callable[..., Any]) -> Callable[..., Any]:
@@ -266,17 +265,18 @@ def _fork(
     use()
     _build_extensions(arguments, env)
     outputs = {name: beside.with_name(f"{beside.name}.{name}") for name in ("stdout", "stderr")}
-    asked = {"program": program, "arguments": arguments, "cwd": str(cwd), "env": environment(env)}
     for output in outputs.values():
         output.write_bytes(b"")
-    server = _warm_server(python, env)
-    asked |= {"timeout": TIMEOUT_SECONDS} | {name: str(path) for name, path in outputs.items()}
-    server.stdin.write(json.dumps(asked) + "\n")
-    server.stdin.flush()
-    process = int(_answer(server))
+    given = environment(env)
+    process = _warm_server(python, env).start(program, arguments, **outputs, environment=given, folder=cwd)
     if meanwhile is not None:
-        meanwhile(process)
-    status = json.loads(_answer(server))
+        meanwhile(process.pid)
+    status = None
+    with suppress(subprocess.TimeoutExpired):
+        status = process.wait(TIMEOUT_SECONDS)
+    if status is None:
+        os.kill(process.pid, signal.SIGKILL)  # and so the ranks of a launch
+        process.wait()
     said = {name: path.read_text(errors="replace") for name, path in outputs.items()}
     if status is None:
         raise AssertionError(f"{program} {' '.join(arguments)}\nnot done in time\n{_tail(said['stderr'])}")
@@ -297,34 +297,18 @@ def _build_extensions(arguments: Sequence[str], env: Mapping[str, str | None] | 
         extensions.provide(needs, "a test")
 
 
-def _warm_server(python: str, env: Mapping[str, str | None] | None) -> subprocess.Popen[str]:
+def _warm_server(python: str, env: Mapping[str, str | None] | None) -> ForkServer:
     """This process's own of a Python, started when it is first asked for."""
     if python not in _servers:
-        with _server_log.open("a") as log:
-            _servers[python] = subprocess.Popen(
-                [python, Path(__file__).with_name("warm.py")],
-                cwd=ROOT,
-                env=environment() if python == sys.executable else environment(env),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
+        given = environment() if python == sys.executable else environment(env)
+        _servers[python] = ForkServer(given, Path(__file__).with_name("warm.py"), python)
     return _servers[python]
-
-
-def _answer(server: subprocess.Popen[str]) -> str:
-    ready, _, _ = select.select([server.stdout], [], [], TIMEOUT_SECONDS + 30)
-    if not (ready and (line := server.stdout.readline())):
-        raise AssertionError(f"warm.py gives no answer\n{_tail(_server_log.read_text())}")
-    return line
 
 
 def end_server() -> None:
     """End the processes that trainings are forked from, where any was started."""
     for server in _servers.values():
-        with server:
-            server.stdin.close()
+        server.close()
 
 
 def _tail(output: str | bytes | None) -> str:

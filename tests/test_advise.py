@@ -31,7 +31,7 @@ from study.theory.engine import LossKernel
 from study.theory.shapes import config_json
 
 CASE = ["--model", "gpt2-xl", "--gpu", "a100-80gb", "--gpus", "8", "--sequence-length", "1024"]
-FUSED = ["--stack", "study", "--kernels", "fused"]
+FUSED = ["--kernels", "fused", "--sync-each-batch"]
 
 
 def printed(capsys, *arguments: str) -> str:
@@ -141,8 +141,7 @@ def test_published_rows_are_what_the_command_predicts(row, capsys):
     arguments += [*FUSED, "--attention", "flash-1", "--optimizer-kernel", "foreach"]
     (option,) = told(capsys, *arguments)["strategies"]
     assert option["fits"]
-    # They reduced gradients in bf16, which this project's program does not.
-    engine = dataclasses.replace(row.engine, precision="bf16", reduces_in_fp32=True)
+    engine = dataclasses.replace(row.engine, precision="bf16")
     predicted = prediction.predict(row.shape, engine, row.job, row.box)
     # But for the position embedding: the published models have as many rows as a sequence has tokens.
     assert option["peak_bytes_per_gpu"] == pytest.approx(predicted.peak.total, rel=0.002)
@@ -234,7 +233,7 @@ def test_the_simplest_of_the_equally_fast_is_recommended(monkeypatch):
     speeds = dict.fromkeys((option.strategy.name for option in options), 100.0)
     monkeypatch.setattr(choose, "_speed", lambda option: speeds[option.strategy.name])
     assert choose.recommend(options).strategy.name == "ddp"
-    speeds["ddp"] = 96.0  # more than EQUALLY_FAST behind
+    speeds["ddp"] = 84.0  # more than EQUALLY_FAST_IF_MUCH_FREE behind
     assert choose.recommend(options).strategy.name == "zero0"
     speeds["zero3"] = 200.0
     assert choose.recommend(options).strategy.name == "zero3"
@@ -244,7 +243,8 @@ def test_a_simpler_strategy_that_is_hardly_slower_is_recommended():
     advice = planner.advise("bert-large-uncased", Request("a100-80gb", 8))
     fastest = max((option for option in advice.options if option.prediction.fits), key=choose._speed)
     assert fastest is not advice.recommended
-    assert 0.97 < choose._speed(advice.recommended) / choose._speed(fastest) < 1
+    least = 1 - choose.EQUALLY_FAST_IF_SHORT
+    assert least < choose._speed(advice.recommended) / choose._speed(fastest) < 1
 
 
 def test_the_largest_model_of_a_box(capsys):
@@ -266,12 +266,12 @@ def test_the_fewest_gpus_of_a_model(capsys):
     fewest = {one["strategy"]: one["num_gpus"] for one in found["fewest_gpus"]}
     assert fewest["ddp"] is None  # 16 bytes for each of 6.7e9 parameters, on however many
     assert fewest["zero3"] <= fewest["zero2"]
-    in_fp32 = printed(capsys, "--gpu", "a100-40gb", "--model", "llama-2-7b", "--grad-accum-dtype", "fp32")
+    in_fp32 = printed(capsys, "--gpu", "a100-40gb", "--model", "llama-2-7b", "--grad-accum-dtype", "fp32", "--all")
     rows = [line.split() for line in in_fp32.splitlines()]
     assert {row[0] for row in rows if row[1:] == ["never"]} == {"single", "zero0", "ddp", "ddp_tuned"}
     assert ["zero1", "more", "than", "1024"] in rows
     assert fewest["zero1"] is not None  # DeepSpeed accumulates in the model's type by default
-    assert "never" not in printed(capsys, "--gpu", "a100-40gb", "--model", "gpt2")
+    assert "never" not in printed(capsys, "--gpu", "a100-40gb", "--model", "gpt2", "--all")
 
 
 def test_a_short_step_has_no_upper_end(capsys):
@@ -325,12 +325,12 @@ def test_front_is_beaten_by_nothing_that_fits():
 
 
 def traced(*kinds: str) -> choose.Advice:
-    """Advice where tensors of engines of these kinds are traced as 1.3 times what is predicted of them."""
+    """Advice where tensors of engines of these kinds are traced as 2.1 times what is predicted of them."""
 
     def tracer(shape, engine, job):
         if engine.kind not in kinds:
             raise Refusal("has no trace here")
-        return Traced({}, None, 0.0, int(1.3 * peaks.peak(shape, engine, job).total))
+        return Traced({}, None, 0.0, int(2.1 * peaks.peak(shape, engine, job).total))
 
     request = Request("a100-40gb", 8, sequence_length=1024, global_batch_size=64, kernels="transformers")
     return planner.advise("gpt-j-6b", request, functools.partial(trace_options, tracer))
@@ -343,8 +343,8 @@ def test_a_traced_peak_changes_the_choice_and_a_strategys_split():
     after = traced(first.prediction.engine.kind)
     (same,) = [option for option in after.options if option.strategy == first.strategy]
     assert same.fits
-    assert same.needed_bytes == pytest.approx(1.3 * same.prediction.needed_bytes)
-    assert same.seconds > first.seconds
+    assert same.needed_bytes == pytest.approx(2.1 * same.prediction.needed_bytes)
+    assert same.seconds >= first.seconds
     assert after.recommended.strategy != first.strategy
     table = advice_text.text(after).partition("strategy ")[2].partition("\n\n")[0]
     shown = {line.split()[0]: line.split()[-1] for line in table.splitlines()}

@@ -149,7 +149,11 @@ def test_other_threads_or_another_processor_are_said(tmp_path, monkeypatch, caps
     run = a_run(tmp_path / "run")
     here = a_checkpoint(run, 5)
     said = []
-    for threads, processor in ((machine.code().num_threads, machine.cpu_model()), (7, machine.cpu_model()), (7, "Z80")):
+    for threads, processor in (
+        (machine.running_code().num_threads, machine.cpu_model()),
+        (7, machine.cpu_model()),
+        (7, "Z80"),
+    ):
         written = files.load(here / MANIFEST, "a manifest") | {"num_threads": threads, "processor": processor}
         files.write_json(here / MANIFEST, written)
         assert chosen(run) == here.name
@@ -172,7 +176,7 @@ def test_what_was_not_taken_is_set_aside(tmp_path):
     run = a_run(tmp_path / "run")
     for step in (5, 10, 14):
         a_checkpoint(run, step)
-    manifest.set_aside(run.checkpoints_folder, resumed_step=5)
+    manifest.quarantine(run.checkpoints_folder, resumed_step=5)
     left = sorted(path.name for path in run.checkpoints_folder.iterdir())
     assert left == ["not-taken-step-00000010", "not-taken-step-00000014", "step-00000005"]
 

@@ -9,10 +9,24 @@ from pydantic import BaseModel
 from refusing import refusal
 
 from study import cli, planner
+from study.cli import plan
 from study.command_line import Option, option, options_of
 from study.planner import Request
 
-OF_COMMAND = {"model", "this_machine", "everything", "as_json", "write", "trace", "help_all"}
+OF_COMMAND = {
+    "model",
+    "this_machine",
+    "everything",
+    "as_json",
+    "write",
+    "trace",
+    "help_all",
+    "budget",
+    "deadline",
+    "measured",
+    "measured_step_seconds",
+}
+OF_COMMAND |= {f"{name}_parallel" for name in plan.PARALLELISMS}
 CASE = ["--model", "gpt2", "--gpu", "h100-sxm", "--gpus", "8"]
 
 

@@ -353,7 +353,7 @@ def test_a_number_is_what_the_records_say(number):
 
 # What README's first table says -> the page with the output of the command, and what stands in it.
 ANSWERS = {
-    "1.04 s per step, 16.3 GiB of each GPU stay free. DDP lacks 82.9 GiB": ("README.md", "1.04 s, and by the", "-82.9"),
+    "1.04 s per step, 16.3 GiB of each GPU stay free. DDP lacks 82.9 GiB": ("README.md", "1.04 s, and 16.3", "-82.9"),
     "3 of 12 keys do not work as written": ("docs/doctor.md", "3 of 12 keys do not work as written"),
     "gradients were not averaged": ("docs/prove.md", "WRONG gradients were not averaged", "every rank trains on"),
     "HANG: rank 0 is in the all_reduce of line 21, rank 1 in that of line 17": (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -12,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from refusing import refusal
 
@@ -211,7 +213,9 @@ def build(tmp_path, tools, monkeypatch):
     for parent in (package.parent, package.parent.parent, compiling.parent, compiling.parent.parent):
         (parent / "__init__.py").touch()
 
-    def start(names: list[str], before: str = "pass", wait: bool = True) -> subprocess.Popen[str]:
+    def start(
+        names: list[str], before: str = "pass", wait: bool = True, as_program: bool = False
+    ) -> subprocess.Popen[str]:
         for module in ("__init__.py", "cpu.py"):
             (package / module).write_text(BUILDERS.format(before=before))
         code = f"""
@@ -224,7 +228,7 @@ extensions.HEARTBEAT_SECONDS = 0.2
 extensions._search_path = lambda: {str(tools)!r}
 print("ready", flush=True)
 try:
-    extensions.provide({names!r}, "this test")
+    extensions.{f"main({names!r})" if as_program else f"provide({names!r}, 'this test')"}
 except Refusal as refusal:
     print("REFUSED", refusal, file=sys.stderr)
     sys.exit(2)
@@ -342,6 +346,19 @@ def test_a_killed_build_does_not_block_the_next_one(build, base):
     next_one = build(["cpu_adam"])
     assert next_one.returncode == 0, next_one.errors
     assert built_parts(base) == {"cpu_adam"}
+    assert not list(base.glob("zero-study-*/building-*"))
+
+
+@pytest.mark.launches
+def test_a_build_that_is_asked_to_end_ends_its_compilers(build, base):
+    process = build(["cpu_adam"], before="time.sleep(60)", wait=False, as_program=True)
+    wait_for_a_file(base, "cpu_adam")
+    compilers = psutil.Process(process.pid).children(recursive=True)
+    process.terminate()
+    process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert compilers
+    assert psutil.wait_procs(compilers, timeout=10)[1] == []
     assert not list(base.glob("zero-study-*/building-*"))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import yaml
@@ -41,6 +42,21 @@ def test_what_yaml_would_read_otherwise_is_refused(tmp_path, text, message):
     said = refusal(files.read_yaml, path, studies.STUDIES)
     assert said.startswith(f"{path}: cannot be read as YAML (")
     assert message in said
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a:\n " + "[" * 41 + "]" * 41, "line 2: it is nested more deeply than 40"),
+        ("- " * 3000, "line 1: it is nested more deeply than 40"),
+        (f"x: &x {'[' * 20}1{']' * 20}\ny: {'[' * 20}*x{']' * 20}", "its aliases (*) nest it more deeply than 40"),
+        ("a: &a [*a]", "its aliases (*) nest it more deeply than 40, or within itself"),
+    ],
+)
+def test_deep_nesting_is_refused_without_libyaml_too(monkeypatch, text, message):
+    monkeypatch.setattr(files, "_LOADER", yaml.SafeLoader)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        files.parse_yaml(text)
 
 
 @pytest.mark.parametrize(

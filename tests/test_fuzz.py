@@ -149,9 +149,9 @@ def nothing_starts() -> Iterator[None]:
 
     whole = plan._history
 
-    def own(folder: Path, here: Any) -> Any:
+    def own(folder: Path, *others: Any) -> Any:
         with mock.patch.object(plan.files, "ROOT", Path("none")):
-            return whole(folder, here)
+            return whole(folder, *others)
 
     numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGPROF)
     handlers = {number: signal.getsignal(number) for number in numbers}

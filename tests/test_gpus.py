@@ -101,6 +101,50 @@ def test_no_two_gpus_share_a_name():
 
 
 @pytest.mark.parametrize(
+    ("name", "old", "new", "says"),
+    [
+        ("t4", ",320,PCIe 3,", ",fast,PCIe 3,", "memory_gb_per_s='fast': input should be a valid number"),
+        ("t4", ",320,PCIe 3,", ",nan,PCIe 3,", "memory_gb_per_s='nan': input should be a finite number"),
+        ("t4", ",320,PCIe 3,", ",,PCIe 3,", "memory_gb_per_s is missing"),
+        ("t4", ",320,PCIe 3,", ",PCIe 3,", "the row has 19 cells, but the header has 20"),
+        ("rtx-3090", ",320,PCIe 3,16,", ",320,PCIe 4,16,", "link_gb_per_s of PCIe 4 is 16 in an earlier row"),
+        ("t4", ",messages,8.1,", ",message,8.1,", "memory_basis='message': input should be 'messages', 'same chip' or"),
+        ("t4", ",16,14.56,", ",14.56,16,", "context_gib must be less than torch_gib, and torch_gib less than"),
+        ("t4", ",8.1,,65,", ",8.1,,,", "it needs fp16_tflops or bf16_tflops"),
+        ("t4", ",0.978,2025,", ",0.978,,", "fill in all of price_per_hour, price_date and price_source"),
+        ("t4", ",fp32_tflops,", ",fp32,", "unknown key 'fp32'"),
+        ("t4", '"g4dn.metal,', "g4dn.metal,", "the row has 23 cells"),
+    ],
+)
+def test_a_wrong_row_is_refused_with_its_line(name, old, new, says, tmp_path):
+    text, path = gpus.FILE.read_text(), tmp_path / "gpus.csv"
+    path.write_text(text.replace(old, new, 1))
+    assert path.read_text() != text
+    number = text[: text.index(f"\n{name},")].count("\n") + 2
+    with pytest.raises(Refusal) as refused:
+        gpus.read_gpus(path)
+    assert str(refused.value).startswith(f"{path}, line {number} ({name}): {says}")
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("h100-sxn,h100-sxn", "it needs an alias and the name of a GPU in gpus.csv"),
+        ("h100-sxn", "the row has 1 cells, but the header has 2"),
+        ("h100,h100-sxm", "h100 is listed twice"),
+        ("", "the row has 0 cells"),
+    ],
+)
+def test_a_wrong_alias_is_refused_with_its_line(line, says, tmp_path):
+    text, path = gpus.ALIASES_FILE.read_text(), tmp_path / "gpu_aliases.csv"
+    path.write_text(f"{text}{line}\n")
+    with pytest.raises(Refusal) as refused:
+        gpus.read_aliases(GPUS, path)
+    place = f"{path}, line {text.count(chr(10)) + 1} ({line.partition(',')[0]})"
+    assert str(refused.value).startswith(f"{place}: {says}")
+
+
+@pytest.mark.parametrize(
     ("text", "name"),
     [
         ("rtx4090", "rtx-4090"),
@@ -187,15 +231,10 @@ def test_time_constants_are_those_of_the_nearest_generation(tera, nearest):
     ("arguments", "says"),
     [
         (BY_NUMBERS[:4], "without --gpu, a GPU needs all of --gpu-memory"),
-        ([], "--gpu is missing"),
         ([*BY_NUMBERS, "--precision", "fp32"], "--precision fp32: custom GPU does not support it. It supports fp16"),
         (["--gpu", "4090", "--gpu-memory", "0"], "gpu_memory=0.0: must be a number above 0, in GiB"),
         (["--gpu", "4090", "--host-memory", "nan"], "host_memory=nan: must be a number above 0"),
         (["--gpu", "4090", "--disk-bandwidth", "1,2,3"], "--disk-bandwidth 1,2,3: must be one number, or two"),
-        (
-            ["--gpu", "4090", "--strategy", "zero3_cpu_offload"],
-            "no typical machine with rtx-4090 is known. Add --host-memory, --host-cores",
-        ),
     ],
 )
 def test_what_is_missing_is_named(arguments, says):

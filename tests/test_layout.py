@@ -281,7 +281,8 @@ def test_help_is_on_one_screen_and_names_the_help_with_all_options(name, capsys,
     assert len(short.splitlines()) <= 45
     assert max(map(len, short.splitlines())) <= 80
     assert short.splitlines()[-1].endswith("--help-all")
-    flags = {flag for option in cli.zero_study.commands[name].params for flag in option.opts}
+    shown = [option for option in cli.zero_study.commands[name].params if not getattr(option, "hidden", False)]
+    flags = {flag for option in shown for flag in option.opts}
     assert flags | {"--help"} == set(re.findall(r"^  (?:-h, )?(--[a-z0-9-]+)", whole, re.MULTILINE))
     assert set(re.findall(r"^  (--[a-z0-9-]+)", short, re.MULTILINE)) < flags
 

@@ -179,7 +179,7 @@ def test_gloo_takes_the_interface_that_leads_from_machine_0_to_another(theirs, i
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     for name, value in {"RANK": "0", "MASTER_ADDR": "this-host"}.items():
         monkeypatch.setenv(name, value)
-    assert rendezvous.meet(run) is store
+    assert rendezvous.join(run) is store
     assert os.environ.get("GLOO_SOCKET_IFNAME") == interface
     assert store["address/0"] == b"127.0.0.1"
 
@@ -243,7 +243,7 @@ def test_traffic_is_counted_over_whole_steady_steps(monkeypatch):
 
     held = {"eth0": 25_000_000, "eth1": 125_000, "lo": 1}  # eth1 carried nothing
     shown = json.dumps([{"kind": "tbf", "dev": name, "options": {"rate": rate}} for name, rate in held.items()])
-    monkeypatch.setattr(counters.machine, "said", lambda *_: shown)
+    monkeypatch.setattr(counters.machine, "command_output", lambda *_: shown)
     traffic = counters.Traffic(first_step=4)
     for step, sent in enumerate((100, 200, 300, 1000, 1500, 2000, 2600), start=1):
         carried(sent, 2 * sent)

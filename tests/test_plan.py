@@ -22,6 +22,7 @@ from study.errors import Refusal
 from study.records import find as records
 from study.records import schema
 from study.records.laboratory import LABORATORY
+from study.records.machine import FORKED
 from study.records.schema import Outcome
 from study.run import Run, make_run
 from study.running import checks, estimate, plan, studies
@@ -178,6 +179,18 @@ def test_time_comes_from_the_most_alike_runs():
     expected = Estimate(pytest.approx(42 + estimate.UNRECORDED_SECONDS - 40 + 20), 1)
     assert history.estimate(HALF) == expected
     assert str(history.estimate(HALF)) == "30 s (1 earlier run)"
+
+
+def test_the_time_of_forked_runs_comes_from_forked_ones():
+    machine = past(0.1, 1.0).machine
+    forked = past(0.1, 1.0, machine={**machine, "environment": {FORKED: "1"}})
+    for is_forked, seconds in ((False, 90.0), (True, 13.0)):
+        history = History(on_gpu=False, forked=is_forked)
+        history.add(past(0.1, 1.0), seen(90.0))
+        history.add(forked, seen(13.0))
+        assert history.estimate(HALF) == Estimate(pytest.approx(seconds - 10 + 5), 1)
+    guess = History(on_gpu=False).estimate(HALF).seconds - estimate.LAUNCH_SECONDS
+    assert History(on_gpu=False, forked=True).estimate(HALF).seconds == pytest.approx(guess + estimate.FORK_SECONDS)
 
 
 def test_without_earlier_runs_time_is_a_guess_by_parameters_and_tokens():
@@ -356,6 +369,21 @@ def test_a_refusal_of_the_check_is_why_a_run_is_skipped(study, tmp_path, monkeyp
     monkeypatch.setattr(checks, "check", refuse)
     made = plan.make_plan(study, plan.select(study, None, "", tmp_path), tmp_path, 60)
     assert [one.skipped for one in made.runs] == [None, "no C++ compiler is on PATH", None]
+
+
+def test_forked_runs_that_wait_for_an_extension_come_last(tmp_path, monkeypatch, study):
+    content = STUDY.replace("[single, ddp, fsdp2_cpu_offload]", "[zero2_cpu_offload, ddp, zero2]")
+    (tmp_path / "mine.yaml").write_text(content)
+    study = studies.find(str(tmp_path / "mine.yaml"))
+    monkeypatch.setattr(checks, "check", lambda *_: None)
+    orders = {}
+    for forked, is_built in ((False, False), (True, True), (True, False)):
+        monkeypatch.setattr(plan, "is_built", lambda name, is_built=is_built: is_built)
+        made = plan.make_plan(study, plan.select(study, None, "", tmp_path), tmp_path, 60, forked=forked)
+        orders[forked, is_built] = [planned.run.strategy.name for planned in made.runs]
+    first, *others = orders[False, False]
+    assert first == "zero2_cpu_offload"
+    assert orders == {(False, False): [first, *others], (True, True): [first, *others], (True, False): [*others, first]}
 
 
 def test_runs_are_chosen_and_left_out_by_a_text_in_their_id(study, tmp_path):

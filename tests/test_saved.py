@@ -193,7 +193,7 @@ def test_an_export_of_a_run_of_this_project(strategy, tmp_path, capsys):
     run = launching.run(strategy, checkpoint_every=8)
     checkpoint = manifest.folder_of(run.run_dir / "checkpoints", 8)
     assert _findings(checkpoint) == []
-    export.export(manifest.whole(checkpoint), tmp_path / "model")
+    export.export(manifest.read_complete(checkpoint), tmp_path / "model")
     status, counts = _compared(capsys, tmp_path / "model", checkpoint, "--strict")
     assert (status, counts["identical"]) == (0, 41)
     assert {**counts, "identical": 0} == {"identical": 0, **IDENTICAL}

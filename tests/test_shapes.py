@@ -13,6 +13,7 @@ import transformers
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
+from study.errors import Refusal
 from study.theory import communication, computation, shapes
 from study.theory.engine import Engine, StepConfig
 from study.theory.shapes import config_json
@@ -314,6 +315,31 @@ def test_what_real_files_leave_out_is_as_in_transformers():
     for none in ("num_key_value_heads", "head_dim"):  # as where it is left out
         left_out = {key: value for key, value in LLAMA_FILE.items() if key != none}
         assert shapes.from_config(LLAMA_FILE | {none: None}, "x") == shapes.from_config(left_out, "x")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("layers: gemma3", "layers: gemma4", ", gemma3_text: layers='gemma4': config_json.py has rules for gemma2, "),
+        ("LlamaModel,", "LlamaBody,", ", llama: classes: LlamaBody ends with none of ForCausalLM, "),
+        ("[kv_heads, head_size]", "[kv_head, head_size]", ", llama: derived names kv_head, for which keys has no key"),
+        ("activations: [gelu_new]", "activations: [gelu]", ", gpt_neo: activations names 'gelu', which is no kind of "),
+        ("vocabulary: vocab_size, ", "", ", bert: keys.vocabulary is missing"),
+        ("layers: num_layers", "blocks: num_layers", ", gpt_neo: keys.blocks is no part of a shape"),
+        ("    window_switch:", "    window:", ", qwen2: unknown key 'window'"),
+        ("default_targets: [c_attn]", "default_targets: c_attn", ", gpt2: default_targets='c_attn': input should be "),
+        ("w2: down_proj", "w2: down", ", mixtral: expert_names.w2='down': input should be 'gate', "),
+        ("\nmodel_types:", "\ntypes:", ": `model_types` must have an entry for each model_type"),
+        ("  phi3:\n", "  phi:\n", ": cannot be read as YAML (line "),
+    ],
+)
+def test_a_wrong_model_type_is_refused_with_its_name(old, new, says, tmp_path):
+    text, path = config_json.MODEL_TYPES_FILE.read_text(), tmp_path / "model_types.yaml"
+    path.write_text(text.replace(old, new, 1))
+    assert path.read_text() != text
+    with pytest.raises(Refusal) as refused:
+        config_json.read_model_types(path)
+    assert str(refused.value).startswith(f"{path}{says}")
 
 
 def test_defaults_are_those_of_the_classes_in_transformers():

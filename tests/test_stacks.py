@@ -14,7 +14,7 @@ from study.config import build_config
 from study.errors import Refusal
 from study.planner import Request, assumptions, choose
 from study.strategy import file, in_theory
-from study.theory import peaks, prediction, shapes
+from study.theory import peaks, prediction, shapes, stacks
 from study.theory.engine import Engine, OptimizerKernel, StepConfig
 from study.theory.stacks import DEFAULT_STACK, STACKS, Stack, StackName
 
@@ -30,6 +30,29 @@ def engine(name: str, **request: object) -> Engine:
 @pytest.mark.parametrize("name", get_args(StackName))
 def test_every_setting_of_a_stack_has_a_source(name):
     assert set(STACKS[name].sources) == SETTINGS
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("value: 16-bit", "value: 16bit", ", axolotl: weights='16bit': input should be 'fp32' or '16-bit'"),
+        ("value: true", "value: 1", ", torchtitan: sync_each_batch=1: input should be a valid boolean"),
+        (', source: "sets none"', "", ", study: allocator needs a value and a source"),
+        ('source: "sets none"', 'source: ""', ", study: sources.allocator='': string should have at least 1 character"),
+        ("    runs: [DEEPSPEED]\n", "", ", deepspeed: runs is missing"),
+        ('    runs: ["NO"', "    runs: [NO", ", accelerate: runs.0=False: input should be 'NO'"),
+        ("    weights: {value: 16", "    weight: {value: 16", ", axolotl: unknown key 'weight'"),
+        ("  study:\n", "  mine:\n", ": `stacks` must have the entries accelerate, trainer, trl"),
+        ("  study:\n", "  trl:\n", ": cannot be read as YAML (line "),
+    ],
+)
+def test_a_wrong_stack_is_refused_with_its_name(old, new, says, tmp_path):
+    text, path = stacks.FILE.read_text(), tmp_path / "stacks.yaml"
+    path.write_text(text.replace(old, new, 1))
+    assert path.read_text() != text
+    with pytest.raises(Refusal) as refused:
+        stacks.read_stacks(path)
+    assert str(refused.value).startswith(f"{path}{says}")
 
 
 def test_the_default_is_accelerate_with_the_modules_of_transformers():

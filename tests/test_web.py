@@ -59,6 +59,13 @@ def test_bars_end_where_the_printed_memory_ends():
         assert strategy["cells"]["GiB"] == advice_text.gib(strategy["needed_bytes"])
 
 
+def test_the_page_has_the_changes_that_help_and_the_whole_training():
+    words = ["--model", "llama-3.1-8b", "--gpu", "rtx-4090", "--gpus", "2", "--tokens", "1e9"]
+    answer, remedies = web.answer(words), web.as_json(words)["remedies"]
+    assert "The whole training of 1,000,000,000 tokens" in answer["training"]
+    assert [each["options"] for each in answer["changes"]] == [each["options"] for each in remedies]
+
+
 def test_everything_can_be_sent_to_the_page():
     json.dumps([web.answer(QUESTION), web.as_json(QUESTION), web.choices()])
 
@@ -72,6 +79,8 @@ def test_everything_can_be_sent_to_the_page():
         (["--model", "gpt2", "--gpu", "h100-sxm", "--gpus", "0"], "--gpus 0"),
         ([*QUESTION, "--write", "a.yaml"], "--write"),
         ([*QUESTION, "--trace"], "--trace"),
+        ([*QUESTION, "--budget", "5"], "--budget"),
+        ([*QUESTION, "--tensor-parallel", "2"], "--tensor-parallel"),
         ([*QUESTION, "--unknown"], "--unknown"),
         ([*QUESTION, "--help"], "--help"),
         (["--model", "no-such-model", "--gpu", "h100-sxm", "--gpus", "8"], "no-such-model"),

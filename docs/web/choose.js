@@ -233,6 +233,8 @@ function show(content, shown) {
   statusLine.textContent = content.answer;
   answerArea.replaceChildren(
     element("p", {}, [`${content.setting}. Predicted, not measured.`, ...content.trained].join(" ")),
+    ...(content.training ? [element("p", {}, content.training)] : []),
+    ...changes(content),
     ...content.notes.map((note) => element("p", {}, `Note: ${note}.`)),
     ...strategies(content),
     ...start(content),
@@ -240,6 +242,13 @@ function show(content, shown) {
     ...assumed(content),
     copyButton("Copy the answer as JSON", () => answerAsJson(shown), element("pre", { hidden: true, tabindex: "0" })),
   );
+}
+
+// Changes of the training with which it fits: the options that request each of them, and what is predicted then.
+function changes({ changes }) {
+  if (!changes.length) return [];
+  const lines = changes.map(({ options, predicted }) => element("li", {}, element("code", {}, options), `: ${predicted}`));
+  return [element("p", {}, "Changes that help:"), element("ul", {}, ...lines)];
 }
 
 function strategies(content) {

@@ -158,7 +158,8 @@ def _page_of_public_runs(paths: list[Path]) -> str:
     help="Folder of runs or records. Repeat the option for several machines. [default: runs/STUDY]",
 )
 @click.option("--output", type=PATH, help="Folder to write to. [default: reports/STUDY, or reports]")
-def _report(study: str | None, records: tuple[Path, ...], output: Path | None) -> None:
+@click.option("--picture", is_flag=True, help="Execute only the first notebook, and write it and its picture.")
+def _report(study: str | None, records: tuple[Path, ...], output: Path | None, picture: bool) -> None:
     """Execute the notebooks for a study's records.
 
     Writes the executed notebooks and the picture of the first one. Without a study, every notebook of the project is
@@ -174,13 +175,15 @@ def _report(study: str | None, records: tuple[Path, ...], output: Path | None) -
             raise Refusal(
                 "--records needs a study. Name one, or leave --records out to execute the project's own notebooks."
             )
+        if picture:
+            raise Refusal("--picture needs a study. Name one.")
         with after_two_seconds("Executing every notebook"):
             folder = report.build_all(output or Path("reports"))
         print(f"Wrote the executed notebooks to {folder}")
         return
     name = studies.find(study).name
-    with after_two_seconds("Executing the notebooks of the study"):
-        first = report.build(study, records or [Path("runs") / name], output or Path("reports") / name)
+    with after_two_seconds(f"Executing the {'first notebook' if picture else 'notebooks'} of the study"):
+        first = report.build(study, records or [Path("runs") / name], output or Path("reports") / name, picture)
     print("\n".join(f"Wrote {path}" for path in (first, first.with_suffix(".png")) if path.exists()))
 
 

@@ -19,9 +19,29 @@ from study.progress import after_two_seconds
 
 if TYPE_CHECKING:
     from study.planner.choose import Advice
+    from study.planner.machines import Comparison
     from study.verdict import Verdict
 
 OUTPUT = "Output"
+
+# Ways to distribute a training that are not predicted, with the case in which they are needed.
+PARALLELISMS = {
+    "tensor": "if one layer is too large for a GPU, or if the batch is too small for more data parallel ranks. It "
+    "works well only over a fast link such as NVLink.",
+    "pipeline": "if a model is too large for FSDP2 or ZeRO-3 over a slow network between nodes.",
+    "expert": "for mixtures of experts that have too many experts to gather all of them for every layer.",
+    "context": "for sequences that do not fit on a GPU even with activation checkpointing and a chunked loss.",
+}
+
+
+def _refuse_parallelism(_: click.Context, option: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        name = option.opts[0].removeprefix("--").removesuffix("-parallel")
+        raise Refusal(
+            f"--{name}-parallel: the planner predicts data parallelism, sharded or not, and no {name} parallelism. "
+            f"{name.capitalize()} parallelism is needed {PARALLELISMS[name]} Leave the option out to see whether the "
+            "training fits without it."
+        )
 
 
 @command(
@@ -44,11 +64,44 @@ OUTPUT = "Output"
             "them. It needs a GPU.",
         ),
         Option(
+            ["--budget"],
+            group=GPUS,
+            type=float,
+            metavar="DOLLARS",
+            help="Find the machines on which the whole training costs at most this. Needs --tokens or --examples.",
+        ),
+        Option(
+            ["--deadline"],
+            group=GPUS,
+            type=float,
+            metavar="HOURS",
+            help="Find the machines on which the whole training takes at most this long.",
+        ),
+        Option(
+            ["--measured-step-seconds"],
+            group=OUTPUT,
+            type=float,
+            metavar="SECONDS",
+            help="A measured step of the training that the other options and --strategy describe. The other strategies "
+            "are then predicted from there.",
+        ),
+        Option(
+            ["--measured"],
+            group=OUTPUT,
+            type=PATH,
+            metavar="LOG",
+            help="The same from a log that `zero-study import` can read.",
+        ),
+        *(
+            Option([f"--{name}-parallel"], group=GPUS, hidden=True, metavar="INTEGER", callback=_refuse_parallelism)
+            for name in PARALLELISMS
+        ),
+        Option(
             ["--all", "everything"],
             group=OUTPUT,
             is_common=True,
             is_flag=True,
-            help="Print every strategy, the parts of its memory, and the evidence behind the times.",
+            help="Print everything: all strategies, assumptions and evidence.",
         ),
         Option(
             ["--json", "as_json"],
@@ -80,19 +133,21 @@ def _advise(
     as_json: bool,
     write: Path | None,
     trace: bool,
+    budget: float | None,
+    deadline: float | None,
+    measured_step_seconds: float | None,
+    measured: Path | None,
     **requested: Any,
 ) -> Verdict | None:
     """Choose a strategy for a model and GPUs.
 
-    Predicts memory, time and price of each strategy.
-
-    Without --model, it finds the largest model for the GPUs. Without --gpus, it finds the smallest number of GPUs for
-    the model.
+    Without --model, it finds the largest model. Without --gpus, it finds how many GPUs the model needs. Without --gpu,
+    or with several names, it compares machines.
 
     Exit status: 0 if a strategy fits; 1 if none does; 2 if the request is refused; 3 if nothing could be predicted.
     """
     from study import planner
-    from study.planner import advice_text
+    from study.planner import advice_text, machines, machines_text
 
     if requested["gpu"] == "list":
         _print_gpus()
@@ -102,34 +157,115 @@ def _advise(
 
         requested = own_machine.options(requested)
     num_gpus = requested["num_gpus"]
+    for name in PARALLELISMS:  # each of them is refused as soon as it is given
+        requested.pop(f"{name}_parallel", None)
+    compared = None if model is None else _compared_gpus(requested, budget, deadline)
+    is_complete = model is not None and num_gpus is not None and compared is None
+    _check_complete(
+        is_complete,
+        {"--trace": trace, f"--write {write}": write, "--measured-step-seconds": measured_step_seconds,
+         f"--measured {measured}": measured},
+    )  # fmt: skip
+    show = _print_json if as_json else _print_text
+    if model is not None and compared is not None:
+        comparison = _compare(model, requested, compared, budget, deadline)
+        return show(
+            comparison,
+            functools.partial(machines_text.text_of_comparison, everything=everything),
+            machines_text.content_of_comparison,
+        )
     if model is None and num_gpus is None:
         raise Refusal(
             "--model and --gpus are both missing. Add --model to find GPUs for a model, --gpus to find a model for "
             "GPUs, or both."
         )
     request = request_of(requested)
-    is_complete = model is not None and num_gpus is not None
     if trace:
-        if not is_complete:
-            raise Refusal("--trace needs both --model and --gpus. Add the missing one.")
         require(*TRACING)
     if write is not None:
-        _check_write(write, is_complete, request)
-    show = _print_json if as_json else _print_text
+        _check_write(write, request)
     if model is None:
         largest = planner.largest_models(request)
         return show(largest, advice_text.text_of_largest, advice_text.content_of_largest)
     if num_gpus is None:
-        fewest = planner.fewest_gpus(model, request)
-        return show(fewest, advice_text.text_of_fewest, advice_text.content_of_fewest)
-    # Progress messages of a trace are not part of the JSON output.
-    diverted = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
-    with diverted, after_two_seconds("Looking up the model and predicting every strategy"):
+        with _quietly(as_json), after_two_seconds("Predicting numbers of GPUs"):
+            numbers = machines.numbers_of_gpus(model, request)
+        return show(
+            numbers,
+            functools.partial(machines_text.text_of_numbers, everything=everything),
+            machines_text.content_of_numbers,
+        )
+    with _quietly(as_json), after_two_seconds("Looking up the model and predicting every strategy"):
         advice = _advise_by_traces(model, request) if trace else planner.advise(model, request, None)
-    verdict = show(advice, advice_text.text_of_all if everything else advice_text.text, advice_text.content)
+    if measured is not None:
+        measured_step_seconds = _measured(measured)
+    text: Callable[[Any], str] = advice_text.text_of_all if everything else advice_text.text
+    content: Callable[[Any], dict[str, Any]] = advice_text.content
+    if measured_step_seconds is not None:
+        text, content = _calibrated(advice, measured_step_seconds, text, content)
+    verdict = show(advice, text, content)
     if write is not None:
         _write(advice, write, is_silent=as_json)
     return verdict
+
+
+def _measured(log: Path) -> float:
+    """Return the seconds of a step in a log, without its first steps. Raises Refusal if it states none."""
+    from study.logs import imported
+    from study.public_runs import quantities
+
+    runs = imported.read([log])
+    if len(runs) != 1:
+        raise Refusal(f"--measured {log}: it has {len(runs)} runs. Use --measured-step-seconds for one of them.")
+    seconds = quantities.seconds_per_step(runs[0].run)
+    if seconds is None:
+        raise Refusal(f"--measured {log}: it states no time of a step. Use --measured-step-seconds.")
+    return seconds
+
+
+def _calibrated(
+    advice: Advice, seconds: float, text: Callable[[Any], str], content: Callable[[Any], dict[str, Any]]
+) -> tuple[Callable[[Any], str], Callable[[Any], dict[str, Any]]]:
+    """Return how to print an answer together with what a measured step says of it."""
+    from study.planner import advice_text, calibration
+
+    found = calibration.calibrate(advice, seconds)
+    lines = [*advice_text.wrapped(calibration.sentences(found)), "", *advice_text.aligned(calibration.rows(found)), ""]
+    return (
+        lambda given_advice: "\n".join([*lines, text(given_advice)]),
+        lambda given_advice: {**content(given_advice), "calibration": calibration.content(found)},
+    )
+
+
+def _quietly(as_json: bool) -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which progress messages are not part of the JSON output."""
+    return contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
+
+
+def _compared_gpus(requested: dict[str, Any], budget: float | None, deadline: float | None) -> list[str] | None:
+    """Return the names of the GPUs to compare; empty for all with a price. None if one machine is asked about."""
+    gpu, has_limits = requested["gpu"], budget is not None or deadline is not None
+    if gpu is not None:
+        names = [name.strip() for name in gpu.split(",")]
+        return names if len(names) > 1 or has_limits else None
+    if requested["gpu_memory"] is not None:
+        return None
+    return []
+
+
+def _compare(
+    model: str, requested: dict[str, Any], names: list[str], budget: float | None, deadline: float | None
+) -> Comparison:
+    from study.errors import refusing
+    from study.planner import machines
+    from study.theory import hardware
+
+    with refusing():
+        gpus = [hardware.find_gpu(name).name for name in names]
+    num_gpus = requested.pop("num_gpus")
+    request = Request(**given(requested | {"gpu": gpus[0] if gpus else "a100-80gb"}))
+    with after_two_seconds("Predicting every machine"):
+        return machines.compare(model, request, gpus, num_gpus, budget, deadline)
 
 
 def _write(advice: Advice, path: Path, is_silent: bool) -> None:
@@ -167,11 +303,16 @@ def _print_gpus() -> None:
     print("\n".join([*terminal.table(*gpus.table()), "", terminal.wrap(meaning)]))
 
 
-def _check_write(path: Path, is_complete: bool, request: Request) -> None:
+def _check_complete(is_complete: bool, options: dict[str, Any]) -> None:
+    """Raise Refusal for an option that is about one machine if the question is not about one model and one machine."""
+    for name, value in options.items():
+        if value and not is_complete:
+            raise Refusal(f"{name}: needs both --model and --gpus, and one --gpu. Add what is missing.")
+
+
+def _check_write(path: Path, request: Request) -> None:
     from study.planner import launch
 
-    if not is_complete:
-        raise Refusal(f"--write {path}: needs both --model and --gpus. Add the missing one.")
     launch.check_free(path, request.stack)
 
 
@@ -194,7 +335,13 @@ def _advise_by_traces(model: str, request: Request) -> Advice:
     from study import planner
     from study.dryrun.trace import trace as trace_step
     from study.planner.trace import trace_options
+    from study.theory.stacks import STACKS
 
+    if STACKS[request.stack].kernels != "transformers":
+        raise Refusal(
+            f"--trace traces the models of transformers, but {request.stack} trains its own. Leave --trace out, or use "
+            "another --stack."
+        )
     request = request.replace(kernels="transformers")
     return planner.advise(model, request, functools.partial(trace_options, trace_step))
 

@@ -21,6 +21,7 @@ from study.planner import advice_text, reasons
 from study.planner.choose import gib
 from study.planner.launch import Launch
 from study.planner.request import Request
+from study.planner.training_text import whole_training_sentence
 from study.strategy import file
 from study.terminal import printable
 from study.theory import gpus
@@ -34,6 +35,11 @@ CONFIG = "config.json"  # the name of a pasted configuration
 NOT_ON_PAGE = {
     "write": "--write: the page has no files. Use the buttons that copy a file.",
     "trace": "--trace: the page has no PyTorch. Run the command in a terminal.",
+    "budget": "--budget: the page answers for one machine. Run the command in a terminal.",
+    "deadline": "--deadline: the page answers for one machine. Run the command in a terminal.",
+    "measured": "--measured: the page reads no files. Run the command in a terminal.",
+    "measured_step_seconds": "--measured-step-seconds: the page has no comparison with a run. Run the command in a "
+    "terminal.",
     "this_machine": "--this-machine: the page does not see the GPUs of your machine. Choose a GPU in the form.",
 }
 
@@ -124,6 +130,8 @@ def _content(advice: Advice, words: Sequence[str]) -> dict[str, Any]:
         ],
         "left_out": {name: phrase for name, phrase in why_not.items() if name in advice.left_out},
         "legend": advice_text.legend(advice.options, advice.request),
+        "training": whole_training_sentence(advice),
+        "changes": [{"options": flags, "predicted": predicted} for flags, predicted in reasons.changes(advice)],
         "notes": advice.notes,
         "launch": _launch(start) if isinstance(start, Launch) else None,
         "no_launch": start if isinstance(start, str) else None,

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import json
-import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -162,7 +161,7 @@ def _block(rows: list[_Row], several_machines: bool, each: bool) -> list[str]:
     machine = f", {control.first.box}" if several_machines else ""
     heading = terminal.escape_markdown(parity.heading(control.first, seeds) + machine)
     lines = [*_wrapped(heading), *_wrapped(" ".join(_other_control(rows) if each else _answer(rows))), ""]
-    lines += [_fitting(*_cells(rows, f"vs {reference}")), ""]
+    lines += [_table(*_cells(rows, f"vs {reference}")), ""]
     reasons = Counter(reason for row in rows for reason in row.why_untimed)
     for reason, count in reasons.items():
         times = "The time of 1 run does" if count == 1 else f"The times of {count} runs do"
@@ -253,7 +252,7 @@ Cell = tuple[str, str]  # the value, and the range that is shown below it
 def _cells(rows: Sequence[_Row], comparison: str) -> tuple[list[list[Cell]], list[str]]:
     """Return the cells of a block and the headings of its columns.
 
-    The columns for runs and times are left out if they contain no information.
+    The columns for runs, peaks and times are left out if they contain no information.
     """
     control = rows[0]
     columns: list[tuple[str, list[Cell]]] = [
@@ -269,53 +268,18 @@ def _cells(rows: Sequence[_Row], comparison: str) -> tuple[list[list[Cell]], lis
     ]
     if all(len(row.files) == 1 for row in rows):
         columns = [column for column in columns if column[0] != "runs"]
-    if not any(row.seconds for row in rows):
-        columns = columns[:-2]
+    for name, is_known in (("s/step", any(row.seconds for row in rows)), ("peak", any(row.peaks for row in rows))):
+        if not is_known:
+            place = [title for title, _ in columns].index(name)
+            del columns[place : place + 2]
     heads, cells = zip(*columns, strict=True)
     return [list(row) for row in zip(*cells, strict=True)], list(heads)
 
 
-def _fitting(rows: Sequence[Sequence[Cell]], heads: Sequence[str]) -> str:
-    """Return a table that fits into the terminal. The long name of a strategy continues in the next line."""
-    widths = [
-        max(len(head), *(len(value) for value, _ in column))
-        for head, column in zip(heads, zip(*rows, strict=True), strict=True)
-    ]
-    # A range is below its value, and may extend into the empty cell below the comparison.
-    for place in range(len(heads) - 1):
-        longest = max(len(extent) for _, extent in (row[place] for row in rows))
-        widths[place] = max(widths[place], longest - (2 + widths[place + 1] if heads[place + 1][:2] == "vs" else 0))
-    widths[0] = max(len(heads[0]), min(widths[0], WIDTH - sum(2 + width for width in widths[1:])))
-    lines = [_line(heads, widths)]
-    for (name, _), *remaining in rows:
-        first, *more = _wrapped_name(name, widths[0])
-        ranges = [extent for _, extent in remaining]
-        lines.append(_line([first, *(value for value, _ in remaining)], widths))
-        if more or any(ranges):
-            lines.append(_line([more[0] if more else "", *ranges], widths))
-        lines += more[1:]
-    return "\n".join(lines)
-
-
-def _wrapped_name(name: str, width: int) -> list[str]:
-    """Wrap a name after underscores and spaces. A word that is longer than the width is broken."""
-    lines = [""]
-    for word in re.findall(r"[^_ ]*[_ ]?", name):
-        if len(lines[-1]) + len(word.rstrip()) <= width:
-            lines[-1] += word
-        else:
-            lines += [word[start : start + width] for start in range(0, len(word), width)]
-    return [line.strip() for line in lines if line.strip()]
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    """Return cells as one aligned line. A cell that is too long extends into the empty cell to its right."""
-    line, end = "", 0
-    for cell, width in zip(cells, widths, strict=True):
-        if cell:
-            line = f"{line:<{end}}{cell}"
-        end += width + 2
-    return line.rstrip()
+def _table(rows: Sequence[Sequence[Cell]], heads: Sequence[str]) -> str:
+    """Return a table that fits into the terminal, with the range of a value below it."""
+    cells = [["\n".join(filter(None, cell)) for cell in row] for row in rows]
+    return "\n".join(terminal.table(heads, cells, WIDTH, sides="<" * len(heads)))
 
 
 def _median(values: Sequence[float], text: Callable[[float], str]) -> Cell:

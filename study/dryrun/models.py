@@ -206,8 +206,9 @@ def _build(built: type[Any], config: Any, job: StepConfig) -> Any:
         # Transformers would find no loss type for GPT2LMHeadModel, warn, and use this one.
         model.loss_type = "ForCausalLM"
     if job.activation_checkpointing:
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         try:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            enable({"use_reentrant": False})
         except ValueError as error:
             raise Refusal(f"{built.__name__}: {error} Leave activation checkpointing off.") from None
     return model.float()

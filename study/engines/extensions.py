@@ -20,6 +20,7 @@ import platform
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -470,6 +471,7 @@ def _import(name: str, library: Path) -> ModuleType:
 
 def main(names: Collection[str]) -> int:
     """Build the named extensions, or all if there are no names. Return 1 if one cannot be built, otherwise 0."""
+    signal.signal(signal.SIGTERM, _end)
     if importlib.util.find_spec("deepspeed") is None:
         raise Refusal("deepspeed is not installed. Run: pip install 'zero-study[train]'")
     if unknown := sorted(set(names) - set(EXTENSIONS)):
@@ -482,6 +484,10 @@ def main(names: Collection[str]) -> int:
             complete = False
             print(refusal, file=sys.stderr, flush=True)
     return 0 if complete else 1
+
+
+def _end(number: int, _: Any) -> None:
+    sys.exit(128 + number)  # as an exception, so that a build ends the compilers that it has started
 
 
 if __name__ == "__main__":

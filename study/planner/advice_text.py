@@ -12,15 +12,16 @@ from study.errors import Refusal
 from study.planner import assumptions, launch, reasons
 from study.planner.choose import ENOUGH_FREE, gib
 from study.planner.launch import Launch
-from study.planner.request import CHECKPOINTED, SEQUENCES_PER_GPU
+from study.planner.machines import whole_training
+from study.planner.request import CHECKPOINTED, SEQUENCES_PER_GPU, Request
+from study.planner.training_text import price_of, whole_training_sentence
 from study.strategy import file
-from study.theory import adapters, hardware, intervals, model_states, peaks
+from study.theory import adapters, hardware, intervals, model_states, peaks, prediction
 from study.theory.adapters import AdapterKind
 from study.theory.prediction import ALLOCATOR_SLACK
 
 if TYPE_CHECKING:
-    from study.planner.choose import Advice, FewestGpus, LargestModels, StrategyPrediction
-    from study.planner.request import Request
+    from study.planner.choose import Advice, FewestGpus, LargestModels, Remedy, StrategyPrediction
     from study.theory.hardware import Cluster
     from study.theory.shapes import ModelShape
 
@@ -35,7 +36,8 @@ def text(advice: Advice) -> str:
     It has the answer, a table with the meaning of its columns, why other strategies are not recommended, how to start
     the training, and what is assumed.
     """
-    lines = [reasons.answer(advice), "", f"{setting_line(advice)}. {_basis(advice)}.", *adapter_lines(advice.shape)]
+    lines = [reasons.answer(advice), *filter(None, [whole_training_sentence(advice)])]
+    lines += ["", f"{setting_line(advice)}. {_basis(advice)}.", *adapter_lines(advice.shape)]
     chosen = short_list(advice)
     has_price = advice.box.gpu.price_per_hour is not None
     # 80 columns have space for only one of these.
@@ -44,29 +46,50 @@ def text(advice: Advice) -> str:
     rows = [list(shown), *([cells(option, advice.request)[column] for column in shown] for option in chosen)]
     return "\n".join(
         [
-            *_wrapped(lines),
+            *wrapped(lines),
             "",
-            *_aligned(rows),
+            *aligned(rows),
             "",
-            *_wrapped([" ".join(legend(chosen, advice.request))]),
+            *wrapped([" ".join([*legend(chosen, advice.request), *shown_line(advice)])]),
             *_reasons(advice),
+            *_changes(advice),
             *_start(advice),
             "",
-            *_block("Assumed", _assumed_briefly(advice)),
+            *block_lines("Assumed", _assumed_briefly(advice)),
             "",
-            *_wrapped([_more(advice, len(chosen))]),
+            *wrapped([_more(advice, len(chosen))]),
         ]
     )
 
 
-def _wrapped(lines: Iterable[str]) -> list[str]:
+def wrapped(lines: Iterable[str]) -> list[str]:
     return [part for line in lines for part in terminal.wrap(line, columns=NARROW).split("\n")]
 
 
 def _more(advice: Advice, shown: int) -> str:
     more = f"{len(advice.options) - shown} more strategies, " if len(advice.options) > shown else ""
     notes = f", and {terminal.count(len(advice.notes), 'note')}" if advice.notes else ""
-    return f"--all shows {more}the parts of the memory and the evidence behind the times{notes}."
+    return f"--all shows {more}all assumptions, the parts of the memory and the evidence behind the times{notes}."
+
+
+def shown_line(advice: Advice) -> list[str]:
+    """Return what nvidia-smi will show for the recommended strategy, as a sentence. Empty if none is recommended."""
+    option = advice.recommended
+    if option is None:
+        return []
+    low, usual, high = (gib(shown) for shown in _shown(option))
+    name = option.strategy.name
+    return [f"nvidia-smi will show about {usual} GiB ({low} to {high}) for {name}: PyTorch keeps memory that it frees."]
+
+
+def _shown(option: StrategyPrediction) -> tuple[float, float, float]:
+    """Return the bytes that nvidia-smi shows: those of the least, a usual, and the most generous allocator."""
+    peak, box = option.prediction.peak, option.prediction.box
+    least, most = prediction.RESERVED_RANGE
+    low, usual, high = (
+        prediction.shown_bytes(peak, box, factor=factor) for factor in (max(1.0, least), prediction.RESERVED, most)
+    )
+    return low, usual, high
 
 
 def legend(options: Sequence[StrategyPrediction], request: Request) -> list[str]:
@@ -85,10 +108,10 @@ def legend(options: Sequence[StrategyPrediction], request: Request) -> list[str]
         sentences.insert(0, f"tight: fits, but leaves less than {100 * ENOUGH_FREE:.0f} % free.")
     others = {option.prediction.engine.precision for option in options} - {request.chosen_precision}
     if others:
-        kind = request.chosen_precision
+        kind = request.chosen_precision.removesuffix("-autocast")
         precisions = PRECISIONS if request.lora_rank is None else PRECISIONS_OF_ADAPTERS
         meanings = " or ".join(precisions.get(other, other).format(kind=kind) for other in sorted(others))
-        usual = precisions.get(kind, "{kind}").format(kind=kind)
+        usual = precisions.get(request.chosen_precision, "{kind}").format(kind=kind)
         sentences.append(f"{MARK}: {meanings}; without a mark: {usual}.")
     return sentences
 
@@ -188,18 +211,29 @@ def _reasons(advice: Advice) -> list[str]:
     return ["", "Why not another strategy?", *lines] if lines else []
 
 
+def _changes(advice: Advice) -> list[str]:
+    """Return the changes with which the training fits and leaves enough memory free, a block of lines for each."""
+    lines = [
+        terminal.wrap(f"{flags}: {predicted}", "  ", "      ", columns=NARROW)
+        for flags, predicted in reasons.changes(advice)
+    ]
+    title = "Changes that help (run the command again with the options of a line for its launch command and files):"
+    return ["", *wrapped([title]), *lines] if lines else []
+
+
 def _start(advice: Advice) -> list[str]:
     """Return the command that starts the recommended strategy, and what the program has to set."""
     start = launch_or_why(advice)
     if start is None:
         return []
     if isinstance(start, str):
-        return ["", *_wrapped([f"No launch command: {start}"])]
+        return ["", *wrapped([f"No launch command: {start}"])]
     files = [Path(name).name for name in start.files]
     written = f" (--write {files[0]} writes the file)" if files else ""
     program = "this project's trainer" if start.stack == "study" else start.stack
+    begin = "Start it" if reasons.better_change(advice) is None else "Without the change, start it"
     lines = [
-        *_wrapped([f"Start it with {program}{written}:"]),
+        *wrapped([f"{begin} with {program}{written}:"]),
         "",
         *(f"    {line}" for line in start.command.split("\n")),
     ]
@@ -220,7 +254,7 @@ def launch_or_why(advice: Advice) -> Launch | str | None:
         return str(refusal)
 
 
-def _block(title: str, pairs: Iterable[tuple[str, str]]) -> list[str]:
+def block_lines(title: str, pairs: Iterable[tuple[str, str]]) -> list[str]:
     """Return pairs of label and value as a block of text. Two short ones that follow each other share a line."""
     half = NARROW // 2 - 2
     lines, left = [f"{title}:"], ""
@@ -245,6 +279,7 @@ def text_of_all(advice: Advice) -> str:
     usable = gib(advice.options[0].prediction.usable_bytes)
     lines = [
         reasons.answer(advice),
+        *filter(None, [whole_training_sentence(advice)]),
         "",
         f"{setting_line(advice)}{nodes}. The model has {_size(shape)}. {usable} GiB of each GPU are usable.",
         f"{_basis(advice)}.",
@@ -281,11 +316,12 @@ def text_of_all(advice: Advice) -> str:
             "",
             *terminal.table(columns, rows),
             "",
-            *map(terminal.wrap, meanings),
+            *map(terminal.wrap, [*meanings, *shown_line(advice)]),
             *_reasons(advice),
+            *_changes(advice),
             *_start(advice),
             "",
-            *_block("Assumed", assumed_settings(request, box, groups_of(advice), advice.shape)),
+            *block_lines("Assumed", assumed_settings(request, box, groups_of(advice), advice.shape)),
             "",
             f"Parts of a GPU's memory at its peak, in GiB{', as predicted' * advice.is_traced}:",
             "",
@@ -374,10 +410,6 @@ HEAD = ("strategy", "precision", "fits", "GiB", "free", "batch", "largest", "s/s
         "sent GB", "$/1e9 tok", "host GiB", "disk GiB", "memory is")  # fmt: skip
 
 
-# What the short text leaves out: it matters for offload only, or has no effect on the prediction.
-_OF_OFFLOAD = ("host", "disks", "machine", "not included", "allocator", "groups")
-
-
 def assumed_settings(
     request: Request, box: Cluster, groups: str = "", shape: ModelShape | None = None
 ) -> list[tuple[str, str]]:
@@ -390,10 +422,18 @@ def assumed_settings(
 
 
 def _assumed_briefly(advice: Advice) -> list[tuple[str, str]]:
-    """Return the assumed settings of the short text: those of offload only if the recommended strategy offloads."""
-    offloads = advice.recommended is None or advice.recommended.offloads
-    pairs = assumed_settings(advice.request, advice.box, shape=advice.shape)
-    return [(label, value) for label, value in pairs if offloads or label not in _OF_OFFLOAD]
+    """Return the assumed settings of the short text: the program, the precision, and what is not the default.
+
+    The host is one of them if the recommended strategy offloads.
+    """
+    request, shape = advice.request, advice.shape
+    same = ("gpu", "num_gpus", "gpu_memory", "gpu_tflops", "gpu_bandwidth")
+    usual = Request(**{name: getattr(request, name) for name in same})
+    defaults = dict(assumed_settings(usual, usual.box(), shape=shape))
+    offloads = advice.recommended is not None and advice.recommended.offloads
+    always = {"stack", "precision", *(["host", "machine"] if offloads else [])}
+    pairs = assumed_settings(request, advice.box, shape=shape)
+    return [(label, value) for label, value in pairs if label in always or defaults.get(label) != value]
 
 
 def groups_of(advice: Advice) -> str:
@@ -429,7 +469,7 @@ def cells(option: StrategyPrediction, request: Request) -> dict[str, str]:
     }
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the lines of a table whose first row is the head. All columns but the first are aligned to the right."""
     head, *others = rows
     return terminal.table(head, others, NARROW, sides="<" + ">" * (len(head) - 1))
@@ -447,6 +487,7 @@ UNITS = {
     "collectives_per_step.bytes": "bytes of a GPU",
     "host_bytes_per_node": "bytes",
     "disk_bytes_per_node": "bytes",
+    "shown_by_nvidia_smi_bytes_per_gpu": "bytes",
     "free_share": "share of usable_bytes_per_gpu, at most 1",
     "seconds_per_step": "seconds",
     "seconds_per_step_low": "seconds",
@@ -461,6 +502,10 @@ UNITS = {
     "micro_batch_size": "sequences",
     "largest_micro_batch_size": "sequences",
     "traced.seconds": "seconds",
+    "whole_training.hours": "hours",
+    "whole_training.hours_low": "hours",
+    "whole_training.hours_high": "hours",
+    "whole_training.dollars": "US dollars",
 }
 
 
@@ -478,16 +523,41 @@ def content(advice: Advice) -> dict[str, Any]:
         "usable_bytes_per_gpu": advice.options[0].prediction.usable_bytes,
         "price_per_gpu_hour": gpu.price_per_hour,
         "dollars_per_hour": None if gpu.price_per_hour is None else gpu.price_per_hour * advice.box.num_gpus,
-        "price_source": f"{gpu.price_source} ({gpu.price_date})" if gpu.price_date else gpu.price_source,
+        "price_source": price_of(gpu),
         "notes": advice.notes,
         "strategies": [
-            _option_content(option) | (_traced_content(option) if advice.is_traced else {}) for option in advice.options
+            _option_content(option)
+            | {"whole_training": _training_content(option, advice.request)}
+            | (_traced_content(option) if advice.is_traced else {})
+            for option in advice.options
         ],
         "recommended": advice.recommended.strategy.name if advice.recommended else None,
         "reason": reasons.reason(advice),
         "why_not": reasons.why_not(advice),
+        "remedies": [_remedy_content(remedy) for remedy in advice.remedies],
         "launch": None if start is None or isinstance(start, str) else dataclasses.asdict(start),
         "units": UNITS,
+    }
+
+
+def _training_content(option: StrategyPrediction, request: Request) -> dict[str, Any] | None:
+    training = whole_training(option, request)
+    return None if training is None else dataclasses.asdict(training)
+
+
+def _remedy_content(remedy: Remedy) -> dict[str, Any]:
+    """Return a change of the request that makes a strategy fit, with its prediction."""
+    option = remedy.option
+    return {
+        "kind": remedy.kind,
+        "options": remedy.flags,
+        "strategy": option.strategy.name,
+        "needed_bytes_per_gpu": _whole(option.needed_bytes),
+        "free_share": option.free_share,
+        "micro_batch_size": option.prediction.job.micro_batch_size,
+        "gradient_accumulation_steps": option.prediction.job.gradient_accumulation_steps,
+        "seconds_per_step": option.seconds,
+        "tokens_per_second_per_gpu": option.tokens_per_second,
     }
 
 
@@ -504,6 +574,7 @@ def _option_content(option: StrategyPrediction) -> dict[str, Any]:
         "needed_bytes_rests_on": memory_evidence(option),
         "free_bytes_per_gpu": _whole(option.free_bytes),
         "free_share": option.free_share,
+        "shown_by_nvidia_smi_bytes_per_gpu": _whole(_shown(option)[1]),
         "memory": {part: _whole(value) for part, value in prediction.peak.parts.items()},
         "highest_moment": peaks.PEAK_MOMENTS[int(prediction.peak.moment)],
         "paper_model_state_bytes": by_paper if option.shape.adapter is None else None,  # it trains all weights
@@ -563,8 +634,8 @@ def text_of_largest(largest: LargestModels) -> str:
     head = f"Largest GPT on {request.num_gpus} x {request.box().gpu.name} (width x layers, in the proportions of GPT-3)"
     foot = f"At these sizes, hardly any memory is free. For {100 * ENOUGH_FREE:.0f} % of it, use smaller models."
     conditions = _with_conditions(head, request)
-    block = _block("Assumed", _assumed_of_memory(request, request.box(), largest.shapes))
-    return "\n".join([conditions, "", *_aligned(rows), "", *_wrapped([foot]), "", *block])
+    block = block_lines("Assumed", _assumed_of_memory(request, request.box(), largest.shapes))
+    return "\n".join([conditions, "", *aligned(rows), "", *wrapped([foot]), "", *block])
 
 
 def content_of_largest(largest: LargestModels) -> dict[str, Any]:
@@ -602,8 +673,8 @@ def text_of_fewest(fewest: FewestGpus) -> str:
     if any(row[1] == "never" for row in rows):
         legend.append("never: the strategy does not shard, so every GPU needs memory for all of it.")
     foot = ["", *legend] if legend else []
-    block = _block("Assumed", _assumed_of_memory(request, request.box(1), fewest.fewest))
-    return "\n".join([_with_conditions(head, request), *notes, "", *_aligned(rows), *foot, "", *block])
+    block = block_lines("Assumed", _assumed_of_memory(request, request.box(1), fewest.fewest))
+    return "\n".join([_with_conditions(head, request), *notes, "", *aligned(rows), *foot, "", *block])
 
 
 def content_of_fewest(fewest: FewestGpus) -> dict[str, Any]:

@@ -6,19 +6,19 @@ import bisect
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from study import terminal
+from study import command_line, terminal
 from study.dryrun.traced import Traced
 from study.errors import Refusal, refusing
 from study.planner.request import CHECKPOINTED, Request, find_model
 from study.strategy import file, in_theory
 from study.strategy.file import Strategy
 from study.theory import hardware, intervals, peaks, prediction, shapes
-from study.theory.engine import Engine, StepConfig
+from study.theory.engine import Engine, PrecisionClass, StepConfig
 from study.theory.hardware import Cluster
 from study.theory.peaks import Peak
 from study.theory.prediction import Prediction
@@ -27,11 +27,27 @@ from study.theory.stacks import PASS_THEIR_OPTIMIZER
 from study.theory.step_time import StepTime
 from study.verdict import Checked, NotChecked, Verdict
 
-# Strategies that are this close to the fastest count as equally fast. Then the simplest one is recommended.
+# Strategies count as equally fast if the predicted difference is at most this share. Then the simplest is recommended.
 EQUALLY_FAST = 0.03
+# PyTorch's allocator usually reserves `prediction.RESERVED` times the peak of the tensors. If this share of a GPU stays
+# free, that fits, too.
+COMFORTABLY_FREE = 0.2
+MUCH_FREE = 0.5
+# A larger difference counts as none for an option that leaves more memory free than the fastest one, because the median
+# error of the times of published rows that were not used for the fit is about 10 %. The same is true where half of a
+# GPU stays free: speed is the only reason for a strategy that is less simple, and part of the difference is precision,
+# because DDP trains fp32 parameters under autocast. Short steps were predicted up to five times too short, so that most
+# differences between them say nothing.
+EQUALLY_FAST_IF_ROOMIER = 0.10
+EQUALLY_FAST_IF_MUCH_FREE = 0.15
+EQUALLY_FAST_IF_SHORT = 0.5
 # The share of a GPU's usable memory that should stay free. The largest error of the predicted peak is 19 % for the
 # published peaks of grade A. `ALLOCATOR_SLACK` and this share together cover it.
 ENOUGH_FREE = 0.10
+# If less than this share stays free, a strategy that leaves more is preferred, unless it takes more than `FAR_SLOWER`
+# times as long. The largest configuration that was wrongly predicted to fit was predicted to leave 6 % free.
+VERY_LITTLE_FREE = 0.05
+FAR_SLOWER = 2.0
 gib = functools.partial(terminal.gib, digits=1)  # formats bytes for all tables of the planner
 # Computing seconds per layer and micro step, below which a step counts as short. The published times behind the
 # intervals are all longer, except one with offload, where the host limits the speed. Shorter steps took 1.1 to 5.4
@@ -39,6 +55,7 @@ gib = functools.partial(terminal.gib, digits=1)  # formats bytes for all tables 
 SHORTEST = 4e-3
 LARGEST_HIDDEN = 1 << 17
 GPU_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+AUTOCAST_OF_FSDP2: dict[PrecisionClass, PrecisionClass] = {"bf16-autocast": "bf16", "fp16-autocast": "fp16"}
 
 
 @dataclass(frozen=True)
@@ -107,6 +124,11 @@ class StrategyPrediction:
         return float(self.prediction.step.total)
 
     @property
+    def tokens_per_second(self) -> float:
+        """The tokens per second and GPU, which can be compared between batches of different sizes."""
+        return float(self.prediction.tokens_per_second_per_gpu)
+
+    @property
     def slowest_seconds(self) -> float:
         """The upper end of the interval of the step time. Infinite if there is none."""
         return math.inf if self.is_rough else float(self.prediction.step.high)
@@ -142,6 +164,29 @@ def _verdict(num_predicted: int, fits: bool, left_out: Mapping[str, str] = Mappi
     )
 
 
+# What a remedy changes. "same": the same training, computed in another way.
+RemedyKind = Literal["same", "optimizer", "adapters", "batch", "offload", "gpus"]
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """A change of a request with which a strategy fits, and the prediction for it."""
+
+    kind: RemedyKind
+    changes: Mapping[str, Any]  # fields of the request
+    option: StrategyPrediction
+    request: Request
+
+    @property
+    def flags(self) -> str:
+        """The options of `advise` that request the change, such as "--loss-kernel chunked"."""
+        fields, words = Request.model_fields, []
+        for name, value in self.changes.items():
+            flag = command_line.flag(name, fields[name])
+            words += [flag] if value is True else [f"{flag} {value}"]
+        return " ".join(words)
+
+
 @dataclass(frozen=True)
 class Advice:
     """The predictions of all strategies for a model on given GPUs, and the recommended strategy."""
@@ -153,6 +198,8 @@ class Advice:
     options: list[StrategyPrediction]
     recommended: StrategyPrediction | None
     left_out: dict[str, str] = field(default_factory=dict)  # reasons by strategy
+    # What would make a strategy fit without offload. Empty if one fits and leaves enough memory free.
+    remedies: list[Remedy] = field(default_factory=list)
 
     @property
     def verdict(self) -> Verdict:
@@ -176,44 +223,19 @@ class Advice:
         )
 
 
-# Returns the same options, with a trace if they can be traced.
-Trace = Callable[[ModelShape, Request, Sequence[StrategyPrediction]], list[StrategyPrediction]]
-
-
-def advise(model: str, request: Request, trace: Trace | None = None) -> Advice:
-    """Predict every strategy for a model on the requested GPUs, and recommend one.
-
-    Each strategy is predicted with the requested split of the batch. If none is requested, every split is a candidate,
-    and `best_option` chooses among them. `trace` replaces predicted memory by traced memory.
-
-    Raises Refusal if the model is unknown, or if the request cannot be satisfied.
-    """
-    shape, request, notes = find_model(model, request)
-    box = request.box()
-    request.batch()  # an error in the batch concerns every strategy
-    _ = request.chosen_precision
-    options, left_out = options_of(shape, box, request)
-    by_reason: dict[str, list[str]] = {}
-    for name, reason in left_out.items():
-        by_reason.setdefault(reason, []).append(name)
-    notes += [f"left out: {', '.join(names)}: {reason}" for reason, names in by_reason.items()]
-    if not options:
-        raise Refusal(notes[-1])
-    if trace is not None:
-        options = trace(shape, request, options)
-    notes += _short(options)
-    if any(option.prediction.peak.host_bytes for option in options) and (note := hardware.whole_host_note(box)):
-        notes.append(note)
-    return Advice(shape, request, box, notes, options, recommend(options), left_out)
-
-
-def options_of(shape: ModelShape, box: Cluster, request: Request) -> tuple[list[StrategyPrediction], dict[str, str]]:
+def options_of(
+    shape: ModelShape, box: Cluster, request: Request, has_offload: bool = True
+) -> tuple[list[StrategyPrediction], dict[str, str]]:
     """Predict every requested strategy. Return the options, and the reasons of those that cannot be predicted.
+
+    Without `has_offload`, strategies that offload are not predicted.
 
     Raises Refusal if only one strategy is requested and it cannot be predicted.
     """
     options, left_out = list[StrategyPrediction](), dict[str, str]()
     for chosen in request.strategies(request.num_gpus):
+        if chosen.offloads and not has_offload:
+            continue
         try:
             options.append(_option(shape, box, request, chosen))
         except Refusal as refusal:
@@ -239,18 +261,21 @@ def preferred(options: Sequence[StrategyPrediction]) -> list[StrategyPrediction]
     """Return the options among which speed decides: those that leave enough memory free, if possible without offload.
 
     "Enough" is `ENOUGH_FREE` of a GPU's memory. Options that leave less, or that offload, are returned if all others
-    are slower than the upper end of the predicted time of the fastest option that fits. The list is empty if no
-    option fits.
+    are slower than the upper end of the predicted time of the fastest option that fits. If that one leaves less than
+    `VERY_LITTLE_FREE`, the others may also take `FAR_SLOWER` times as long. The list is empty if no option fits.
     """
     fitting = [option for option in options if option.fits]
-    limit = min(fitting, key=_seconds).slowest_seconds if fitting else 0.0
-    for has_enough_free, offloads in ((True, False), (True, True), (False, False), (False, True)):
-        group = [
-            option for option in fitting if option.has_enough_free == has_enough_free and option.offloads == offloads
-        ]
-        if group and min(map(_seconds, group)) <= limit:
-            return group
-    return []
+    if not fitting:
+        return []
+    fastest = min(fitting, key=_seconds)
+    limit = fastest.slowest_seconds
+    if fastest.free_share < VERY_LITTLE_FREE:
+        limit = max(limit, FAR_SLOWER * fastest.seconds)
+    groups: dict[tuple[int, bool], list[StrategyPrediction]] = {}
+    for option in fitting:
+        shortage = (option.free_share < ENOUGH_FREE) + (option.free_share < VERY_LITTLE_FREE)
+        groups.setdefault((shortage, option.offloads), []).append(option)
+    return next(group for _, group in sorted(groups.items()) if min(map(_seconds, group)) <= limit)
 
 
 def option_of(
@@ -267,39 +292,41 @@ def is_short(shape: ModelShape, engine: Engine, job: StepConfig, step: StepTime)
     return below and intervals.timing_class(shape, engine) != "offload"
 
 
-def _short(options: Sequence[StrategyPrediction]) -> list[str]:
-    """Return a warning about steps that are shorter than the published steps on which the intervals are based.
-
-    The list is empty if there are no such steps.
-    """
-    short = [option for option in options if option.is_short]
-    if not short:
-        return []
-    whose = "all" if len(short) == len(options) else ", ".join(option.strategy.name for option in short)
-    warning = (
-        f"short steps ({whose}), below {1e3 * SHORTEST:g} ms of computing a layer and micro step: launching kernels, "
-        "hardly counted, may bound them; published ones took 1.1 to 5.4 times what is predicted, most about 3 to 5: no "
-        "upper end"
-    )
-    lacks = dict.fromkeys(lack for option in short for lack in option.prediction.step.evidence.lacks)
-    return [warning, *([f"no published row has {' or '.join(lacks)}"] if lacks else [])]
-
-
 def recommend(options: Sequence[StrategyPrediction]) -> StrategyPrediction | None:
     """Return the option to use. None if no option fits.
 
-    It is the simplest of the `preferred` options that are at most `EQUALLY_FAST` slower than the fastest of them. On
-    one GPU, it is a training without an engine if that fits, because there is nothing to shard.
+    It is the simplest of the `preferred` options that are as fast as the fastest of them. If some of these leave
+    `COMFORTABLY_FREE` of a GPU free, it is one of those. On one GPU, it is a training without an engine if that fits
+    and leaves more than `VERY_LITTLE_FREE`, because there is nothing to shard.
     """
     alone = [option for option in options if option.fits and option.prediction.engine.kind == "torch"]
+    alone = [option for option in alone if option.free_share >= VERY_LITTLE_FREE]
     near = equally_fast(alone or preferred(options))
-    return min(near, key=complexity) if near else None
+    best = [option for option in near if not any(_is_better(other, option) for other in near)]
+    comfortable = [option for option in best if option.free_share >= COMFORTABLY_FREE]
+    return min(comfortable or best, key=complexity, default=None)
+
+
+def _is_better(other: StrategyPrediction, option: StrategyPrediction) -> bool:
+    """Return whether an option is faster than another one and leaves more memory free, which is then not much."""
+    is_faster = _speed(option) < (1 - EQUALLY_FAST) * _speed(other)
+    return option.free_share < MUCH_FREE and is_faster and other.free_share > option.free_share
 
 
 def equally_fast(options: Sequence[StrategyPrediction]) -> list[StrategyPrediction]:
-    """Return the options that are at most `EQUALLY_FAST` slower than the fastest of them."""
-    most = max(map(_speed, options), default=0.0)
-    return [option for option in options if _speed(option) >= (1 - EQUALLY_FAST) * most]
+    """Return the options that are as fast as the fastest of them, apart from what a prediction can tell."""
+    fastest = max(options, key=_speed, default=None)
+    if fastest is None:
+        return []
+    return [option for option in options if _speed(option) >= (1 - _tolerance(option, fastest)) * _speed(fastest)]
+
+
+def _tolerance(option: StrategyPrediction, fastest: StrategyPrediction) -> float:
+    """Return by which share an option may be slower than the fastest one and still count as equally fast."""
+    if option.free_share >= MUCH_FREE:
+        return EQUALLY_FAST_IF_SHORT if option.is_short else EQUALLY_FAST_IF_MUCH_FREE
+    is_roomier = option.free_share >= max(COMFORTABLY_FREE, fastest.free_share)
+    return EQUALLY_FAST_IF_ROOMIER if is_roomier else EQUALLY_FAST
 
 
 def _seconds(option: StrategyPrediction) -> float:
@@ -437,15 +464,19 @@ def _smallest_job(request: Request, missing: str) -> StepConfig:
         if getattr(request, name) is not None:
             flag = f"--{name.replace('_', '-')}"
             raise Refusal(f"{flag} needs both --model and --gpus. Add {missing}, or leave {flag} out.")
+    return _job_of_one_sequence(request)
+
+
+def _job_of_one_sequence(request: Request) -> StepConfig:
     return request.replace(activation_checkpointing=request.activation_checkpointing or "full").job()
 
 
 def could_leave_enough_free(shape: ModelShape, request: Request, num_gpus: int) -> bool:
     """Return whether a strategy without offload leaves `ENOUGH_FREE` of a GPU free with one sequence per GPU.
 
-    If not, larger batches do not leave it free either. The request must have no batch.
+    If not, larger batches do not leave it free either. The batch of the request does not count.
     """
-    job, box = _smallest_job(request, "a batch"), request.box(num_gpus)
+    job, box = _job_of_one_sequence(request), request.box(num_gpus)
     enough = ENOUGH_FREE * hardware.usable_memory_bytes(box.gpu, num_gpus)
     return any(
         prediction.free_bytes(_peak(shape, request, chosen, job, box), box) >= enough
@@ -472,7 +503,9 @@ def engine_for(shape: ModelShape, request: Request, chosen: Strategy, num_gpus: 
             )
         settings = dataclasses.replace(settings, optimizer_kernel="fused")
     precision = request.chosen_precision
-    if chosen.distributed_type in ("NO", "MULTI_GPU") and shape.adapter is not None:
+    if chosen.distributed_type == "FSDP":  # it trains in one way in 16 bits
+        precision = AUTOCAST_OF_FSDP2.get(precision, precision)
+    elif chosen.distributed_type in ("NO", "MULTI_GPU") and shape.adapter is not None:
         # The type of the frozen weights is that of the adapter's `frozen`. What is computed is decided by autocast.
         precision = in_theory.precision_class(chosen, precision)
     elif chosen.distributed_type in ("NO", "MULTI_GPU"):

@@ -1,14 +1,14 @@
 """Start the recommended strategy: the command, the files and the settings that a training program needs.
 
-The names of options are those of accelerate 1.15, transformers 5.23, TRL 1.10, axolotl 0.18, torchtitan 0.3.0 and
-DeepSpeed 0.19.8.
+The options of each program for optimizer, attention, loss and so on are in `stack_tables`. The names of options are
+those of accelerate 1.15, transformers 5.23, TRL 1.10, axolotl 0.18, torchtitan 0.3.0 and DeepSpeed 0.19.8.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,8 @@ import yaml
 
 from study import files
 from study.errors import Refusal
-from study.planner import reasons
+from study.planner import reasons, stack_options
+from study.planner.stack_tables import Parts
 from study.theory.shapes.adapter import ALL_LINEAR
 
 if TYPE_CHECKING:
@@ -50,8 +51,10 @@ def launch(advice: Advice, path: Path | None = None) -> Launch | None:
     """
     if advice.recommended is None:
         return None
-    start = _LAUNCHES[advice.request.stack](advice, advice.recommended, path)
-    return replace(start, settings=[*start.settings, *_of_adapters(advice)])
+    option = advice.recommended
+    accumulates = option.prediction.job.gradient_accumulation_steps > 1
+    training = advice.request.training(option.strategy, option.shape, accumulates)
+    return _LAUNCHES[advice.request.stack](advice, option, path, stack_options.parts(training))
 
 
 def write(advice: Advice, path: Path) -> list[Path]:
@@ -108,7 +111,7 @@ def check_free(path: Path, stack: StackName) -> None:
 # ---------------------------------------------------------------- programs that accelerate launches
 
 
-def _accelerate(advice: Advice, option: StrategyPrediction, path: Path | None) -> Launch:
+def _accelerate(advice: Advice, option: StrategyPrediction, path: Path | None, parts: Parts) -> Launch:
     path = path or Path(f"{option.strategy.name}.yaml")
     job = option.prediction.job
     settings = [f"batches of {job.micro_batch_size} sequences of {job.sequence_length:,.0f} tokens on each GPU"]
@@ -117,49 +120,61 @@ def _accelerate(advice: Advice, option: StrategyPrediction, path: Path | None) -
     if steps > 1 and engine.kind == "fsdp" and engine.syncs_each_micro_step:
         plugin = f"GradientAccumulationPlugin(num_steps={steps}, sync_each_batch=True)"
         arguments = [f"gradient_accumulation_plugin={plugin}"]
+    arguments += parts.accelerator
     if arguments:
         settings.append(f"Accelerator({', '.join(arguments)})")
-    settings += [*_of_the_model(option), *_of_products(option)]
-    settings += _checkpointing(option)
-    # With offload, accelerate replaces the optimizer by DeepSpeed's.
-    is_own = engine.kind != "deepspeed" or engine.offload_optimizer == "none"
-    if engine.optimizer == "adamw" and engine.optimizer_kernel == "fused" and is_own:
-        settings.append("torch.optim.AdamW(..., fused=True)")
-    if _accumulates_in_fp32(option) and _json_of(option, "accelerate") is None:
-        settings.append(f"in DeepSpeed's JSON: {json.dumps(DATA_TYPES)}")
+    settings += [*_of_the_model(option, parts), *_of_products(option), *_checkpointing(option), *parts.lines]
     return _with_file(advice, option, path, "accelerate", "train.py", settings)
 
 
-def _trainer(advice: Advice, option: StrategyPrediction, path: Path | None, stack: str = "trainer") -> Launch:
+def _trainer(
+    advice: Advice, option: StrategyPrediction, path: Path | None, parts: Parts, stack: str = "trainer"
+) -> Launch:
     path = path or Path(f"{option.strategy.name}.yaml")
     job, kind = option.prediction.job, _type_of(option)
     # transformers 5 also calls the last one --activation_checkpointing. TRL's default for it is True.
     flags = [
         f"--per_device_train_batch_size {job.micro_batch_size}",
         f"--gradient_accumulation_steps {job.gradient_accumulation_steps}",
-        # DeepSpeed's own autocast is set in its JSON, and Trainer's option would replace it by 16-bit parameters.
-        f"--{kind} True" if kind != "fp32" and _is_mixed(option) and not _is_autocast(option) else "--bf16 False",
+        f"--{kind} True" if _is_option_of_trainer(option) else "--bf16 False",
         *(["--tf32 True"] if option.prediction.engine.precision == "tf32" else []),
         f"--gradient_checkpointing {job.activation_checkpointing is True}",
     ]
-    settings = _of_the_model(option) if stack != "trl" else []  # TRL loads models in fp32
-    if job.activation_checkpointing not in (True, False):
-        settings += _checkpointing(option)
-    if _accumulates_in_fp32(option) and _json_of(option, stack) is None:
-        settings.append(f"in DeepSpeed's JSON: {json.dumps(DATA_TYPES)}")
+    settings = _of_the_model(option, parts) if stack != "trl" else []  # TRL loads models in fp32
     if stack == "trl":
         # Without packing, most sequences are shorter than the prediction assumes.
         flags += [f"--max_length {job.sequence_length:.0f}", "--packing True", *_lora_flags(advice)]
+        flags += _type_of_trl(option)
     else:
         settings.insert(0, f"sequences of {job.sequence_length:,.0f} tokens")
-    return _with_file(advice, option, path, stack, f"{'sft' if stack == 'trl' else 'train'}.py", settings, flags)
+    settings, script = [*settings, *parts.lines], f"{'sft' if stack == 'trl' else 'train'}.py"
+    return _with_file(advice, option, path, stack, script, settings, [*flags, *parts.flags])
 
 
-def _trl(advice: Advice, option: StrategyPrediction, path: Path | None) -> Launch:
-    return _trainer(advice, option, path, "trl")
+def _is_option_of_trainer(option: StrategyPrediction) -> bool:
+    """Whether transformers' Trainer needs an option for 16 bits.
+
+    DeepSpeed's own autocast is set in its JSON, and Trainer's option would replace it by 16-bit parameters. Trainer has
+    no option for fp8, which it takes from the accelerate file. It refuses a JSON with another type than its option's.
+    """
+    engine, kind = option.prediction.engine, _type_of(option)
+    if kind not in ("bf16", "fp16") or _is_autocast(option):
+        return False
+    return _is_mixed(option) or engine.kind == "deepspeed"
 
 
-def _study(advice: Advice, option: StrategyPrediction, path: Path | None) -> Launch:
+def _type_of_trl(option: StrategyPrediction) -> list[str]:
+    """Return TRL's option for the type in which it loads a model, unless this is fp32, its default."""
+    if option.shape.adapter is None and option.prediction.engine.precision != "pure-bf16":
+        return []
+    return [f"--dtype {_NAMES_OF_TYPES[_type_of(option)]}"]
+
+
+def _trl(advice: Advice, option: StrategyPrediction, path: Path | None, parts: Parts) -> Launch:
+    return _trainer(advice, option, path, parts, "trl")
+
+
+def _study(advice: Advice, option: StrategyPrediction, path: Path | None, parts: Parts) -> Launch:
     path = path or Path(f"{option.strategy.name}.yaml")
     job, precision = option.prediction.job, option.prediction.engine.precision
     flags = [
@@ -169,13 +184,9 @@ def _study(advice: Advice, option: StrategyPrediction, path: Path | None) -> Lau
         f"--precision {precision}",
         *(["--activation-checkpointing"] if job.activation_checkpointing is True else []),
         *_lora_flags(advice),
+        *parts.flags,
     ]
-    if advice.request.adapter == "dora":
-        raise Refusal("this project's trainer has no DoRA. Leave --adapter out, or take another --stack.")
-    settings = []
-    if precision not in ("fp32", "bf16") and option.prediction.engine.kind == "fsdp":
-        settings.append("another precision: the trainer trains FSDP2 in fp32 and bf16 only")
-    return _with_file(advice, option, path, "study", "study/train.py", settings, flags)
+    return _with_file(advice, option, path, "study", "study/train.py", [], flags)
 
 
 def _with_file(
@@ -189,6 +200,7 @@ def _with_file(
 ) -> Launch:
     """Return a launch by `accelerate launch`, with the accelerate file and the JSON that belongs to it."""
     box, engine, chosen = advice.box, option.prediction.engine, option.strategy
+    settings = [*settings, *_of_adapters(advice)]
     command = _lines(["accelerate launch", f"--config_file {path}", script, *(flags or [])])
     content = {**chosen.content, "num_processes": box.num_gpus, "num_machines": box.num_nodes}
     if chosen.mesh:
@@ -250,7 +262,8 @@ def _mixed_precision(option: StrategyPrediction, stack: str) -> str:
 def _json_of(option: StrategyPrediction, stack: str) -> dict[str, Any] | None:
     """Return the DeepSpeed JSON that an accelerate file names, with the precision; None if it needs none.
 
-    DeepSpeed's autocast can be requested only in its JSON.
+    DeepSpeed's autocast, its bf16 without fp32 masters, and the type in which it accumulates gradients can be requested
+    only in its JSON.
     """
     chosen = option.strategy
     if chosen.deepspeed_json is not None:
@@ -258,7 +271,8 @@ def _json_of(option: StrategyPrediction, stack: str) -> dict[str, Any] | None:
             return {**chosen.deepspeed_json, **_precision_sections(option)}
         types = DATA_TYPES if _accumulates_in_fp32(option) else {}
         return {**_without_auto(option, stack), **_precision_sections(option), **types}
-    if stack == "study" or not _is_autocast(option):
+    is_pure = option.prediction.engine.kind == "deepspeed" and option.prediction.engine.precision == "pure-bf16"
+    if stack == "study" or not (is_pure or _is_autocast(option) or _accumulates_in_fp32(option)):
         return None
     batch = dict.fromkeys(
         ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"), "auto"
@@ -283,7 +297,7 @@ def _section_of_deepspeed(content: dict[str, Any], stack: str, json_path: Path |
 # ---------------------------------------------------------------- programs with their own launcher
 
 
-def _axolotl(advice: Advice, option: StrategyPrediction, path: Path | None) -> Launch:
+def _axolotl(advice: Advice, option: StrategyPrediction, path: Path | None, parts: Parts) -> Launch:
     """Use the keys of axolotl's schemas, and of its guide about several GPUs."""
     path = path or Path("axolotl.yaml")
     box, engine, job = advice.box, option.prediction.engine, option.prediction.job
@@ -295,6 +309,7 @@ def _axolotl(advice: Advice, option: StrategyPrediction, path: Path | None) -> L
         **_axolotl_precision(option),
         "gradient_checkpointing": bool(job.activation_checkpointing),
         **_axolotl_keys(advice),
+        **parts.keys,
     }
     written = {}
     if engine.kind == "fsdp":
@@ -318,7 +333,7 @@ def _axolotl(advice: Advice, option: StrategyPrediction, path: Path | None) -> L
     command = f"axolotl train {path}"
     if box.num_nodes > 1:
         command = _lines([command, "--launcher torchrun --", *_torchrun(advice)])
-    settings = ["base_model, datasets and the learning rate, in the same file"]
+    settings = ["base_model, datasets and the learning rate, in the same file", *parts.lines]
     return Launch("axolotl", command, {str(path): yaml.safe_dump(content, sort_keys=False), **written}, settings)
 
 
@@ -331,7 +346,7 @@ def _axolotl_precision(option: StrategyPrediction) -> dict[str, bool]:
     return keys | ({more[precision]: True} if precision in more else {})
 
 
-def _torchtitan(advice: Advice, option: StrategyPrediction, path: Path | None) -> Launch:
+def _torchtitan(advice: Advice, option: StrategyPrediction, path: Path | None, parts: Parts) -> Launch:
     """Use the options of `TrainingConfig` and `ParallelismConfig` in torchtitan 0.3.0."""
     engine, job = option.prediction.engine, option.prediction.job
     if engine.kind == "deepspeed":
@@ -350,13 +365,13 @@ def _torchtitan(advice: Advice, option: StrategyPrediction, path: Path | None) -
         flags.append(f"--parallelism.fsdp_reshard_after_forward {policy}")
     if option.offloads:
         flags.append("--training.enable_cpu_offload")
-    flags.append(f"activation-checkpoint:{checkpointing}")
+    flags += [*parts.flags, f"activation-checkpoint:{checkpointing}"]
     begin = ["torchrun", *_torchrun(advice), "-m torchtitan.train", "--module MODULE", "--config CONFIG"]
-    settings = ["MODULE and CONFIG: the model in torchtitan, for example llama3 and llama3_8b"]
+    settings = ["MODULE and CONFIG: the model in torchtitan, for example llama3 and llama3_8b", *parts.lines]
     return Launch("torchtitan", _lines([*begin, *flags]), {}, settings)
 
 
-def _deepspeed(advice: Advice, option: StrategyPrediction, path: Path | None) -> Launch:
+def _deepspeed(advice: Advice, option: StrategyPrediction, path: Path | None, parts: Parts) -> Launch:
     path = path or Path(f"{option.strategy.name}.json")
     box, engine, job = advice.box, option.prediction.engine, option.prediction.job
     if engine.kind != "deepspeed":
@@ -366,15 +381,17 @@ def _deepspeed(advice: Advice, option: StrategyPrediction, path: Path | None) ->
         "gradient_accumulation_steps": job.gradient_accumulation_steps,
         "gradient_clipping": CLIPPING,
         **_deepspeed_content(option),
+        **parts.json,
     }
     machines = f"--num_gpus {box.num_gpus}" if box.num_nodes == 1 else "--hostfile hostfile"
     command = f"deepspeed {machines} train.py --deepspeed --deepspeed_config {path}"
     settings = [f"sequences of {job.sequence_length:,.0f} tokens"]
-    settings += [*_of_products(option), *_checkpointing(option)]
+    settings += [*_of_the_model(option, parts), *_of_products(option), *_checkpointing(option), *parts.lines]
     if "nvme" in (engine.offload_optimizer, engine.offload_param):
         settings.append(f"nvme_path: a folder on a fast disk, in place of {NVME_PATH}")
     if box.num_nodes > 1:
         settings.append(f"hostfile: one line per machine, NAME slots={box.gpus_per_node}")
+    settings += _of_adapters(advice)
     return Launch("deepspeed", command, {str(path): json.dumps(content, indent=2) + "\n"}, settings)
 
 
@@ -406,6 +423,8 @@ def _precision_sections(option: StrategyPrediction) -> dict[str, Any]:
     if _is_autocast(option):
         dtype = {"bf16": "bfloat16", "fp16": "float16"}[kind]
         return {"bf16": {"enabled": False}, "torch_autocast": {"enabled": True, "dtype": dtype}}
+    if option.prediction.engine.precision == "pure-bf16":
+        return {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}}
     return {kind: {"enabled": True}} if kind != "fp32" else {"bf16": {"enabled": False}}
 
 
@@ -459,16 +478,29 @@ def _is_mixed(option: StrategyPrediction) -> bool:
     return option.prediction.engine.precision not in ("fp32", "tf32", "pure-bf16")
 
 
-def _of_the_model(option: StrategyPrediction) -> list[str]:
-    """Return how the model has to be loaded. transformers 5 loads it in the type of its checkpoint, often bf16."""
-    adapter, kind = option.shape.adapter, _type_of(option)
+# The types of products by the names that PyTorch has for them.
+_NAMES_OF_TYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp8": "bfloat16"}
+
+
+def _of_the_model(option: StrategyPrediction, parts: Parts) -> list[str]:
+    """Return how the model has to be loaded."""
+    dtype = _loaded_type(option)
+    arguments = [*([] if dtype is None else [f"dtype=torch.{dtype}"]), *parts.model]
+    return [f"from_pretrained(..., {', '.join(arguments)})"] if arguments else []
+
+
+def _loaded_type(option: StrategyPrediction) -> str | None:
+    """Return the type in which the model has to be loaded. None if this does not matter.
+
+    transformers 5 loads it in the type of its checkpoint, often bf16. DeepSpeed casts it for 16-bit parameters, and
+    refuses it for fp32 parameters.
+    """
+    engine, adapter, kind = option.prediction.engine, option.shape.adapter, _type_of(option)
     if adapter is not None and kind != "fp32":
-        is_bf16 = kind == "bf16"
-        loaded = f"from_pretrained(..., dtype=torch.{'bfloat16' if is_bf16 else 'float16'})"
-        return [] if adapter.is_quantized else [loaded]
-    if option.prediction.engine.precision == "pure-bf16":
-        return ["from_pretrained(..., dtype=torch.bfloat16)"]
-    return ["from_pretrained(..., dtype=torch.float32)"] if option.prediction.engine.kind != "deepspeed" else []
+        return None if adapter.is_quantized else _NAMES_OF_TYPES[kind]
+    if engine.precision == "pure-bf16":
+        return "bfloat16"
+    return "float32" if engine.kind != "deepspeed" or engine.parameter_bytes == 4 else None
 
 
 # What transformers needs to load weights in four bits, as the prediction assumes.
@@ -524,7 +556,7 @@ def _lora_flags(advice: Advice) -> list[str]:
     if request.load_in_4bit:
         flags += ["--load_in_4bit True", "--use_bnb_nested_quant True"] if is_trl else ["--load-in-4bit"]
         flags += ["--bnb_4bit_quant_storage bfloat16"] if is_trl and _shards_weights(advice) else []
-    return [*flags, "--dtype bfloat16"] if is_trl else flags
+    return flags
 
 
 def _axolotl_keys(advice: Advice) -> dict[str, Any]:
@@ -546,13 +578,8 @@ def _axolotl_keys(advice: Advice) -> dict[str, Any]:
 
 
 def _checkpointing(option: StrategyPrediction) -> list[str]:
-    """Return how a program of its own checkpoints activations. transformers has a switch for all blocks only."""
-    match option.prediction.job.activation_checkpointing:
-        case False:
-            return []
-        case True:
-            return ["model.gradient_checkpointing_enable()"]
-    return ["activation checkpointing of every second block, which transformers has no switch for"]
+    """Return how a program of one's own checkpoints the activations of all blocks."""
+    return ["model.gradient_checkpointing_enable()"] if option.prediction.job.activation_checkpointing is True else []
 
 
 def _global_batch(option: StrategyPrediction) -> int:
@@ -580,7 +607,7 @@ def _lines(words: list[str], columns: int = 74) -> str:
     return "\n".join(lines)
 
 
-_LAUNCHES: dict[StackName, Callable[[Advice, StrategyPrediction, Path | None], Launch]] = {
+_LAUNCHES: dict[StackName, Callable[[Advice, StrategyPrediction, Path | None, Parts], Launch]] = {
     "accelerate": _accelerate,
     "trainer": _trainer,
     "trl": _trl,

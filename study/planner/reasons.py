@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from study.errors import Refusal
-from study.planner import choose
-from study.planner.choose import ENOUGH_FREE, EQUALLY_FAST, gib
+from study.planner import choose, remedies
+from study.planner.choose import ENOUGH_FREE, EQUALLY_FAST, EQUALLY_FAST_IF_ROOMIER, FAR_SLOWER, gib
 from study.terminal import GIB, significant
+from study.theory import hardware
 
 if TYPE_CHECKING:
-    from study.planner.choose import Advice, StrategyPrediction
-    from study.planner.request import Request
+    from study.planner.choose import Advice, Remedy, StrategyPrediction
 
 # The strategies that people expect an answer about, besides CPU offload.
 EXPECTED = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp2")
@@ -20,26 +18,85 @@ ENOUGH = f"at least {100 * ENOUGH_FREE:.0f} %"
 
 
 def answer(advice: Advice) -> str:
-    """Return the recommendation in two sentences: what to use, then the reason and the risk.
+    """Return the recommendation in a few sentences: what to use, then the reason and the risk.
 
-    If no strategy fits, the sentences say what is missing and what would help.
+    If a change of the request is better, it comes first. If no strategy fits, the sentences say what takes the memory.
     """
-    option = advice.recommended
+    option, better = advice.recommended, better_change(advice)
     if option is None:
         nearest = advice.ranked[0]
-        return f"No strategy fits. {nearest.strategy.name} comes nearest: it {lacks(nearest)}. {_remedy(advice)}"
-    memory = f"{gib(option.free_bytes)} GiB ({_percent(option.free_share)}) of each GPU"
-    if (better := _smaller_batch(advice, option)) is not None and not option.offloads:
-        time = _compared(better.option.seconds / option.seconds, "take")
+        parts = [f"No strategy fits. {nearest.strategy.name} comes nearest: it {lacks(nearest)}{_cause(nearest)}."]
+        parts.append(_nothing_helps(advice) if better is None else f"{_instruction(better)}.")
+        if better is not None and not better.option.has_enough_free:
+            parts.append(_whole_sequences(advice) or "")
+        return " ".join(filter(None, parts))
+    if better is not None:
+        speed = _compared(better.option.tokens_per_second / option.tokens_per_second, is_speed=True)
         return (
-            f"{option.strategy.name} fits with {_settings(option)}, but leaves only {memory} free, so it may run out "
-            f"of memory. Use {better.words} instead: it is predicted to leave {_percent(better.option.free_share)} "
-            f"free and to {time}."
+            f"{_instruction(better)}. Without the change, {option.strategy.name} with {_settings(option)} leaves "
+            f"{percent(option.free_share)} of each GPU free{', but offloads to the host' * option.offloads}. With the "
+            f"change, the training is predicted to be {speed}."
         )
+    memory = f"{gib(option.free_bytes)} GiB ({percent(option.free_share)}) of each GPU"
+    stays = "stay free" if option.traced_bytes is None else "stay free by the traced memory"
     return (
         f"Use {option.strategy.name} with {_settings(option)}: a step is predicted to take "
-        f"{significant(option.prediction.step.total)} s, and by the {option.basis} memory {memory} stay free. "
+        f"{significant(option.prediction.step.total)} s, and {memory} {stays}. "
         f"{reason(advice)}"
+    )
+
+
+def better_change(advice: Advice) -> Remedy | None:
+    """Return the change that is better than what is recommended without a change. None if there is none.
+
+    Any change is better if nothing fits. Otherwise it must compute the same training. It may be slower only if little
+    memory stays free without it.
+    """
+    changes, option = advice.remedies, advice.recommended
+    if option is None:
+        return changes[0] if changes else None
+    may_slow_down = EQUALLY_FAST_IF_ROOMIER if option.has_enough_free or option.offloads else 1 - 1 / FAR_SLOWER
+    slowest = option.tokens_per_second * (1 - may_slow_down)
+    return next((each for each in changes if each.kind == "same" and each.option.tokens_per_second >= slowest), None)
+
+
+def _instruction(change: Remedy) -> str:
+    """Return a sentence that says what to add, and what is predicted then."""
+    option = change.option
+    share = f"{percent(option.free_share)} of each GPU) free"
+    if not option.has_enough_free:
+        share += " (so it may run out of memory)"
+    return (
+        f"Use {change.flags}: {option.strategy.name} with {_settings(option)} then fits"
+        f"{'' if option.offloads else ' without offload'}, leaves {gib(option.free_bytes)} GiB ({share}, and a step is "
+        f"predicted to take {significant(option.prediction.step.total)} s"
+    )
+
+
+def _cause(option: StrategyPrediction) -> str:
+    """Return what takes most of the memory of an option that does not fit."""
+    name, num_bytes = remedies.cause(option)
+    if name == "host memory":
+        return ""
+    return f"; {gib(num_bytes)} of the {gib(option.needed_bytes)} GiB that it needs are {name}"
+
+
+def _nothing_helps(advice: Advice) -> str:
+    """Return what to do if no change of the training that is predicted here makes it fit."""
+    if (sentence := _whole_sequences(advice)) is not None:
+        return f"No change that is predicted here makes it fit. {sentence}"
+    return "No change that is predicted here makes it fit. Use GPUs with more memory."
+
+
+def _whole_sequences(advice: Advice) -> str | None:
+    """Return what to do if the memory of one sequence is too much. None if something else takes the memory."""
+    length = advice.request.sequence_length or 0
+    if remedies.cause(advice.ranked[0])[0] not in ("activations", "logits and loss") or length == 1:
+        return None
+    return (
+        f"More GPUs do not help, because each GPU computes whole sequences of {length:,} tokens. What would help are "
+        "shorter sequences, GPUs with more memory, or context parallelism, which is not predicted here (accelerate's "
+        "cp_size, DeepSpeed's Ulysses)."
     )
 
 
@@ -60,7 +117,7 @@ def reason(advice: Advice) -> str:
     """Return one sentence: why the recommended strategy is recommended, and what can go wrong."""
     option = advice.recommended
     if option is None:
-        return f"No strategy fits. {_remedy(advice)}"
+        return answer(advice)
     return f"{_why(advice, option)}; {_risk(advice, option)}."
 
 
@@ -81,9 +138,10 @@ def _why(advice: Advice, option: StrategyPrediction) -> str:
         return f"{begin} the only strategy that {only}"
     if fastest is option:
         return f"{begin} the fastest of those that {which}"
+    sooner = f"{100 * (1 - fastest.seconds / option.seconds):.0f} %"
     return (
-        f"{begin} the simplest strategy within {100 * EQUALLY_FAST:.0f} % of the fastest ({fastest.strategy.name}, "
-        f"{100 * (1 - fastest.seconds / option.seconds):.1f} % faster), among those that {which}"
+        f"{begin} the simplest of those that {which}; {fastest.strategy.name} is predicted to take {sooner} less time, "
+        "which is less than the error of the prediction"
     )
 
 
@@ -93,8 +151,9 @@ def _risk(advice: Advice, option: StrategyPrediction) -> str:
         slower = [other for other in advice.options if other.has_enough_free]
         why = f"all that leave {ENOUGH} are far slower" if slower else "nothing here leaves more"
         parts.append(f"it may run out of memory, but {why}")
-    elif option.offloads and (better := _without_offload(advice, option)) is not None:
-        parts.append(better)
+    if option.offloads and hardware.has_assumed_host(advice.box):
+        memory = (advice.box.host_memory_bytes or 0) / GIB
+        parts.append(f"it needs {_host_need(option)} GiB of host memory, and {memory:,.0f} GiB are assumed")
     if option.prediction.step.evidence.is_rough:
         parts.append("the time is a rough guess, because no mixture of experts was compared with a measurement")
     elif option.is_short:
@@ -107,95 +166,36 @@ def _risk(advice: Advice, option: StrategyPrediction) -> str:
     return ", and ".join(parts)
 
 
+def _host_need(option: StrategyPrediction) -> str:
+    return f"{float(option.prediction.host_bytes_per_node) / GIB:,.0f}"
+
+
 # ---------------------------------------------------------------- what would help
 
 
-def _remedy(advice: Advice) -> str:
-    """Return what to do if no strategy fits: a smaller batch if that helps, otherwise more GPUs."""
-    if (better := _smaller_batch(advice, None)) is not None:
-        free = _percent(better.option.free_share)
-        return f"Use {better.option.strategy.name} with {better.words}: it is predicted to leave {free} free."
-    if (more := _more_gpus(advice)) is not None:
-        return f"Use at least {more.prediction.box.num_gpus} GPUs: {more.strategy.name} fits there."
-    return "Use more GPUs, or GPUs with more memory."
+def changes(advice: Advice) -> list[tuple[str, str]]:
+    """Return all changes that help, as pairs of the options of `advise` and of what is predicted with them."""
+    now, num_gpus = advice.recommended, advice.box.num_gpus
+    lines = []
+    for change in advice.remedies:
+        option, count = change.option, change.option.prediction.box.num_gpus
+        speed = option.tokens_per_second * count
+        compared = "" if now is None else f", {_compared(speed / (now.tokens_per_second * num_gpus), is_speed=True)}"
+        lines.append((change.flags, (
+            f"{option.strategy.name}: {gib(option.needed_bytes)} GiB per GPU, {percent(option.free_share)} free, "
+            f"{speed:,.0f} tokens per second{compared}{_OTHER_TRAINING[change.kind]}"
+        )))  # fmt: skip
+    return lines
 
 
-def _without_offload(advice: Advice, option: StrategyPrediction) -> str | None:
-    """Return with which smaller batch, or on how many GPUs, a strategy fits without offload.
-
-    None if a strategy without offload fits as it is, or if nothing is found.
-    """
-    if any(other.fits and not other.offloads for other in advice.options):
-        return None
-    if (better := _smaller_batch(advice, option)) is not None:
-        return f"{better.option.strategy.name} would fit without offload with {better.words}"
-    if (more := _more_gpus(advice)) is not None:
-        return f"{more.strategy.name} would fit without offload on {more.prediction.box.num_gpus} GPUs"
-    return None
-
-
-class _Smaller(NamedTuple):
-    """A smaller batch that leaves enough memory free without offload."""
-
-    option: StrategyPrediction
-    words: str  # the settings, such as "a micro batch of 4"
-
-
-def _smaller_batch(advice: Advice, now: StrategyPrediction | None) -> _Smaller | None:
-    """Return a smaller micro batch, or a smaller global batch, that leaves enough memory free without offload.
-
-    It is of the same strategy if that has one and does not offload. None if there is none, or if an option already
-    leaves enough memory free without offload.
-    """
-    if now is not None and now.has_enough_free and not now.offloads:
-        return None
-    for request in _relaxed(advice):
-        found = [option for option in choose.options_of(advice.shape, advice.box, request)[0] if option.has_enough_free]
-        found = [option for option in found if not option.offloads]
-        same = [option for option in found if now is not None and option.strategy.name == now.strategy.name]
-        if (best := choose.recommend(same or found)) is None:
-            continue
-        if request.batch()[0] == advice.request.batch()[0]:
-            same_name = now is None or now.offloads or best.strategy.name == now.strategy.name
-            name = "" if same_name else f"{best.strategy.name} with "
-            return _Smaller(best, f"{name}{_settings(best)}")
-        if now is None or now.offloads:
-            return _Smaller(best, f"a global batch of {advice.box.num_gpus} and {_settings(best)}")
-    return None
-
-
-def _relaxed(advice: Advice) -> Iterator[Request]:
-    """Yield requests with more freedom than the user's: first any split of the batch, then one sequence per GPU."""
-    request = advice.request
-    sequences, micro, _ = request.batch()
-    free = request.replace(
-        global_batch_size=sequences * request.num_gpus,
-        micro_batch_size=None,
-        gradient_accumulation_steps=None,
-    )
-    if micro is not None:
-        yield free
-    if request.activation_checkpointing == "none":
-        yield free.replace(activation_checkpointing=None)
-    if sequences > 1:
-        yield free.replace(global_batch_size=request.num_gpus, activation_checkpointing=None)
-
-
-def _more_gpus(advice: Advice) -> StrategyPrediction | None:
-    """Return a strategy that fits without offload on the smallest larger number of GPUs. None if none is found."""
-    request = advice.request.replace(global_batch_size=None, micro_batch_size=None, gradient_accumulation_steps=None)
-    for count in choose.GPU_COUNTS:
-        if count <= advice.box.num_gpus or not request.could_run(count):
-            continue
-        if not choose.could_leave_enough_free(advice.shape, request, count):
-            continue
-        try:
-            found = choose.options_of(advice.shape, request.box(count), request.replace(num_gpus=count))[0]
-        except Refusal:
-            continue
-        if best := choose.recommend([option for option in found if option.has_enough_free and not option.offloads]):
-            return best
-    return None
+_OTHER_TRAINING = {
+    "same": "",
+    "optimizer": " (other optimizer states)",
+    "adapters": " (trains adapters only)",
+    "batch": " (other global batch)",
+    "offload": " (offloads to the host)",
+    "gpus": "",
+}
 
 
 # ---------------------------------------------------------------- other strategies
@@ -224,14 +224,14 @@ def _why_not(advice: Advice, option: StrategyPrediction) -> str:
         return lacks(option)
     if chosen is None:
         return ""
-    free = f"leaves only {_percent(option.free_share)} free"
+    free = f"leaves only {percent(option.free_share)} free"
     time = _compared(option.seconds / chosen.seconds)
     if not option.has_enough_free and chosen.has_enough_free:
         return f"{free}, and {time}" if option.seconds > (1 + EQUALLY_FAST) * chosen.seconds else f"{free}: too little"
     if chosen.prediction.engine.kind == "torch" and not option.offloads:
         return f"nothing to shard on one GPU; {time}"
     if option in choose.equally_fast(choose.preferred(advice.options)):
-        return f"as fast, but {_less_simple(option, chosen)}"
+        return f"as fast, {_less_simple(option, chosen)}"
     if option.offloads and not chosen.offloads and option.seconds <= chosen.seconds:
         return f"{time}, less than the error of the prediction, but it needs host memory"
     within = option.seconds <= chosen.slowest_seconds and not chosen.is_rough and option.seconds > chosen.seconds
@@ -244,12 +244,12 @@ def _less_simple(option: StrategyPrediction, chosen: StrategyPrediction) -> str:
         choose.complexity, (option, chosen)
     )
     if offload != offload_of_chosen:
-        return "it offloads more" if chosen.offloads else "it needs host memory"
+        return "but it offloads more" if chosen.offloads else "but it needs host memory"
     if stage != stage_of_chosen:
-        return "it shards more than is needed"
+        return "but it shards more than is needed"
     if has_file != file_of_chosen:
-        return "it has buffer sizes to set"
-    return f"no simpler than {chosen.strategy.name}: either is fine"
+        return "but it has buffer sizes to set"
+    return "and as simple: either is fine"
 
 
 def lacks(option: StrategyPrediction) -> str:
@@ -265,16 +265,20 @@ def lacks(option: StrategyPrediction) -> str:
     return f"lacks {(float(needed) - float(there or 0)) / GIB:,.0f} GiB of {prediction.lacking} per node"
 
 
-def _compared(ratio: float, verb: str = "takes") -> str:
-    """Return how long a step takes in comparison, from the ratio of the times."""
-    if ratio >= 1.95:
-        return f"{verb} {ratio:.1f} times as long"
+def _compared(ratio: float, is_speed: bool = False) -> str:
+    """Return in words how long a step takes in comparison, or how fast it is, from the ratio of the two."""
     if abs(ratio - 1) < 0.005:
-        return f"{verb} as long"
-    return f"{verb} {100 * abs(ratio - 1):.0f} % {'longer' if ratio > 1 else 'less time'}"
+        return "as fast" if is_speed else "takes as long"
+    if is_speed:
+        if ratio >= 1.95:
+            return f"{ratio:.1f} times as fast"
+        return f"{100 * abs(ratio - 1):.0f} % {'faster' if ratio > 1 else 'slower'}"
+    if ratio >= 1.95:
+        return f"takes {ratio:.1f} times as long"
+    return f"takes {100 * abs(ratio - 1):.0f} % {'longer' if ratio > 1 else 'less time'}"
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
     """Return a share in percent, rounded down, so that "10 %" is never less."""
     return f"{int(100 * share)} %"
 

@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, mod
 from study import progress
 from study.command_line import choices, is_optional, kind, option, unit
 from study.errors import Refusal, refusing
+from study.planner import stack_options
+from study.planner.stack_options import Training
 from study.strategy import file
 from study.strategy.file import Strategy
 from study.terminal import printable
@@ -95,6 +97,17 @@ class Request(BaseModel):
     global_batch_size: int | None = option(
         None, "Sequences per optimizer step. [default: 8 per GPU]", WORK, is_common=True
     )
+    tokens: float | None = option(
+        None,
+        "Tokens of the training, for hours and price.",
+        WORK,
+        is_common=True,
+        unit="tokens",
+    )
+    examples: int | None = option(
+        None, "Examples of the training data, in place of --tokens. Each counts as one whole sequence.", WORK
+    )
+    epochs: float | None = option(None, "Passes over the examples. [default: 1]", WORK, unit="passes")
     strategy: str | None = option(
         None, "Predict only this strategy: a name, or an accelerate file.", STRATEGY, is_common=True
     )
@@ -278,6 +291,22 @@ class Request(BaseModel):
         return value
 
     @model_validator(mode="after")
+    def _check_length_of_training(self) -> Request:
+        """Raise Refusal if the length of the training is stated twice, or not at all."""
+        if self.tokens is not None and self.examples is not None:
+            raise Refusal("--tokens and --examples both state how long the training is. Leave one of them out.")
+        if self.epochs is not None and self.examples is None:
+            raise Refusal("--epochs needs the number of examples. Add --examples, or use --tokens.")
+        return self
+
+    @property
+    def num_tokens(self) -> float | None:
+        """The tokens of the whole training. None if the request does not name them."""
+        if self.examples is None:
+            return self.tokens
+        return self.examples * (self.epochs or 1.0) * (self.sequence_length or DEFAULT_LENGTH)
+
+    @model_validator(mode="after")
     def _check_adapter(self) -> Request:
         """Raise Refusal for settings of adapters that have no effect or no meaning."""
         if self.lora_rank is None:
@@ -304,11 +333,14 @@ class Request(BaseModel):
         return dataclasses.replace(STACKS[self.stack], loss_kernel=self.job().loss, **requested)
 
     def box(self, num_gpus: int | None = None) -> Cluster:
-        """Return the machine: the requested numbers, and those of a typical machine where the request has none."""
+        """Return the machine: the requested numbers, and those of a typical machine where the request has none.
+
+        If no typical machine is known, the host is assumed.
+        """
         with refusing():
             base = None if self.gpu is None else hardware.find_gpu(self.gpu)
             gpu = hardware.from_numbers(base, self.gpu_memory, self.gpu_tflops, self.gpu_bandwidth)
-            return hardware.with_host(
+            box = hardware.with_host(
                 hardware.typical_box(gpu, num_gpus or self.num_gpus, self.gpus_per_node),
                 memory_gib=self.host_memory,
                 cores=self.host_cores,
@@ -318,6 +350,7 @@ class Request(BaseModel):
                 link_gigabytes_per_second=self.link_bandwidth,
                 network_gigabits_per_second=self.network_gbps,
             )
+        return hardware.with_assumed_host(box)
 
     def job(self, micro_batch_size: int = 1, gradient_accumulation_steps: int = 1) -> StepConfig:
         """Return what each rank computes.
@@ -374,10 +407,39 @@ class Request(BaseModel):
             raise Refusal(f"--precision {precision}: {name} does not support it. It supports {supported}.")
         return precision
 
+    def training(self, chosen: Strategy, shape: ModelShape | None = None, accumulates: bool = True) -> Training:
+        """Return what a prediction of a strategy assumes of the program that trains."""
+        return Training(
+            stack=self.stack,
+            kinds=stack_options.kinds_of(chosen),
+            precision=self.chosen_precision,
+            adapter=None if self.lora_rank is None else self.adapter,
+            is_in_4bit=self.load_in_4bit,
+            accumulates=accumulates,
+            optimizer=self.optimizer,
+            optimizer_kernel=self.optimizer_kernel,
+            attention=self.attention,
+            kernels=self.kernels,
+            loss=self.job().loss,
+            compiled=self.compile,
+            dropout=self.dropout,
+            checkpointing=self.activation_checkpointing,
+            grad_accum_dtype=self.grad_accum_dtype,
+            sync_each_batch=self.sync_each_batch,
+            reduce_dtype=self.reduce_dtype,
+            shape=shape,
+        )
+
+    def check_program(self, shape: ModelShape) -> None:
+        """Raise Refusal if the stack's program cannot train this model as requested, under any strategy."""
+        for chosen in self.strategies(self.num_gpus)[:1]:
+            stack_options.parts(self.training(chosen, shape))
+
     def strategies(self, num_gpus: int) -> list[Strategy]:
         """Return the requested strategy, or all shipped strategies that can train on this many GPUs.
 
-        Raises Refusal if the requested strategy cannot run on this many GPUs.
+        Raises Refusal if the requested strategy cannot run on this many GPUs, or if the stack's program cannot train as
+        requested.
         """
         if self.shard_group_size is not None and self.strategy is None:
             raise Refusal(f"--shard-group-size goes with --strategy {_IN_GROUPS}. Add one of them.")
@@ -391,8 +453,14 @@ class Request(BaseModel):
                     ("runs one process", "ddp") if is_single else ("has groups of ranks", "zero3_tuned or fsdp2")
                 )
                 raise Refusal(f"--strategy {self.strategy}: {limit}, --gpus asks for {num_gpus}; take {remedy}")
-            return [chosen]
-        return [chosen for chosen in self._possible(num_gpus) if self._why_left_out(chosen, num_gpus) is None]
+            useful = [chosen]
+        else:
+            useful = [chosen for chosen in self._possible(num_gpus) if self._why_useless(chosen, num_gpus) is None]
+        refused = [(chosen, stack_options.why_not(self.training(chosen))) for chosen in useful]
+        possible = [chosen for chosen, reason in refused if reason is None]
+        if not possible and refused and refused[0][1] is not None:
+            raise Refusal(refused[0][1].message)
+        return possible
 
     def left_out(self, num_gpus: int) -> dict[str, str]:
         """Return why shipped strategies are not among `strategies`, by name.
@@ -409,6 +477,12 @@ class Request(BaseModel):
         return [chosen for chosen in shipped if chosen.could_run(num_gpus)]
 
     def _why_left_out(self, chosen: Strategy, num_gpus: int) -> str | None:
+        if (reason := self._why_useless(chosen, num_gpus)) is not None:
+            return reason
+        refused = stack_options.why_not(self.training(chosen))
+        return None if refused is None else refused.reason
+
+    def _why_useless(self, chosen: Strategy, num_gpus: int) -> str | None:
         stack = STACKS[self.stack]
         return cannot_run(stack, chosen) or _makes_no_sense(chosen, num_gpus, has_single="NO" in stack.runs)
 

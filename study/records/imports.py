@@ -15,6 +15,7 @@ import os
 import site
 import sys
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import Distribution, PackageNotFoundError
 from pathlib import Path
 from typing import Any
@@ -110,17 +111,29 @@ def _library(name: str) -> dict[str, Any]:
     as changed.
     """
     installed = _distribution(name)
-    rows = csv.reader(((installed and installed.read_text("RECORD")) or "").splitlines())
-    expected = {row[0]: row[1] for row in rows if row[0].startswith(f"{name}/") and row[1]}
+    expected = _expected(name, (installed and installed.read_text("RECORD")) or "")
     digest, changed = hashlib.sha256(repr(sorted(expected.items())).encode()), []
     for path in sorted(_imported_files(name)):
         relative = f"{name}/{path.relative_to(_folder(name))}"
-        content = hashlib.sha256(path.read_bytes())
-        in_record = base64.urlsafe_b64encode(content.digest()).rstrip(b"=").decode()
+        status = path.stat()
+        content = _digest(path, status.st_mtime_ns, status.st_size)
+        in_record = base64.urlsafe_b64encode(content).rstrip(b"=").decode()
         if expected.get(relative) != f"sha256={in_record}":
             changed.append(relative)
-            digest.update(f"{relative} {content.hexdigest()}\n".encode())
+            digest.update(f"{relative} {content.hex()}\n".encode())
     return {"sha256": digest.hexdigest(), "changed": changed}
+
+
+@cache
+def _expected(name: str, listed: str) -> dict[str, str]:
+    """Return the digests of a library's files at the installation, from the list of all files that pip installed."""
+    rows = csv.reader(listed.splitlines())
+    return {row[0]: row[1] for row in rows if row[0].startswith(f"{name}/") and row[1]}
+
+
+@cache  # thousands of files, which the runs that are forked from one process need not read again
+def _digest(path: Path, changed_at: int, size: int) -> bytes:
+    return hashlib.sha256(path.read_bytes()).digest()
 
 
 def _imported_files(name: str) -> set[Path]:

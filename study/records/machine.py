@@ -23,6 +23,10 @@ from study.records.laboratory import LABORATORY
 from study.records.schema import Code
 from study.records.simulation import SIMULATED_GPUS
 
+# A run that was forked has this variable. Its resident memory cannot be compared with that of a run that was started in
+# the ordinary way, because it shares imported code with the process that it was forked from. It also starts faster.
+FORKED = "ZERO_STUDY_FORKED"
+
 # The environment variables that change speed, memory or arithmetic. Other variables may hold names or tokens, and are
 # not recorded.
 _FAMILIES = (
@@ -41,7 +45,7 @@ _ARITHMETIC = re.compile(
 _PLACE = re.compile(r"_(DIR|HOME)$")
 _RECORDED = re.compile(
     rf"({_FAMILIES})_\w+|NVIDIA_(TF32_OVERRIDE|VISIBLE_DEVICES)|USE_HUB_KERNELS|LD_PRELOAD|{LABORATORY}|"
-    rf"{SIMULATED_GPUS}"
+    rf"{SIMULATED_GPUS}|{FORKED}"
 )
 _SECRET = re.compile("TOKEN|KEY|SECRET|PASSW|CREDENTIAL|AUTH")
 _IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+@")  # a user name and a password in an address
@@ -127,10 +131,10 @@ def devices() -> str:
 def _nvidia_smi(*arguments: str) -> str | None:
     import torch
 
-    return (said("nvidia-smi", *arguments) or None) if torch.cuda.is_available() else None
+    return (command_output("nvidia-smi", *arguments) or None) if torch.cuda.is_available() else None
 
 
-def said(*command: str) -> str | None:
+def command_output(*command: str) -> str | None:
     """Return the output of a command. None if the program does not exist or fails."""
     try:
         process = subprocess.run(command, capture_output=True, text=True, timeout=20)
@@ -155,7 +159,7 @@ def _version(name: str) -> str | None:
         return None
 
 
-def code() -> Code:
+def running_code() -> Code:
     """Return the study's code and the processor, as this process uses them."""
     import torch
 
@@ -184,8 +188,8 @@ def code_sha256(folder: Path = _STUDY) -> str:
 def git_state() -> dict[str, Any]:
     """Return the commit of the study's code, and whether the clone has uncommitted changes. None if unknown."""
     git = ("git", "-C", str(_STUDY))
-    commit = said(*git, "rev-parse", "HEAD")
-    changed = said(*git, "status", "--porcelain", "--", ":/study", ":/accelerate_configs")
+    commit = command_output(*git, "rev-parse", "HEAD")
+    changed = command_output(*git, "status", "--porcelain", "--", ":/study", ":/accelerate_configs")
     if commit is None or changed is None:
         return {"git_commit": None, "git_dirty": None}
     return {"git_commit": commit, "git_dirty": bool(changed)}
@@ -194,7 +198,7 @@ def git_state() -> dict[str, Any]:
 # ---------------------------------------------------------------- a file of results
 
 
-def header(benchmark: str, command: str) -> dict[str, Any]:
+def benchmark_header(benchmark: str, command: str) -> dict[str, Any]:
     """Return the first keys of a file of results: the benchmark, its command, the time and the machine.
 
     `describe` makes the description of the machine.

@@ -56,7 +56,7 @@ def collect(folders: Iterable[Path], folder: Path) -> Verdict:
     `find` and `put` do, before anything is written.
     """
     finished = find(folders)
-    for message in put(finished, folder, replace=True):
+    for message in copy_records(finished, folder, replace=True):
         print(message)
     return _checked(finished)
 
@@ -100,7 +100,7 @@ def find(folders: Iterable[Path]) -> list[Kept]:
     return runs
 
 
-def put(runs: Sequence[Kept], folder: Path, replace: bool) -> list[str]:
+def copy_records(runs: Sequence[Kept], folder: Path, replace: bool) -> list[str]:
     """Write runs to a folder of collected records, and return a message for each run.
 
     The lines of a run replace those that are there. The lines of other runs do not change. Each file is written
@@ -278,7 +278,7 @@ def merge(file: Path, folder: Path) -> Verdict:
                 if getattr(manifest, key) != value:
                     says = f"its manifest says {key} {getattr(manifest, key)}"
                     raise Refusal(f"{file}: {says}, but its records say {value}. Pack them again")
-            messages = put(runs, folder, replace=False)
+            messages = copy_records(runs, folder, replace=False)
         except Refusal as refusal:
             raise Refusal(str(refusal).replace(unpacked, str(file))) from None
     for name in results:
@@ -310,7 +310,7 @@ def _results(folders: Sequence[Path]) -> dict[str, bytes]:
         if b"benchmark" not in text:
             continue
         content = files.load(path, "JSON")
-        if isinstance(content, dict) and "benchmark" in content:  # `machine.header` writes this key
+        if isinstance(content, dict) and "benchmark" in content:  # `machine.benchmark_header` writes this key
             files.check_name(path.stem, f"{path}: a result's name")
             first_path, first_text = results_by_name.setdefault(path.name, (path, text))
             if first_text != text:

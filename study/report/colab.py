@@ -37,7 +37,7 @@ def address(notebook: str) -> str:
 
 def find_gpu() -> ColabGpu | None:
     """Return the first GPU that the driver reports. None if there is no driver or no GPU."""
-    output = machine.said("nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader")
+    output = machine.command_output("nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader")
     if not output:
         return None
     name, _, capability = output.splitlines()[0].rpartition(",")

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from study import terminal
 from study.config import RunConfig
+from study.records.machine import FORKED
 from study.records.schema import Outcome, Record
 from study.run import Run
 from study.strategy import file, in_theory
@@ -19,6 +20,7 @@ from study.theory.hardware import Gpu
 # steps. The output says that they are guesses.
 LAUNCH_SECONDS = 20.0
 GPU_LAUNCH_SECONDS = 12.0  # a box with a GPU has more cores to import with
+FORK_SECONDS = 8.0  # of a run that is forked from a process that has imported everything
 # Building the weights on the host takes 17 ns per parameter on a core of the development machine, and each of two
 # checksums takes 11 ns.
 SECONDS_PER_PARAMETER = 40e-9
@@ -105,6 +107,7 @@ class History:
 
     on_gpu: bool
     gpu: Gpu | None = None  # None: a CPU, or a GPU that the theory does not know
+    forked: bool = False  # whether the planned runs are forked, so that they take less time to start
     _own: list[_Past] = field(default_factory=list)
     _of_reports: list[_Past] = field(default_factory=list)
     # Cache: the properties of a run -> its medians.
@@ -113,16 +116,19 @@ class History:
     def add(self, record: Record, outcome: Outcome | None, of_report: bool = False) -> None:
         """Add an earlier run to the history.
 
-        The run is ignored if its status is not ok, or if it ran on the other kind of device (CPU or GPU).
+        The run is ignored if its status is not ok, if it ran on the other kind of device (CPU or GPU), or if it was
+        started in another way than the planned runs.
         """
         if record.status != "ok" or record.proof is None or (record.proof.device != "cpu") != self.on_gpu:
+            return
+        if (FORKED in record.machine.get("environment", {})) != self.forked:
             return
         whole = record.wall_seconds + UNRECORDED_SECONDS
         # After a resumption it would cover only the last process.
         if outcome and outcome.wall_seconds is not None and not record.resumed_at:
             whole = outcome.wall_seconds
         median = record.timing.median_seconds if record.timing else None
-        step = max(0.0, whole - LAUNCH_SECONDS) / record.steps_done if median is None else median
+        step = max(0.0, whole - self._launch_seconds) / record.steps_done if median is None else median
         tokens_per_step = record.config["global_batch_size"] * record.config["sequence_length"]
         past = _Past(
             workload=record.workload,
@@ -152,6 +158,10 @@ class History:
         fixed, each, number = self._medians[key]
         return Estimate(fixed + each * tokens, number) if number else Estimate(self._guess(run), 0)
 
+    @property
+    def _launch_seconds(self) -> float:
+        return FORK_SECONDS if self.forked else GPU_LAUNCH_SECONDS if self.on_gpu else LAUNCH_SECONDS
+
     def _most_alike(self, knobs: dict[str, Any]) -> tuple[float, float, int]:
         """Return the median fixed seconds and seconds per token of the most similar earlier runs, and their number.
 
@@ -169,7 +179,7 @@ class History:
     def _guess(self, run: Run) -> float:
         """Guess the seconds that a run takes from its model and its tokens, because there is no similar earlier run."""
         config, size = run.config, in_theory.shape_of(run.config).num_params
-        fixed = GPU_LAUNCH_SECONDS if self.on_gpu else LAUNCH_SECONDS
+        fixed = self._launch_seconds
         fixed += SECONDS_PER_PARAMETER * size + (COMPILE_SECONDS if config.compile else 0.0)
         if self.gpu and not config.share_device:
             with suppress(ValueError):  # the theory has no rate of this GPU for the precision, or of its host or disk

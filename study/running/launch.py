@@ -15,11 +15,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 import psutil
 
@@ -29,12 +30,15 @@ from study.engines.keys import allowed
 from study.errors import Refusal
 from study.files import is_removed, open_new, redact_paths, why_not_writable
 from study.records import schema
+from study.records.machine import FORKED
 from study.records.schema import Failure, Memory, OutcomeStatus
 from study.run import Run
 from study.running import caches, lock, memory_limits
+from study.running.forking import ForkedProcess, ForkServer, ServerLost
 from study.running.outcome import REMOVED, Exit, RankReport, classify_exit, of_record, read_report, shown_command
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
+LAUNCHER = [sys.executable, "-m", "accelerate.commands.launch"]
 
 # Variables that silence messages of PyTorch's C++ code and of the tokenizers. Values that the user has set have
 # priority.
@@ -75,7 +79,7 @@ def command(run: Run) -> list[str]:
 
     With port 0, the rendezvous picks a free port.
     """
-    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(run.strategy.path)]
+    launcher = [*LAUNCHER, "--config_file", str(run.strategy.path)]
     processes = ["--num_processes", str(run.world_size), "--main_process_port", str(run.main_process_port)]
     if run.num_machines > 1:
         processes += ["--num_machines", str(run.num_machines), "--machine_rank", str(run.machine_rank)]
@@ -95,24 +99,33 @@ def _started(run: Run) -> list[str]:
 
 
 def launch(
-    run: Run, timeout_seconds: float | None = None, progress: Callable[[str], None] = lambda line: None
+    run: Run,
+    timeout_seconds: float | None = None,
+    progress: Callable[[str], None] = lambda line: None,
+    server: ForkServer | None = None,
 ) -> LaunchResult:
     """Start one run, wait for it, and classify how it ended.
 
     The output of the run goes to stdout.log and stderr.log. `progress` receives one line every few seconds. If the time
     limit is reached or the user presses Ctrl-C, the whole process group is ended. If this process is killed, Linux
-    kills the run too. A run that is refused leaves no files behind.
+    kills the run too. A run that is refused leaves no files behind. With a `server`, the run is forked from it if that
+    is possible.
 
     Raises Refusal if another launch is writing to the run's folder, or if an environment variable is set that a run
     must not have.
     """
     allowed.check_variables(os.environ)
+    server = _usable(server, run, progress)
     with lock.locked_run(run.own_folder) as token:
-        return _launch(run, _environment(run) | {lock.TOKEN: token}, timeout_seconds, progress)
+        return _launch(run, _environment(run) | {lock.TOKEN: token}, timeout_seconds, progress, server)
 
 
 def _launch(
-    run: Run, environment: dict[str, str], timeout_seconds: float | None, progress: Callable[[str], None]
+    run: Run,
+    environment: dict[str, str],
+    timeout_seconds: float | None,
+    progress: Callable[[str], None],
+    server: ForkServer | None,
 ) -> LaunchResult:
     machine_0 = _MainMachine(run)
     started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -122,13 +135,7 @@ def _launch(
         stale.unlink()
     logs = [run.own_folder / name for name in ("stdout.log", "stderr.log")]
     with open_new(logs[0], "w") as stdout, open_new(logs[1], "w+") as stderr:
-        process = subprocess.Popen(
-            processes.with_parent_death_signal(_started(run)),
-            stdout=stdout,
-            stderr=stderr,
-            env=environment,
-            start_new_session=True,
-        )
+        process = _start(run, server, environment, logs, (stdout, stderr), progress)
         try:
             time_limit = _wait(process, run, machine_0, timeout_seconds, progress)
         finally:
@@ -218,14 +225,89 @@ def _environment(run: Run) -> dict[str, str]:
     """
     num_ranks = run.world_size if run.laboratory else run.num_local_ranks  # the laboratory's machines share processors
     threads = os.environ.get("OMP_NUM_THREADS") or str(this_machine.threads_of_each(num_ranks))
-    inherited = {name: value for name, value in os.environ.items() if not allowed.says_which_rank(name)}
+    inherited = {
+        name: value for name, value in os.environ.items() if not allowed.says_which_rank(name) and name != FORKED
+    }
     own = {"OMP_NUM_THREADS": threads, RUN_FOLDER: str(run.own_folder.resolve()), "PYTHONSAFEPATH": "1"}
     # PYTHONSAFEPATH: modules in the current folder do not shadow Python's own.
     return inherited | caches.outside_home() | own
 
 
+# ---------------------------------------------------------------- runs that are forked
+
+OF_ONE_RUN = (RUN_FOLDER, lock.TOKEN)  # environment variables
+
+
+def fork_server(runs: Sequence[Run]) -> ForkServer:
+    """Start the process from which most of these runs can be forked: those with the most frequent environment."""
+    environments = Counter(tuple(sorted(_of_every_run(_environment(run)).items())) for run in runs)
+    return ForkServer(dict(environments.most_common(1)[0][0]))
+
+
+def _usable(server: ForkServer | None, run: Run, progress: Callable[[str], None]) -> ForkServer | None:
+    """Return the server when it is ready, or None if a run has to be started. Then a line of progress says why."""
+    if server is None or server.lost:  # a lost server was reported before
+        return None
+    reason = why_not_forked(run, server)
+    try:
+        if reason is None:
+            server.wait_until_ready()
+            return server
+    except ServerLost as lost:
+        reason = str(lost)
+    progress(f"starts without --fork: {reason}")
+    return None
+
+
+def why_not_forked(run: Run, server: ForkServer) -> str | None:
+    """Return why a run has to be started in the ordinary way. None if it can be forked from this server."""
+    if _started(run)[:3] != LAUNCHER:
+        return "it is another program"
+    if run.num_machines > 1 or run.laboratory:
+        return "it uses several machines"
+    if run.config.memory_cap is not None:
+        return "its memory is limited, and a fork shares memory with the process that it is forked from"
+    mine, others = _of_every_run(_environment(run)), server.environment
+    different = sorted(name for name in mine.keys() | others.keys() if mine.get(name) != others.get(name))
+    return f"its {', '.join(different)} differs from that of most runs" if different else None
+
+
+def _of_every_run(environment: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name not in OF_ONE_RUN}
+
+
+def _start(
+    run: Run,
+    server: ForkServer | None,
+    environment: dict[str, str],
+    logs: Sequence[Path],
+    outputs: Sequence[IO[str]],
+    progress: Callable[[str], None],
+) -> subprocess.Popen[bytes] | ForkedProcess:
+    """Start the launcher of a run, as a fork of the server if there is one. `outputs` are the opened `logs`."""
+    if server is not None:
+        try:
+            return server.start(
+                "accelerate-launch",
+                _started(run)[len(LAUNCHER) :],
+                stdout=logs[0],
+                stderr=logs[1],
+                environment=environment | {FORKED: "1"},
+                group="deepspeed" if run.strategy.distributed_type in ("DEEPSPEED", "FSDP") else None,
+            )
+        except ServerLost as lost:
+            progress(f"starts without --fork: {lost}")
+    return subprocess.Popen(
+        processes.with_parent_death_signal(_started(run)),
+        stdout=outputs[0],
+        stderr=outputs[1],
+        env=environment,
+        start_new_session=True,
+    )
+
+
 def _wait(
-    process: subprocess.Popen[bytes],
+    process: subprocess.Popen[bytes] | ForkedProcess,
     run: Run,
     machine_0: _MainMachine,
     timeout_seconds: float | None,
@@ -290,14 +372,16 @@ def _progress(run_dir: Path, seconds: float) -> str:
     return f"{seconds:.0f} s, step {last['step']}, loss {loss}"
 
 
-def _end_group(process: subprocess.Popen[bytes]) -> None:
+def _end_group(process: subprocess.Popen[bytes] | ForkedProcess) -> None:
     """End the run and every process that it started: first by SIGTERM, then by SIGKILL.
 
     SIGTERM lets the ranks of torchrun record their end. torchrun starts its ranks in sessions of their own, so they are
     not in the launcher's process group. After SIGTERM, torchrun gives its ranks 30 s, so it is given 45 s here.
     Accelerate's launcher of one process ends at once, together with its process.
     """
-    started = psutil.Process(process.pid).children(recursive=True)
+    started: list[psutil.Process] = []
+    with suppress(psutil.NoSuchProcess):  # a forked one ended just now
+        started = psutil.Process(process.pid).children(recursive=True)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):

@@ -16,6 +16,7 @@ from typing import Any
 from study import files, terminal
 from study.config import OF_THE_PROCESS, RunConfig
 from study.engines import this_machine
+from study.engines.extensions import is_built
 from study.engines.this_machine import Machine
 from study.errors import Refusal
 from study.records import find as records
@@ -142,11 +143,14 @@ def over_machines(runs: Iterable[Run], per_machine: int | None) -> list[Run]:
     return spread
 
 
-def make_plan(study: Study, runs: Iterable[Run], folder: Path, timeout_seconds: float, retry: bool = True) -> Plan:
+def make_plan(
+    study: Study, runs: Iterable[Run], folder: Path, timeout_seconds: float, retry: bool = True, forked: bool = False
+) -> Plan:
     """Plan the runs for this machine, from what their folders hold. Nothing is written.
 
-    With `retry`, runs that failed earlier are run again. Raises Refusal if a folder holds the record of a run with
-    other flags.
+    With `retry`, runs that failed earlier are run again. With `forked`, the runs are to be forked from one process.
+    Runs that need an extension of DeepSpeed that is not built yet then come last, so that another process can build
+    it meanwhile. Raises Refusal if a folder holds the record of a run with other flags.
     """
     machine = this_machine.find()
     planned: list[Planned] = []
@@ -169,7 +173,9 @@ def make_plan(study: Study, runs: Iterable[Run], folder: Path, timeout_seconds: 
         planned.append(Planned(run, earlier_status, skipped))
     ended = [(item.run, item.kept) for item in planned if item.kept]
     planned = [replace(item, skipped=implied_outcome(item.run, ended)) if item.to_run else item for item in planned]
-    history = _history(folder, machine)
+    if forked:
+        planned.sort(key=lambda item: item.to_run and not all(map(is_built, item.run.strategy.needed_extensions)))
+    history = _history(folder, machine, forked)
     return Plan(study, folder, machine, planned, history, timeout_seconds, checked)
 
 
@@ -255,9 +261,9 @@ def _differing(run: Run, config: dict[str, Any]) -> str | None:
     return next((name for name in sorted(planned) if config.get(name, defaults[name]) != planned[name]), None)
 
 
-def _history(folder: Path, machine: Machine) -> History:
+def _history(folder: Path, machine: Machine, forked: bool) -> History:
     """Collect the earlier runs of this folder and of the reports. Records that cannot be read are left out."""
-    history = History(bool(machine.gpu_memory_bytes), hardware.find(machine.gpu_name or ""))
+    history = History(bool(machine.gpu_memory_bytes), hardware.find(machine.gpu_name or ""), forked)
     for path in sorted(folder.glob("*/record.json")):
         with suppress(Refusal):
             history.add(schema.read(path), read_outcome(path.parent))

@@ -8,15 +8,18 @@ from __future__ import annotations
 import datetime
 import math
 import shutil
+import sys
 import textwrap
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from study import terminal
+from study.engines import this_machine
 from study.errors import Refusal
 from study.files import redact_paths, why_not_writable, write_json
 from study.progress import after_two_seconds
@@ -26,6 +29,7 @@ from study.records.simulation import simulates_gpus
 from study.run import Run
 from study.running import checks, launch, lock, plan
 from study.running.estimate import duration
+from study.running.forking import ForkServer
 from study.running.outcome import Exit, classify_exit, read_report, shown_command
 from study.running.plan import Plan, Planned
 from study.running.studies import Study
@@ -60,13 +64,20 @@ class Slot:
 
 
 def run(
-    study: Study, runs: list[Run], folder: Path, timeout_seconds: float, fail_fast: bool, slot: Slot | None = None
+    study: Study,
+    runs: list[Run],
+    folder: Path,
+    timeout_seconds: float,
+    fail_fast: bool,
+    slot: Slot | None = None,
+    fork: bool = False,
 ) -> int:
     """Run all runs of a study that are not finished, print progress and a table, and return the exit status.
 
     An interrupted run has no outcome, and the next call runs it again. With `fail_fast`, no further run is started
     after a run of this call whose status is neither ok nor out of memory. With a limited slot, runs that failed are not
-    run again, because they would be the first of every slot.
+    run again, because they would be the first of every slot. With `fork`, runs are forked from a process that has
+    imported everything, if this machine has no GPU.
 
     Raises Refusal if another runner works in the folder, or if a run directory holds a finished run with other flags.
     """
@@ -74,21 +85,43 @@ def run(
     with lock.locked_study(folder):
         launch.end_left_over(folder)
         limit = min(timeout_seconds, slot.seconds)
+        obstacle = why_not_forked() if fork else None
         with after_two_seconds("Reading earlier runs and checking this machine"):
-            study_plan = plan.make_plan(study, runs, folder, limit, retry=math.isinf(slot.seconds))
+            retry, forked = math.isinf(slot.seconds), fork and obstacle is None
+            study_plan = plan.make_plan(study, runs, folder, limit, retry, forked)
         print(plan.heading(study_plan), flush=True)
+        if obstacle:
+            print(f"The runs start without --fork, because {obstacle}.", flush=True)
         outcomes: list[Outcome] = []
         try:
-            # There are fewer outcomes than runs if the slot ends early.
-            for planned, outcome in zip(study_plan.runs, _outcomes(study_plan, slot), strict=False):
-                outcomes.append(outcome)
-                if fail_fast and not planned.kept and outcome.status not in ("ok", "out_of_memory", "skipped"):
-                    break
+            with _fork_server(study_plan) if forked else nullcontext() as server:
+                # There are fewer outcomes than runs if the slot ends early.
+                for planned, outcome in zip(study_plan.runs, _outcomes(study_plan, slot, server), strict=False):
+                    outcomes.append(outcome)
+                    if fail_fast and not planned.kept and outcome.status not in ("ok", "out_of_memory", "skipped"):
+                        break
         except KeyboardInterrupt:
             slot.interrupted = True
             print("Interrupted. Finished runs are kept.", flush=True)
         missing = sum(not planned.kept for planned in study_plan.runs[len(outcomes) :])
         return _conclude(study_plan.runs, outcomes, missing)
+
+
+def why_not_forked() -> str | None:
+    """Return why runs cannot be forked from one process on this machine. None if they can."""
+    if sys.platform != "linux":
+        return "forked runs end with this command only on Linux"
+    if simulates_gpus() or this_machine.find().gpu_memory_bytes:
+        return "this machine has a GPU, and CUDA does not work in forks"
+    return None
+
+
+def _fork_server(study_plan: Plan) -> AbstractContextManager[ForkServer | None]:
+    """Start the process that runs are forked from. There is none for one run, which would have to wait for it."""
+    runs = [planned.run for planned in study_plan.runs if planned.to_run]
+    if len(runs) == 1:
+        print(f"{runs[0].run_id} starts without --fork, because it is the only one.", flush=True)
+    return launch.fork_server(runs) if len(runs) > 1 else nullcontext()
 
 
 def _conclude(runs: Sequence[Planned], outcomes: Sequence[Outcome], num_missing: int) -> int:
@@ -120,7 +153,7 @@ def run_one(study: Study, run: Run, folder: Path, timeout_seconds: float, is_fir
     return ALL_OK if outcome.status == "ok" else SOME_NOT_OK
 
 
-def _outcomes(study_plan: Plan, slot: Slot) -> Iterator[Outcome]:
+def _outcomes(study_plan: Plan, slot: Slot, server: ForkServer | None = None) -> Iterator[Outcome]:
     """Yield an outcome for every run in the plan's order, and print it.
 
     A run that is kept or skipped takes no time. The iteration ends when the next run is not expected to end within the
@@ -138,7 +171,7 @@ def _outcomes(study_plan: Plan, slot: Slot) -> Iterator[Outcome]:
         elif skip_reason:
             outcome = _skipped_outcome(study_plan.study, planned.run, position, skip_reason)
         else:
-            started = _start(study_plan, index, position, head, slot)
+            started = _start(study_plan, index, position, head, slot, server)
             if started is None:
                 return
             outcome = started
@@ -150,7 +183,9 @@ def _outcomes(study_plan: Plan, slot: Slot) -> Iterator[Outcome]:
         yield outcome
 
 
-def _start(study_plan: Plan, index: int, position: int, head: str, slot: Slot) -> Outcome | None:
+def _start(
+    study_plan: Plan, index: int, position: int, head: str, slot: Slot, server: ForkServer | None
+) -> Outcome | None:
     """Run one run if the slot has time for it, and return its outcome.
 
     If an extension of DeepSpeed cannot be built, the outcome is "skipped". None if the run was not started, or was
@@ -174,7 +209,8 @@ def _start(study_plan: Plan, index: int, position: int, head: str, slot: Slot) -
             print(details, flush=True)
         return _skipped_outcome(study_plan.study, planned.run, position, first_line)
     # The first run has the whole slot, no matter how much time this call has already used.
-    outcome = _launch(study_plan, index, position, head, math.inf if slot.first_runs_regardless else seconds_left)
+    limit = math.inf if slot.first_runs_regardless else seconds_left
+    outcome = _launch(study_plan, index, position, head, limit, server)
     if outcome is None:
         print(f"{head}: ended, because the time of --minutes is over; the next call runs it again", flush=True)
         return None
@@ -202,7 +238,9 @@ def _seconds_left(study_plan: Plan, start: int) -> float:
     return sum(study_plan.estimate(planned).seconds for planned in study_plan.runs[start:] if planned.to_run)
 
 
-def _launch(study_plan: Plan, index: int, position: int, head: str, seconds_left: float) -> Outcome | None:
+def _launch(
+    study_plan: Plan, index: int, position: int, head: str, seconds_left: float, server: ForkServer | None
+) -> Outcome | None:
     """Launch one run, and write and return its outcome.
 
     None if the run was ended because the slot was over. Then it has no outcome.
@@ -221,7 +259,7 @@ def _launch(study_plan: Plan, index: int, position: int, head: str, seconds_left
         return _write_outcome(study_plan.study, run, position, end, wall_seconds=0.0)
     _clear(run.folder)
     limit = min(study_plan.timeout_seconds, seconds_left)
-    ended = launch.launch(run, limit, progress)
+    ended = launch.launch(run, limit, progress, server)
     if ended.at_time_limit and limit < study_plan.timeout_seconds:
         return None  # if the record was written, the next call keeps the run
     return _write_outcome(

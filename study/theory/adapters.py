@@ -28,29 +28,9 @@ if TYPE_CHECKING:
     from study.theory.shapes import ModelShape
 
 LINEAR_MODULES_FILE = Path(__file__).parent / "shapes" / "linear_modules.json"
-# PEFT's default targets: peft.utils.constants, TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING. For the other
-# model types PEFT raises an error, for Mixtral too although it is listed there.
-_QUERY_AND_VALUE = ("q_proj", "v_proj")
-DEFAULT_TARGETS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(
-        ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "opt", "gptj", "gpt_neo"),
-        _QUERY_AND_VALUE,
-    ),
-    "gpt2": ("c_attn",),
-    "gpt_neox": ("query_key_value",),
-    "bert": ("query", "value"),
-    "roberta": ("query", "value"),
-    "phi": ("q_proj", "v_proj", "fc1", "fc2"),
-}
-# Model types whose experts and routers are parameters and not Linear modules. PEFT adapts these parameters if it is
-# given the names that they had before transformers 5 (peft.utils.transformers_weight_conversion,
-# _MOE_TARGET_MODULE_MAPPING). If all-linear is requested, it adapts all of them.
-EXPERT_NAMES: dict[str, dict[str, str]] = {
-    "mixtral": {"gate": "gate", "w1": "gate_up_proj", "w3": "gate_up_proj", "w2": "down_proj"},
-    "qwen3_moe": {
-        "gate": "gate", "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "down_proj": "down_proj",
-    },
-}  # fmt: skip
+# By model_type. shapes/model_types.yaml explains these names and states their sources.
+DEFAULT_TARGETS = {name: each.default_targets for name, each in MODEL_TYPES.items() if each.default_targets}
+EXPERT_NAMES = {name: each.expert_names for name, each in MODEL_TYPES.items() if each.expert_names}
 # Model types whose blocks multiply with transformers' Conv1D instead of torch's Linear.
 CONV1D_TYPES = ("gpt2",)
 HEADS = ("classifier", "score", "qa_outputs")  # heads that PEFT trains in whole for a task of classification

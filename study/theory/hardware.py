@@ -221,6 +221,31 @@ def with_host(
     return dataclasses.replace(box, gpu=gpu, requested=requested, **given)
 
 
+# The host of a machine of which nothing is known, per GPU: GiB of memory, physical cores and GB/s of memory. This is an
+# assumption about workstations and about hosts that are rented with GPUs of consumers, and no published number.
+ASSUMED_HOST = (128, 16, 60.0)
+_ASSUMED_SOURCE = (
+    "assumed, because no typical machine is known: {:g} GiB, {} cores and {:g} GB/s of host memory per GPU"
+)
+
+
+def with_assumed_host(box: Cluster) -> Cluster:
+    """Return a machine with `ASSUMED_HOST` in place of what is not known of its host."""
+    ranks = min(box.num_gpus, box.gpus_per_node)
+    memory, cores, rate = ASSUMED_HOST
+    assumed: dict[str, Any] = {
+        "host_memory_bytes": ranks * memory * 2**30, "host_cores": ranks * cores,
+        "host_memory_bandwidth": ranks * rate * 1e9,
+    }  # fmt: skip
+    unknown = {name: value for name, value in assumed.items() if getattr(box, name) is None}
+    return dataclasses.replace(box, source=_ASSUMED_SOURCE.format(*ASSUMED_HOST), **unknown) if unknown else box
+
+
+def has_assumed_host(box: Cluster) -> bool:
+    """Return whether something of the host is assumed because no typical machine is known."""
+    return box.source == _ASSUMED_SOURCE.format(*ASSUMED_HOST)
+
+
 def _times(value: float | None, unit: float) -> float | None:
     return None if value is None else value * unit
 
@@ -265,7 +290,7 @@ def whole_host_note(box: Cluster) -> str | None:
     """
     names = ("host_memory_bytes", "host_cores", "host_memory_bandwidth")
     assumed = [name for name in names if getattr(box, name) is not None and name not in box.requested]
-    if not box.is_part_of_node or not assumed:
+    if not box.is_part_of_node or not assumed or has_assumed_host(box):
         return None
     return (
         f"offload is predicted with the host of a whole node ({_host_in_words(box)}; {box.source}), although only "
@@ -289,7 +314,8 @@ def _host_in_words(box: Cluster) -> str:
         if value
     ]
     missing = [flag for name, flag in _HOST_FLAGS.items() if getattr(box, name) is None]
-    parts = [", ".join(known) + (" in the whole node" if box.is_part_of_node else " per node")] if known else []
+    whole = box.is_part_of_node and not has_assumed_host(box)
+    parts = [", ".join(known) + (" in the whole node" if whole else " per node")] if known else []
     parts += [f"unknown: {', '.join(missing)}, which CPU offload needs"] if missing else []
     return "; ".join(parts)
 

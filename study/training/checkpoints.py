@@ -28,9 +28,9 @@ from study.training.manifest import (
     folder_of,
     identity_of,
     in_order,
+    quarantine,
+    read_complete,
     remove,
-    set_aside,
-    whole,
 )
 from study.training.observer import Observed
 from study.training.setup import Built
@@ -125,9 +125,9 @@ class Checkpoints:
                 world_size=manifest.identity.world_size,
                 step=manifest.step,
             )
-        self._journal.observer.go_on(manifest.step, observed)
+        self._journal.observer.resume_from(manifest.step, observed)
         resumed_at = [*progress.resumed_at, manifest.step]
-        self._journal.go_on(progress.model_copy(update={"resumed_at": resumed_at, "continues": start}))
+        self._journal.resume_from(progress.model_copy(update={"resumed_at": resumed_at, "continues": start}))
         return manifest.step
 
     def write_where_due(self, step: int) -> None:
@@ -154,7 +154,7 @@ class Checkpoints:
         part = folder.with_suffix(".part")
         if accelerator.is_main_process:
             if not self._count:
-                set_aside(folder.parent, self._taken)
+                quarantine(folder.parent, self._taken)
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
         accelerator.wait_for_everyone()
@@ -209,7 +209,7 @@ class Checkpoints:
 
         run = self._built.run
         try:
-            last = whole(folder_of(run.checkpoints_folder, run.config.num_steps))
+            last = read_complete(folder_of(run.checkpoints_folder, run.config.num_steps))
             export.export(last, run.model_folder, data_dir=run.config.data_dir)
         except (OSError, Refusal) as error:
             raise Failed(f"the run is recorded, its model is not written: {error}; run: zero-study export") from None

@@ -118,7 +118,7 @@ def _rate(interfaces: Container[str]) -> int | None:
     None if there is no limit, or if it is unknown.
     """
     try:
-        shown = json.loads(machine.said("tc", "-j", "qdisc", "show") or "[]")
+        shown = json.loads(machine.command_output("tc", "-j", "qdisc", "show") or "[]")
     except ValueError:
         return None
     rates = [each["options"]["rate"] for each in shown if each.get("kind") == "tbf" and each.get("dev") in interfaces]

@@ -270,10 +270,10 @@ def newest(folder: Path) -> Checkpoint:
     Raises Refusal if there is none.
     """
     if (folder / manifest.MANIFEST).exists():
-        return manifest.whole(folder)
+        return manifest.read_complete(folder)
     for path in reversed(manifest.in_order(folder / "checkpoints")):
         try:
-            return manifest.whole(path)
+            return manifest.read_complete(path)
         except Refusal as refusal:
             print(f"not used: {refusal}", flush=True)
     raise Refusal(f"{folder}: there is no checkpoint. Train with --checkpoint-every, or with --save-model.")

@@ -84,7 +84,7 @@ class Journal:
             "config": config.model_dump(mode="json"),
             "strategy_file": run.strategy.written,
             "launcher": None if launcher is None else shown_command(launcher),
-            "code": [machine.code()] if self.rank == 0 else [],  # read when the process starts
+            "code": [machine.running_code()] if self.rank == 0 else [],  # read when the process starts
         }
 
     def open(self, built: Built) -> None:
@@ -143,7 +143,7 @@ class Journal:
             # config.json and writes nothing more.
             (self.run.folder / "record.json").unlink(missing_ok=True)
 
-    def go_on(self, progress: Progress) -> None:
+    def resume_from(self, progress: Progress) -> None:
         """Continue with the results of the process that wrote the checkpoint."""
         self.lines, self.evaluation = progress.steps, progress.evaluation
         self._started -= progress.wall_seconds

@@ -124,7 +124,7 @@ def _step(folder: Path) -> int:
     return int(folder.name.removeprefix("step-"))
 
 
-def set_aside(folder: Path, resumed_step: int) -> None:
+def quarantine(folder: Path, resumed_step: int) -> None:
     """Rename all checkpoints whose step is later than `resumed_step`. They are damaged or belong to another run.
 
     Without this, a later start would choose them as this run's newest checkpoints, and the run's own checkpoints would
@@ -172,7 +172,7 @@ def _choose(run: Run) -> Checkpoint | None:
     for unfinished in folder.glob("*.part"):
         remove(unfinished)
     if run.config.resume not in ("auto", "never"):
-        requested = whole(Path(run.config.resume))
+        requested = read_complete(Path(run.config.resume))
         if difference := _difference(requested.manifest, run, is_named=True):
             raise Refusal(f"{requested.folder}: cannot be resumed: {difference}. Use another checkpoint")
         _check_code(requested, run)
@@ -184,7 +184,7 @@ def _choose(run: Run) -> Checkpoint | None:
         return None
     for path in reversed(in_order(folder)):
         try:
-            candidate = whole(path)
+            candidate = read_complete(path)
             if difference := _difference(candidate.manifest, run):
                 raise Refusal(f"{path}: this checkpoint belongs to another run: {difference}")
         except Refusal as refusal:
@@ -243,7 +243,7 @@ def read_manifest(folder: Path) -> Manifest:
         ) from None
 
 
-def whole(folder: Path) -> Checkpoint:
+def read_complete(folder: Path) -> Checkpoint:
     """Return a checkpoint after verifying that none of its files has changed. Raises Refusal if one has."""
     manifest = read_manifest(folder)
     if _NAME.fullmatch(folder.name) and _step(folder) != manifest.step:

@@ -153,7 +153,7 @@ class PhaseMemory:
         else:
             self._is_reset = _reset_resident_peak()
 
-    def go_on(self, earlier: dict[str, PeakMemory]) -> None:
+    def resume_from(self, earlier: dict[str, PeakMemory]) -> None:
         """Include the peaks of the process before a resumption: the larger peak of each phase is kept."""
         for name, peak in earlier.items():
             self._update(name, **peak.model_dump(exclude_none=True))

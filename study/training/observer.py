@@ -78,14 +78,14 @@ class Observer:
         self._traffic_of_network = Traffic(STEADY_FROM) if counts_network else None
         self.begin()
 
-    def go_on(self, steps_done: int, earlier: Observed | None) -> None:
+    def resume_from(self, steps_done: int, earlier: Observed | None) -> None:
         """Continue with the measurements of the process before a resumption. `earlier` is None if that was another run.
 
         A step that was already probed is not probed again. Otherwise, a steady step of this process is probed.
         """
         self._steps_done, self._earlier = steps_done, earlier
         if earlier is not None:
-            self._memory.go_on(earlier.peaks)
+            self._memory.resume_from(earlier.peaks)
         if earlier is None or earlier.collectives is None:
             self.probed_steps = [min(step + steps_done, self._num_steps) for step in self.probed_steps]
             return

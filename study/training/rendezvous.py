@@ -34,7 +34,7 @@ DECLINE_SECONDS = 3
 VERDICT_SECONDS = 10.0  # extra time for machine 0 to report its verdict after its own time limit
 
 
-def meet(run: Run) -> Store | None:
+def join(run: Run) -> Store | None:
     """Wait for all machines and return the store that they share. None if there is only one machine.
 
     Raises the same Refusal on every machine that is present. It names a machine that did not come within
@@ -72,7 +72,7 @@ def meet(run: Run) -> Store | None:
     return store
 
 
-def decline(run: Run, refusal: Refusal) -> None:
+def refuse_to_join(run: Run, refusal: Refusal) -> None:
     """Report to the other machines that this machine refuses the run, and why.
 
     A machine that has not reached the rendezvous yet finds its own reason for refusing.

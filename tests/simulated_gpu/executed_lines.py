@@ -66,9 +66,10 @@ _written: set[tuple[str, int]] = set()
 
 
 def _executed(path: str, line: int) -> None:
-    if (path, line) not in _written:
+    folder = os.environ.get(VARIABLE)  # a fork has none for a moment, until it has the environment of its program
+    if folder is not None and (path, line) not in _written:
         _written.add((path, line))
-        with open(Path(os.environ[VARIABLE]) / str(os.getpid()), "a") as file:
+        with open(Path(folder) / str(os.getpid()), "a") as file:
             file.write(f"{path}:{line}\n")
 
 

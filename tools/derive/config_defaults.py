@@ -3,7 +3,8 @@
     python tools/derive/config_defaults.py
 
 Writes study/theory/shapes/config_defaults.json. It has, by model_type, the default of each setting that determines the
-shape of a model, and the names of settings that this type calls by another name than most types.
+shape of a model, the names of settings that this type calls by another name than most types, and the default rates of
+dropout in the model's body.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from study import files
 from study.theory.shapes.config_json import DEFAULTS_FILE, MODEL_TYPES
+
+# Rates that apply to one head of a model only, and the rate at which whole layers are left out.
+NOT_IN_BODY = {"classifier_dropout", "layerdrop", "qa_dropout", "seq_classif_dropout", "summary_first_dropout"}
 
 
 def main() -> None:
@@ -32,7 +36,10 @@ def classes() -> dict[str, dict[str, Any]]:
         by_name = {own_names.get(field.name, field.name): field.default for field in fields}
         keys = [*model_type.keys.values(), *model_type.more.values(), *model_type.switches]
         defaults = {key: by_name[key] for key in keys if key in by_name}
-        by_class[name] = {"defaults": defaults, "own_names": own_names}
+        rates = {
+            field.name: field.default for field in fields if "drop" in field.name and field.name not in NOT_IN_BODY
+        }
+        by_class[name] = {"defaults": defaults, "own_names": own_names, "dropout": rates}
     return by_class
 
 

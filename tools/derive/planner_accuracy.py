@@ -22,7 +22,7 @@ import cross_validation
 from study import files, terminal
 from study.planner import published_rows
 from study.planner.published_rows import DIGITS, PREDICTORS, VALIDATION
-from study.records.machine import header
+from study.records.machine import benchmark_header
 from study.theory import intervals, measured_by_others, step_time
 from study.theory.intervals import Evidence
 from study.theory.measured_by_others import MeasuredCase, MeasuredRow
@@ -42,7 +42,7 @@ def main() -> None:
     result["cases"] = [compare(case) for case in measured_by_others.cases()]
     say(result)
     if options.write:
-        head = header("published_throughput", f"{published_rows.COMMAND} --write")
+        head = benchmark_header("published_throughput", f"{published_rows.COMMAND} --write")
         _write(VALIDATION, head, result)
         _write(EVIDENCE, {}, evidence(times, result["intervals"]))
 

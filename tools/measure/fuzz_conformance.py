@@ -17,7 +17,7 @@ from typing import Any
 from study import files, terminal
 from study.conformance import fuzz, matrix
 from study.conformance.cells import Cell
-from study.records.machine import header
+from study.records.machine import benchmark_header
 
 CELLS_PER_BATCH = 60
 
@@ -36,7 +36,7 @@ def main(seed: int, minutes: float, output: Path, cells_per_batch: int = CELLS_P
         files.write_json(
             output,
             {
-                **header("fuzz_conformance", command),
+                **benchmark_header("fuzz_conformance", command),
                 "versions": matrix.installed(),
                 "seconds": seconds,
                 **report,

@@ -68,7 +68,7 @@ def measure(strategy: str, folder: Path, **text: Any) -> dict[str, Any]:
             result[f"refused_on_{ranks}"] = refused.rpartition(": ")[2]
         shutil.rmtree(target, ignore_errors=True)
     began = time.perf_counter()
-    export.export(manifest.whole(last), folder / "model")
+    export.export(manifest.read_complete(last), folder / "model")
     result["export_seconds"] = time.perf_counter() - began
     result["model_bytes"] = sum(path.stat().st_size for path in (folder / "model").glob("*.safetensors"))
     return result

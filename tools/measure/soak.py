@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 from study import files
-from study.records.machine import header
+from study.records.machine import benchmark_header
 
 # A short training whose steps lie in the middle of an epoch, too.
 SHORT: dict[str, Any] = {
@@ -48,4 +48,4 @@ def kept(output: Path | None, name: str) -> Any:
 def keep(output: Path | None, name: str, command: str, **content: Any) -> None:
     """Write the file of `--output`, with a header that describes the benchmark and the machine."""
     if output:
-        files.write_json(output, {**header(name, command), **content})
+        files.write_json(output, {**benchmark_header(name, command), **content})

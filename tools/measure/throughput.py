@@ -38,7 +38,7 @@ from study.compare.acceptance import tolerance
 from study.config import RunConfig
 from study.errors import Refusal, RunFailed
 from study.records import schema
-from study.records.machine import header
+from study.records.machine import benchmark_header
 from study.records.steps import read_steps
 from study.run import Run, as_words
 from study.running.runner import Slot
@@ -105,7 +105,7 @@ def measure(
         status = _compare_all(planned, against, num_pairs, slot, pair_seconds, results, keep)
     finally:  # with the machine only now, because describing a GPU takes some of its memory
         if output and results:
-            keep(**header("throughput", command))
+            keep(**benchmark_header("throughput", command))
     if status != SOME_MISSING:
         for name, result in results.items():
             mfu = result["mfu"]

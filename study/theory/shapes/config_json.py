@@ -1,64 +1,34 @@
-"""Read a model's shape from a config.json of `transformers`. Missing settings have the defaults of its model_type."""
+"""Read a model's shape from a config.json of `transformers`. Missing settings have the defaults of its model_type.
+
+model_types.yaml has the keys and the classes of each model_type. Rules that are code are in this module.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypeAlias
 
+from pydantic import BeforeValidator, Field, model_validator
+
+from study.errors import Refusal, refusing
+from study.files import StrictModel, read_yaml
 from study.theory.shapes import formulas
 from study.theory.shapes.counts import ModelCounts
 from study.theory.shapes.shape import Architecture, Head, ModelShape, Plain
 
 # The defaults of the configuration classes of transformers 5.23, written by tools/derive/config_defaults.py.
 DEFAULTS_FILE = Path(__file__).with_name("config_defaults.json")
-# The keys that most files use for the parts of a shape.
-_KEYS = {
-    "hidden": "hidden_size",
-    "layers": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "positions": "max_position_embeddings",
-    "feed_forward": "intermediate_size",
-    "activation": "hidden_act",
-    "vocabulary": "vocab_size",
-    "tied": "tie_word_embeddings",
-}
-_GROUPED_KEYS = {**_KEYS, "kv_heads": "num_key_value_heads"}
-_LLAMA_KEYS = {**_GROUPED_KEYS, "head_size": "head_dim"}
-_GEMMA_KEYS = {**_LLAMA_KEYS, "activation": "hidden_activation"}
-_EXPERT_KEYS = {**_LLAMA_KEYS, "experts": "num_local_experts", "experts_per_token": "num_experts_per_tok"}
-_GPT2_KEYS = {
-    **_KEYS,
-    "hidden": "n_embd",
-    "layers": "n_layer",
-    "heads": "n_head",
-    "positions": "n_positions",
-    "feed_forward": "n_inner",
-    "activation": "activation_function",
-}
-_GPT_NEO_KEYS = {**_KEYS, "layers": "num_layers", "heads": "num_heads", "activation": "activation_function"}
-
-
-@dataclass(frozen=True)
-class ModelType:
-    """The keys that a model_type's config.json uses for the parts of a shape, and the defaults of missing ones."""
-
-    architecture: Architecture
-    classes: dict[str, Head]  # classes that `architectures` may name; the first is the default
-    keys: dict[str, str]  # keys by part of a shape
-    derived: frozenset[str] = frozenset()  # parts that follow from others if null: 4 hidden, heads, hidden / heads
-    counted: dict[str, Any] = field(default_factory=dict)  # additions to COUNTED and exceptions from it
-    window_switch: str | None = None  # the setting that switches sliding_window on
-    more: dict[str, str] = field(default_factory=dict)  # keys of further numbers in the formulas of the type
-    switches: tuple[str, ...] = ()  # settings of which both values have formulas
-    activations: tuple[str, ...] = ("one kernel",)  # kinds of activation functions that have formulas
-    layers: Callable[[dict[str, Any], int], list[str]] | None = None  # the kind of each block, if blocks differ
-
-
+MODEL_TYPES_FILE = Path(__file__).with_name("model_types.yaml")
+# Parts of a shape for which every model type has a key, and those for which only some have one.
+_PARTS = {"hidden", "layers", "heads", "positions", "feed_forward", "activation", "vocabulary", "tied"}
+_FURTHER_PARTS = {"kv_heads", "head_size", "experts", "experts_per_token"}
+_LIST = Field(min_length=1, strict=False)  # not strict, so that a list becomes a tuple
+# Returns the kind of each block, from the settings of a config.json and the number of blocks.
+LayerRule: TypeAlias = Callable[[dict[str, Any], int], list[str]]
 # Kinds of activation functions by name. Most are one kernel, which saves its input.
 ACTIVATIONS = {
     **dict.fromkeys(("gelu", "gelu_pytorch_tanh", "silu", "swish"), "one kernel"),
@@ -67,28 +37,7 @@ ACTIVATIONS = {
 }
 
 
-def _decoder(prefix: str, output: str = "ForCausalLM", labels_tokens: bool = True) -> dict[str, Head]:
-    """Return the heads of a decoder's classes, by class name, if the classes have the usual names."""
-    classes: dict[str, Head] = {
-        f"{prefix}{output}": "tokens",
-        f"{prefix}Model": "none",
-        f"{prefix}ForSequenceClassification": "sequence classes",
-    }
-    return {**classes, f"{prefix}ForTokenClassification": "token classes"} if labels_tokens else classes
-
-
-def _encoder(prefix: str) -> dict[str, Head]:
-    """Return the heads of an encoder's classes, by class name."""
-    return {
-        f"{prefix}ForSequenceClassification": "sequence classes",
-        f"{prefix}ForMaskedLM": "tokens",
-        f"{prefix}Model": "none",
-        f"{prefix}ForTokenClassification": "token classes",
-        f"{prefix}ForQuestionAnswering": "token classes",
-    }
-
-
-def _alternating(every: int, key: str | None = None, full_first: bool = False) -> Callable[..., list[str]]:
+def _alternating(every: int, key: str | None = None, full_first: bool = False) -> LayerRule:
     """Return the kinds of blocks of which each `every`-th one attends to all tokens, and the others to a window.
 
     `key` is an old setting that replaces `every`.
@@ -124,161 +73,108 @@ def _rotated_layers(settings: dict[str, Any], count: int) -> list[str]:
     return ["rotary positions" if each else "no positions" for each in rotated]
 
 
-MODEL_TYPES = {
-    "bert": ModelType("bert", _encoder("Bert"), _KEYS),
-    "gpt2": ModelType(
-        "gpt2",
-        _decoder("GPT2", "LMHeadModel"),
-        _GPT2_KEYS,
-        derived=frozenset({"feed_forward"}),
-        activations=("gelu_new", "one kernel"),
-    ),
-    "gpt_bigcode": ModelType(
-        "gpt-bigcode",
-        _decoder("GPTBigCode"),
-        _GPT2_KEYS,
-        derived=frozenset({"feed_forward"}),
-        counted={"multi_query": True},
-    ),
-    "gpt_neo": ModelType(
-        "gpt-neo",
-        _decoder("GPTNeo"),
-        _GPT_NEO_KEYS,
-        derived=frozenset({"feed_forward"}),
-        activations=("gelu_new",),
-    ),
-    "gptj": ModelType(
-        "gpt-j",
-        _decoder("GPTJ", labels_tokens=False),
-        _GPT2_KEYS,
-        derived=frozenset({"feed_forward"}),
-        more={"rotary": "rotary_dim"},
-        activations=("gelu_new",),
-    ),
-    "llama": ModelType(
-        "llama",
-        _decoder("Llama"),
-        _LLAMA_KEYS,
-        derived=frozenset({"kv_heads", "head_size"}),
-        switches=("attention_bias", "mlp_bias"),
-    ),
-    "mistral": ModelType("mistral", _decoder("Mistral"), _LLAMA_KEYS, derived=frozenset({"head_size"})),
-    "qwen2": ModelType(
-        "qwen2",
-        _decoder("Qwen2"),
-        _LLAMA_KEYS,
-        derived=frozenset({"kv_heads", "head_size"}),
-        window_switch="use_sliding_window",
-    ),
-    "gemma": ModelType("gemma", _decoder("Gemma"), _LLAMA_KEYS, counted={"use_bidirectional_attention": None}),
-    "gemma2": ModelType(
-        "gemma2",
-        _decoder("Gemma2"),
-        _GEMMA_KEYS,
-        counted={"use_bidirectional_attention": None},
-        layers=_alternating(2),
-    ),
-    "qwen3": ModelType(
-        "qwen3",
-        _decoder("Qwen3"),
-        _LLAMA_KEYS,
-        derived=frozenset({"kv_heads"}),
-        window_switch="use_sliding_window",
-        switches=("attention_bias",),
-    ),
-    "gemma3_text": ModelType(
-        "gemma3",
-        {
-            "Gemma3ForCausalLM": "tokens", "Gemma3TextModel": "none",
-            "Gemma3TextForSequenceClassification": "sequence classes",
-        },
-        _GEMMA_KEYS,
-        counted={"use_bidirectional_attention": False},
-        layers=_alternating(6, "sliding_window_pattern"),
-    ),
-    "qwen2_moe": ModelType(
-        "qwen2-moe",
-        _decoder("Qwen2Moe"),
-        {**_EXPERT_KEYS, "experts": "num_experts", "feed_forward": "moe_intermediate_size"},
-        derived=frozenset({"head_size"}),
-        counted={"qkv_bias": True},
-        window_switch="use_sliding_window",
-        more={"dense": "intermediate_size", "shared": "shared_expert_intermediate_size"},
-        layers=_sparse_layers,
-    ),
-    "qwen3_moe": ModelType(
-        "qwen3-moe",
-        _decoder("Qwen3Moe"),
-        {**_EXPERT_KEYS, "feed_forward": "moe_intermediate_size"},
-        derived=frozenset({"head_size"}),
-        window_switch="use_sliding_window",
-        more={"dense": "intermediate_size"},
-        layers=_sparse_layers,
-    ),
-    "mixtral": ModelType("mixtral", _decoder("Mixtral"), _EXPERT_KEYS, derived=frozenset({"kv_heads", "head_size"})),
-    "phi3": ModelType("phi3", _decoder("Phi3"), _GROUPED_KEYS, derived=frozenset({"kv_heads"})),
-    "olmo2": ModelType("olmo2", _decoder("Olmo2", labels_tokens=False), _GROUPED_KEYS, derived=frozenset({"kv_heads"})),
-    "granite": ModelType(
-        "granite",
-        {"GraniteForCausalLM": "tokens", "GraniteModel": "none"},
-        _GROUPED_KEYS,
-        derived=frozenset({"kv_heads"}),
-    ),
-    "smollm3": ModelType(
-        "smollm3",
-        _decoder("SmolLM3"),
-        _GROUPED_KEYS,
-        derived=frozenset({"kv_heads"}),
-        window_switch="use_sliding_window",
-        layers=_rotated_layers,
-    ),
-    "phi": ModelType(
-        "phi",
-        _decoder("Phi"),
-        _GROUPED_KEYS,
-        derived=frozenset({"kv_heads"}),
-        counted={"qk_layernorm": False},
-        activations=("gelu_new",),
-    ),
-    "gpt_neox": ModelType(
-        "gpt-neox",
-        _decoder("GPTNeoX"),
-        _KEYS,
-        counted={"attention_bias": True, "use_parallel_residual": True},
-    ),
-    "opt": ModelType(
-        "opt",
-        _decoder("OPT", labels_tokens=False),
-        {**_KEYS, "feed_forward": "ffn_dim", "activation": "activation_function"},
-        counted={
-            "do_layer_norm_before": True, "_remove_final_layer_norm": False, "enable_bias": True,
-            "layer_norm_elementwise_affine": True,
-        },
-        activations=("relu", "one kernel"),
-    ),
-    "roberta": ModelType("roberta", _encoder("Roberta"), _KEYS, counted={"is_decoder": False}),
-    "distilbert": ModelType(
-        "distilbert",
-        _encoder("DistilBert"),
-        {
-            **_KEYS, "hidden": "dim", "layers": "n_layers", "heads": "n_heads", "feed_forward": "hidden_dim",
-            "activation": "activation",
-        },
-    ),
-    "modernbert": ModelType(
-        "modernbert",
-        _encoder("ModernBert"),
-        {**_KEYS, "activation": "hidden_activation"},
-        counted={"decoder_bias": True, "norm_bias": False, "classifier_bias": False},
-        layers=_modernbert_layers,
-    ),
-}  # fmt: skip
+# The head of a class by the end of its name. The first end that fits counts.
+_HEADS: dict[str, Head] = {
+    "ForCausalLM": "tokens",
+    "LMHeadModel": "tokens",
+    "ForMaskedLM": "tokens",
+    "Model": "none",
+    "ForSequenceClassification": "sequence classes",
+    "ForTokenClassification": "token classes",
+    "ForQuestionAnswering": "token classes",
+}
+
+
+def _heads(names: object) -> dict[str, Head]:
+    """Return the heads of classes, by class name. Raises ValueError for a name that does not show the head."""
+    if not isinstance(names, list) or not names:
+        raise ValueError("classes must be a list of names")
+    heads: dict[str, Head] = {}
+    for name in map(str, names):
+        end = next((end for end in _HEADS if name.endswith(end)), None)
+        if end is None:
+            raise ValueError(f"classes: {name} ends with none of {', '.join(_HEADS)}")
+        heads[name] = _HEADS[end]
+    return heads
+
+
+# How blocks of a model type differ, by the name that model_types.yaml uses.
+_RULES_OF_LAYERS: dict[str, LayerRule] = {
+    "gemma2": _alternating(2),
+    "gemma3": _alternating(6, "sliding_window_pattern"),
+    "mixture": _sparse_layers,
+    "modernbert": _modernbert_layers,
+    "smollm3": _rotated_layers,
+}
+
+
+def _rule_of_layers(name: object) -> LayerRule:
+    if not isinstance(name, str) or name not in _RULES_OF_LAYERS:
+        raise ValueError(f"layers={name!r}: config_json.py has rules for {', '.join(_RULES_OF_LAYERS)} only")
+    return _RULES_OF_LAYERS[name]
+
+
+class ModelType(StrictModel):
+    """The keys that a model_type's config.json uses for the parts of a shape, and the defaults of missing ones."""
+
+    architecture: Architecture
+    # Heads of the classes that `architectures` may name. The first class is the default.
+    classes: Annotated[dict[str, Head], BeforeValidator(_heads)]
+    keys: dict[str, str]  # keys by part of a shape
+    # Parts that follow from others if they are null: four times hidden, heads, hidden / heads.
+    derived: Annotated[frozenset[str], Field(strict=False)] = frozenset()
+    counted: dict[str, bool | int | None] = Field(default_factory=dict)  # additions to COUNTED and exceptions from it
+    window_switch: str | None = None  # the setting that switches sliding_window on
+    more: dict[str, str] = Field(default_factory=dict)  # keys of further numbers in the formulas of the type
+    switches: Annotated[tuple[str, ...], Field(strict=False)] = ()  # settings of which both values have formulas
+    # Kinds of activation functions that have formulas.
+    activations: Annotated[tuple[str, ...], _LIST] = ("one kernel",)
+    # The kind of each block, if blocks differ.
+    layers: Annotated[LayerRule, BeforeValidator(_rule_of_layers)] | None = None
+    default_targets: Annotated[tuple[str, ...], _LIST] | None = None  # PEFT's default modules; None: it has none
+    # Parameters of routers and experts by the names that PEFT knows.
+    expert_names: dict[str, Literal["gate", "gate_up_proj", "down_proj"]] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check(self) -> ModelType:
+        for part in sorted(_PARTS - self.keys.keys()):
+            raise ValueError(f"keys.{part} is missing")
+        for part in sorted(self.keys.keys() - _PARTS - _FURTHER_PARTS):
+            raise ValueError(f"keys.{part} is no part of a shape")
+        for part in sorted(self.derived - self.keys.keys()):
+            raise ValueError(f"derived names {part}, for which keys has no key")
+        for kind in sorted(set(self.activations) - set(ACTIVATIONS.values())):
+            raise ValueError(f"activations names {kind!r}, which is no kind of ACTIVATIONS in config_json.py")
+        return self
+
+
+def read_model_types(path: Path = MODEL_TYPES_FILE) -> dict[str, ModelType]:
+    """Return the model types of a file like model_types.yaml, by name.
+
+    Raises Refusal with the name of a model type that is wrong.
+    """
+    entries = read_yaml(path, path.parent).get("model_types")
+    if not isinstance(entries, dict):
+        raise Refusal(f"{path}: `model_types` must have an entry for each model_type")
+    types = {}
+    for name, entry in entries.items():
+        with refusing(f"{path}, {name}"):
+            types[name] = ModelType.model_validate(entry)
+    return types
+
+
+MODEL_TYPES = read_model_types()
 LARGEST_ROTARY = 64  # the rotary dimension of GPT-J, as published
 _DEFAULTS: dict[str, dict[str, Any]] = json.loads(DEFAULTS_FILE.read_text(encoding="utf-8"))
 # Settings that add parameters or change the matrix products. Only the given value, which is the default, is supported.
 COUNTED = {"type_vocab_size": 2, "add_cross_attention": False, "attention_bias": False, "mlp_bias": False}
 LARGEST_WIDTH = 100_000_000  # upper limit for all sizes in a config.json, including positions
 MOST_LAYERS = 10_000
+
+
+def dropout_rates(model_type: str) -> tuple[str, ...]:
+    """Return the names of the rates of dropout in a model's body. Empty if the model_type is not known here."""
+    return tuple(_DEFAULTS.get(model_type, {}).get("dropout", ()))
 
 
 # ---------------------------------------------------------------- reading a file

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 from study.theory.shapes.adapter import Adapter
 from study.theory.shapes.counts import ModelCounts
 
-# The name of a model type in config_json.py, or "traced".
+# The `architecture` of a model type in model_types.yaml, or "traced".
 Architecture: TypeAlias = str
 # The output after the last block. tokens: a logit for every entry of the vocabulary, at every token. The classes are
 # for a whole sequence or for every token.

@@ -1,0 +1,73 @@
+"""Answer a question to the planner: which strategy to use, and what to change if memory is missing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from study.errors import Refusal
+from study.planner import choose, launch, remedies
+from study.planner.choose import Advice, Remedy, StrategyPrediction
+from study.planner.request import Request, find_model
+from study.theory import hardware
+from study.theory.shapes import ModelShape
+
+# Returns the same options, with a trace if they can be traced.
+Trace = Callable[[ModelShape, Request, Sequence[StrategyPrediction]], list[StrategyPrediction]]
+
+
+def advise(model: str, request: Request, trace: Trace | None = None) -> Advice:
+    """Predict every strategy for a model on the requested GPUs, and recommend one.
+
+    Each strategy is predicted with the requested split of the batch. If none is requested, every split is a candidate,
+    and `choose.best_option` chooses among them. `trace` replaces predicted memory by traced memory.
+
+    Raises Refusal if the model is unknown, or if the request cannot be satisfied.
+    """
+    shape, request, notes = find_model(model, request)
+    box = request.box()
+    request.batch()  # an error in the batch concerns every strategy
+    request.check_program(shape)
+    options, left_out = choose.options_of(shape, box, request)
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in left_out.items():
+        by_reason.setdefault(reason, []).append(name)
+    notes += [f"left out: {', '.join(names)}: {reason}" for reason, names in by_reason.items()]
+    if not options:
+        raise Refusal(notes[-1])
+    if trace is not None:
+        options = trace(shape, request, options)
+    notes += _short(options)
+    if any(option.prediction.peak.host_bytes for option in options) and (note := hardware.whole_host_note(box)):
+        notes.append(note)
+    advice = Advice(shape, request, box, notes, options, choose.recommend(options), left_out)
+    return dataclasses.replace(advice, remedies=remedies.find(advice, _can_start))
+
+
+def _can_start(remedy: Remedy) -> bool:
+    """Return whether the requested program can start what is recommended with a change of the request."""
+    option = remedy.option
+    changed = Advice(option.shape, remedy.request, option.prediction.box, [], [option], option)
+    try:
+        launch.launch(changed)
+    except Refusal:
+        return False
+    return True
+
+
+def _short(options: Sequence[StrategyPrediction]) -> list[str]:
+    """Return a warning about steps that are shorter than the published steps on which the intervals are based.
+
+    The list is empty if there are no such steps.
+    """
+    short = [option for option in options if option.is_short]
+    if not short:
+        return []
+    whose = "all" if len(short) == len(options) else ", ".join(option.strategy.name for option in short)
+    warning = (
+        f"short steps ({whose}), below {1e3 * choose.SHORTEST:g} ms of computing a layer and micro step: launching "
+        "kernels, hardly counted, may bound them; published ones took 1.1 to 5.4 times what is predicted, most about 3 "
+        "to 5: no upper end"
+    )
+    lacks = dict.fromkeys(lack for option in short for lack in option.prediction.step.evidence.lacks)
+    return [warning, *([f"no published row has {' or '.join(lacks)}"] if lacks else [])]

@@ -1,0 +1,109 @@
+"""Compare a measured step with its prediction, and predict the other strategies from there."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from study.errors import Refusal
+from study.planner import choose
+from study.planner.choose import Advice, StrategyPrediction
+from study.terminal import significant
+
+# Times of a measured run that are this close to the prediction need no explanation.
+CLOSE = 0.1
+FEW_REASONS = (
+    "waiting for data (measure a step without the data loader), batches that are shorter than the sequence length, the "
+    "overhead of launching many small kernels (small batches, or hooks in every layer), eager attention, traffic "
+    "between the GPUs that does not use the fast link (see the log of NCCL_DEBUG=INFO), or another program on the "
+    "machine"
+)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A measured step of one strategy, and the predictions of all others times the same factor."""
+
+    measured: StrategyPrediction
+    seconds: float  # of an optimizer step, as it was measured
+    others: list[StrategyPrediction]  # those that fit, the fastest first
+
+    @property
+    def factor(self) -> float:
+        """The measured time divided by the predicted one."""
+        return self.seconds / self.measured.seconds
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the measured time is inside the interval of the prediction."""
+        return self.measured.prediction.step.low <= self.seconds <= self.measured.slowest_seconds
+
+
+def calibrate(advice: Advice, seconds: float) -> Calibration:
+    """Return the calibration by a measured step of the strategy that a request names.
+
+    Raises Refusal if the request names no strategy, or if the time is no positive number.
+    """
+    if not 0 < seconds < math.inf:
+        raise Refusal(f"--measured-step-seconds {seconds:g}: must be a number above 0.")
+    request = advice.request
+    if request.strategy is None:
+        raise Refusal("A measured step needs the strategy that was measured. Add --strategy, such as --strategy zero3.")
+    (measured,) = advice.options
+    job = measured.prediction.job
+    # The others keep the global batch, and may split it in another way.
+    sequences = job.micro_batch_size * job.gradient_accumulation_steps
+    free = request.replace(
+        strategy=None, shard_group_size=None, micro_batch_size=None, gradient_accumulation_steps=None,
+        global_batch_size=sequences * request.num_gpus,
+    )  # fmt: skip
+    options, _ = choose.options_of(advice.shape, advice.box, free)
+    others = [option for option in options if option.fits and option.strategy.name != measured.strategy.name]
+    return Calibration(measured, seconds, sorted(others, key=lambda option: option.seconds))
+
+
+def sentences(calibration: Calibration) -> list[str]:
+    """Return what the measured time means."""
+    measured, factor = calibration.measured, calibration.factor
+    step = measured.prediction.step
+    high = "without an upper end" if measured.is_rough else f"to {significant(step.high, 2)} s"
+    where = "inside" if calibration.is_inside else "outside"
+    lines = [
+        f"Measured: {significant(calibration.seconds)} s per step with {measured.strategy.name}, {factor:.2f} times "
+        f"the predicted {significant(step.total)} s, and {where} its interval ({significant(step.low, 2)} s {high})."
+    ]
+    if factor > 1 + CLOSE:
+        lines.append(f"The usual reasons for a longer step are {FEW_REASONS}.")
+    elif factor < 1 - CLOSE and not calibration.is_inside:
+        lines.append(
+            "A step that is much shorter than predicted often computes less: a smaller batch, shorter sequences, or "
+            "fewer trained parameters than the question has."
+        )
+    return lines
+
+
+def rows(calibration: Calibration) -> list[list[str]]:
+    """Return a table of the other strategies that fit, with their predicted time times the measured factor."""
+    head = ["strategy", "s/step, from your measurement", "compared with yours"]
+    return [head, *(
+        [option.strategy.name, significant(calibration.factor * option.seconds),
+         f"{option.seconds / calibration.measured.seconds:.2f}x"]
+        for option in calibration.others
+    )]  # fmt: skip
+
+
+def content(calibration: Calibration) -> dict[str, Any]:
+    """Return the calibration as plain data for JSON."""
+    return {
+        "strategy": calibration.measured.strategy.name,
+        "measured_seconds_per_step": calibration.seconds,
+        "predicted_seconds_per_step": calibration.measured.seconds,
+        "factor": calibration.factor,
+        "is_inside_interval": calibration.is_inside,
+        "meaning": sentences(calibration),
+        "others": [
+            {"strategy": option.strategy.name, "seconds_per_step": calibration.factor * option.seconds}
+            for option in calibration.others
+        ],
+    }

@@ -1,0 +1,221 @@
+"""Compare machines for a model: numbers of GPUs of one kind, or all GPUs whose price is known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from study.errors import Refusal
+from study.planner import choose
+from study.planner.choose import ENOUGH_FREE, FewestGpus, StrategyPrediction
+from study.planner.request import Request, find_model
+from study.theory import hardware
+from study.theory.gpus import GPUS, Gpu
+from study.theory.shapes import ModelShape
+from study.verdict import Checked, Verdict
+
+MOST_GPUS = 64  # of a machine, unless the request has a number
+NUM_FITTING = 4  # numbers of GPUs of one kind, from the first on which the model fits
+
+
+@dataclass(frozen=True)
+class WholeTraining:
+    """The predicted time and price of a whole training, which has many equal steps."""
+
+    tokens: float
+    steps: int
+    hours: float
+    hours_low: float
+    hours_high: float | None  # None if there is no upper end
+    dollars: float | None  # None if the price of the GPU is not known
+
+    @classmethod
+    def of(cls, option: StrategyPrediction, tokens: float) -> WholeTraining:
+        """Return the training of so many tokens with this strategy. Setup, evaluation and checkpoints are not in it."""
+        prediction = option.prediction
+        job, step = prediction.job, prediction.step
+        per_step = job.tokens * job.gradient_accumulation_steps * prediction.box.num_gpus
+        steps = math.ceil(tokens / per_step)
+        low, middle, high = (steps * float(seconds) / 3600 for seconds in (step.low, step.total, step.high))
+        price = prediction.dollars_per_hour
+        return cls(
+            tokens, steps, middle, low, None if option.is_rough else high, None if price is None else price * middle
+        )
+
+
+def whole_training(option: StrategyPrediction, request: Request) -> WholeTraining | None:
+    """Return the whole training that a request names. None if it names none."""
+    return None if request.num_tokens is None else WholeTraining.of(option, request.num_tokens)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A number of GPUs of one kind, with the strategy that is recommended there."""
+
+    option: StrategyPrediction
+    training: WholeTraining | None  # None if the request names no tokens
+
+    @property
+    def gpu(self) -> Gpu:
+        return self.option.prediction.box.gpu
+
+    @property
+    def num_gpus(self) -> int:
+        return self.option.prediction.box.num_gpus
+
+    @property
+    def is_comfortable(self) -> bool:
+        """Whether enough memory stays free without offload."""
+        return self.option.has_enough_free and not self.option.offloads
+
+    @property
+    def tokens_per_second(self) -> float:
+        """The tokens per second of all GPUs together."""
+        return self.option.tokens_per_second * self.num_gpus
+
+    @property
+    def dollars_per_hour(self) -> float | None:
+        return self.option.prediction.dollars_per_hour
+
+    @property
+    def cost(self) -> float | None:
+        """The price in US dollars of the whole training, or of a billion tokens. None if it is not known."""
+        if self.training is not None:
+            return self.training.dollars
+        return self.option.prediction.dollars_per_billion_tokens
+
+
+@dataclass(frozen=True)
+class NumbersOfGpus:
+    """The numbers of GPUs of one kind on which a model fits, and what each strategy needs."""
+
+    fewest: FewestGpus
+    machines: list[Machine]
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict: the model fits on no number of GPUs, or how many strategies were predicted."""
+        return self.fewest.verdict
+
+
+def numbers_of_gpus(model: str, request: Request) -> NumbersOfGpus:
+    """Find on which numbers of GPUs of one kind a model fits. Raises Refusal as `choose.fewest_gpus` does."""
+    fewest = choose.fewest_gpus(model, request)
+    return NumbersOfGpus(fewest, _of_one_kind(fewest.shape, fewest.request))
+
+
+def _of_one_kind(shape: ModelShape, request: Request) -> list[Machine]:
+    """Return the first numbers of GPUs, among powers of two, on which a model fits, with a strategy for each.
+
+    There are `NUM_FITTING` of them, or more until one has enough free memory without offload.
+    """
+    found: list[Machine] = []
+    for count in choose.GPU_COUNTS:
+        if not request.could_run(count):
+            continue
+        try:
+            asked = request.replace(num_gpus=count)
+            machine = _on(shape, asked)
+        except Refusal:
+            continue
+        if machine is None:
+            continue
+        found.append(machine)
+        if len(found) >= NUM_FITTING and any(each.is_comfortable for each in found):
+            break
+    return found
+
+
+def _on(shape: ModelShape, request: Request, has_offload: bool = True) -> Machine | None:
+    """Return the machine of a request with the recommended strategy. None if the model does not fit."""
+    options, _ = choose.options_of(shape, request.box(), request, has_offload)
+    option = choose.recommend(options)
+    return None if option is None else Machine(option, whole_training(option, request))
+
+
+# ---------------------------------------------------------------- all GPUs with a price
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The machines on which a model fits comfortably, by price, and the limits that the user has."""
+
+    shape: ModelShape
+    request: Request
+    notes: list[str]
+    machines: list[Machine]
+    without_price: list[str]  # names of GPUs that were not compared
+    budget: float | None  # US dollars
+    deadline: float | None  # hours
+
+    @property
+    def within_limits(self) -> list[Machine]:
+        return [machine for machine in self.machines if self._is_within(machine)]
+
+    def _is_within(self, machine: Machine) -> bool:
+        training = machine.training
+        if training is None:
+            return True
+        if self.budget is not None and (training.dollars is None or training.dollars > self.budget):
+            return False
+        return self.deadline is None or training.hours <= self.deadline
+
+    @property
+    def cheapest(self) -> Machine | None:
+        return min(self.within_limits, key=lambda machine: machine.cost or math.inf, default=None)
+
+    @property
+    def fastest(self) -> Machine | None:
+        return max(self.within_limits, key=lambda machine: machine.tokens_per_second, default=None)
+
+    @property
+    def verdict(self) -> Verdict:
+        checked = [Checked(len(self.machines), "machine", "predicted")]
+        return Verdict.of(int(bool(self.machines) and self.cheapest is None), checked)
+
+
+def compare(
+    model: str, request: Request, names: Sequence[str] | None = None, num_gpus: int | None = None,
+    budget: float | None = None, deadline: float | None = None,
+) -> Comparison:  # fmt: skip
+    """Compare machines with these GPUs, or with all GPUs whose price is known, for one training.
+
+    Only strategies without offload are compared, on powers of two up to `MOST_GPUS`, or on `num_gpus`. Of a GPU without
+    a known machine, they are compared within one node, because no network between such nodes is known.
+
+    Raises Refusal if the model is unknown, or if it fits on none of the machines.
+    """
+    if (budget is not None or deadline is not None) and not (request.tokens or request.examples):
+        flag = "--budget" if budget is not None else "--deadline"
+        raise Refusal(f"{flag} needs the length of the whole training. Add --tokens, or --examples and --epochs.")
+    shape, request, notes = find_model(model, request)
+    gpus = [GPUS[name] for name in names] if names else [gpu for gpu in GPUS.values() if gpu.price_per_hour]
+    machines = [
+        machine for gpu in gpus for machine in _of_gpu(shape, request.replace(gpu=gpu.name), num_gpus)
+    ]  # fmt: skip
+    machines.sort(key=lambda machine: (machine.cost is None, machine.cost, -machine.tokens_per_second))
+    without = [] if names else [gpu.name for gpu in GPUS.values() if not gpu.price_per_hour]
+    if not machines:
+        raise Refusal(
+            f"{shape.name} leaves {100 * ENOUGH_FREE:.0f} % of the memory free on none of these machines without "
+            "offload. Name one GPU and a number of them to see what would help."
+        )
+    return Comparison(shape, request, notes, machines, without, budget, deadline)
+
+
+def _of_gpu(shape: ModelShape, request: Request, num_gpus: int | None) -> Iterator[Machine]:
+    """Yield machines of one kind of GPU on which the model fits comfortably."""
+    box = request.box(1)
+    most = box.gpus_per_node if hardware.has_assumed_host(box) else MOST_GPUS
+    counts: Iterable[int] = [num_gpus] if num_gpus else [count for count in choose.GPU_COUNTS if count <= most]
+    for count in counts:
+        try:
+            asked = request.replace(num_gpus=count)
+            if not choose.could_leave_enough_free(shape, asked, count):
+                continue
+            machine = _on(shape, asked, has_offload=False)
+        except Refusal:  # the GPUs do not fill nodes, or do not divide the batch, or lack the precision
+            continue
+        if machine is not None and machine.is_comfortable:
+            yield machine

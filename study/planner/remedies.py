@@ -1,0 +1,251 @@
+"""Find the smallest changes of a training that make it fit into the memory of the GPUs.
+
+A change is only named if a prediction says that it works. The changes are tried in the order in which one would try
+them by hand: first those that compute the same training, then another optimizer, adapters, and other machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from study.errors import Refusal
+from study.planner import choose
+from study.planner.choose import Advice, Remedy, RemedyKind, StrategyPrediction
+from study.planner.request import Request
+from study.theory import adapters, computation
+from study.theory.peaks import PeakPart
+from study.theory.shapes import ModelShape
+
+Cause = Literal["weights and optimizer states", "activations", "logits and loss", "gathered layers", "host memory"]
+CAUSES: dict[PeakPart, Cause] = {
+    "parameters": "weights and optimizer states",
+    "gradients": "weights and optimizer states",
+    "optimizer_states": "weights and optimizer states",
+    "communication_buffers": "weights and optimizer states",
+    "gathered_parameters": "gathered layers",
+    "activations": "activations",
+    "temporary_buffers": "activations",
+    "logits": "logits and loss",
+}
+LORA_RANK = 16
+MOST_REMEDIES = 4
+SLOWED_DOWN = 1.2  # if the recommended strategy takes this many times as long as the fastest, memory decided
+Changes = dict[str, Any]  # new values of fields of a request
+CanStart = Callable[[Remedy], bool]
+
+
+def cause(option: StrategyPrediction) -> tuple[Cause, float]:
+    """Return what takes most of the memory of an option that does not fit, and its bytes on a GPU, or on a node."""
+    prediction = option.prediction
+    if option.free_bytes >= 0 and prediction.lacking is not None:
+        return "host memory", float(prediction.host_bytes_per_node)
+    sums: dict[Cause, float] = {}
+    for part, num_bytes in prediction.peak.parts.items():
+        sums[CAUSES[part]] = sums.get(CAUSES[part], 0.0) + float(num_bytes)
+    largest = max(sums, key=lambda name: sums[name])
+    return largest, sums[largest]
+
+
+# ---------------------------------------------------------------- the changes: None where one has no effect
+
+
+def _chunked_loss(request: Request, shape: ModelShape) -> Changes | None:
+    """Never keep all logits at once. This has an effect on models that predict a token at each position."""
+    predicts_tokens = computation.num_logits(shape, request.job()) >= shape.vocabulary
+    return {"loss_kernel": "chunked"} if request.job().loss != "chunked" and predicts_tokens else None
+
+
+def _checkpointing(request: Request, _: ModelShape) -> Changes | None:
+    """Recompute activations. If the request does not set it, it was tried already."""
+    return {"activation_checkpointing": "full"} if request.activation_checkpointing not in (None, "full") else None
+
+
+def _small_micro_batch(request: Request, _: ModelShape) -> Changes | None:
+    """Compute the same global batch in more micro steps. If the request sets no micro batch, it was tried already."""
+    micro = request.batch()[1]
+    return {"micro_batch_size": 1} if micro is not None and micro > 1 else None
+
+
+def _synchronized_micro_steps(request: Request, _: ModelShape) -> Changes | None:
+    """Reduce FSDP2's gradients in every micro step, so that no GPU keeps unsharded gradients between micro steps."""
+    return None if request.sync_each_batch else {"sync_each_batch": True}
+
+
+def _8_bit_optimizer(request: Request, _: ModelShape) -> Changes | None:
+    return {"optimizer": "adamw-8bit"} if request.optimizer == "adamw" and request.lora_rank is None else None
+
+
+def _lora(request: Request, _: ModelShape) -> Changes | None:
+    return {"lora_rank": LORA_RANK, "lora_target": "all-linear"} if request.lora_rank is None else None
+
+
+def _qlora(request: Request, shape: ModelShape) -> Changes | None:
+    """Keep the frozen weights in four bits, too."""
+    return None if request.load_in_4bit else {**(_lora(request, shape) or {}), "load_in_4bit": True}
+
+
+Change = Callable[[Request, ModelShape], Changes | None]
+SAME_TRAINING: tuple[Change, ...] = (_chunked_loss, _checkpointing, _small_micro_batch, _synchronized_micro_steps)
+OTHER_TRAINING: tuple[tuple[RemedyKind, Change], ...] = (
+    ("optimizer", _8_bit_optimizer), ("adapters", _lora), ("adapters", _qlora),
+)  # fmt: skip
+
+
+# ---------------------------------------------------------------- trying them
+
+
+def find(advice: Advice, can_start: CanStart) -> list[Remedy]:
+    """Return changes with which a strategy fits and leaves enough memory free without offload, the smallest first.
+
+    At most one is returned for each kind of change. If nothing fits, and no change makes it fit without offload, then
+    offload with all changes that compute the same training is tried, too. A change counts only if `can_start` says that
+    the requested program can start what is recommended then.
+
+    The list is empty if the recommended strategy already leaves enough memory free without offload, and if memory does
+    not make it slower than another one.
+    """
+    if not _is_short_of_memory(advice):
+        return []
+    search = _Search(advice, can_start)
+    return [*search.without_offload()][:MOST_REMEDIES] or [*search.with_offload()]
+
+
+def _is_short_of_memory(advice: Advice) -> bool:
+    now = advice.recommended
+    if now is None or now.offloads or not now.has_enough_free:
+        return True
+    fastest = min((option for option in advice.options if option.fits), key=lambda option: option.seconds)
+    return not fastest.has_enough_free and now.seconds > SLOWED_DOWN * fastest.seconds
+
+
+@dataclass(frozen=True)
+class _Search:
+    """A search for changes of a request that was answered."""
+
+    advice: Advice
+    can_start: CanStart
+
+    def without_offload(self) -> Iterator[Remedy]:
+        request, now = self.advice.request, self.advice.recommended
+        same = self._applicable(SAME_TRAINING)
+        smallest = next((found for changes in same if (found := self._try("same", changes))), None)
+        if smallest is None and len(same) > 1:
+            smallest = self._try_smallest("same", {}, same)
+        if smallest is not None:
+            yield smallest
+        if now is None or now.offloads:
+            yield from self._other_trainings(same)
+        if smallest is None and request.batch()[0] > 1:
+            changes = {"global_batch_size": request.num_gpus}
+            if found := self._try("batch", changes) or self._try_smallest("batch", changes, same):
+                yield found
+        if found := self._try_more_gpus({}) or (self._try_more_gpus(_together(same)) if smallest is None else None):
+            yield found
+
+    def _applicable(self, changes: Iterable[Change]) -> list[Changes]:
+        request, shape = self.advice.request, self.advice.shape
+        return [found for change in changes if (found := change(request, shape)) is not None]
+
+    def _other_trainings(self, same: Sequence[Changes]) -> Iterator[Remedy]:
+        """Yield at most one remedy of each kind of training. QLoRA is tried only if LoRA does not suffice."""
+        done: set[RemedyKind] = set()
+        for kind, change in OTHER_TRAINING:
+            changes = change(self.advice.request, self.advice.shape)
+            if kind in done or changes is None:
+                continue
+            if found := self._try(kind, changes) or self._try_smallest(kind, changes, same):
+                done.add(kind)
+                yield found
+
+    def with_offload(self) -> Iterator[Remedy]:
+        """Yield what fits if everything is changed that computes the same training, even if it leaves little free."""
+        if self.advice.recommended is not None:
+            return
+        changes = _together(self._applicable(SAME_TRAINING))
+        try:
+            request = _changed(self.advice.request, changes)
+            found = choose.recommend(choose.options_of(self.advice.shape, request.box(), request)[0])
+        except Refusal:
+            return
+        if found is not None:
+            remedy = Remedy(
+                "offload" if found.offloads else "same", _shown(self.advice.request, changes, found), found, request
+            )
+            yield from [remedy] if self.can_start(remedy) else []
+
+    def _try_smallest(self, kind: RemedyKind, changes: Changes, more: Sequence[Changes]) -> Remedy | None:
+        """Return a remedy with as few of `more` changes as are needed. None if even all of them do not suffice."""
+        needed = list(more)
+        found = self._try(kind, {**changes, **_together(needed)}) if needed else None
+        for each in more if found else ():
+            fewer = [other for other in needed if other is not each]
+            combined = {**changes, **_together(fewer)}
+            if combined and (smaller := self._try(kind, combined)) is not None:
+                needed, found = fewer, smaller
+        return found
+
+    def _try(self, kind: RemedyKind, changes: Changes) -> Remedy | None:
+        """Return the remedy that these changes are. None if they do not suffice, or if the program cannot do them.
+
+        A strategy must leave enough memory free without offload.
+        """
+        try:
+            request = _changed(self.advice.request, changes)
+            shape = request.with_adapter(adapters.base_of(self.advice.shape))
+            if not choose.could_leave_enough_free(shape, request, request.num_gpus):
+                return None
+            options, _ = choose.options_of(shape, request.box(), request, has_offload=False)
+        except Refusal:
+            return None
+        option = choose.recommend([each for each in options if each.has_enough_free])
+        if option is None:
+            return None
+        remedy = Remedy(kind, _shown(self.advice.request, changes, option), option, request)
+        return remedy if self.can_start(remedy) else None
+
+    def _try_more_gpus(self, changes: Changes) -> Remedy | None:
+        """Return the smallest larger number of GPUs with which the training fits, with as many sequences per GPU.
+
+        None if there is none, because more GPUs do not help against activations and logits.
+        """
+        for count in choose.GPU_COUNTS:
+            if count <= self.advice.box.num_gpus or not self.advice.request.could_run(count):
+                continue
+            if found := self._try("gpus", {**changes, "num_gpus": count}):
+                return found
+        return None
+
+
+def _together(changes: Iterable[Changes]) -> Changes:
+    return {name: value for each in changes for name, value in each.items()}
+
+
+def _changed(request: Request, changes: Changes) -> Request:
+    """Return a request with changes. The sequences per GPU stay, apart from those of another global batch.
+
+    If the micro batch is to be smaller, every split of the batch is a candidate.
+    """
+    changes, settings = dict(changes), dict[str, Any]()
+    if changes.pop("micro_batch_size", None) is not None or "global_batch_size" in changes:
+        settings |= {"micro_batch_size": None, "gradient_accumulation_steps": None}
+    num_gpus = changes.get("num_gpus", request.num_gpus)
+    return request.replace(**{**settings, "global_batch_size": request.batch()[0] * num_gpus, **changes})
+
+
+def _shown(request: Request, changes: Changes, option: StrategyPrediction) -> Changes:
+    """Return the changes of a request that lead to a prediction if they are added to its options."""
+    job, num_gpus = option.prediction.job, changes.get("num_gpus", request.num_gpus)
+    sequences = job.micro_batch_size * job.gradient_accumulation_steps
+    if "micro_batch_size" in changes:
+        changes = {**changes, "micro_batch_size": job.micro_batch_size}
+        if request.gradient_accumulation_steps is not None:
+            changes["gradient_accumulation_steps"] = job.gradient_accumulation_steps
+    elif "global_batch_size" in changes and request.micro_batch_size is not None:
+        changes = {"micro_batch_size": job.micro_batch_size, **changes}
+    try:
+        is_same = request.replace(**changes).batch()[0] == sequences
+    except Refusal:  # the options contradict each other without the global batch
+        is_same = False
+    return changes if is_same else {**changes, "global_batch_size": sequences * num_gpus}

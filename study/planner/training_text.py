@@ -1,0 +1,53 @@
+"""Say in words how long a whole training takes, and what it costs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from study import terminal
+from study.planner.machines import whole_training
+
+if TYPE_CHECKING:
+    from study.planner.choose import Advice
+    from study.planner.machines import WholeTraining
+    from study.theory.gpus import Gpu
+
+
+def duration(hours: float) -> str:
+    """Return a time in the unit in which one would say it."""
+    if hours < 2:
+        return f"{terminal.significant(60 * hours, 2)} minutes"
+    if hours < 72:
+        return f"{terminal.significant(hours, 2)} hours"
+    return f"{terminal.significant(hours / 24, 2)} days"
+
+
+def short_duration(hours: float) -> str:
+    """Return a time with the symbol of its unit, as a table has it."""
+    number, unit = duration(hours).split()
+    return f"{number} { ({'minutes': 'min'}.get(unit) or unit[0]) }"
+
+
+def _interval(training: WholeTraining) -> str:
+    low = duration(training.hours_low)
+    return f"at least {low}" if training.hours_high is None else f"{low} to {duration(training.hours_high)}"
+
+
+def price_of(gpu: Gpu) -> str:
+    """Return the source of a price, with its date."""
+    return f"{gpu.price_source} ({gpu.price_date})" if gpu.price_date else gpu.price_source
+
+
+def whole_training_sentence(advice: Advice) -> str | None:
+    """Return how long the whole training takes and what it costs. None if the request names no length."""
+    option = advice.recommended
+    training = None if option is None else whole_training(option, advice.request)
+    if training is None:
+        return None
+    cost = "; the price of the GPU is not known"
+    if training.dollars is not None:
+        cost = f" and to cost ${training.dollars:,.0f} at the price of {price_of(advice.box.gpu)}"
+    return (
+        f"The whole training of {training.tokens:,.0f} tokens has {training.steps:,} steps. It is predicted to take "
+        f"{duration(training.hours)} ({_interval(training)}){cost}."
+    )

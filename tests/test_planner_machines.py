@@ -1,0 +1,152 @@
+"""How many GPUs a model needs, which machine is the cheapest, and how long a whole training takes."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+import pytest
+
+from study import cli, planner
+from study.errors import Refusal
+from study.planner import choose, machines, machines_text, training_text
+from study.planner.machines import Comparison, NumbersOfGpus
+from study.planner.request import Request
+
+
+@functools.cache
+def numbers() -> NumbersOfGpus:
+    return machines.numbers_of_gpus("llama-3.1-8b", Request("h100-sxm", tokens=1e9))
+
+
+@functools.cache
+def compared(budget: float | None = None, deadline: float | None = None) -> Comparison:
+    names = ["a100-80gb", "h100-sxm", "rtx-4090"]
+    return machines.compare("llama-3.1-8b", Request("h100-sxm", tokens=1e9), names, None, budget, deadline)
+
+
+def test_each_number_of_gpus_has_the_answer_that_this_number_gets() -> None:
+    assert [machine.num_gpus for machine in numbers().machines] == [1, 2, 4, 8]
+    for machine in numbers().machines:
+        alone = planner.advise("llama-3.1-8b", Request("h100-sxm", machine.num_gpus)).recommended
+        assert alone is not None
+        assert alone.strategy == machine.option.strategy
+        assert alone.seconds == pytest.approx(machine.option.seconds)
+
+
+def test_the_answer_names_the_first_number_that_is_comfortable() -> None:
+    first, second, *_ = numbers().machines
+    assert (first.is_comfortable, second.is_comfortable) == (False, True)
+    assert "2 x h100-sxm are comfortable" in machines_text.answer_of_numbers(numbers())
+
+
+def test_a_whole_training_is_its_steps() -> None:
+    advice = planner.advise("gpt2", Request("a100-80gb", 8, examples=1000, epochs=2.5))
+    option = advice.recommended
+    assert option is not None
+    training = machines.whole_training(option, advice.request)
+    assert training is not None
+    tokens_per_step = 8 * 8 * 1024
+    assert training.tokens == 1000 * 2.5 * 1024
+    assert training.steps == -(-training.tokens // tokens_per_step)
+    assert training.hours == pytest.approx(training.steps * option.seconds / 3600)
+    assert training.dollars == pytest.approx(training.hours * option.prediction.dollars_per_hour)
+    assert training.hours_low <= training.hours <= (training.hours_high or float("inf"))
+
+
+def test_the_cheapest_and_the_fastest_machine_keep_the_limits() -> None:
+    every = compared()
+    assert every.cheapest is every.machines[0]
+    assert every.fastest is max(every.machines, key=lambda machine: machine.tokens_per_second)
+    limited = compared(budget=250.0, deadline=6.0)
+    for machine in limited.within_limits:
+        assert machine.training is not None
+        assert machine.training.hours <= 6
+        assert (machine.training.dollars or 0) <= 250
+    assert limited.verdict.num_findings == 0
+    assert compared(budget=0.01).cheapest is None
+    assert compared(budget=0.01).verdict.num_findings == 1
+    assert "None of " in machines_text.answer_of_comparison(compared(budget=0.01))
+
+
+def test_gpus_without_a_known_machine_are_compared_within_one_node() -> None:
+    assert max(machine.num_gpus for machine in compared().machines if machine.gpu.name == "rtx-4090") == 8
+    assert max(machine.num_gpus for machine in compared().machines) == machines.MOST_GPUS
+
+
+def test_every_price_has_its_source_and_date() -> None:
+    for machine in machines_text.content_of_comparison(compared())["machines"]:
+        assert machine["price_source"].endswith(")")
+    text = " ".join(machines_text.text_of_comparison(compared()).split())
+    assert "RunPod" in text
+    assert "Amazon EC2" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        (["--tokens", "1e9", "--examples", "5"], "both state how long"),
+        (["--epochs", "3"], "--epochs needs the number of examples"),
+        (["--deadline", "5"], "--deadline needs the length of the whole training"),
+        (["--measured-step-seconds", "2"], "--measured-step-seconds: needs both --model and --gpus"),
+        (["--write", "mine.yaml"], "--write mine.yaml: needs both --model and --gpus"),
+        (["--gpus", "8", "--gpu", "h100-sxm,a100-80gb", "--trace"], "--trace: needs both --model and --gpus, and one"),
+        (["--tensor-parallel", "2"], "--tensor-parallel: the planner predicts data parallelism"),
+        (["--context-parallel", "2"], "no context parallelism"),
+    ],
+)
+def test_questions_without_an_answer_are_refused(words: list[str], refusal: str) -> None:
+    with pytest.raises(Refusal, match=refusal):
+        cli.run(["advise", "--model", "gpt2", "--gpu", "h100-sxm", *words])
+
+
+def test_the_command_compares_machines_without_a_gpu(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    gpus = {name: machines.GPUS[name] for name in ("t4", "l4", "h20")}
+    monkeypatch.setattr(machines, "GPUS", gpus)
+    assert cli.run(["advise", "--model", "gpt2", "--tokens", "1e8", "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert {machine["gpu"] for machine in content["machines"]} == {"t4", "l4"}
+    assert content["without_price"] == ["h20"]
+    assert content["cheapest"]["whole_training"]["dollars"] > 0
+
+
+@pytest.mark.parametrize(("hours", "words"), [(0.5, "30 minutes"), (5.0, "5 hours"), (100.0, "4.2 days")])
+def test_a_duration_has_the_unit_in_which_one_says_it(hours: float, words: str) -> None:
+    assert training_text.duration(hours) == words
+
+
+def measured(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    question = ["advise", "--model", "llama-3.1-8b", "--gpu", "a100-80gb", "--gpus", "8", "--strategy", "zero3"]
+    assert cli.run([*question, *words, "--json"]) == 0
+    content: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return content
+
+
+def test_other_strategies_are_predicted_from_a_measured_step(capsys: pytest.CaptureFixture[str]) -> None:
+    predicted = measured(capsys)["strategies"][0]["seconds_per_step"]
+    found = measured(capsys, "--measured-step-seconds", str(2 * predicted))["calibration"]
+    assert found["factor"] == pytest.approx(2)
+    assert not found["is_inside_interval"]
+    assert "The usual reasons" in " ".join(found["meaning"])
+    plain = planner.advise("llama-3.1-8b", Request("a100-80gb", 8))
+    expected = {option.strategy.name: 2 * option.seconds for option in plain.options if option.fits}
+    assert {each["strategy"]: each["seconds_per_step"] for each in found["others"]} == pytest.approx(
+        {name: seconds for name, seconds in expected.items() if name != "zero3"}
+    )
+
+
+def test_a_measured_step_is_read_from_a_log(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
+    log = tmp_path / "steps.csv"
+    log.write_text("step,loss,step_seconds\n" + "".join(f"{step},3.0,1.5\n" for step in range(20)))
+    found = measured(capsys, "--measured", str(log))["calibration"]
+    assert found["measured_seconds_per_step"] == pytest.approx(1.5)
+    with pytest.raises(Refusal, match="needs the strategy that was measured"):
+        cli.run(["advise", "--model", "gpt2", "--gpu", "t4", "--gpus", "1", "--measured", str(log)])
+
+
+def test_more_numbers_are_tried_until_one_is_comfortable() -> None:
+    found = machines.numbers_of_gpus("llama-3.1-70b", Request("a100-80gb")).machines
+    assert found[-1].is_comfortable
+    assert len(found) > machines.NUM_FITTING
+    assert choose.GPU_COUNTS[: len(found)] == tuple(machine.num_gpus for machine in found)
