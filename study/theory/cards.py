@@ -15,8 +15,8 @@ from study.theory import gpus
 from study.theory.gpus import CHANGED, LIKE, Gpu
 
 # Large matrix products (up to 10,240 x 10,240) in PyTorch, as contributors measured them with one program:
-# github.com/zzc0721/torch-performance-test-data, database.md at 078586871da31ad6aaaf6fa43bc4ec3f284b151d, read in
-# November 2026. Cards with another memory than that of the data sheet are left out.
+# github.com/zzc0721/torch-performance-test-data at 078586871da3, read in November 2026. Cards with another memory than
+# that of the data sheet are left out.
 #
 # Tensor cores of GeForce cards accumulate in fp32 at half of the rate at which they accumulate in fp16 (NVIDIA's white
 # papers of GA102, Ada and RTX Blackwell state both rates, and the list of GPUs has the lower one). So do those of A10G
