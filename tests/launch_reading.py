@@ -22,6 +22,7 @@ OF_TRAINER = {
     "adamw_bnb_8bit": "adamw-8bit", "adamw_torch_8bit": "adamw-8bit", "adafactor": "adafactor", "sgd": "sgd",
     "adamw_torch": "adamw",
 }  # fmt: skip
+ATTENTION = {"sdpa": "sdpa", "eager": "eager", "flash_attention_3": "flash-3"}  # by the names in transformers
 OF_CLASSES = {
     r"(bitsandbytes|torchao)\.optim\.AdamW8bit\b": "adamw-8bit", r"\bLAMB\b|FusedLamb": "lamb",
     r"torch\.optim\.Muon": "muon", r"torch\.optim\.Adafactor": "adafactor", r"torch\.optim\.SGD": "sgd",
@@ -107,8 +108,8 @@ def _lines(reading: Reading, fields: Mapping[str, Any]) -> dict[str, Any]:
             read["optimizer_kernel"] = kernel
     if reading.match(r'dynamo_backend="inductor"|engine\.compile\(\)'):
         read["compile"] = True
-    if reading.match(r'attn_implementation="eager"'):
-        read["attention"] = "eager"
+    if named := reading.match(r'attn_implementation="(\w+)"'):
+        read["attention"] = ATTENTION[named[1]]
     if reading.match("FlashAttention 1"):
         read["attention"] = "flash-1"
     if reading.match(r"model\.gradient_checkpointing_enable\(\)"):
@@ -230,7 +231,7 @@ def _trl(reading: Reading) -> dict[str, Any]:
     assert not (reading.flag("--loss_type") and reading.is_true("--use_liger_kernel"))
     if reading.flag("--loss_type"):
         fields["loss_kernel"] = {"nll": "eager", "chunked_nll": "chunked"}[reading.flag("--loss_type")]
-    fields["attention"] = reading.flag("--attn_implementation") or "sdpa"
+    fields["attention"] = ATTENTION[reading.flag("--attn_implementation") or "sdpa"]
     fields["sequence_length"] = int(reading.flag("--max_length"))
     if reading.is_true("--use_peft"):
         begin = reading.words.index("--lora_target_modules") + 1 if "--lora_target_modules" in reading.words else 0
@@ -256,7 +257,7 @@ def _axolotl(reading: Reading) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "optimizer": OF_TRAINER.get(optimizer, {"muon": "muon"}.get(optimizer, "adamw")),
         "optimizer_kernel": "foreach" if optimizer == "adamw_torch" else "fused",
-        "attention": keys.get("attn_implementation", "sdpa"),
+        "attention": ATTENTION[keys.get("attn_implementation", "sdpa")],
         "compile": keys.get("torch_compile", False),
         "activation_checkpointing": "full" if keys["gradient_checkpointing"] else "none",
         "micro_batch_size": keys["micro_batch_size"],

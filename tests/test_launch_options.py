@@ -180,7 +180,8 @@ REFUSED: dict[StackName, set[tuple[str, Any]]] = {
     "torchtitan": {
         ("precision", "tf32"), ("precision", "fp16"), ("precision", "fp16-autocast"),
         ("activation_checkpointing", "selective"), ("kernels", "transformers"), ("attention", "eager"),
-        ("attention", "flash-1"), ("dropout", True), ("loss_kernel", "upcast"), ("loss_kernel", "fused"),
+        ("attention", "flash-1"), ("attention", "flash-3"), ("dropout", True), ("loss_kernel", "upcast"),
+        ("loss_kernel", "fused"),
         ("optimizer", "adamw-8bit"), ("optimizer", "lamb"), ("optimizer", "muon"), ("optimizer", "adafactor"),
         ("optimizer", "sgd"), ("lora_rank", 8), ("lora_target", "q_proj,v_proj"), ("lora_target", "all-linear"),
         ("lora_dropout", 0.5), ("adapter", "lora"), ("adapter", "dora"), ("load_in_4bit", True),
@@ -189,8 +190,9 @@ REFUSED: dict[StackName, set[tuple[str, Any]]] = {
     "study": {
         ("precision", "tf32"), ("precision", "pure-bf16"), ("precision", "fp8"),
         ("activation_checkpointing", "selective"), ("activation_checkpointing", "selective-op"), ("kernels", "fused"),
-        ("attention", "flash-1"), ("loss_kernel", "upcast"), ("loss_kernel", "fused"), ("loss_kernel", "chunked"),
-        ("optimizer", "adamw-8bit"), ("optimizer", "lamb"), ("optimizer", "muon"), ("optimizer", "adafactor"),
+        ("attention", "flash-1"), ("attention", "flash-3"), ("loss_kernel", "upcast"), ("loss_kernel", "fused"),
+        ("loss_kernel", "chunked"), ("optimizer", "adamw-8bit"), ("optimizer", "lamb"), ("optimizer", "muon"),
+        ("optimizer", "adafactor"),
         ("optimizer", "sgd"), ("optimizer_kernel", "foreach"), ("optimizer_kernel", "loop"), ("adapter", "dora"),
     },
 }  # fmt: skip

@@ -351,6 +351,12 @@ ATTENTION: dict[str, Cells] = {
         ("torchtitan",): _NO_ATTENTION,
         ("study",): _flags("--attention eager"),
     },
+    "flash-3": {
+        OWN_MODEL: _model('attn_implementation="flash_attention_3"'),
+        ("trl",): _flags("--attn_implementation flash_attention_3"),
+        ("axolotl",): _keys(attn_implementation="flash_attention_3"),
+        ("torchtitan", "study"): _NO_ATTENTION,
+    },
     "flash-1": {
         OWN_MODEL: _lines("a model of your own with FlashAttention 1, which transformers does not have"),
         ("trl", "axolotl", "torchtitan", "study"): _NO_ATTENTION,
