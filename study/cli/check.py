@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -555,4 +556,76 @@ def _decide_claims(write: bool) -> Verdict:
     return verdict
 
 
-COMMANDS = (_doctor, _prove, _dry_run, _upgrade, _diff, _saved, _conformance, _claims)
+@command("why")
+@click.argument(
+    "logs",
+    type=PATH,
+    nargs=-1,
+    metavar="[LOG]...",
+    help="what the run printed; several files of one run; - or nothing: standard input",
+)
+@click.option(
+    "--model", metavar="NAME", help="the model, as for advise; names the tensor that did not fit, and changes that help"
+)
+@click.option("--gpu", metavar="NAME", help="the GPU, as for advise [default: by the memory that a message states]")
+@click.option("--gpus", "num_gpus", type=NUMBER, metavar="N", help="the number of GPUs")
+@click.option("--strategy", metavar="NAME", help="the strategy, such as zero2 or fsdp2")
+@click.option("--micro-batch-size", type=NUMBER, metavar="N", help="sequences per GPU and micro step")
+@click.option("--sequence-length", type=NUMBER, metavar="N", help="tokens per sequence")
+@click.option(
+    "--flight-recorder", type=PATH, metavar="DIR", help="the files of PyTorch's flight recorder, one per rank"
+)
+@click.option("--snapshot", type=PATH, metavar="FILE", help="a memory snapshot of PyTorch")
+@click.option("--trace", type=PATH, metavar="FILE", help="a trace of PyTorch's profiler (JSON)")
+@click.option("--json", "as_json", is_flag=True, help="print the answer as JSON")
+def _why(
+    logs: tuple[Path, ...],
+    flight_recorder: Path | None,
+    snapshot: Path | None,
+    trace: Path | None,
+    as_json: bool,
+    **known: Any,
+) -> Verdict:
+    """Find out why a run failed, is slow or trains wrongly, from what it printed.
+
+    The command reads the output of any launcher, of one or of all ranks, finds the first cause among the lines that
+    follow it, and says what to change. It knows messages of PyTorch, NCCL, accelerate, DeepSpeed, transformers and
+    their launchers, and concludes from the numbers in them and from the logged steps. Nothing in a log is executed, no
+    network is used, and tokens and passwords are masked in the answer.
+
+    Exit status: 0 if nothing is wrong with the steps that the log shows; 1 if a cause was found; 2 if the request is
+    refused; 3 if the cause is not known.
+    """
+    import json
+
+    from study.why import answer, recordings, text
+    from study.why.setting import Setting
+
+    recorded = [
+        *(recordings.flight_recordings(flight_recorder) if flight_recorder else []),
+        *(recordings.snapshot(snapshot) if snapshot else []),
+        *(recordings.trace(trace) if trace else []),
+    ]
+    setting = Setting(**known)
+    if logs and logs != (Path("-"),):
+        found = answer.answer(logs, setting, recorded)
+    elif recorded and not logs:
+        found = answer.answer_lines((), setting, recorded)
+    else:
+        found = answer.answer_lines(_standard_input(), setting, recorded)
+    if as_json:
+        print(json.dumps(answer.content(found), indent=1, ensure_ascii=False))
+    else:
+        print(text.text(found))
+    return found.verdict
+
+
+def _standard_input() -> Iterator[str]:
+    """Yield the lines of standard input. Raises Refusal if it is a terminal."""
+    if sys.stdin.isatty():
+        raise Refusal("A log is missing. Name a file, or write it to standard input: zero-study why < train.log")
+    for line in sys.stdin.buffer:
+        yield line.decode("utf-8", errors="replace")
+
+
+COMMANDS = (_doctor, _prove, _dry_run, _upgrade, _diff, _saved, _conformance, _claims, _why)

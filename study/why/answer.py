@@ -1,0 +1,156 @@
+"""The answer of `zero-study why`: the first cause in a log, the others, and what is said if none is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from study.errors import Refusal
+from study.files import open_regular
+from study.upgrade.changes import known_faults
+from study.upgrade.faults import Fault
+from study.verdict import Checked, NotChecked, Verdict
+from study.why import hangs, known, launch, memory, memory_messages, planned, slow, training
+from study.why.cause import Cause, rank_causes
+from study.why.log import Line, Log, Reader, mask
+from study.why.setting import Setting, SettingReader
+from study.why.steps import Steps
+
+LONGEST_LINE = 1 << 16  # characters that are read at once, so that a log in one line needs little memory
+MOST_OTHERS = 3  # further causes in the answer
+MOST_SHOWN = 5  # lines that are shown if no cause is known
+_ENDS = ("ChildFailedError", "CalledProcessError", "SignalException", "SystemExit", "KeyboardInterrupt", "RayTaskError")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Why a run failed, as far as its log says."""
+
+    causes: tuple[Cause, ...]  # the first one is the answer
+    lines: tuple[Line, ...]  # the first lines that matter
+    log: Log
+    steps: Steps
+    setting: Setting
+    remedies: tuple[dict[str, Any], ...] = ()  # of the planner, for memory of a GPU
+    faults: tuple[Fault, ...] = ()  # known ones of the releases that the log states, if the training runs wrong
+
+    @property
+    def cause(self) -> Cause | None:
+        return self.causes[0] if self.causes else None
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the log shows steps of a training and nothing that is wrong."""
+        return self.num_found == 0 and not self.log.failures and self.steps.num_steps > 0
+
+    @property
+    def num_found(self) -> int:
+        """How many causes there are, without notes."""
+        return sum(not cause.is_note for cause in self.causes)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Return the verdict: a cause, nothing wrong in the steps that are there, or unknown."""
+        unknown = [] if self.num_found or self.is_sound else [NotChecked("the cause", "no known sign of one", True)]
+        return Verdict.of(self.num_found, [Checked(self.log.num_lines, "line", "read")], unknown)
+
+
+def answer(paths: Iterable[Path], requested: Setting | None = None, recorded: Sequence[Cause] = ()) -> Answer:
+    """Return why a run failed, from its logs. Several files are the logs of several ranks, or parts of one.
+
+    `recorded` are the causes that recordings show. Raises Refusal if a file cannot be read, or has no line.
+    """
+    texts = list(paths)
+    return answer_lines((line for path in texts for line in _lines(path)), requested, recorded)
+
+
+def answer_lines(lines: Iterable[str], requested: Setting | None = None, recorded: Sequence[Cause] = ()) -> Answer:
+    """Return why a run failed, from the lines that it printed. Raises Refusal if there is none."""
+    reader, steps, stated = _Reader(), Steps(), SettingReader()
+    reader.others = (steps.take, stated.take)
+    log = reader.read(lines)
+    if not log.num_lines and not recorded:
+        raise Refusal("The log is empty. Name the file that has what the run printed, or write it to standard input.")
+    setting = stated.setting(requested or Setting())
+    messages = [found for failure in log.failures if (found := memory_messages.read(failure)) is not None]
+    if setting.gpu is None and messages:
+        setting = replace(setting, gpu=planned.gpu_of(messages[0].total))
+    causes = rank_causes(
+        [
+            *recorded, *known.causes(log), *memory.causes(log, steps, setting), *hangs.causes(log, steps),
+            *training.causes(steps, setting), *slow.causes(steps, setting), *launch.causes(log),
+            *planned.slower_than_predicted(steps, setting),
+        ]
+    )  # fmt: skip
+    first = causes[0] if causes else None
+    is_of_gpu = bool(messages) and first is not None and first.kind == "memory"
+    remedies = planned.remedies(setting) if is_of_gpu else ()
+    runs_wrong = first is None or first.kind == "wrong"
+    faults = tuple(_faults(setting)) if runs_wrong else ()
+    return Answer(tuple(causes), tuple(_first_lines(log)), log, steps, setting, remedies, faults)
+
+
+def _faults(setting: Setting) -> Iterator[Fault]:
+    """Yield the known faults of the stated releases that make a training wrong, if the strategy may have them."""
+    stage = {"zero1": 1, "zero2": 2, "zero3": 3}.get(setting.strategy or "")
+    releases = dict(setting.versions)
+    for change in known_faults():
+        stages = change.needs.get("zero_optimization.stage")
+        if stage is not None and stages is not None and stage not in stages:
+            continue
+        if change.kind == "fault" and change.effect == "training" and change.is_among(releases):
+            yield change
+
+
+class _Reader(Reader):
+    """A reader that also hands each line to others."""
+
+    others: tuple[Any, ...] = ()
+
+    def _take(self, line: Line) -> None:
+        super()._take(line)
+        for take in self.others:
+            take(line)
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a file. Bytes that are not UTF-8 are replaced, and a very long line is read in parts."""
+    with open_regular(path) as file:
+        while line := file.readline(LONGEST_LINE):
+            yield line.decode("utf-8", errors="replace")
+
+
+def _first_lines(log: Log) -> Iterator[Line]:
+    """Yield the lines that matter most if no cause is known: the first exception of each kind, or the first others."""
+    seen: set[str] = set()
+    for failure in log.failures:
+        if failure.kind in _ENDS or failure.kind in seen or failure.is_handled:
+            continue
+        seen.add(failure.kind)
+        yield Line(failure.number, failure.rank, failure.first_line)
+    if not seen:
+        yield from log.lines[:MOST_SHOWN]
+    if not seen and not log.lines:
+        yield from log.last
+
+
+def content(answer: Answer) -> dict[str, Any]:
+    """Return the answer for JSON."""
+    return {
+        **answer.verdict.content(),
+        "cause": answer.cause.content() if answer.cause else None,
+        "other_causes": [cause.content() for cause in answer.causes[1:]],
+        "lines": [
+            {"line": line.number, "rank": line.rank, "text": mask(line.text)} for line in answer.lines[:MOST_SHOWN]
+        ],
+        "num_lines": answer.log.num_lines,
+        "ranks": sorted(answer.log.ranks),
+        "num_steps": answer.steps.num_steps,
+        "setting": {name: value for name, value in vars(answer.setting).items() if value not in (None, False)},
+        "remedies": list(answer.remedies),
+        "known_faults_of_the_releases": [
+            {"id": fault.id, "summary": fault.summary, "fixed_in": fault.fixed} for fault in answer.faults
+        ],
+    }

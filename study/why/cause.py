@@ -1,0 +1,64 @@
+"""A cause of a failure: what happened, why, how sure that is, what to change, and how to check it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from study.why.log import Line, mask
+
+Kind = Literal["memory", "hang", "wrong", "slow", "start-up", "save", "launch"]
+# certain: the log says it. likely: the usual cause of what the log says. possible: one of several causes.
+Certainty = Literal["certain", "likely", "possible"]
+CERTAINTIES: tuple[Certainty, ...] = ("certain", "likely", "possible")
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What may have made a run fail. Causes are compared by `rank_causes`."""
+
+    id: str  # such as "memory/logits"
+    kind: Kind
+    happened: str  # one sentence with the numbers of the log
+    because: str  # the cause, in one or two sentences
+    certainty: Certainty
+    basis: str  # from what it follows
+    evidence: tuple[Line, ...] = ()  # the lines that show it
+    changes: tuple[str, ...] = ()  # the smallest first, with the line to write
+    check: str = ""  # how to check it
+    documented: str = ""  # an address
+    is_consequence: bool = False  # something else in the log came first, if the log has it
+    is_note: bool = False  # it explains what the log shows, and nothing is wrong
+    strength: int = 0  # of causes that are equally certain, those with a higher number say more
+
+    @property
+    def line(self) -> int:
+        return min((line.number for line in self.evidence), default=0)
+
+    def content(self) -> dict[str, Any]:
+        """Return the cause for JSON."""
+        return {
+            "id": self.id, "kind": self.kind, "what_happened": self.happened, "why": self.because,
+            "certainty": self.certainty, "basis": self.basis, "is_note": self.is_note,
+            "evidence": [
+                {"line": line.number, "rank": line.rank, "text": mask(line.text)} for line in self.evidence
+            ],
+            "changes": list(self.changes), "check": self.check, "documented": self.documented,
+        }  # fmt: skip
+
+
+def rank_causes(causes: Iterable[Cause]) -> list[Cause]:
+    """Return causes, the first and surest one first.
+
+    What follows from another failure, such as a time-out of the ranks that wait for a rank that ended, comes last.
+    Among causes that are equally sure, that of the earliest line comes first. A cause is listed once.
+    """
+    ranked = sorted(
+        causes,
+        key=lambda cause: (
+            cause.is_note, cause.is_consequence, CERTAINTIES.index(cause.certainty), -cause.strength, cause.line,
+            cause.id,
+        ),
+    )  # fmt: skip
+    return list({cause.id: cause for cause in reversed(ranked)}.values())[::-1]

@@ -1,0 +1,318 @@
+"""Why ranks waited for each other: what the watchdogs of PyTorch say on each rank, and what its flight recorder wrote.
+
+NCCL's collectives have no time-out of their own. PyTorch's watchdog ends a process whose collective took too long, and
+says its number in the sequence, its kind and its size. If all ranks wait in the same collective, the network or a GPU
+stands still. If they wait in different ones, their programs took different ways.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from study.terminal import count
+from study.why.cause import Cause, Certainty
+from study.why.known import conclude
+from study.why.log import Failure, Line, Log
+from study.why.steps import Bar, Steps
+
+_WATCHDOG = re.compile(
+    r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(?P<number>\d+), OpType=(?P<operation>\w+)"
+    r"(?:, TensorShape=\[(?P<shape>[\d, ]*)\])?(?:, NumelIn=(?P<inputs>\d+), NumelOut=(?P<outputs>\d+))?"
+    r"[^)]*?Timeout\(ms\)=(?P<limit>\d+)\)"
+)
+# Without its message, the frames of PyTorch's library tell that a watchdog ended the process.
+_WATCHDOG_FRAME = re.compile(
+    r"WorkNCCL::checkTimeout|Watchdog caught collective operation timeout|watchdog thread terminated"
+)
+_OWN_RANK = re.compile(r"\[(?:PG [^\]]*?)?(?:Global )?Rank (\d+)\]|\bRank (\d+)\b")
+_GROUP = re.compile(r"\[PG (?:ID )?([^\]]*?) Rank \d+\]")
+# Words of progress bars of data and files that are prepared before the training.
+_DATA = re.compile(
+    r"map|tokeniz|download|load|filter|pack|shard|convert|resolv|process|generating \w+ split|adding|cache",
+    re.IGNORECASE,
+)
+_TRACE = re.compile(r"Invalidate trace cache @ step")
+_STORE_TIMEOUT = re.compile(
+    r"waitForInput: socket .* timed out|wait timeout after \d+ ?ms|Timed out waiting \d+ ?ms for (?:recv|send)"
+)
+
+FEW_STEPS = 100  # by which ranks that wait for each other may differ
+FEW = 16  # elements of a collective that is of a number, such as a metric, and not of weights
+NEAR = 40  # lines between an activity and a time-out
+START = 5  # collectives after which the groups of a run have worked together
+_GATHERS = ("ALLGATHER", "ALLGATHER_BASE", "COALESCED")
+_REDUCTIONS = ("ALLREDUCE", "REDUCE", "REDUCE_SCATTER", "REDUCE_SCATTER_BASE")
+
+
+class Waiting(NamedTuple):
+    """The collective in which a rank waited until its time was over."""
+
+    line: Line
+    rank: int | None
+    number: int  # in the sequence of its group
+    operation: str
+    elements: int | None
+    milliseconds: int
+    group: str = ""
+
+    def __str__(self) -> str:
+        size = "" if self.elements is None else f" of {count(self.elements, 'element')}"
+        return f"{self.operation} number {self.number:,}{size}"
+
+
+@dataclass(frozen=True)
+class _Picture:
+    """What all ranks together show."""
+
+    waiting: tuple[Waiting, ...]
+    absent: tuple[int, ...]  # ranks of the log that did not wait
+    failures: tuple[Failure, ...]  # of ranks that ended by themselves
+
+    @property
+    def calls(self) -> Counter[tuple[int, str, int | None]]:
+        return Counter((each.number, each.operation, each.elements) for each in self.waiting)
+
+
+def waiting(log: Log) -> list[Waiting]:
+    """Return the first collective in which each rank's watchdog gave up."""
+    found: dict[int | None, Waiting] = {}
+    for line, match in log.search(_WATCHDOG):
+        own = _OWN_RANK.search(line.text[: match.start()])
+        rank = int(own[1] or own[2]) if own else line.rank
+        elements = int(match["inputs"]) if match["inputs"] else None
+        if elements is None and match["shape"]:
+            elements = 1
+            for size in filter(None, match["shape"].split(",")):
+                elements *= int(size)
+        group = _GROUP.search(line.text)
+        entry = Waiting(
+            line, rank, int(match["number"]), match["operation"].lstrip("_"), elements, int(match["limit"]),
+            group[1] if group else "",
+        )  # fmt: skip
+        if rank not in found or entry.line.number < found[rank].line.number:
+            found.setdefault(rank, entry)
+    return list(found.values())
+
+
+def causes(log: Log, steps: Steps) -> list[Cause]:
+    """Return the causes for which collectives timed out."""
+    found = waiting(log)
+    if not found:
+        return list(_without_numbers(log, steps))
+    ranks = {each.rank for each in found if each.rank is not None}
+    known = log.ranks | ranks
+    last = max(known, default=0)
+    absent = tuple(sorted(set(range(last + 1)) - ranks)) if len(known) > 1 else ()
+    first_line = min(each.line.number for each in found)
+    failures = tuple(
+        failure for failure in log.failures
+        if failure.number < first_line and not failure.is_handled and not _is_of_waiting(failure)
+    )  # fmt: skip
+    return list(_conclude(_Picture(tuple(found), absent, failures), steps, log))
+
+
+def _without_numbers(log: Log, steps: Steps) -> Iterator[Cause]:
+    """Yield what is known of a time-out whose message is not in the log, or that is not of NCCL."""
+    line = next((line for line, _ in log.search(_STORE_TIMEOUT)), None) or next(
+        (line for line, _ in log.search(_WATCHDOG_FRAME)), None
+    )
+    if line is None:
+        return
+    happened = "A rank waited for the others until its time was over."
+    if (bar := _preparation(steps)) is not None:
+        yield _prepared(bar, happened, (line,))
+        return
+    yield from _alone(steps, line, happened, (line,))
+    yield conclude("hang/time-out", (line,), happened=happened, absent="")
+
+
+def _prepared(bar: Bar, happened: str, evidence: tuple[Line, ...]) -> Cause:
+    return conclude(
+        "hang/preparation", (bar.line, *evidence), happened=happened, bar=repr(bar.name or "of the data"),
+        done=f"{bar.done:,.0f}", total=f"{bar.total:,.0f}",
+    )  # fmt: skip
+
+
+def _alone(steps: Steps, line: Line, happened: str, evidence: tuple[Line, ...]) -> Iterator[Cause]:
+    """Yield the cause that some ranks evaluate, generate or save while others do not, if the log shows it."""
+    before = [(each, text) for each, text in steps.activities if each.number <= line.number]
+    bars = [
+        (bar.line, bar.name) for name, bar in steps.bars.items() if name != "steps" and bar.line.number <= line.number
+    ]
+    activity = max([*before, *bars], key=lambda pair: pair[0].number, default=None)
+    if activity is None or line.number - activity[0].number > NEAR:
+        return
+    where = re.search(r"(?i)rank\W?(\d+)", activity[1] + activity[0].text)
+    only = f" on rank {where[1]}" if where else ""
+    evidence = (activity[0], *evidence)
+    yield conclude(
+        "hang/activity-of-some-ranks", evidence, happened=happened, activity=repr(activity[1].strip()), only=only
+    )
+
+
+def _is_of_waiting(failure: Failure) -> bool:
+    return failure.kind in ("DistBackendError", "ChildFailedError") or "Watchdog" in failure.text
+
+
+def _conclude(picture: _Picture, steps: Steps, log: Log) -> Iterator[Cause]:
+    first = min(picture.waiting, key=lambda each: each.line.number)
+    evidence = tuple(each.line for each in picture.waiting[:4])
+    minutes = first.milliseconds / 60000
+    happened = f"{_ranks_text(picture.waiting)} waited {minutes:,.0f} minutes in {first}."
+    if picture.failures:
+        return  # a rank ended before: what it raised is the cause
+    yield from _different_calls(picture, evidence, minutes)
+    if (bar := _preparation(steps)) is not None:
+        yield _prepared(bar, happened, evidence)
+    elif first.number <= START and not steps.num_steps and len(picture.calls) == 1:
+        yield conclude("hang/first-collective", evidence, happened=happened)
+    if len(picture.calls) == 1:
+        yield from _different_steps(steps, first.line, happened, evidence)
+        yield from _alone(steps, first.line, happened, evidence)
+    yield from _by_size(picture, first, happened, evidence, log)
+
+
+def _preparation(steps: Steps) -> Bar | None:
+    """Return the bar of data that is not at its end. None if there is none, or if training had begun."""
+    if steps.rows:
+        return None
+    bars = [bar for name, bar in steps.bars.items() if _DATA.search(name) and bar.done < bar.total]
+    return max(bars, key=lambda bar: bar.line.number, default=None)
+
+
+def _different_calls(picture: _Picture, evidence: tuple[Line, ...], minutes: float) -> Iterator[Cause]:
+    """Yield the cause that ranks wait in different collectives."""
+    groups = {each.group for each in picture.waiting}
+    if len(picture.calls) < 2 or len(groups) > 1:
+        return
+    usual = picture.calls.most_common(1)[0][0]
+    others = [each for each in picture.waiting if (each.number, each.operation, each.elements) != usual]
+    same = [each for each in picture.waiting if each not in others]
+    numbers = {each.number for each in picture.waiting}
+    operations = {each.operation for each in picture.waiting}
+    if len(numbers) == 1:
+        kind = "hang/different-sizes" if len(operations) == 1 else "hang/different-calls"
+    else:
+        kind = "hang/rank-behind"
+    behind = min(picture.waiting, key=lambda each: each.number)
+    yield conclude(
+        kind, evidence, minutes=f"{minutes:,.0f}", same=f"{_ranks_text(same)} waited in {same[0]}",
+        other=f"{_ranks_text(others)[0].lower()}{_ranks_text(others)[1:]} in {others[0]}", behind=_ranks_text([behind]),
+    )  # fmt: skip
+
+
+def _different_steps(steps: Steps, line: Line, happened: str, evidence: tuple[Line, ...]) -> Iterator[Cause]:
+    """Yield the cause that ranks were at different steps, if their progress bars show it."""
+    states = [(each, done, total) for each, done, total in steps.recent if each.number <= line.number]
+    totals = {total for _, _, total in states}
+    for total in totals:
+        done = [count for _, count, each in states if each == total]
+        fell = any(later < earlier for earlier, later in itertools.pairwise(done))
+        if fell and 2 <= max(done) - min(done) <= FEW_STEPS:
+            shown = next(each for each, _, each_total in states if each_total == total)
+            yield conclude(
+                "hang/different-steps", (shown, *evidence), happened=happened, least=f"{min(done):,}",
+                most=f"{max(done):,}", total=f"{total:,}",
+            )  # fmt: skip
+            return
+
+
+def _by_size(picture: _Picture, first: Waiting, happened: str, evidence: tuple[Line, ...], log: Log) -> Iterator[Cause]:
+    """Yield what the kind and size of the collective say of it."""
+    operation, elements = first.operation, first.elements
+    absent = (
+        f" {_list('Rank', picture.absent)} did not wait there." if picture.absent and len(picture.absent) < 8 else ""
+    )
+    strength = 1 if picture.absent else 0
+    changed = next((line for line, _ in log.search(_TRACE)), None)
+    if elements is not None and elements <= FEW and operation in (*_REDUCTIONS, *_GATHERS, "BROADCAST"):
+        certainty: Certainty = "likely" if picture.absent else "possible"
+        size = count(elements, "element")
+        yield conclude(
+            "hang/number", evidence, happened=happened, absent=absent, elements=size, certainty=certainty,
+            strength=strength,
+        )  # fmt: skip
+    elif operation in _GATHERS:
+        if changed is not None:
+            yield conclude("hang/gather-in-another-order", (changed, *evidence), happened=happened, absent=absent)
+        elif {each.rank for each in picture.waiting} == {0}:
+            yield conclude("hang/gather-on-rank-0", evidence, happened=happened, absent=absent)
+        else:
+            yield conclude("hang/gather", evidence, happened=happened, absent=absent, strength=strength)
+    elif operation in _REDUCTIONS:
+        yield conclude("hang/gradients", evidence, happened=happened, absent=absent, strength=strength)
+    else:
+        yield conclude("hang/time-out", evidence, happened=happened, absent=absent)
+
+
+def _ranks_text(waiting_ranks: Sequence[Waiting]) -> str:
+    ranks = sorted(each.rank for each in waiting_ranks if each.rank is not None)
+    return _list("Rank", ranks) if ranks else "A rank"
+
+
+def _list(noun: str, ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"{noun} {ranks[0]}"
+    if len(ranks) > 4 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
+        return f"{noun}s {ranks[0]} to {ranks[-1]}"
+    shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return f"{noun}s {shown}"
+
+
+# ---------------------------------------------------------------- the flight recorder
+
+
+def causes_of_recordings(entries: Mapping[int, Sequence[Mapping[str, object]]]) -> list[Cause]:
+    """Return what the recordings of several ranks show: the first call that not all of them made alike.
+
+    `entries` has the list of calls of each rank, as PyTorch's flight recorder writes it.
+    """
+    by_group: dict[str, dict[int, dict[int, Mapping[str, object]]]] = {}
+    for rank, calls in entries.items():
+        for call in calls:
+            number = call.get("collective_seq_id")
+            if isinstance(number, int) and not call.get("is_p2p"):
+                by_group.setdefault(str(call.get("process_group")), {}).setdefault(rank, {})[number] = call
+    for group, ranks in by_group.items():
+        first = max(min(calls) for calls in ranks.values())  # the buffers forget the oldest calls
+        for number in range(first, max(max(calls) for calls in ranks.values()) + 1):
+            made = {rank: _described(calls[number]) for rank, calls in ranks.items() if number in calls}
+            without = sorted(set(ranks) - set(made))
+            if without or len(set(made.values())) > 1:
+                return [_recorded_cause(group, number, made, without, ranks)]
+    stuck = [
+        call for ranks in by_group.values() for calls in ranks.values() for call in calls.values()
+        if call.get("state") == "started"
+    ]  # fmt: skip
+    if not stuck:
+        return []
+    return [conclude("hang/network", (), call=_described(stuck[0]))]
+
+
+def _recorded_cause(
+    group: str, number: int, made: Mapping[int, str], without: Sequence[int], ranks: Mapping[int, object]
+) -> Cause:
+    kinds: dict[str, list[int]] = {}
+    for rank, text in made.items():
+        kinds.setdefault(text, []).append(rank)
+    calls = "; ".join(f"{_list('rank', sorted(each))} made {text}" for text, each in kinds.items())
+    missing = f"; {_list('rank', without)} made no such call" if without else ""
+    return conclude(
+        "hang/recorded-calls", (), number=f"{number:,}", group=group, calls=calls, missing=missing,
+        basis=f"the recordings of {count(len(ranks), 'rank')}",
+    )  # fmt: skip
+
+
+def _described(call: Mapping[str, object]) -> str:
+    name = str(call.get("profiling_name", "a collective")).removeprefix("nccl:")
+    frames = call.get("frames")
+    where = ""
+    if isinstance(frames, list):
+        own = next((f for f in frames if isinstance(f, dict) and "/torch/" not in str(f.get("filename"))), None)
+        where = f" at {own.get('filename')}:{own.get('line')}" if own else ""
+    return f"{name} of {call.get('input_sizes')}{where}"

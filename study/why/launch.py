@@ -1,0 +1,30 @@
+"""What launchers say at the end of a run: exit codes and signals. Often they only say that there is a cause."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator
+
+from study.why.cause import Cause
+from study.why.known import conclude
+from study.why.log import Line, Log
+
+_EXIT = re.compile(r"(?:exitcode\s*:\s*|exits with return code = |exit code:? |returned non-zero exit status )(-?\d+)")
+_HANGUP = re.compile(r"Received Signals\.SIGHUP|got signal: 1\b|Received 1 death signal")
+_KNOWN = (signal.SIGHUP, signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGSEGV, signal.SIGTERM)
+
+
+def causes(log: Log) -> Iterator[Cause]:
+    """Yield what exit codes and signals say. Signal 9 has rules of its own."""
+    lines: dict[int, Line] = {}
+    for line, match in log.search(_EXIT):
+        code = int(match[1])
+        number = -code if -65 < code < 0 else code - 128 if 128 < code < 193 else 0
+        if number:
+            lines.setdefault(number, line)
+    for line, _ in log.search(_HANGUP):
+        lines.setdefault(signal.SIGHUP, line)
+    for number, line in lines.items():
+        if number in _KNOWN:
+            yield conclude(f"launch/signal-{int(number)}", (line,))

@@ -1,0 +1,254 @@
+"""Read what a failed run printed, in one pass and in constant memory: who said it, exceptions, and lines that matter.
+
+Launchers mark the lines of a rank in several ways, and the lines of ranks may be mixed, even within a line. Nothing in
+a log is executed. Tokens and passwords in a log are masked, because users paste answers into public threads.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from study.terminal import printable
+
+LONGEST = 4000  # characters of a line that are examined; logs contain whole data sets in a line
+MOST_FAILURES = 200  # exceptions that are kept, over all ranks
+MOST_LINES = 400  # lines that are kept because they may matter
+FRAMES = 80  # of a traceback that are kept, the innermost ones
+MESSAGE_LINES = 40  # of an exception that are kept
+CONTEXT = 6  # lines before the end of a log that are kept
+BEFORE = 4  # lines before an exception that are kept
+
+# The mark of a rank at the beginning of a line: [rank3]: of PyTorch, [default3]: of torchrun --tee, [1,3]<stderr>: of
+# mpirun, 3: of srun --label.
+_RANK = r"\[(?:rank|default)(\d{1,5})\]:"
+_MARKS = (
+    re.compile(rf"\s?{_RANK}\s?"),
+    re.compile(r"\[1,(\d{1,5})\]<std(?:err|out)>:\s?"),
+    re.compile(r"(\d{1,4}): (?=\s|\[|[A-Z])"),
+)
+# Marks of machines and of Ray's workers come before the mark of the rank.
+_PREFIX = re.compile(
+    r"(?:\(\w[\w.]*(?:[ ,]+(?:pid|ip)=[\w.:\[\]x]+)+\)\s?(?:\[repeated \d+x across cluster\][^\n]*)?"
+    r"|(?:worker|node|host)[-_]?\d+:\s)"
+)
+_RAY_PROCESS = re.compile(r"\(\w[\w.]*[ ,]+pid=(\d+)")
+_BEGINS = frozenset("[( 0123456789wnh")  # letters with which a mark begins
+_INSIDE = re.compile(rf"(?<=\S)(?={_RANK})")
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-Z\\-_]")
+_SECRETS = (
+    re.compile(r"\b(hf_|sk-(?:ant-|proj-)?|ghp_|gho_|github_pat_|glpat-|xox[abps]-|AKIA|wandb_v1_)[A-Za-z0-9_\-]{8,}"),
+    re.compile(
+        r"(?i)((?:api[_-]?key|access[_-]?key|secret|token|passw(?:or)?d)[\"']?\s*[=: ]\s*[\"']?)[A-Za-z0-9_\-./+]{12,}"
+    ),
+    re.compile(r"(?i)(://[^/\s:@]+:)[^@\s/]+(?=@)"),
+    re.compile(r"(?i)(bearer\s+)[A-Za-z0-9_\-.]{12,}"),
+)  # fmt: skip
+
+# In rich's tracebacks a frame is `/path/file.py:12 in name`, and every line has a frame of box characters.
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)(?:, in (\S+))?')
+_RICH_FRAME = re.compile(r"^\s*(\S+\.py):(\d+) in (\S+)")
+_BOX = re.compile(r"^[\s]*[│╭╰╮╯|]\s?|\s*[│╮╯|]\s*$")
+_EXCEPTION = re.compile(
+    r"^(?:\s{0,2}|E\s{2,7}|.*?(?<=\s)(?:ERROR|CRITICAL)\s[-:]?\s*|.*?\d+%\|.*?\]\s?|FAILED \S+ - )"
+    r"((?:[A-Za-z_]\w*\.)*(?:\w*(?:Error|Exception|Interrupt|Timeout|Exit|Failure|ExitedException)|Empty|Refusal))"
+    r"(?:: (.*)|:?\s*)$"
+)
+# A line that says something of a failure has one of these words, in lower case. Lines of steps have none.
+# (Searching for them one by one is ten times as fast as with a regular expression.)
+MATTERING = (
+    "error", "exception", "fail", "fatal", "warn", "abort", "kill", "signal", "signum", "timed out", "timeout",
+    "watchdog", "out of memory", "oom", "nan", "inf", "overflow", "mismatch", "missing", "unexpected", "not found",
+    "not initiali", "not supported", "not divisible", "not sharded", "not exist", "cannot", "can't", "could not",
+    "unable", "invalid", "refused", "denied", "no space", "no device", "bus error", "segmentation", "terminated",
+    "exit", "skipping", "expected", "unused", "deprecat", "cache flushes", "invalidate trace", "recompil",
+    "falling back", "disk quota", "duplicate", "_dynamo",
+)  # fmt: skip
+_RAISES = ("Error", "Exception", "Interrupt", "Timeout", "Exit", "Failure", "Empty", "Refusal")  # names of exceptions
+
+
+class Frame(NamedTuple):
+    """A line of a traceback."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+
+class Line(NamedTuple):
+    """A line of a log, without the marks of its rank and without control characters."""
+
+    number: int
+    rank: int | None  # None if the line does not say it
+    text: str
+
+
+@dataclass
+class Failure:
+    """An exception that a log shows."""
+
+    number: int  # of its line
+    rank: int | None
+    kind: str  # the name of the exception, without its module
+    message: str  # all lines of it
+    frames: tuple[Frame, ...] = ()  # the innermost last
+    before: tuple[str, ...] = ()  # the lines before it: code of the traceback, or what the program printed
+    is_handled: bool = False  # another exception was raised because of it, or while it was handled
+
+    @property
+    def text(self) -> str:
+        return f"{self.kind}: {self.message}" if self.message else self.kind
+
+    @property
+    def first_line(self) -> str:
+        return self.text.split("\n")[0]
+
+    def is_in(self, *words: str) -> bool:
+        """Return whether a file or function of the traceback contains one of these words."""
+        return any(word in f"{frame.file}:{frame.function}" for frame in self.frames for word in words)
+
+
+@dataclass
+class Log:
+    """What was kept of a log."""
+
+    num_lines: int = 0
+    ranks: set[int] = field(default_factory=set)
+    failures: list[Failure] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)  # that may matter, in order
+    num_left_out: int = 0  # lines that may matter and were not kept
+    last: deque[Line] = field(default_factory=lambda: deque(maxlen=CONTEXT))
+
+    def search(self, pattern: re.Pattern[str]) -> Iterator[tuple[Line, re.Match[str]]]:
+        """Yield the kept lines in which a pattern is found."""
+        for line in self.lines:
+            if match := pattern.search(line.text):
+                yield line, match
+
+
+def mask(text: str) -> str:
+    """Return a text without tokens and passwords."""
+    for pattern in _SECRETS:
+        text = pattern.sub(r"\1***", text)
+    return text
+
+
+def parts(text: str) -> Iterator[tuple[int | None, str]]:
+    """Yield the rank and the rest of each part of a line. A line has several parts if ranks wrote into it together."""
+    text = text[:LONGEST]
+    if "\x1b" in text:
+        text = _ANSI.sub("", text)
+    for written in text.split("\r"):
+        if "[rank" not in written and "[default" not in written:
+            yield _rank_and_rest(written)
+            continue
+        for part in _INSIDE.split(written):
+            if part is not None and not part.isdigit():  # split() also returns the groups of the pattern
+                yield _rank_and_rest(part)
+
+
+def _rank_and_rest(text: str) -> tuple[int | None, str]:
+    rank = None
+    if text[:1] not in _BEGINS:
+        return rank, text
+    while match := _PREFIX.match(text):
+        text = text[match.end() :]
+    for mark in _MARKS:
+        if match := mark.match(text):
+            rank, text = int(match[1]), text[match.end() :]
+    return rank, text
+
+
+def _plain(text: str) -> str:
+    return printable(text.replace("\t", "    "))
+
+
+class Reader:
+    """Takes the lines of a log one by one, and keeps what matters."""
+
+    def __init__(self) -> None:
+        self.log = Log()
+        self._frames: dict[int | None, deque[Frame]] = {}
+        self._open: dict[int | None, tuple[Failure, int]] = {}  # exceptions whose message may go on, and its lines
+        self._before: dict[int | None, deque[str]] = {}  # the last lines
+
+    def read(self, lines: Iterable[str]) -> Log:
+        """Read all lines, and return what was kept."""
+        for text in lines:
+            self.log.num_lines += 1
+            for rank, part in parts(text.rstrip("\r\n")):
+                self._take(Line(self.log.num_lines, rank, part if part.isprintable() else _plain(part)))
+        for rank, frames in self._frames.items():  # some people paste the traceback below the message
+            failure = next((each for each in reversed(self.log.failures) if each.rank == rank), None)
+            if failure is not None and not failure.frames:
+                failure.frames = tuple(frames)
+        return self.log
+
+    def _take(self, line: Line) -> None:
+        log, rank = self.log, line.rank
+        if rank is not None:
+            log.ranks.add(rank)
+        if not line.text.strip():
+            self._open.pop(rank, None)
+            return
+        log.last.append(line)
+        text = _BOX.sub("", line.text) if line.text.lstrip()[:1] in "│╭╰|" else line.text
+        if "Traceback (most" in text:
+            self._begin_traceback(rank)
+        elif ('File "' in text or ".py:" in text) and (match := _FRAME.search(text) or _RICH_FRAME.search(text)):
+            self._open.pop(rank, None)
+            frames = self._frames.setdefault(rank, deque(maxlen=FRAMES))
+            frames.append(Frame(match[1], int(match[2]), match[3] or "<module>"))
+        elif any(word in text for word in _RAISES) and (match := _EXCEPTION.match(text)):
+            self._fail(line, match[1].rpartition(".")[2], match[2] or "")
+        elif rank in self._open:
+            self._continue(rank, text)
+        elif "uring handling of the above exception" in text or "was the direct cause of the following" in text:
+            self._mark_handled(rank)
+        lower = text.lower()
+        if any(word in lower for word in MATTERING) or "NCCL " in text:
+            self._keep(line)
+        self._before.setdefault(rank, deque(maxlen=BEFORE)).append(text)
+
+    def _keep(self, line: Line) -> None:
+        """Keep a line that may matter. Of many, the first are kept: what comes first is the cause."""
+        if len(self.log.lines) < MOST_LINES:
+            self.log.lines.append(line)
+        else:
+            self.log.num_left_out += 1
+
+    def _begin_traceback(self, rank: int | None) -> None:
+        self._open.pop(rank, None)
+        self._frames[rank] = deque(maxlen=FRAMES)
+
+    def _fail(self, line: Line, kind: str, message: str) -> None:
+        frames, before = self._frames.pop(line.rank, ()), self._before.get(line.rank, ())
+        failure = Failure(line.number, line.rank, kind, message, tuple(frames), tuple(before))
+        self._open[line.rank] = failure, 1
+        if len(self.log.failures) < MOST_FAILURES:
+            self.log.failures.append(failure)
+
+    def _continue(self, rank: int | None, text: str) -> None:
+        failure, count = self._open[rank]
+        if count >= MESSAGE_LINES:
+            self._open.pop(rank)
+            return
+        failure.message = f"{failure.message}\n{text}"
+        self._open[rank] = failure, count + 1
+
+    def _mark_handled(self, rank: int | None) -> None:
+        for failure in reversed(self.log.failures):
+            if failure.rank == rank:
+                failure.is_handled = True
+                return
+
+
+def read(lines: Iterable[str]) -> Log:
+    """Return what matters in the lines of a log."""
+    return Reader().read(lines)

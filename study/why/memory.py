@@ -1,0 +1,155 @@
+"""Why memory ran out: what a message of PyTorch says in numbers, and in which phase it was raised."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from study.terminal import bytes_text, count
+from study.why import memory_messages, phases, tensors
+from study.why.cause import Cause, Certainty
+from study.why.known import conclude
+from study.why.log import Line, Log
+from study.why.memory_messages import OutOfMemory
+from study.why.phases import Phase
+from study.why.setting import Setting
+from study.why.steps import Steps
+
+GIB = 1 << 30
+OTHERS = 0.05  # share of a GPU that other processes use if they are named as the cause
+OUTSIDE, FAR_OUTSIDE = 4 * GIB, 8 * GIB  # bytes of a process outside of PyTorch that are more than usual, and far more
+UNUSED = 0.1  # share of a GPU that is reserved and unallocated if fragmentation is named as the cause
+LONG_SAMPLE = 8.0  # times the typical length
+WHOLE_MODEL = 3.0  # times the memory of a step
+LATE = 20  # steps after which a training has shown that its usual steps fit
+
+
+_BY_PHASE: dict[Phase | None, str] = {
+    "building": "memory/building", "wrapping": "memory/wrapping", "optimizer step": "memory/optimizer-states",
+    "gathering": "memory/gathered-parameters", "loss": "memory/logits", "attention": "memory/attention",
+    "recomputation": "memory/activations-recomputed", "backward": "memory/activations-and-gradients",
+    "forward": "memory/activations", "evaluation": "memory/evaluation", "generation": "memory/generation",
+    "saving": "memory/saving", None: "memory/too-large",
+}  # fmt: skip
+
+
+def causes(log: Log, steps: Steps, setting: Setting) -> list[Cause]:
+    """Return the causes for which memory of a GPU ran out."""
+    found = [message for failure in log.failures if (message := memory_messages.read(failure)) is not None]
+    causes_of_all = [cause for message in found[:20] for cause in _of(message, steps, setting)]
+    known = [cause for cause in causes_of_all if cause.id != "memory/too-large"]
+    return known or causes_of_all
+
+
+def _of(message: OutOfMemory, steps: Steps, setting: Setting) -> Iterator[Cause]:
+    phase = phases.phase_of(message.failure.frames, message.failure.before)
+    happened = _happened(message, phase, steps)
+    evidence = (Line(message.failure.number, message.failure.rank, message.failure.first_line),)
+    yield from _by_numbers(message, happened, evidence)
+    if cause := _long_sample(message, happened, evidence, steps):
+        yield cause
+    if cause := _growth(message, happened, evidence, steps):
+        yield cause
+    if phase == "gathering" and (cause := _whole_model(message, happened, evidence, steps)):
+        yield cause
+    tensor = tensors.identify(message.tried, phase, setting)
+    yield _by_phase(message, phase, happened, evidence, steps, tensor)
+
+
+def _happened(message: OutOfMemory, phase: Phase | None, steps: Steps) -> str:
+    where = f"rank {message.failure.rank}" if message.failure.rank is not None else "a process"
+    gpu = "its GPU" if message.gpu is None else f"GPU {message.gpu}"
+    size = f" ({bytes_text(message.total)})" if message.total else ""
+    text = f"{where[0].upper()}{where[1:]} could not allocate {bytes_text(message.tried)} on {gpu}{size}"
+    if message.free is not None:
+        text += f", of which {bytes_text(message.free)} {'was' if message.free else 'were'} free"
+    if message.reserved is not None:
+        text += f"; PyTorch had allocated {bytes_text(message.allocated or 0)} there"
+        if message.unused:
+            text += f" and reserved another {bytes_text(message.unused)}"
+    text += f". This was {phases.place_of(phase)}" if phase else ". The log does not show in which phase"
+    return f"{text}, after {count(steps.num_steps, 'step')}." if steps.num_steps else f"{text}."
+
+
+def _by_numbers(message: OutOfMemory, happened: str, evidence: tuple[Line, ...]) -> Iterator[Cause]:
+    """Yield the causes that the numbers of the message alone show."""
+    total = message.total or 80 * GIB
+    others, unused, outside = message.others, message.unused, message.outside
+    if others is not None and others >= max(OTHERS * total, message.tried - (message.free or 0), GIB // 2):
+        number = max(1, len(message.processes) - (message.own is None))
+        listed = count(number, "other process", "other processes")
+        who = listed if message.processes else "Other processes, or libraries"
+        basis = (
+            "the numbers of the message" if message.processes
+            else "the memory of the GPU that PyTorch in this process does not have"
+        )  # fmt: skip
+        yield conclude(
+            "memory/other-process", evidence, happened=happened, who=who, others=bytes_text(others), basis=basis,
+            certainty="certain" if message.processes and others > 2 * message.tried else "likely",
+        )  # fmt: skip
+    if unused is not None and unused >= message.tried and unused >= UNUSED * total:
+        yield conclude(
+            "memory/fragmentation", evidence, happened=happened, unused=bytes_text(unused),
+            tried=bytes_text(message.tried),
+        )  # fmt: skip
+    if outside is not None and outside > OUTSIDE and not (others and others > outside):
+        certainty: Certainty = "likely" if outside > FAR_OUTSIDE else "possible"
+        yield conclude("memory/outside-pytorch", evidence, certainty, happened=happened, outside=bytes_text(outside))
+
+
+def _long_sample(message: OutOfMemory, happened: str, evidence: tuple[Line, ...], steps: Steps) -> Cause | None:
+    """Return the cause that one sample is far longer than the others, if a metric of the log says so."""
+    lengths = steps.lengths
+    if lengths is None or lengths.longest < LONG_SAMPLE * lengths.typical:
+        return None
+    return conclude(
+        "memory/long-sample", (lengths.line, *evidence), happened=happened, longest=f"{lengths.longest:,.0f}",
+        typical=f"{lengths.typical:,.0f}",
+    )  # fmt: skip
+
+
+def _growth(message: OutOfMemory, happened: str, evidence: tuple[Line, ...], steps: Steps) -> Cause | None:
+    """Return the cause that memory grew from step to step, if the log states it for enough steps."""
+    used = [row.memory for row in steps.rows if row.memory is not None]
+    if len(used) < 8:
+        return None
+    rises = sum(later > earlier for earlier, later in itertools.pairwise(used))
+    if used[-1] < 1.1 * used[len(used) // 4] or rises < 0.5 * (len(used) - 1):
+        return None
+    return conclude(
+        "memory/growth", evidence, happened=happened, first=f"{used[0]:.1f}", last=f"{used[-1]:.1f}",
+        rows=str(len(used)),
+    )  # fmt: skip
+
+
+def _whole_model(message: OutOfMemory, happened: str, evidence: tuple[Line, ...], steps: Steps) -> Cause | None:
+    """Return the cause that far more is gathered than for a training step, if the log states what a step needs."""
+    used = [row.memory for row in steps.rows if row.memory]
+    if not used or message.allocated is None or message.allocated < WHOLE_MODEL * max(used) * GIB:
+        return None
+    return conclude(
+        "memory/whole-model-gathered", evidence, happened=happened, used=f"{max(used):.1f}",
+        allocated=bytes_text(message.allocated),
+    )  # fmt: skip
+
+
+def _by_phase(
+    message: OutOfMemory,
+    phase: Phase | None,
+    happened: str,
+    evidence: tuple[Line, ...],
+    steps: Steps,
+    tensor: tensors.Tensor | None,
+) -> Cause:
+    """Return the cause that the training as it is needs too much in its phase."""
+    missing = None if message.free is None else message.tried - message.free
+    short = f" At least {bytes_text(missing)} more are needed." if missing and missing > 0 else ""
+    late = ""
+    if steps.num_steps >= LATE and phase in ("forward", "backward", "attention", "recomputation", "loss", None):
+        late = (
+            f" {steps.num_steps:,} steps fitted before: this batch is larger than those (longer samples), or something "
+            "has grown since."
+        )
+    id = "memory/logits" if tensor is not None and tensor.kind == "logits" else _BY_PHASE[phase]
+    named = f" What could not be allocated has the size of {tensor.name}." if tensor is not None else ""
+    return conclude(id, evidence, happened=happened, tensor=named, late=late, short=short)

@@ -1,0 +1,70 @@
+"""Why steps take long: their times against a prediction, and the pattern of the times."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+
+from study.why.cause import Cause
+from study.why.known import conclude
+from study.why.setting import Setting
+from study.why.steps import Steps
+
+FIRST_STEPS = 10.0  # times the usual step that the first step may take
+SECONDS = 5.0  # that a first step takes if it is worth a word
+PEAK = 2.0  # times the usual step that a slow step takes
+GROWTH = 1.5  # times the first quarter that the last quarter takes
+FEW = 12  # steps of which nothing is concluded
+
+
+def causes(steps: Steps, setting: Setting) -> list[Cause]:
+    """Return what the times of the steps show."""
+    times = _times(steps)
+    return list(_patterns(times, steps)) if len(times) >= 3 else []
+
+
+def _times(steps: Steps) -> list[tuple[float, float]]:
+    """Return the steps and their seconds, from what rows state, or from the progress bar."""
+    stated = [
+        (row.step if row.step is not None else place, row.seconds)
+        for place, row in enumerate(steps.rows)
+        if row.seconds
+    ]
+    return (
+        [(step, seconds) for step, seconds in stated if math.isfinite(seconds)]
+        if stated
+        else [(float(step), seconds) for step, seconds in steps.bar_times]
+    )
+
+
+def _patterns(times: Sequence[tuple[float, float]], steps: Steps) -> Iterator[Cause]:
+    seconds = [value for _, value in times]
+    bar = steps.step_bar
+    evidence = (steps.rows[0].line,) if steps.rows else (bar.line,) if bar is not None else ()
+    usual = statistics.median(seconds[1:])
+    if not usual:
+        return
+    later = seconds[3:] or seconds[1:]
+    if steps.rows and seconds[0] > max(SECONDS, FIRST_STEPS * usual) and max(later) < PEAK * usual:
+        yield conclude("slow/first-step", evidence, first=f"{seconds[0]:,.3g}", usual=f"{usual:,.3g}")
+    if len(seconds) < FEW:
+        return
+    quarter = len(seconds) // 4
+    begin, end = statistics.median(seconds[1 : quarter + 1]), statistics.median(seconds[-quarter:])
+    if end > GROWTH * begin and all(
+        later > 0.95 * earlier for earlier, later in itertools.pairwise(_quarters(seconds))
+    ):
+        yield conclude("slow/growth", evidence, begin=f"{begin:,.3g}", end=f"{end:,.3g}")
+    slow = [step for step, value in times[1:] if value > PEAK * usual]
+    gaps = {round(later - earlier) for earlier, later in itertools.pairwise(slow)}
+    if len(slow) >= 3 and len(gaps) == 1 and next(iter(gaps)) > 1:
+        share = 1 - usual * len(seconds) / sum(seconds)
+        period = str(next(iter(gaps)))
+        yield conclude("slow/periodic", evidence, gaps=period, peak=f"{PEAK:g}", share=f"{share:.0%}")
+
+
+def _quarters(seconds: Sequence[float]) -> list[float]:
+    quarter = len(seconds) // 4
+    return [statistics.median(seconds[place * quarter : (place + 1) * quarter]) for place in range(4)]

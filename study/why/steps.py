@@ -1,0 +1,226 @@
+"""The steps that a log shows: losses, gradient norms, learning rates, loss scales, times and memory, by rank.
+
+The readers of `zero-study import` each know the whole format of one program. The logs of failed runs are mixed from
+several, so that here every line is read by itself.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from study.why.log import Line
+
+MANY = 50_000  # lines of steps after which only every 16th is read, and those that are odd
+FIRST, LAST = 2000, 2000  # rows that are kept of a long log
+
+_NUMBER = r"[-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf(?:inity)?)"
+# A pair such as 'loss': 1.5, lm loss: 1.5E+00, loss=1.5 or "grad_norm": "nan". Names of metrics may contain / and _.
+_PAIR = re.compile(
+    rf"""["']?([A-Za-z][\w/.\-()]*(?:\ [a-z]+(?:\ \(ms\)|\ \(tokens\))?)*)["']?\s*[:=]\s*
+    (?:tensor\()?["'\[]?({_NUMBER})([KMBk]\b)?""",
+    re.IGNORECASE | re.VERBOSE,
+)
+_BAR = re.compile(
+    r"(?P<name>[^|\r]*?)\s*\d{1,3}%\|[^|]*\|\s*(?P<done>[\d.]+[kM]?)/(?P<all>[\d.]+[kM]?)\s*"
+    r"\[(?P<spent>[\d:]+)<(?P<left>[\d:?]+)[^\],]*,\s*(?P<rate>[\d.]+|\?)\s?(?P<unit>s/\w+|\w+/s)"
+)
+_OVERFLOW = re.compile(
+    r"OVERFLOW!.*?[Ll]oss scale:? ?(?P<scale>[\d.e+]+),? (?:but hysteresis|reducing to (?P<next>[\d.e+]+))"
+)
+# Words of bars that count examples of the data set, files or weights, not steps.
+_NOT_STEPS = re.compile(
+    r"map|tokeniz|download|load|fetch|generat|filter|pack|shard|convert|resolv|adding|process|saving|eval|predict|"
+    r"compil|rollout|captur|sanity|validat|testing|running|extract|writ", re.IGNORECASE,
+)  # fmt: skip
+
+# What a program says when it does something else than training.
+_ACTIVITY = re.compile(
+    r"(?i:\b(?:running (?:evaluation|predictions?|validation|inference)|evaluating|validating|saving|saved|generating|"
+    r"predicting|testing|checkpointing|sanity checking|merging))\b[^|{\n]{0,60}"
+)
+_SECONDS_TEXT = re.compile(r"\b(?:step[-_ ]?time|time|dt|elapsed)[:=]?\s+([\d.]+)\s?(ms|s|secs?|seconds)\b")
+_ODD = re.compile(r"(?i)\bnan\b|\binf|[\"': ]0\.0\b")
+_COLUMNS_SPACED = {
+    "loss": "loss",
+    "cross-entropy-loss": "loss",
+    "gradient-norm": "norm",
+    "learning-rate": "rate",
+    "lr": "rate",
+}
+_SPACED = re.compile(
+    rf"(?<![\w-])(loss|cross-entropy-loss|gradient-norm|learning-rate|lr)\s+({_NUMBER})(?![\w%])", re.IGNORECASE
+)
+_NUMBERED = re.compile(r"\b(?:iter(?:ation)?|step)[ :]\s*(\d+)(?=[:/ ,|])")
+LONGEST_ACTIVITY = 1000  # characters of a line that says what the program does
+_LOSSES = {"loss", "lm loss", "lm_loss", "train_loss", "train/loss", "total_loss", "training_loss", "step_loss"}
+_NORMS = {"grad_norm", "grad norm", "gnorm", "train/grad_norm", "gradient_norm", "global_grad_norm", "actor/grad_norm"}
+_RATES = {"learning_rate", "lr", "learning rate", "train/learning_rate", "actor/lr", "train/lr"}
+_SCALES = {"loss_scale", "loss scale", "scale"}
+_STEPS = {"step", "global_step", "iteration", "iter", "training/global_step", "train/global_step"}
+_SECONDS = {
+    "step_time": 1.0, "time_per_step": 1.0, "elapsed time per iteration (ms)": 1e-3, "timing_s/step": 1.0,
+    "elapsed_time_per_iteration_ms": 1e-3, "iter_time": 1.0, "perf/time_per_step": 1.0, "time/step": 1.0,
+}  # fmt: skip
+_COLUMNS = {
+    **dict.fromkeys(_LOSSES, "loss"), **dict.fromkeys(_NORMS, "norm"), **dict.fromkeys(_RATES, "rate"),
+    **dict.fromkeys(_SCALES, "scale"), **dict.fromkeys(_STEPS, "step"), "epoch": "epoch",
+    "memory(gib)": "memory", "max_memory": "memory",
+}  # fmt: skip
+
+
+class Row(NamedTuple):
+    """What a line says of a step. None is not said."""
+
+    line: Line
+    loss: float | None = None
+    norm: float | None = None
+    rate: float | None = None
+    scale: float | None = None
+    step: float | None = None
+    epoch: float | None = None
+    memory: float | None = None
+    seconds: float | None = None
+
+
+class Bar(NamedTuple):
+    """The last state of a progress bar."""
+
+    line: Line
+    name: str
+    done: float
+    total: float
+    seconds: float  # per unit, as the bar shows it
+
+
+@dataclass
+class Series:
+    """The first and the last rows of a rank."""
+
+    first: list[Row] = field(default_factory=list)
+    last: deque[Row] = field(default_factory=lambda: deque(maxlen=LAST))
+    count: int = 0
+
+    def add(self, row: Row) -> None:
+        self.count += 1
+        (self.first if len(self.first) < FIRST else self.last).append(row)
+
+    @property
+    def rows(self) -> list[Row]:
+        return [*self.first, *self.last]
+
+
+class Lengths(NamedTuple):
+    """The typical and the longest length of the samples, as a metric of a log states them."""
+
+    line: Line
+    typical: float
+    longest: float
+
+
+@dataclass
+class Steps:
+    """All steps of a log."""
+
+    by_rank: dict[int | None, Series] = field(default_factory=dict)
+    bars: dict[str, Bar] = field(default_factory=dict)  # by what they count
+    bar_times: list[tuple[int, float]] = field(default_factory=list)  # steps and their seconds, of the bar of steps
+    overflows: list[tuple[Line, float]] = field(default_factory=list)  # and the loss scale that was too large
+    num_overflows: int = 0
+    lengths: Lengths | None = None
+    activities: deque[tuple[Line, str]] = field(default_factory=lambda: deque(maxlen=20))
+    _lines_of_steps: int = 0
+    recent: deque[tuple[Line, int, int]] = field(default_factory=lambda: deque(maxlen=8))  # states of bars of steps
+
+    def take(self, line: Line) -> None:
+        """Take what a line says of a step."""
+        text = line.text
+        if "%|" in text:
+            self._take_bar(line)
+        if "OVERFLOW" in text and (match := _OVERFLOW.search(text)):
+            self.num_overflows += 1
+            if len(self.overflows) < FIRST:
+                self.overflows.append((line, float(match["scale"])))
+        if ("oss" in text or "norm" in text or "len" in text) and "rror" not in text:
+            self._lines_of_steps += 1
+            if self._lines_of_steps < MANY or self._lines_of_steps % 16 == 0 or _ODD.search(text):
+                self._take_pairs(line)
+        if "ing" in text or "aved" in text:
+            match = _ACTIVITY.search(text) if len(text) < LONGEST_ACTIVITY else None
+            if match:
+                self.activities.append((line, match[0]))
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows of the rank that logged most."""
+        series = max(self.by_rank.values(), key=lambda each: each.count, default=None)
+        return [] if series is None else series.rows
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps were trained at least, by rows and bars."""
+        bar = self.step_bar
+        steps = [int(row.step) for row in self.rows if row.step is not None and math.isfinite(row.step)]
+        return max(len(self.rows), int(bar.done) if bar else 0, max(steps, default=0))
+
+    @property
+    def step_bar(self) -> Bar | None:
+        """The bar of the training's steps."""
+        return self.bars.get("steps")
+
+    def _take_bar(self, line: Line) -> None:
+        for match in _BAR.finditer(line.text):
+            name = match["name"].strip()[-60:]
+            key = name if _NOT_STEPS.search(name) and not name.lower().startswith("train") else "steps"
+            shown, unit = match["rate"], match["unit"]
+            rate = math.nan if shown == "?" else float(shown)
+            seconds = rate if unit.startswith("s/") else (1 / rate if rate else math.inf)
+            bar = Bar(line, name, _amount(match["done"]), _amount(match["all"]), seconds)
+            if key in self.bars or len(self.bars) < 50:
+                self.bars[key] = bar
+            if key == "steps":
+                self.recent.append((line, int(bar.done), int(bar.total)))
+            if key == "steps" and math.isfinite(seconds) and len(self.bar_times) < FIRST:
+                self.bar_times.append((int(bar.done), seconds))
+
+    def _take_pairs(self, line: Line) -> None:
+        values: dict[str, float] = {}
+        for name, text in _SPACED.findall(line.text):
+            values.setdefault(_COLUMNS_SPACED[name], _value(text, ""))
+        seconds = None
+        lengths: dict[str, float] = {}
+        for name, text, factor in _PAIR.findall(line.text):
+            name = name.lower()
+            value = _value(text, factor)
+            column = _COLUMNS.get(name)
+            if column is not None and not (column == "step" and "step" in values):
+                values.setdefault(column, value)
+            elif name in _SECONDS:
+                seconds = value * _SECONDS[name]
+            elif "len" in name:
+                lengths[name.rpartition("/")[2].rpartition("_")[2]] = value
+        typical, longest = lengths.get("median") or lengths.get("mean"), lengths.get("max")
+        if (
+            typical
+            and longest
+            and (self.lengths is None or longest / typical > self.lengths.longest / self.lengths.typical)
+        ):
+            self.lengths = Lengths(line, typical, longest)
+        if "step" not in values and (numbered := _NUMBERED.search(line.text)):
+            values["step"] = float(numbered[1])
+        if seconds is None and (stated := _SECONDS_TEXT.search(line.text)):
+            seconds = float(stated[1]) * (1e-3 if stated[2] == "ms" else 1.0)
+        if "loss" in values or "norm" in values:
+            self.by_rank.setdefault(line.rank, Series()).add(Row(line, **values, seconds=seconds))
+
+
+def _amount(text: str) -> float:
+    factor = {"k": 1e3, "M": 1e6}.get(text[-1], 1.0)
+    return float(text.rstrip("kM") or 0) * factor
+
+
+def _value(text: str, suffix: str) -> float:
+    return float(text.replace(",", "")) * {"k": 1e3, "m": 1e6, "b": 1e9}.get(suffix.lower(), 1.0)

@@ -1,0 +1,105 @@
+"""Print the answer of `zero-study why`."""
+
+from __future__ import annotations
+
+from study import terminal
+from study.why.answer import MOST_OTHERS, MOST_SHOWN, Answer
+from study.why.cause import Cause
+from study.why.log import Line, mask
+
+_SURE = {
+    "certain": "This is certain: the log says it",
+    "likely": "This is likely",
+    "possible": "This is one of several possible causes",
+}
+
+
+def text(answer: Answer) -> str:
+    """Return the answer as text: what happened, why, what to change, how to check it, and where it is documented."""
+    if answer.cause is None or answer.cause.is_note:
+        lines = _unknown(answer)
+        if answer.cause is not None:
+            lines += ["", terminal.wrap(f"A note: {answer.cause.happened} {answer.cause.because}", "", "  ")]
+        return "\n".join([*lines, *_faults(answer)])
+    lines = _cause(answer.cause)
+    if answer.remedies:
+        lines += ["", *_remedies(answer)]
+    told = {line.number for line in answer.cause.evidence}
+    others = [
+        cause
+        for cause in answer.causes[1:]
+        if not cause.is_consequence and not told.intersection(line.number for line in cause.evidence)
+    ][:MOST_OTHERS]
+    if others:
+        lines += ["", "Also in this log:"]
+        lines += [terminal.wrap(f"* {cause.happened} {cause.because}", "", "  ") for cause in others]
+    return "\n".join([*lines, *_faults(answer)])
+
+
+def _cause(cause: Cause) -> list[str]:
+    lines = [
+        terminal.wrap(f"What happened: {mask(cause.happened)}", "", "  "),
+        terminal.wrap(f"Why: {mask(cause.because)}", "", "  "),
+        terminal.wrap(f"{_SURE[cause.certainty]} (from {cause.basis}).", "  ", "  "),
+    ]
+    lines += [_quoted(line) for line in cause.evidence[:3]]
+    if cause.changes:
+        lines += ["", "What to change, the smallest first:"]
+        lines += [
+            terminal.wrap(f"{place}. {change}", "  ", "     ") for place, change in enumerate(cause.changes, start=1)
+        ]
+    if cause.check:
+        lines += ["", terminal.wrap(f"How to check it: {cause.check}", "", "  ")]
+    if cause.documented:
+        lines += [f"Documented: {cause.documented}"]
+    return lines
+
+
+def _quoted(line: Line) -> str:
+    rank = "" if line.rank is None else f", rank {line.rank}"
+    start, shown = f"  line {line.number:,}{rank}: ", mask(line.text.strip())
+    room = max(40, terminal.width() - len(start))
+    return start + (shown if len(shown) <= room else f"{shown[: room - 3]}...")
+
+
+def _unknown(answer: Answer) -> list[str]:
+    if answer.is_sound:
+        steps = terminal.count(answer.steps.num_steps, "step")
+        return [
+            terminal.wrap(
+                f"Nothing wrong was found: the log has {steps} of a training, without an exception, and the losses, "
+                "gradient norms and times that it states show nothing unusual. What it does not state was not checked."
+            )
+        ]
+    lines = terminal.count(answer.log.num_lines, "line")
+    return [
+        terminal.wrap(
+            f"The cause is not known: none of the {lines} has a sign that this command knows. These lines seem to "
+            "matter most:"
+        ),
+        *[_quoted(line) for line in answer.lines[:MOST_SHOWN]],
+        "",
+        terminal.wrap(
+            "If the run had several ranks, give the logs of all of them: the first failure may be in another one."
+        ),
+    ]
+
+
+def _remedies(answer: Answer) -> list[str]:
+    lines = ["Predicted to fit, by zero-study advise:"]
+    for remedy in answer.remedies:
+        lines.append(terminal.wrap(f"* {remedy['text']}", "  ", "    "))
+    return lines
+
+
+def _faults(answer: Answer) -> list[str]:
+    """Return the known faults of the releases that the log states."""
+    if not answer.faults:
+        return []
+    lines = ["", terminal.wrap("The releases that the log states have known faults that make a training wrong:")]
+    for fault in answer.faults[:MOST_OTHERS]:
+        until = f" Fixed in {fault.package} {fault.fixed}." if fault.fixed else ""
+        lines.append(terminal.wrap(f"* {fault.package}: {fault.summary or fault.what}{until}", "  ", "    "))
+    if len(answer.faults) > MOST_OTHERS:
+        lines.append(f"  and {len(answer.faults) - MOST_OTHERS} more: zero-study doctor FILE --for deepspeed==VERSION")
+    return lines

@@ -1,0 +1,231 @@
+"""What the steps of a training say is wrong with it: losses, gradient norms, learning rates and loss scales."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+
+from study.theory import shapes
+from study.why.cause import Cause, Certainty
+from study.why.known import conclude
+from study.why.setting import Setting
+from study.why.steps import Row, Steps
+
+FEW_ROWS = 3  # rows of which nothing is concluded
+SAME = 1e-6  # relative difference of numbers that are the same as printed
+SMALLEST_SCALE = 1.0  # a loss scale that makes fp16 no better than it is
+JUMP = 1.5  # times the loss before
+STUCK = 0.02  # relative change of a loss that does not move
+SETTLED = 20  # rows after which a loss must have moved
+
+
+def causes(steps: Steps, setting: Setting) -> list[Cause]:
+    """Return what is wrong with the steps of a log."""
+    rows = steps.rows
+    found = [*_not_finite(rows, setting), *_zero(rows), *_scale(steps), *_ranks(steps)]
+    if len(rows) > FEW_ROWS:
+        found += [*_norm(rows, setting), *_rate(rows, steps), *_loss(rows, setting)]
+    if len(rows) > 1:
+        found += [*_jump(rows, setting)]
+    return [*found, *_epoch(steps, setting)]
+
+
+def _with(rows: Sequence[Row], name: str) -> list[tuple[Row, float]]:
+    return [(row, value) for row in rows if (value := getattr(row, name)) is not None]
+
+
+def _step(row: Row, rows: Sequence[Row]) -> str:
+    """Return the place of a row, such as "step 12" or "logged step 3"."""
+    if row.step is not None:
+        return f"step {row.step:,.0f}"
+    return f"logged step {rows.index(row) + 1:,}"
+
+
+def _not_finite(rows: Sequence[Row], setting: Setting) -> Iterator[Cause]:
+    """Yield the cause that a loss or a gradient norm is NaN or infinite, or is 0 because NaN was filtered out.
+
+    Trainer logs a loss of 0.0 in place of NaN (logging_nan_inf_filter).
+    """
+    bad_norm = next((row for row, value in _with(rows, "norm") if not math.isfinite(value)), None)
+    bad_loss = next(
+        (row for row, value in _with(rows, "loss")
+         if not math.isfinite(value) or (value == 0.0 and row.norm is not None and not math.isfinite(row.norm))),
+        None,
+    )  # fmt: skip
+    first = min((row for row in (bad_loss, bad_norm) if row is not None), key=lambda row: row.line.number, default=None)
+    if first is None:
+        return
+    sound = [
+        row for row in rows if row.line.number < first.line.number and row.loss is not None
+        and math.isfinite(row.loss) and (row.norm is None or math.isfinite(row.norm))
+    ]  # fmt: skip
+    is_forward_sound = first.loss is not None and math.isfinite(first.loss) and first.loss != 0.0
+    if bad_loss is None and _is_skipped(rows):
+        return
+    where = _step(first, rows)
+    after = f", after {len(sound):,} sound steps" if sound else ", the first one that is logged"
+    if is_forward_sound and not sound:
+        yield conclude(
+            "wrong/gradients-nan-zero2" if setting.strategy in ("zero1", "zero2") else "wrong/gradients-nan",
+            (first.line,), norm=str(first.norm), where=where, after=after, loss=f"{first.loss:.4g}",
+        )  # fmt: skip
+    elif sound:
+        loss = f"{sound[-1].loss:.4g}"
+        yield conclude("wrong/diverged", (first.line,), where=where, after=after, loss=loss)
+    else:
+        yield conclude("wrong/nan-from-the-start", (first.line,), where=where, after=after)
+
+
+def _is_skipped(rows: Sequence[Row]) -> bool:
+    """Return whether the norms that are not finite are of steps that a loss scale of fp16 skipped, which is usual."""
+    norms = [value for _, value in _with(rows, "norm")]
+    return sum(map(math.isfinite, norms)) > len(norms) // 2
+
+
+def _zero(rows: Sequence[Row]) -> Iterator[Cause]:
+    losses = _with(rows, "loss")
+    zero = [row for row, value in losses if value == 0.0 and not (row.norm is not None and not math.isfinite(row.norm))]
+    if len(zero) > max(2, len(losses) // 2) and not any(row.norm for row in zero):
+        yield conclude("wrong/loss-zero", (zero[0].line,), zeros=f"{len(zero):,}", rows=f"{len(losses):,}")
+
+
+def _scale(steps: Steps) -> Iterator[Cause]:
+    scales = [value for _, value in steps.overflows] or [value for _, value in _with(steps.rows, "scale")]
+    if not scales:
+        return
+    smallest, count = min(scales), steps.num_overflows
+    if smallest <= SMALLEST_SCALE and (count > 8 or not steps.overflows):
+        line = next(
+            (line for line, value in steps.overflows if value <= SMALLEST_SCALE),
+            steps.overflows[0][0] if steps.overflows else steps.rows[0].line,
+        )
+        skipped = f" in {count:,} skipped steps" if count else ""
+        yield conclude(
+            "wrong/loss-scale", (line,), largest=f"{max(scales):,.0f}", smallest=f"{smallest:g}", skipped=skipped
+        )
+
+
+def _norm(rows: Sequence[Row], setting: Setting) -> Iterator[Cause]:
+    norms = _with(rows, "norm")
+    values = [value for _, value in norms if math.isfinite(value)]
+    if len(values) < 5:
+        return
+    first = norms[0][0]
+    if not any(values):
+        losses = [value for _, value in _with(rows, "loss")]
+        if losses and not any(losses):
+            return
+        yield conclude("wrong/norm-zero", (first.line,), values=f"{len(values):,}")
+        return
+    spread = (max(values) - min(values)) / max(map(abs, values))
+    if spread <= SAME and len(values) >= 8:
+        value = values[0]
+        if setting.clipping is not None and math.isclose(value, setting.clipping, rel_tol=1e-3):
+            clipping = f"{setting.clipping:g}"
+            yield conclude(
+                "wrong/norm-is-clipping",
+                (first.line,),
+                value=f"{value:g}",
+                values=f"{len(values):,}",
+                clipping=clipping,
+            )
+        else:
+            yield conclude("wrong/norm-constant", (first.line,), value=f"{value:g}", values=f"{len(values):,}")
+
+
+def _rate(rows: Sequence[Row], steps: Steps) -> Iterator[Cause]:
+    rates = _with(rows, "rate")
+    if len(rates) < 5:
+        return
+    values = [value for _, value in rates]
+    zeros = [row for row, value in rates if value == 0.0]
+    if len(zeros) == len(values):
+        yield conclude("wrong/rate-zero", (zeros[0].line,), values=f"{len(values):,}")  # fmt: skip
+    elif zeros and values[-1] == 0.0 and len(zeros) > max(3, 0.05 * len(values)) and max(values) > 0:
+        last = next(row for row, value in reversed(rates) if value > 0)
+        yield conclude(
+            "wrong/schedule-too-fast", (zeros[-1].line,), last=_step(last, rows), zeros=f"{len(zeros):,}",
+            values=f"{len(values):,}",
+        )  # fmt: skip
+
+
+def _loss(rows: Sequence[Row], setting: Setting) -> Iterator[Cause]:
+    losses = [(row, value) for row, value in _with(rows, "loss") if math.isfinite(value)]
+    values = [value for _, value in losses]
+    if len(values) < SETTLED or not any(values):
+        return
+    first = losses[0][0]
+    third = len(values) // 3
+    begin, end = statistics.median(values[:third]), statistics.median(values[-third:])
+    if max(values) - min(values) <= SAME * abs(max(values)):
+        yield conclude("wrong/loss-constant", (first.line,), value=f"{values[0]:g}", values=f"{len(values):,}")
+        return
+    shape = shapes.find_known(setting.model) if setting.model else None
+    uniform = math.log(shape.vocabulary) if shape is not None else None
+    is_random = begin > 7.5 if uniform is None else math.isclose(begin, uniform, rel_tol=0.06)
+    if abs(end - begin) <= STUCK * abs(begin) and is_random:
+        known = f", as ln({shape.vocabulary:,}) = {uniform:.2f}" if shape is not None and uniform is not None else ""
+        certainty: Certainty = "likely" if uniform is not None else "possible"
+        yield conclude(
+            "wrong/loss-of-chance", (first.line, losses[-1][0].line), certainty, end=f"{end:.2f}",
+            values=f"{len(values):,}", known=known,
+        )  # fmt: skip
+
+
+def _jump(rows: Sequence[Row], setting: Setting) -> Iterator[Cause]:
+    """Yield the cause that the loss jumped where a training was resumed."""
+    steps = [row for row in rows if row.loss is not None and math.isfinite(row.loss)]
+    if not setting.is_resumed or len(steps) < 2:
+        return
+    # The place of the resumption is where the step number falls back, or the first row after the message.
+    for place, (before, after) in enumerate(itertools.pairwise(steps), start=1):
+        fell_back = before.step is not None and after.step is not None and after.step <= before.step
+        if fell_back and after.loss is not None and before.loss is not None and after.loss > JUMP * before.loss > 0:
+            yield conclude(
+                "wrong/jump-after-resuming", (before.line, after.line), after=f"{after.loss:.4g}",
+                before=f"{before.loss:.4g}", step=_step(steps[place], rows),
+            )  # fmt: skip
+            return
+
+
+def _ranks(steps: Steps) -> Iterator[Cause]:
+    """Yield the cause that the ranks report different gradient norms. In a sound training, they are the same."""
+    series = {rank: each.rows for rank, each in steps.by_rank.items() if rank is not None and each.count > FEW_ROWS}
+    if len(series) < 2:
+        return
+    norms = {
+        rank: {
+            row.step: row.norm
+            for row in rows
+            if row.step is not None and row.norm is not None and math.isfinite(row.norm)
+        }
+        for rank, rows in series.items()
+    }
+    first, *others = sorted(norms)
+    shared = [step for step in norms[first] if all(step in norms[rank] for rank in others)]
+    different = [
+        step for step in shared
+        if any(not math.isclose(norms[first][step] or 0.0, norms[rank][step] or 0.0, rel_tol=1e-3) for rank in others)
+    ]  # fmt: skip
+    if len(different) > max(2, len(shared) // 2):
+        lines = tuple(rows[0].line for rows in series.values())[:3]
+        yield conclude("wrong/ranks-apart", lines, different=f"{len(different):,}", shared=f"{len(shared):,}")
+
+
+def _epoch(steps: Steps, setting: Setting) -> Iterator[Cause]:
+    """Yield the cause that the number of steps is not that of the examples and the batch."""
+    batch = (setting.micro_batch_size or 0) * (setting.num_gpus or 0) * (setting.gradient_accumulation_steps or 1)
+    bar = steps.step_bar
+    total = setting.total_steps or (int(bar.total) if bar is not None else None)
+    if not (batch and setting.num_examples and setting.num_epochs and total):
+        return
+    expected = setting.num_examples * setting.num_epochs / batch
+    if total < 0.9 * expected - 1 and total > 1:
+        factor = expected / total
+        yield conclude(
+            "wrong/short-epoch", (bar.line,) if bar is not None else (), total=f"{total:,}",
+            num_examples=f"{setting.num_examples:,}", num_epochs=f"{setting.num_epochs:g}", batch=f"{batch:,}",
+            expected=f"{expected:,.0f}", factor=f"{factor:.2g}",
+        )  # fmt: skip

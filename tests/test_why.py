@@ -1,0 +1,569 @@
+"""`zero-study why` names the cause that a log shows, in public cases and for every conclusion that it can draw."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import math
+import pickle
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from study import cli
+from study.errors import Refusal
+from study.why import answer, known, log, memory_messages, planned, recordings, tensors, text
+from study.why.cause import Cause
+from study.why.setting import Setting
+
+CASES = Path(__file__).with_name("why")
+GIB = 1 << 30
+
+
+def first(lines: str | Sequence[str], **setting: object) -> str | None:
+    """Return the id of the first cause in a log."""
+    given_lines = lines.splitlines() if isinstance(lines, str) else lines
+    found = answer.answer_lines(given_lines, Setting(**setting))
+    return None if found.cause is None else found.cause.id
+
+
+# ---------------------------------------------------------------- public cases
+
+
+@pytest.mark.parametrize("path", sorted(CASES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_public_log_gets_the_answer_that_was_written_down(path):
+    case = yaml.safe_load(path.read_text())
+    found = answer.answer([path.with_suffix(".log")])
+    assert (found.cause.id if found.cause else None) == case["answer"]
+
+
+# ---------------------------------------------------------------- one example for each conclusion
+
+WATCHDOG = (
+    "[rank{rank}]:[E1218 12:49:09.0865 ProcessGroupNCCL.cpp:616] [Rank {rank}] Watchdog caught collective operation "
+    "timeout: WorkNCCL(SeqNum={number}, OpType={operation}, NumelIn={size}, NumelOut={size}, Timeout(ms)=1800000) ran "
+    "for 1800046 milliseconds before timing out."
+)
+
+
+def waiting(*calls: tuple[int, int, str, int]) -> list[str]:
+    """Return the lines of watchdogs, of rank, number, operation and size."""
+    names = ("rank", "number", "operation", "size")
+    return [WATCHDOG.format(**dict(zip(names, call, strict=True))) for call in calls]
+
+
+def out_of_memory(*frames: str, tried: str = "1.50 GiB", more: str = "", unused: str = "200.00 MiB") -> list[str]:
+    """Return a traceback that ends in PyTorch's message, with frames as "file.py:function"."""
+    lines = ["Traceback (most recent call last):"]
+    for frame in frames:
+        file, _, function = frame.rpartition(":")
+        lines += [f'  File "/env/lib/python3.11/site-packages/{file}", line 1, in {function}', "    pass"]
+    return [
+        *lines,
+        f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {tried}. GPU 0 has a total capacity of 79.14 "
+        f"GiB of which 1.00 GiB is free. {more}Of the allocated memory 76.00 GiB is allocated by PyTorch, and {unused} "
+        "is reserved by PyTorch but unallocated.",
+    ]
+
+
+def steps(count: int, **columns: Callable[[int], float | str]) -> list[str]:
+    """Return what Trainer prints for steps."""
+    return [str({name: value(step) for name, value in columns.items()}) for step in range(1, count + 1)]
+
+
+def falling(step: int) -> float:
+    return round(3 / math.sqrt(step) + 0.01 * math.sin(step), 4)
+
+
+def norms(step: int) -> float:
+    return round(1 + 0.1 * math.sin(step), 4)
+
+
+EXAMPLES: dict[str, list[str]] = {
+    "hang/preparation": [
+        "Tokenizing (num_proc=8):  92%|████| 328986/359152 [29:58<12:05, 41.59 examples/s]",
+        *waiting((1, 1, "ALLREDUCE", 1)),
+    ],
+    "hang/activity-of-some-ranks": ["***** Running Evaluation *****", *waiting((1, 411, "ALLREDUCE", 52_000_000))],
+    "hang/different-sizes": waiting((0, 9, "BROADCAST", 64), (1, 9, "BROADCAST", 4096)),
+    "hang/different-calls": waiting((0, 9, "BROADCAST", 64), (1, 9, "ALLREDUCE", 4096)),
+    "hang/rank-behind": waiting((0, 959, "ALLREDUCE", 544_997_376), (1, 963, "ALLREDUCE", 2560)),
+    "hang/first-collective": waiting((1, 1, "ALLREDUCE", 1_000_000)),
+    "hang/number": [*steps(30, loss=falling), *waiting((0, 900, "ALLREDUCE", 1), (1, 900, "ALLREDUCE", 1))],
+    "hang/different-steps": [
+        "  7%|▋    | 499/7151 [3:38:58<49:46:17, 26.94s/it]",
+        "  7%|▋    | 496/7151 [3:38:58<46:22:13, 25.08s/it]",
+        *waiting((0, 129_457, "ALLREDUCE", 525_340_672)),
+    ],
+    "hang/gather": waiting((0, 517, "_ALLGATHER_BASE", 11_718_912), (1, 517, "_ALLGATHER_BASE", 11_718_912)),
+    "hang/gather-in-another-order": [
+        "Invalidate trace cache @ step 1: expected module 25, but got module 323",
+        *waiting((1, 211_067, "_ALLGATHER_BASE", 2_359_296)),
+    ],
+    "hang/gather-on-rank-0": waiting((0, 517, "_ALLGATHER_BASE", 11_718_912)),
+    "hang/gradients": waiting((0, 517, "ALLREDUCE", 11_718_912), (1, 517, "ALLREDUCE", 11_718_912)),
+    "hang/time-out": ["[rank0]: watchdog thread terminated with exception"],
+    "memory/long-sample": [
+        "perf 272: {'rollout/response_len/median': 680.0, 'rollout/response_len/max': 61565}",
+        *out_of_memory("x/loss.py:forward"),
+    ],
+    "memory/growth": [
+        *steps(20, loss=falling, **{"memory(GiB)": lambda step: 40 + 1.5 * step}),
+        *out_of_memory("torch/nn/modules/module.py:_call_impl"),
+    ],
+    "memory/whole-model-gathered": [
+        "{'loss': 0.5, 'memory(GiB)': 5.78}",
+        *out_of_memory("deepspeed/runtime/zero/partition_parameters.py:_all_gather"),
+    ],
+    "memory/other-process": out_of_memory(
+        "torch/nn/modules/module.py:_call_impl",
+        more="Process 7 has 76.40 GiB memory in use. Process 8 has 9.00 GiB memory in use. ",
+    ),
+    "memory/fragmentation": out_of_memory("torch/nn/modules/module.py:_call_impl", unused="12.00 GiB"),
+    "memory/outside-pytorch": out_of_memory(
+        more="Including non-PyTorch memory, this process has 86.00 GiB memory in use. "
+    ),
+    "memory/building": out_of_memory("transformers/modeling_utils.py:from_pretrained"),
+    "memory/wrapping": out_of_memory("accelerate/accelerator.py:prepare", "torch/nn/modules/module.py:to"),
+    "memory/optimizer-states": out_of_memory("train.py:main", "torch/optim/adamw.py:_init_group"),
+    "memory/gathered-parameters": out_of_memory("deepspeed/runtime/zero/partition_parameters.py:_all_gather"),
+    "memory/logits": out_of_memory(
+        "transformers/loss/loss_utils.py:ForCausalLMLoss", "torch/nn/functional.py:cross_entropy"
+    ),
+    "memory/attention": out_of_memory("transformers/models/llama/modeling_llama.py:eager_attention_forward"),
+    "memory/activations-recomputed": out_of_memory("torch/utils/checkpoint.py:recompute_fn", "x/mlp.py:run"),
+    "memory/activations-and-gradients": out_of_memory(
+        "torch/_tensor.py:backward", "torch/autograd/__init__.py:backward"
+    ),
+    "memory/activations": out_of_memory(
+        "train.py:main", "transformers/models/llama/modeling_llama.py:forward", "x/mlp.py:run"
+    ),
+    "memory/evaluation": out_of_memory("transformers/trainer.py:evaluation_loop", "x/modeling.py:forward"),
+    "memory/generation": out_of_memory("transformers/generation/utils.py:generate", "x/modeling.py:forward"),
+    "memory/saving": out_of_memory("transformers/trainer.py:save_model", "torch/nn/modules/module.py:state_dict"),
+    "memory/too-large": out_of_memory(),
+    "launch/signal-1": ["torch.distributed.elastic.multiprocessing.api.SignalException: Process 41 got signal: 1"],
+    "launch/signal-4": ["  exitcode  : -4 (pid: 212)"],
+    "launch/signal-6": ["  exitcode  : -6 (pid: 212)"],
+    "launch/signal-7": ["  exitcode  : -7 (pid: 212)"],
+    "launch/signal-11": ["[INFO] [launch.py:347:main] Process 212 exits with return code = -11"],
+    "launch/signal-15": ["[INFO] [launch.py:347:main] Process 212 exits with return code = -15"],
+    "slow/first-step": [
+        f"iter {n}: loss {falling(n + 1)}, time {7961.9 if not n else 22.1 + n % 3}ms" for n in range(20)
+    ],
+    "slow/growth": [f"iter {n}: loss {falling(n + 1)}, time {200 + 10 * n}ms" for n in range(40)],
+    "slow/periodic": [
+        f"iter {n}: loss {falling(n + 1)}, time {900 if n % 8 == 7 else 200 + n % 3}ms" for n in range(48)
+    ],
+    "wrong/gradients-nan": steps(6, loss=falling, grad_norm=lambda _: math.nan),
+    "wrong/gradients-nan-zero2": ["--deepspeed ds_zero2.json", *steps(6, loss=falling, grad_norm=lambda _: math.nan)],
+    "wrong/loss-zero": steps(8, loss=lambda _: 0.0, grad_norm=lambda _: 0.0),
+    "wrong/loss-scale": [
+        f"[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: {2 ** max(0, 16 - n)}, reducing to "
+        f"{2 ** max(0, 15 - n)}"
+        for n in range(20)
+    ],
+    "wrong/norm-zero": steps(8, loss=falling, grad_norm=lambda _: 0.0),
+    "wrong/norm-constant": steps(12, loss=falling, grad_norm=lambda _: 0.7315),
+    "wrong/norm-is-clipping": ["max_grad_norm: 1.0", *steps(12, loss=falling, grad_norm=lambda _: 1.0)],
+    "wrong/rate-zero": steps(8, loss=falling, learning_rate=lambda _: 0.0),
+    "wrong/loss-constant": steps(30, loss=lambda _: 2.5),
+    "wrong/loss-of-chance": steps(60, loss=lambda step: 10.82 + 0.01 * math.sin(step)),
+    "wrong/ranks-apart": [
+        f"[rank{rank}]: {{'step': {step}, 'loss': {falling(step)}, 'grad_norm': {1 + 0.2 * rank + 0.01 * step}}}"
+        for step in range(1, 12)
+        for rank in (0, 1)
+    ],
+    "wrong/short-epoch": [
+        "  Num examples = 80,000",
+        "  Num Epochs = 1",
+        "  Instantaneous batch size per device = 4",
+        "world_size=4",
+        "  Total optimization steps = 1,250",
+    ],
+    "wrong/diverged": [
+        *steps(10, loss=falling, grad_norm=norms),
+        *steps(4, loss=lambda _: 0.0, grad_norm=lambda _: math.nan),
+    ],
+    "wrong/nan-from-the-start": steps(4, loss=lambda _: math.nan, grad_norm=lambda _: math.nan),
+    "wrong/schedule-too-fast": steps(
+        60, loss=falling, grad_norm=norms, learning_rate=lambda step: max(0, 30 - step) * 1e-6
+    ),
+    "wrong/jump-after-resuming": [
+        *steps(20, loss=falling, step=lambda step: step),
+        "Resuming from checkpoint-20",
+        "{'loss': 9.7, 'step': 20}",
+        "{'loss': 9.1, 'step': 21}",
+    ],
+}
+ELSEWHERE = {  # tested with files below
+    "hang/recorded-calls",
+    "hang/network",
+    "memory/snapshot",
+    "memory/snapshot-fragmented",
+    "slow/computing",
+    "slow/communication",
+    "slow/copies",
+    "slow/idle",
+    "slow/than-predicted",
+}
+
+
+def test_every_conclusion_has_an_example():
+    conclusions = {rule.id for rule in known.rules() if rule.match is None}
+    assert conclusions == EXAMPLES.keys() | ELSEWHERE
+
+
+@pytest.mark.parametrize("id", EXAMPLES)
+def test_a_conclusion_is_the_first_cause_of_its_example(id):
+    assert first(EXAMPLES[id]) == id
+
+
+@pytest.mark.parametrize("rule", [rule for rule in known.rules() if rule.match], ids=lambda rule: rule.id)
+def test_a_known_message_is_the_first_cause_of_its_example(rule):
+    if rule.is_consequence:  # it is named only if nothing else is known
+        assert rule.id in {cause.id for cause in answer.answer_lines(rule.example.splitlines()).causes}
+    else:
+        assert first(rule.example) == rule.id
+
+
+def test_ids_are_unique():
+    ids = [rule.id for rule in known.rules()]
+    assert len(ids) == len(set(ids))
+
+
+@pytest.mark.parametrize("id", EXAMPLES)
+def test_an_answer_has_no_open_places(id):
+    found = answer.answer_lines(EXAMPLES[id])
+    shown = text.text(found)
+    assert "{" not in shown.replace("offload_optimizer: {", "").split("line ")[0]
+    json.dumps(answer.content(found))
+
+
+# ---------------------------------------------------------------- what comes first
+
+
+def test_the_rank_that_ended_first_is_the_cause_and_not_the_ranks_that_waited():
+    crash = [f"[rank3]: {line}" for line in out_of_memory("torch/optim/adamw.py:_init_group")]
+    assert (
+        first([*crash, *waiting((0, 51, "ALLREDUCE", 4096), (1, 51, "ALLREDUCE", 4096))]) == "memory/optimizer-states"
+    )
+
+
+def test_what_a_launcher_says_at_the_end_is_not_the_cause():
+    closing = [
+        "  exitcode  : -15 (pid: 1)",
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: train.py FAILED",
+    ]
+    assert first([*out_of_memory("transformers/modeling_utils.py:from_pretrained"), *closing]) == "memory/building"
+
+
+def test_lines_of_ranks_that_are_written_into_each_other_are_read():
+    mixed = "[rank0]: Traceback (most recent call last):[rank1]: Traceback (most recent call last):"
+    read = log.read(
+        [
+            mixed,
+            '[rank1]:   File "/x/train.py", line 3, in main[rank0]:   File "/x/a.py", line 1, in f',
+            "[rank1]: ValueError: one[rank0]: KeyError: 'two'",
+        ]
+    )
+    assert {(failure.rank, failure.kind, failure.frames[-1].function) for failure in read.failures} == {
+        (0, "KeyError", "f"),
+        (1, "ValueError", "main"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "rank", "rest"),
+    [
+        ("[rank3]: hello", 3, "hello"),
+        ("[default7]:hello", 7, "hello"),
+        ("[1,5]<stderr>:hello", 5, "hello"),
+        ("12: [2026] hello", 12, "[2026] hello"),
+        ("worker-5: [rank22]: hello", 22, "hello"),
+        ("(WorkerDict pid=12, ip=10.0.0.1) hello", None, "hello"),
+        ("hello [rank", None, "hello [rank"),
+        ("3 errors", None, "3 errors"),
+    ],
+)
+def test_marks_of_ranks_are_read(line, rank, rest):
+    assert list(log.parts(line)) == [(rank, rest)]
+
+
+# ---------------------------------------------------------------- messages of memory
+
+NEW = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.11 GiB. GPU 0 has a total capacity of 14.74 GiB "
+    "of which 1.65 GiB is free. Process 66 has 6.79 GiB memory in use. Including non-PyTorch memory, this process has "
+    "4.93 GiB memory in use. 12.00 GiB allowed; Of the allocated memory 4.50 GiB is allocated by PyTorch, with "
+    "30.00 MiB allocated in private pools (e.g., CUDA Graphs), and 104.62 MiB is reserved by PyTorch but unallocated."
+)
+OLD = (
+    "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 502.00 MiB (GPU 1; 39.59 GiB total capacity; "
+    "35.54 GiB already allocated; 276.19 MiB free; 37.22 GiB reserved in total by PyTorch) If reserved memory is >> "
+    "allocated memory try"
+)
+
+
+def message(line: str) -> memory_messages.OutOfMemory:
+    found = memory_messages.read(log.read([line]).failures[0])
+    assert found is not None
+    return found
+
+
+def test_all_numbers_of_a_message_are_read():
+    new = message(NEW)
+    numbers = [new.tried, new.total, new.free, new.own, new.allowed, new.allocated, new.pools, new.unused, new.others]
+    assert [round(number / GIB, 3) for number in numbers] == [2.11, 14.74, 1.65, 4.93, 12.0, 4.5, 0.029, 0.102, 6.79]
+    old = message(OLD)
+    assert [round(number / GIB, 3) for number in (old.tried, old.total, old.free, old.allocated, old.reserved)] == [
+        0.49,
+        39.59,
+        0.27,
+        35.54,
+        37.22,
+    ]
+    assert (old.gpu, old.own, old.processes) == (1, None, ())
+
+
+def test_the_own_process_is_recognized_by_its_memory_in_a_container():
+    """There, PyTorch lists its own process as one of several."""
+    own = message(NEW.replace("Including non-PyTorch memory, this process has", "Process 67 has"))
+    assert round(own.others / GIB, 2) == 6.79
+
+
+def test_a_tensor_is_named_by_its_size_and_place():
+    setting = Setting(model="qwen3-8b", micro_batch_size=2, sequence_length=4096)
+    logits = 2 * 2 * 4096 * 151_936
+    named = tensors.identify(tensors.rounded(logits), "loss", setting)
+    assert named is not None
+    assert named.kind == "logits"
+    assert tensors.identify(tensors.rounded(logits), "optimizer step", Setting(model="qwen3-0.6b")) is None
+    assert tensors.identify(tensors.rounded(1e9), "backward", Setting()).kind == "bucket"
+
+
+def test_the_gpu_is_known_by_its_memory():
+    assert planned.gpu_of(round(79.14 * GIB)) == "a100-80gb"
+    assert planned.gpu_of(round(139.8 * GIB)) == "h200"
+    assert planned.gpu_of(5 * GIB) is None
+
+
+def test_the_planner_names_changes_that_fit():
+    lines = out_of_memory("transformers/modeling_utils.py:from_pretrained")
+    setting = Setting(model="llama-3.1-8b", num_gpus=2, strategy="ddp", micro_batch_size=1, sequence_length=2048)
+    found = answer.answer_lines(lines, setting)
+    assert found.remedies
+    assert all(remedy["needed_bytes_per_gpu"] < 80 * GIB for remedy in found.remedies)
+    assert "Predicted to fit" in text.text(found)
+
+
+def test_steps_that_are_slower_than_predicted_are_found():
+    lines = [f"iter {n}: loss {falling(n + 1)}, time 90000ms" for n in range(20)]
+    setting = Setting(
+        model="llama-3.1-8b", gpu="h100-sxm", num_gpus=8, strategy="fsdp2", micro_batch_size=1, sequence_length=4096
+    )
+    assert first(lines, **dataclasses.asdict(setting)) == "slow/than-predicted"
+    fast = [line.replace("90000ms", "900ms") for line in lines]
+    assert first(fast, **dataclasses.asdict(setting)) is None
+
+
+def test_known_faults_of_the_stated_release_are_listed():
+    lines = ["deepspeed: 0.18.1", "--deepspeed ds_zero2.json", *steps(30, loss=falling, grad_norm=norms)]
+    faults = answer.answer_lines(lines).faults
+    assert faults
+    assert all(fault.package == "deepspeed" for fault in faults)
+    assert not answer.answer_lines(steps(30, loss=falling)).faults
+
+
+# ---------------------------------------------------------------- recordings
+
+
+def recording(folder: Path, rank: int, calls: Sequence[tuple[int, str, list[int], str]]) -> None:
+    entries = [
+        {
+            "collective_seq_id": number,
+            "profiling_name": f"nccl:{name}",
+            "input_sizes": [size],
+            "state": state,
+            "is_p2p": False,
+            "process_group": ("0", "default_pg"),
+            "frames": [{"filename": "train.py", "line": number, "name": "f"}],
+        }
+        for number, name, size, state in calls
+    ]
+    (folder / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps({"version": "2.9", "entries": entries}))
+
+
+def test_recordings_show_the_first_call_that_differs(tmp_path):
+    same = [(1, "all_reduce", [4096], "completed")]
+    recording(tmp_path, 0, [*same, (2, "broadcast", [1], "started")])
+    recording(tmp_path, 1, [*same, (2, "all_reduce", [25], "started")])
+    (cause,) = recordings.flight_recordings(tmp_path)
+    assert cause.id == "hang/recorded-calls"
+    assert "train.py:2" in cause.happened
+
+
+def test_recordings_of_equal_programs_show_the_network(tmp_path):
+    for rank in range(2):
+        recording(tmp_path, rank, [(1, "all_reduce", [4096], "completed"), (2, "all_reduce", [4096], "started")])
+    assert [cause.id for cause in recordings.flight_recordings(tmp_path)] == ["hang/network"]
+
+
+class Runs:
+    def __reduce__(self):
+        return (print, ("code was executed",))
+
+
+@pytest.mark.parametrize(
+    "content", [Runs(), [Runs()], {"entries": Runs()}, io.BytesIO(b"")], ids=["call", "list", "dict", "object"]
+)
+def test_a_pickle_with_more_than_plain_data_is_refused(content, tmp_path, capsys):
+    path = tmp_path / "dump"
+    path.write_bytes(pickle.dumps(content))
+    with pytest.raises(Refusal):
+        recordings.snapshot(path)
+    assert capsys.readouterr().out == ""
+
+
+def block(size: int, state: str) -> dict[str, object]:
+    return {"size": size, "state": state, "frames": [{"filename": "/x/model.py", "line": 7, "name": "forward"}]}
+
+
+@pytest.mark.parametrize(("free", "id"), [(6, "memory/snapshot-fragmented"), (0, "memory/snapshot")])
+def test_a_snapshot_shows_whether_memory_is_fragmented(free, id, tmp_path):
+    blocks = [block(GIB, "active_allocated"), *[block(GIB // 10, "inactive") for _ in range(free)]]
+    total = sum(each["size"] for each in blocks)
+    content = {"segments": [{"total_size": total, "allocated_size": GIB, "blocks": blocks}], "device_traces": []}
+    (tmp_path / "snapshot.pickle").write_bytes(pickle.dumps(content))
+    (cause,) = recordings.snapshot(tmp_path / "snapshot.pickle")
+    assert cause.id == id
+    assert "model.py:7" in cause.happened
+
+
+@pytest.mark.parametrize(
+    ("share", "category", "name", "id"),
+    [
+        (0.5, "kernel", "ncclDevKernel_AllReduce", "slow/communication"),
+        (0.4, "gpu_memcpy", "Memcpy HtoD", "slow/copies"),
+        (0.0, "kernel", "", "slow/idle"),
+        (0.0, "kernel", "gemm", "slow/computing"),
+    ],
+)
+def test_a_trace_shows_where_the_time_goes(share, category, name, id, tmp_path):
+    length = 1000.0
+    busy = length * (1 - share) if name else length / 2
+    events = [
+        event
+        for step in range(12)
+        for event in (
+            {"cat": "kernel", "name": "gemm", "ts": step * length, "dur": busy},
+            {"cat": category, "name": name, "ts": step * length + busy, "dur": length * share},
+        )
+    ]
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
+    assert recordings.trace(tmp_path / "trace.json")[0].id == id
+
+
+# ---------------------------------------------------------------- sound trainings, and anything else
+
+
+def test_a_sound_training_is_sound_and_says_what_was_not_checked():
+    lines = steps(200, loss=falling, grad_norm=norms, learning_rate=lambda step: (200 - step) * 1e-6)
+    found = answer.answer_lines(lines)
+    assert found.is_sound
+    assert found.verdict.status == 0
+
+
+def test_an_unknown_failure_is_unknown_and_shows_its_lines():
+    found = answer.answer_lines(
+        ["Traceback (most recent call last):", '  File "a.py", line 1, in f', "FrobError: no frob"]
+    )
+    assert (found.cause, found.verdict.status) == (None, 3)
+    assert "FrobError: no frob" in text.text(found)
+
+
+def test_secrets_are_masked():
+    secret = "hf_" + "A" * 30
+    line = f"OSError: 401 Client Error for token={secret} https://user:{'p' * 16}@host/x api_key: {'k' * 20}"
+    shown = text.text(answer.answer_lines([line])) + json.dumps(answer.content(answer.answer_lines([line])))
+    assert not any(word in shown for word in (secret, "p" * 16, "k" * 20))
+
+
+PIECES = [
+    *(line for lines in EXAMPLES.values() for line in lines[:3]),
+    "[rank1]:",
+    "\x1b[31mError",
+    "\r",
+    "Traceback (most",
+    "│ x │",
+    '  File "',
+    "100%|██| 5/5 [00:0",
+    "nan",
+    "{'loss': ",
+    "OVERFLOW! loss scale: 1e999",
+    "\u202e",
+    "Tried to allocate 9e9 GiB",
+]
+
+
+@given(
+    st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=40)), max_size=12), st.randoms(use_true_random=False)
+)
+def test_any_text_gets_an_answer(pieces, drawn: random.Random):
+    whole = drawn.choice(["\n", "", " "]).join(pieces) or "x"
+    found = answer.answer_lines(whole.split("\n"))
+    shown = text.text(found)
+    assert shown.replace("\n", "").isprintable()
+    json.dumps(answer.content(found))
+
+
+def test_any_bytes_get_an_answer(tmp_path):
+    path = tmp_path / "log"
+    path.write_bytes(random.Random(2).randbytes(200_000))
+    assert answer.answer([path]).verdict.status in (0, 1, 3)
+
+
+def test_a_long_log_needs_little_memory(tmp_path):
+    import tracemalloc
+
+    path = tmp_path / "log"
+    line = "Error: {'loss': 1.5, 'grad_norm': 2.0} " + "x" * 200 + "\n"
+    path.write_text(line * 40_000)  # 10 MB
+    tracemalloc.start()
+    answer.answer([path])
+    assert tracemalloc.get_traced_memory()[1] < 8e6
+    tracemalloc.stop()
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_the_command_reads_a_file_and_prints_json(tmp_path, capsys):
+    path = tmp_path / "log"
+    path.write_text("\n".join(EXAMPLES["memory/logits"]))
+    assert cli.run(["why", str(path), "--json"]) == 1
+    content = json.loads(capsys.readouterr().out)
+    assert content["cause"]["id"] == "memory/logits"
+    assert content["verdict"] == "found"
+    assert cli.run(["why", str(path)]) == 1
+    assert "What to change" in capsys.readouterr().out
+
+
+def test_an_empty_log_is_refused(tmp_path):
+    (tmp_path / "log").touch()
+    with pytest.raises(Refusal):
+        cli.run(["why", str(tmp_path / "log")])
+
+
+def test_a_cause_is_listed_once_and_consequences_last():
+    from study.why.cause import rank_causes
+
+    one = Cause("a", "hang", "", "", "certain", "", is_consequence=True)
+    two = Cause("b", "hang", "", "", "possible", "")
+    assert [cause.id for cause in rank_causes([one, two, two])] == ["b", "a"]
