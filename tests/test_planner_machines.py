@@ -150,3 +150,10 @@ def test_more_numbers_are_tried_until_one_is_comfortable() -> None:
     assert found[-1].is_comfortable
     assert len(found) > machines.NUM_FITTING
     assert choose.GPU_COUNTS[: len(found)] == tuple(machine.num_gpus for machine in found)
+
+
+@pytest.mark.parametrize("option", ["--budget", "--deadline", "--measured-step-seconds"])
+@pytest.mark.parametrize("value", ["-5", "0", "nan", "inf", "x"])
+def test_limits_are_numbers_above_zero(option, value):
+    with pytest.raises(Refusal, match=option):
+        cli.parse(["advise", "--model", "gpt2", "--gpu", "h100", option, value])

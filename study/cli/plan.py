@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -44,6 +45,24 @@ def _refuse_parallelism(_: click.Context, option: click.Parameter, value: str | 
         )
 
 
+class _PositiveNumber(click.ParamType):
+    """A number above 0."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not 0 < number < math.inf:
+            self.fail(f"{value!r} is not a number above 0", param, ctx)
+        return number
+
+
+POSITIVE = _PositiveNumber()
+
+
 @command(
     "advise",
     params=[
@@ -66,21 +85,21 @@ def _refuse_parallelism(_: click.Context, option: click.Parameter, value: str | 
         Option(
             ["--budget"],
             group=GPUS,
-            type=float,
+            type=POSITIVE,
             metavar="DOLLARS",
             help="Find the machines on which the whole training costs at most this. Needs --tokens or --examples.",
         ),
         Option(
             ["--deadline"],
             group=GPUS,
-            type=float,
+            type=POSITIVE,
             metavar="HOURS",
             help="Find the machines on which the whole training takes at most this long.",
         ),
         Option(
             ["--measured-step-seconds"],
             group=OUTPUT,
-            type=float,
+            type=POSITIVE,
             metavar="SECONDS",
             help="A measured step of the training that the other options and --strategy describe. The other strategies "
             "are then predicted from there.",
