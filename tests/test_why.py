@@ -169,7 +169,7 @@ EXAMPLES: dict[str, list[str]] = {
         f"{2 ** max(0, 15 - n)}"
         for n in range(20)
     ],
-    "wrong/norm-zero": steps(8, loss=falling, grad_norm=lambda _: 0.0),
+    "wrong/norm-zero": steps(8, loss=lambda step: 2.5 + step % 2 / 100, grad_norm=lambda _: 0.0),
     "wrong/norm-constant": steps(12, loss=falling, grad_norm=lambda _: 0.7315),
     "wrong/norm-is-clipping": ["max_grad_norm: 1.0", *steps(12, loss=falling, grad_norm=lambda _: 1.0)],
     "wrong/rate-zero": steps(8, loss=falling, learning_rate=lambda _: 0.0),

@@ -9,6 +9,7 @@ from typing import Any
 
 from study.errors import Refusal
 from study.files import open_regular
+from study.logs import formats
 from study.upgrade.changes import known_faults
 from study.upgrade.faults import Fault
 from study.verdict import Checked, NotChecked, Verdict
@@ -62,15 +63,43 @@ def answer(paths: Iterable[Path], requested: Setting | None = None, recorded: Se
 
     `recorded` are the causes that recordings show. Raises Refusal if a file cannot be read, or has no line.
     """
-    texts = list(paths)
-    return answer_lines((line for path in texts for line in _lines(path)), requested, recorded)
+    files = list(paths)
+    reader, steps, stated = _read(line for path in files for line in _lines(path))
+    if not steps.rows:
+        for path in files:
+            _add_imported(steps, path)
+    return _answer(reader.log, steps, stated, requested, recorded)
 
 
 def answer_lines(lines: Iterable[str], requested: Setting | None = None, recorded: Sequence[Cause] = ()) -> Answer:
     """Return why a run failed, from the lines that it printed. Raises Refusal if there is none."""
+    reader, steps, stated = _read(lines)
+    return _answer(reader.log, steps, stated, requested, recorded)
+
+
+def _read(lines: Iterable[str]) -> tuple[_Reader, Steps, SettingReader]:
     reader, steps, stated = _Reader(), Steps(), SettingReader()
     reader.others = (steps.take, stated.take)
-    log = reader.read(lines)
+    reader.read(lines)
+    return reader, steps, stated
+
+
+def _add_imported(steps: Steps, path: Path) -> None:
+    """Add the steps of a log in a format that `zero-study import` reads, if it is one."""
+    try:
+        _, drafts = formats.read(path)
+    except Refusal:
+        return
+    for draft in drafts:
+        draft.finish()
+        series = draft.training.series()
+        if series is not None:
+            steps.add_series(series.columns)
+
+
+def _answer(
+    log: Log, steps: Steps, stated: SettingReader, requested: Setting | None, recorded: Sequence[Cause]
+) -> Answer:
     if not log.num_lines and not recorded:
         raise Refusal("The log is empty. Name the file that has what the run printed, or write it to standard input.")
     setting = stated.setting(requested or Setting())

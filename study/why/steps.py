@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import re
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from study.why.log import Line
 
@@ -43,6 +44,7 @@ _ACTIVITY = re.compile(
     r"predicting|testing|checkpointing|sanity checking|merging))\b[^|{\n]{0,60}"
 )
 _SECONDS_TEXT = re.compile(r"\b(?:step[-_ ]?time|time|dt|elapsed)[:=]?\s+([\d.]+)\s?(ms|s|secs?|seconds)\b")
+_DEEPSPEED_STEP = re.compile(r"\bstep=(\d+), skipped=\d+")
 _ODD = re.compile(r"(?i)\bnan\b|\binf|[\"': ]0\.0\b")
 _COLUMNS_SPACED = {
     "loss": "loss",
@@ -56,7 +58,18 @@ _SPACED = re.compile(
 )
 _NUMBERED = re.compile(r"\b(?:iter(?:ation)?|step)[ :]\s*(\d+)(?=[:/ ,|])")
 LONGEST_ACTIVITY = 1000  # characters of a line that says what the program does
-_LOSSES = {"loss", "lm loss", "lm_loss", "train_loss", "train/loss", "total_loss", "training_loss", "step_loss"}
+_LOSSES = {
+    "loss",
+    "lm loss",
+    "lm_loss",
+    "train_loss",
+    "train/loss",
+    "total_loss",
+    "training_loss",
+    "step_loss",
+    "act_loss",
+    "reduced_train_loss",
+}
 _NORMS = {"grad_norm", "grad norm", "gnorm", "train/grad_norm", "gradient_norm", "global_grad_norm", "actor/grad_norm"}
 _RATES = {"learning_rate", "lr", "learning rate", "train/learning_rate", "actor/lr", "train/lr"}
 _SCALES = {"loss_scale", "loss scale", "scale"}
@@ -69,6 +82,12 @@ _COLUMNS = {
     **dict.fromkeys(_LOSSES, "loss"), **dict.fromkeys(_NORMS, "norm"), **dict.fromkeys(_RATES, "rate"),
     **dict.fromkeys(_SCALES, "scale"), **dict.fromkeys(_STEPS, "step"), "epoch": "epoch",
     "memory(gib)": "memory", "max_memory": "memory",
+}  # fmt: skip
+
+
+# Columns of `study.public_runs`, by those of a row.
+_IMPORTED = {
+    "loss": "loss", "norm": "gradient_norm", "rate": "learning_rate", "step": "step", "seconds": "seconds_per_step",
 }  # fmt: skip
 
 
@@ -130,6 +149,7 @@ class Steps:
     bar_times: list[tuple[int, float]] = field(default_factory=list)  # steps and their seconds, of the bar of steps
     overflows: list[tuple[Line, float]] = field(default_factory=list)  # and the loss scale that was too large
     num_overflows: int = 0
+    num_engine_steps: int = 0  # as DeepSpeed counts them
     lengths: Lengths | None = None
     activities: deque[tuple[Line, str]] = field(default_factory=lambda: deque(maxlen=20))
     _lines_of_steps: int = 0
@@ -140,6 +160,8 @@ class Steps:
         text = line.text
         if "%|" in text:
             self._take_bar(line)
+        if "skipped=" in text and (match := _DEEPSPEED_STEP.search(text)):
+            self.num_engine_steps = max(self.num_engine_steps, int(match[1]))
         if "OVERFLOW" in text and (match := _OVERFLOW.search(text)):
             self.num_overflows += 1
             if len(self.overflows) < FIRST:
@@ -153,6 +175,16 @@ class Steps:
             if match:
                 self.activities.append((line, match[0]))
 
+    def add_series(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Add rows from the columns of an imported log. They have no lines."""
+        count = max(map(len, columns.values()), default=0)
+        numbered = {own: columns.get(name, ()) for own, name in _IMPORTED.items()}
+        series = self.by_rank.setdefault(None, Series())
+        for place in range(count):
+            values = {own: column[place] for own, column in numbered.items() if place < len(column)}
+            if values.get("loss") is not None or values.get("norm") is not None:
+                series.add(Row(Line(0, None, f"row {place + 1}: {values}"), **values))
+
     @property
     def rows(self) -> list[Row]:
         """The rows of the rank that logged most."""
@@ -164,7 +196,7 @@ class Steps:
         """How many steps were trained at least, by rows and bars."""
         bar = self.step_bar
         steps = [int(row.step) for row in self.rows if row.step is not None and math.isfinite(row.step)]
-        return max(len(self.rows), int(bar.done) if bar else 0, max(steps, default=0))
+        return max(len(self.rows), int(bar.done) if bar else 0, max(steps, default=0), self.num_engine_steps)
 
     @property
     def step_bar(self) -> Bar | None:

@@ -57,7 +57,8 @@ def _cause(cause: Cause) -> list[str]:
 
 def _quoted(line: Line) -> str:
     rank = "" if line.rank is None else f", rank {line.rank}"
-    start, shown = f"  line {line.number:,}{rank}: ", mask(line.text.strip())
+    place = f"line {line.number:,}{rank}: " if line.number else ""
+    start, shown = f"  {place}", mask(line.text.strip())
     room = max(40, terminal.width() - len(start))
     return start + (shown if len(shown) <= room else f"{shown[: room - 3]}...")
 
@@ -72,6 +73,13 @@ def _unknown(answer: Answer) -> list[str]:
             )
         ]
     lines = terminal.count(answer.log.num_lines, "line")
+    if not answer.log.failures and not answer.log.lines:
+        return [
+            terminal.wrap(
+                f"No sign of a failure was found in {lines}, and no step of a training that could be checked. If the "
+                "run failed, its message is elsewhere: give the standard error and the logs of all ranks, too."
+            )
+        ]
     return [
         terminal.wrap(
             f"The cause is not known: none of the {lines} has a sign that this command knows. These lines seem to "

@@ -18,6 +18,8 @@ SAME = 1e-6  # relative difference of numbers that are the same as printed
 SMALLEST_SCALE = 1.0  # a loss scale that makes fp16 no better than it is
 JUMP = 1.5  # times the loss before
 STUCK = 0.02  # relative change of a loss that does not move
+FALLEN = 0.98  # times the first loss; the training learns if the last one is lower
+EARLY = 0.1  # share of the steps with a learning rate of 0 from which a schedule ended early
 SETTLED = 20  # rows after which a loss must have moved
 
 
@@ -96,7 +98,8 @@ def _scale(steps: Steps) -> Iterator[Cause]:
     if not scales:
         return
     smallest, count = min(scales), steps.num_overflows
-    if smallest <= SMALLEST_SCALE and (count > 8 or not steps.overflows):
+    fell = smallest <= SMALLEST_SCALE < max(scales)  # in bf16, some programs log a scale of 1
+    if fell and (count > 8 or not steps.overflows):
         line = next(
             (line for line, value in steps.overflows if value <= SMALLEST_SCALE),
             steps.overflows[0][0] if steps.overflows else steps.rows[0].line,
@@ -114,9 +117,9 @@ def _norm(rows: Sequence[Row], setting: Setting) -> Iterator[Cause]:
         return
     first = norms[0][0]
     if not any(values):
-        losses = [value for _, value in _with(rows, "loss")]
-        if losses and not any(losses):
-            return
+        losses = [value for _, value in _with(rows, "loss") if math.isfinite(value)]
+        if not any(losses) or min(losses) < FALLEN * losses[0]:
+            return  # if the loss falls, or is not logged, the norm may only not be logged
         yield conclude("wrong/norm-zero", (first.line,), values=f"{len(values):,}")
         return
     spread = (max(values) - min(values)) / max(map(abs, values))
@@ -143,12 +146,22 @@ def _rate(rows: Sequence[Row], steps: Steps) -> Iterator[Cause]:
     zeros = [row for row, value in rates if value == 0.0]
     if len(zeros) == len(values):
         yield conclude("wrong/rate-zero", (zeros[0].line,), values=f"{len(values):,}")  # fmt: skip
-    elif zeros and values[-1] == 0.0 and len(zeros) > max(3, 0.05 * len(values)) and max(values) > 0:
+    elif zeros and values[-1] == 0.0 and len(zeros) > max(3, EARLY * len(values)) and max(values) > 0:
         last = next(row for row, value in reversed(rates) if value > 0)
+        begin, end = _first_after(rates, last), rates[-1][0].step
+        if begin is not None and end is not None and begin > (1 - EARLY) * end:
+            return  # only the last steps, whose rate is too small for the digits that are logged
         yield conclude(
             "wrong/schedule-too-fast", (zeros[-1].line,), last=_step(last, rows), zeros=f"{len(zeros):,}",
             values=f"{len(values):,}",
         )  # fmt: skip
+
+
+def _first_after(rates: Sequence[tuple[Row, float]], last: Row) -> float | None:
+    """Return the step of the row after a row."""
+    rows = [row for row, _ in rates]
+    place = rows.index(last) + 1
+    return rows[place].step if place < len(rows) else None
 
 
 def _loss(rows: Sequence[Row], setting: Setting) -> Iterator[Cause]:
@@ -222,8 +235,8 @@ def _epoch(steps: Steps, setting: Setting) -> Iterator[Cause]:
     if not (batch and setting.num_examples and setting.num_epochs and total):
         return
     expected = setting.num_examples * setting.num_epochs / batch
-    if total < 0.9 * expected - 1 and total > 1:
-        factor = expected / total
+    factor = expected / total
+    if setting.num_gpus and setting.num_gpus > 1 and math.isclose(factor, setting.num_gpus, rel_tol=0.1):
         yield conclude(
             "wrong/short-epoch", (bar.line,) if bar is not None else (), total=f"{total:,}",
             num_examples=f"{setting.num_examples:,}", num_epochs=f"{setting.num_epochs:g}", batch=f"{batch:,}",
