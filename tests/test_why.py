@@ -480,6 +480,11 @@ def test_a_sound_training_is_sound_and_says_what_was_not_checked():
     assert found.verdict.status == 0
 
 
+@pytest.mark.parametrize("path", sorted((CASES / "sound").glob("*.log")), ids=lambda path: path.stem)
+def test_a_sound_training_of_others_gets_no_complaint(path):
+    assert not answer.answer([path]).num_found
+
+
 def test_an_unknown_failure_is_unknown_and_shows_its_lines():
     found = answer.answer_lines(
         ["Traceback (most recent call last):", '  File "a.py", line 1, in f', "FrobError: no frob"]
