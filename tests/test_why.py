@@ -195,6 +195,10 @@ EXAMPLES: dict[str, list[str]] = {
     "wrong/schedule-too-fast": steps(
         60, loss=falling, grad_norm=norms, learning_rate=lambda step: max(0, 30 - step) * 1e-6
     ),
+    "wrong/loss-too-large": [
+        "--model_name_or_path Qwen/Qwen3-8B",
+        *steps(6, loss=lambda step: 40.0 / step + 30, grad_norm=norms),
+    ],
     "wrong/jump-after-resuming": [
         *steps(20, loss=falling, step=lambda step: step),
         "Resuming from checkpoint-20",

@@ -65,7 +65,7 @@ MATTERING = (
     "not initiali", "not supported", "not divisible", "not sharded", "not exist", "cannot", "can't", "could not",
     "unable", "invalid", "refused", "denied", "no space", "no device", "bus error", "segmentation", "terminated",
     "exit", "skipping", "expected", "unused", "deprecat", "cache flushes", "invalidate trace", "recompil",
-    "falling back", "disk quota", "duplicate", "_dynamo",
+    "falling back", "disk quota", "duplicate", "_dynamo", " hang",
 )  # fmt: skip
 _RAISES = ("Error", "Exception", "Interrupt", "Timeout", "Exit", "Failure", "Empty", "Refusal")  # names of exceptions
 

@@ -19,6 +19,7 @@ SMALLEST_SCALE = 1.0  # a loss scale that makes fp16 no better than it is
 JUMP = 1.5  # times the loss before
 STUCK = 0.02  # relative change of a loss that does not move
 FALLEN = 0.98  # times the first loss; the training learns if the last one is lower
+TOO_LARGE = 1.3  # times the loss of a guess
 EARLY = 0.1  # share of the steps with a learning rate of 0 from which a schedule ended early
 SETTLED = 20  # rows after which a loss must have moved
 
@@ -29,6 +30,8 @@ def causes(steps: Steps, setting: Setting) -> list[Cause]:
     found = [*_not_finite(rows, setting), *_zero(rows), *_scale(steps), *_ranks(steps)]
     if len(rows) > FEW_ROWS:
         found += [*_norm(rows, setting), *_rate(rows, steps), *_loss(rows, setting)]
+    if rows:
+        found += _first_losses(rows, setting)
     if len(rows) > 1:
         found += [*_jump(rows, setting)]
     return [*found, *_epoch(steps, setting)]
@@ -185,6 +188,20 @@ def _loss(rows: Sequence[Row], setting: Setting) -> Iterator[Cause]:
             "wrong/loss-of-chance", (first.line, losses[-1][0].line), certainty, end=f"{end:.2f}",
             values=f"{len(values):,}", known=known,
         )  # fmt: skip
+
+
+def _first_losses(rows: Sequence[Row], setting: Setting) -> Iterator[Cause]:
+    """Yield the cause that a language model's first losses are far above that of a guess."""
+    losses = [value for _, value in _with(rows[:5], "loss") if math.isfinite(value)]
+    shape = shapes.find_known(setting.model) if setting.model else None
+    if not losses or shape is None or not shape.vocabulary:
+        return
+    chance, first = math.log(shape.vocabulary), statistics.median(losses)
+    if first > TOO_LARGE * chance:
+        words = f"the {shape.vocabulary:,} tokens of the vocabulary"
+        yield conclude(
+            "wrong/loss-too-large", (rows[0].line,), loss=f"{first:.4g}", words=words, chance=f"{chance:.3g}"
+        )
 
 
 def _jump(rows: Sequence[Row], setting: Setting) -> Iterator[Cause]:
