@@ -240,9 +240,9 @@ def test_there_is_nothing_to_merge_without_an_adapter(tmp_path):
 @pytest.mark.parametrize(
     ("strategy", "precision"),
     [
-        pytest.param("ddp", "fp32", marks=pytest.mark.slow),
+        ("ddp", "fp32"),
+        pytest.param("zero2", "bf16-autocast", marks=pytest.mark.slow),
         *(pytest.param(*case, marks=pytest.mark.nightly) for case in (("zero2", "fp32"), ("ddp", "bf16-autocast"))),
-        ("zero2", "bf16-autocast"),
     ],
 )
 def test_weights_in_4_bits_train_and_go_on_exactly(strategy, precision):
