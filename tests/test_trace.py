@@ -157,6 +157,7 @@ def test_adapters_are_traced_as_they_are_predicted(engine, kind):
     assert traced.total == pytest.approx(peaks.peak(shape, engine, JOB).total, rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 def test_advice_for_adapters_rests_on_traces_of_deepspeed_too(tmp_path):
     pytest.importorskip("peft")
