@@ -62,15 +62,16 @@ def pytest_configure_node(node: Any) -> None:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out a file that has no test of the chosen set, because its imports take seconds in each worker.
 
-    A file whose tests are all about pages says so by `pytestmark`; one without the mark `pages` has no such test.
+    A file whose tests all have one mark says so by `pytestmark`; one without the mark `pages` has no test of pages.
     """
     chosen = config.option.markexpr
-    if collection_path.suffix != ".py" or " or " in chosen:
+    if collection_path.suffix != ".py" or not chosen or " or " in chosen:
         return None
-    if "not pages" in chosen:
-        is_left_out = "\npytestmark = pytest.mark.pages\n" in collection_path.read_text(encoding="utf-8")
-    else:
-        is_left_out = "pages" in chosen and "pytest.mark.pages" not in collection_path.read_text(encoding="utf-8")
+    text = collection_path.read_text(encoding="utf-8")
+    left_out = [mark for mark in ("pages", "nightly", "measurements") if f"not {mark}" in chosen]
+    is_left_out = any(f"\npytestmark = pytest.mark.{mark}\n" in text for mark in left_out)
+    if "pages" in chosen and "pages" not in left_out:
+        is_left_out |= "pytest.mark.pages" not in text
     return is_left_out or None  # None: pytest decides
 
 
@@ -151,6 +152,13 @@ def _same_environment() -> Iterator[None]:
     yield
     os.environ.clear()
     os.environ.update(before)
+
+
+@pytest.fixture(scope="module")
+def few_objects() -> None:
+    """Take what earlier tests left out of the garbage collector's lists, so that `prove` looks through few objects."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

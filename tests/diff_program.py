@@ -104,7 +104,7 @@ class Case:
         model, optimizer = self._wrapped(net)
         self.after_wrap(model)
         if output:
-            diff.record(model, output, noise=noise)
+            diff.record(model, output, steps=self.steps - 1, noise=noise)  # it is written in the last step
         torch.manual_seed(self.seed)
         losses, is_deepspeed = [], self.engine.startswith("zero")
         for step in range(self.steps):
@@ -455,15 +455,17 @@ def main(*words: str) -> None:
         return None
     cases, faults = chosen(how) if WORLD == 2 else (chosen(how)[0], [])
     others = {counterpart(name): FAULTS[name].sound for name in faults}
-    for name, case in (cases | others).items():
+    num_steps = 3 if how == "quick" else STEPS
+    for name, sound_case in (cases | others).items():
+        case = replace(sound_case, steps=num_steps)
         recorded = case.train(f"{folder}/{name}")
         if name.endswith("1-fp32"):
             assert all(map(torch.equal, recorded, case.train())), name
-        is_plain = case == Case(precision=case.precision)
+        is_plain = sound_case == Case(precision=case.precision)
         for noise in (1, 2) if is_plain else (1,) if name in others else ():
             case.train(f"{folder}/{name}", noise)
     for name in faults:
-        replace(FAULTS[name].sound, **FAULTS[name].changes).train(f"{folder}/{name}")
+        replace(FAULTS[name].sound, **FAULTS[name].changes, steps=num_steps).train(f"{folder}/{name}")
     print("TRAINED", file=sys.stderr, flush=True)
 
 

@@ -37,6 +37,7 @@ from study.theory.model_states import StatePart
 MODELS = {
     "gpt2": shapes.decoder_shape("gpt2", "gpt2", 2, 64, 4, 32, 256),
     "bert": shapes.decoder_shape("bert", "bert", 2, 64, 4, 32, 256),
+    "gpt2 of one layer": shapes.decoder_shape("gpt2", "gpt2", 1, 64, 4, 32, 256),
     "gpt2 of two layers": shapes.replace_parts(shapes.find("gpt2"), layers=2),
 }
 DEEPSPEED = ("zero1", "zero2", "zero3", "zero2_tuned", "zero3_tuned", "zero3_hpz", "zero2_cpu_offload")

@@ -1,4 +1,4 @@
-"""Samples of the cases of a test: the fast tests take a few cases, the slow tests the others."""
+"""Samples of the cases of a test: the fast tests take a few cases, the slow or the nightly tests the others."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ from typing import Any
 import pytest
 
 
-def each_once_with_slow_rest(**axes: Sequence[Any]) -> list[Any]:
-    """Return the whole grid of these axes as parameters of a test, marked `slow` unless they belong to a sample.
+def each_once(rest: pytest.MarkDecorator, **axes: Sequence[Any]) -> list[Any]:
+    """Return the whole grid of these axes as parameters of a test, marked by `rest` unless they belong to a sample.
 
     The sample is as long as the longest axis, and every value of every axis occurs in it.
     """
     length = max(map(len, axes.values()))
     sample = [tuple(values[number % len(values)] for values in axes.values()) for number in range(length)]
-    return with_slow_rest(sample, **axes)
+    return [pytest.param(*case, marks=[] if case in sample else rest) for case in product(*axes.values())]
+
+
+def each_once_with_slow_rest(**axes: Sequence[Any]) -> list[Any]:
+    """Return the parameters of `each_once`, of which those beyond the sample are marked `slow`."""
+    return each_once(pytest.mark.slow, **axes)
 
 
 def pairwise_with_slow_rest(**axes: Sequence[Any]) -> list[Any]:

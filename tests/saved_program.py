@@ -20,6 +20,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from study.engines import extensions
+
 CONFIG = {
     "hidden_size": 15,  # odd, so that shards have padding
     "head_dim": 4,
@@ -258,6 +260,8 @@ def with_trainer(folder: Path) -> None:
 def main() -> None:
     folder, is_quick = Path(sys.argv[1]), "quick" in sys.argv
     os.environ["DS_ACCELERATOR"] = "cpu"
+    extensions.use_own_folder()
+    extensions.use_built()  # or DeepSpeed compiles a kernel that no training here calls, for a minute
     import deepspeed
 
     deepspeed.init_distributed("gloo")

@@ -25,6 +25,11 @@ SMALL = {
 }  # fmt: skip
 
 
+@cache
+def counted_phi3() -> shapes.ModelShape:
+    return counted("Phi3ForCausalLM", **SMALL)
+
+
 def counted(class_name: str, attention: list[str] | None = None, **settings: object) -> shapes.ModelShape:
     built = getattr(transformers, class_name)
     counts = count.count(built, built.config_class(**settings), attention or ["sdpa"])
@@ -82,7 +87,7 @@ def test_collectives_of_a_traced_model_are_those_of_the_formulas(name, stage):
 
 @pytest.mark.parametrize(
     ("model_type", "how"),
-    samples.with_slow_rest([("phi3", "autocast")], model_type=["phi3", "olmo2"], how=list(CLASSES)),
+    samples.with_slow_rest([("phi3", "fp32")], model_type=["phi3", "olmo2"], how=list(CLASSES)),
 )
 def test_the_highest_moment_of_a_backward_pass_is_the_one_that_was_measured(model_type, how):
     """Of one process that takes no optimizer step, for architectures of which theory has no formulas."""
@@ -113,7 +118,7 @@ def test_parameters_are_those_of_transformers(class_name):
     settings = {
         key: value for key, value in SMALL.items() if key != "num_key_value_heads" or "Roberta" not in class_name
     }
-    shape = counted(class_name, **settings)
+    shape = counted_phi3() if class_name == "Phi3ForCausalLM" else counted(class_name, **settings)
     config = getattr(transformers, class_name).config_class(**settings)
     assert shape.num_params == getattr(transformers, class_name)(config).num_parameters()
     assert shape.layers == ARCHITECTURES[class_name]
@@ -129,11 +134,11 @@ def test_a_mixture_of_experts_has_total_and_active_parameters():
 
 
 def test_an_encoder_and_a_decoder_are_counted_together():
-    sizes = {"d_model": 64, "d_kv": 16, "num_heads": 4, "d_ff": 128, "num_layers": 2, "num_decoder_layers": 3}
+    sizes = {"d_model": 64, "d_kv": 16, "num_heads": 4, "d_ff": 128, "num_layers": 1, "num_decoder_layers": 2}
     shape = counted("T5ForConditionalGeneration", vocab_size=300, **sizes)
     built = transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=300, **sizes))
     assert shape.num_params == built.num_parameters()
-    assert shape.layers == 5
+    assert shape.layers == 3
     assert len(shape.counts.kinds) > 1  # the first block of each half has the position bias
 
 
@@ -146,13 +151,14 @@ def test_an_image_is_one_sequence():
 
 
 def test_blocks_that_share_their_parameters_are_executed_more_often_than_they_exist():
-    sizes = {"hidden_size": 64, "num_hidden_layers": 5, "num_attention_heads": 4, "intermediate_size": 128}
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
     config = transformers.AlbertConfig(vocab_size=300, embedding_size=32, **sizes)
     shape = counted("AlbertForMaskedLM", vocab_size=300, embedding_size=32, **sizes)
     assert shape.num_params == transformers.AlbertForMaskedLM(config).num_parameters()
-    assert (len(shape.counts.executed), sum(shape.counts.copies)) == (5, 1)
+    assert (len(shape.counts.executed), sum(shape.counts.copies)) == (2, 1)
 
 
+@pytest.mark.slow
 def test_blocks_of_several_classes_are_found():
     """Of which transformers names only one as a module that must not be split."""
     shape = counted("SwiftFormerForImageClassification", image_size=32, depths=[1, 1, 1, 2], embed_dims=[8, 8, 16, 16])
@@ -185,7 +191,7 @@ def test_every_strategy_is_predicted_for_every_kind_of_model(name):
 
 
 def test_counts_survive_a_file():
-    counts = counted("Phi3ForCausalLM", **SMALL).counts
+    counts = counted_phi3().counts
     assert from_content(to_content(counts)) == from_content(to_content(from_content(to_content(counts))))
     assert from_content(to_content(counts)).num_params == counts.num_params
 

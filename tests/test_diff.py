@@ -37,6 +37,13 @@ def test_a_sketch_is_linear_in_parts_too_and_tells_distances(shape, monkeypatch)
     assert float((ours - theirs).norm()) == pytest.approx(float((one - other).norm()), rel=1)
 
 
+def test_a_hash_that_is_kept_gives_the_same_sketch(monkeypatch):
+    tensor = torch.randn((7, 9), generator=torch.Generator().manual_seed(0))
+    sketches = [sketch.sketch(tensor) for _ in range(2)]
+    monkeypatch.setattr(sketch, "FEW", 0)  # none is kept
+    assert sketches == [sketch.sketch(tensor)] * 2
+
+
 def test_means_of_rows_do_not_ask_how_a_batch_is_cut():
     rows = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
     counts, means = zip(*(sketch.of_rows(part) for part in (rows[5:], rows[:5])), strict=True)

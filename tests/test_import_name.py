@@ -86,8 +86,9 @@ def test_prove_and_diff_by_import(project):
     check(project, ["python", "train.py", "imports"], 1)
 
 
+@pytest.mark.slow
 @pytest.mark.launches
-@pytest.mark.parametrize("words", [PROVE, pytest.param(DIFF, marks=pytest.mark.slow)], ids=["prove", "diff"])
+@pytest.mark.parametrize("words", [PROVE, DIFF], ids=["prove", "diff"])
 def test_a_script_by_its_short_name(words, project):
     check(project, ["python", "-m", f"zero_study.{words[0]}", *words[1:]], 1)
 

@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -48,14 +49,25 @@ DRAWING = {"matplotlib", "study.report"}  # only the pages draw
 HEAVY = {"torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate"}
 
 
+@cache
+def text_of(path: Path) -> str:
+    return path.read_text()
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(text_of(path))
+
+
 def part(path: Path) -> str:
     return path.relative_to(STUDY).with_suffix("").parts[0]
 
 
+@cache
 def names_imported(path: Path) -> set[str]:
     """What a file imports of the study, inside functions too: room.module, room.module.name ..."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -82,8 +94,8 @@ def test_relative_imports_are_where_a_package_has_two_names():
     for room in TWO_NAMES - {"__init__"}:
         assert MAY_IMPORT[room] <= TWO_NAMES
     for path in FILES:
-        text = path.read_text()
-        froms = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
+        text = text_of(path)
+        froms = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.ImportFrom)]
         if part(path) in TWO_NAMES:
             assert not re.search(r"^\s*(from|import) study\b|-m study\b|[\"']study\.", text, re.MULTILINE), path
         else:

@@ -144,7 +144,7 @@ def test_weights_in_4_bits_are_not_sharded(strategy, tmp_path):
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("strategy", kinds(SHARDED, ["zero3", "fsdp2"]))
+@pytest.mark.parametrize("strategy", kinds(SHARDED, ["zero3"], slow=["fsdp2"]))
 def test_every_strategy_trains_the_same_bits(strategy):
     control, sharded = run("ddp", **PINNED).record, run(strategy, **PINNED).record
     assert control.final_parameters.sha256 != control.initial_parameters.sha256
@@ -180,7 +180,7 @@ def test_zero_shards_only_the_states_of_the_adapter():
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("strategy", kinds(["ddp", "zero1", "zero3", "fsdp2"], ["zero3", "fsdp2"]))
+@pytest.mark.parametrize("strategy", kinds(["ddp", "zero1", "zero3", "fsdp2"], ["zero3"], slow=["fsdp2"]))
 def test_theory_knows_the_memory_of_an_adapter(strategy):
     record = run(strategy, **PINNED).record
     assert abs(predicted.states_error(record)) < 0.01
@@ -240,9 +240,9 @@ def test_there_is_nothing_to_merge_without_an_adapter(tmp_path):
 @pytest.mark.parametrize(
     ("strategy", "precision"),
     [
-        pytest.param("ddp", "fp32", marks=pytest.mark.slow),
+        ("ddp", "fp32"),
+        pytest.param("zero2", "bf16-autocast", marks=pytest.mark.slow),
         *(pytest.param(*case, marks=pytest.mark.nightly) for case in (("zero2", "fp32"), ("ddp", "bf16-autocast"))),
-        ("zero2", "bf16-autocast"),
     ],
 )
 def test_weights_in_4_bits_train_and_go_on_exactly(strategy, precision):

@@ -65,7 +65,7 @@ STAGE_2: dict[str, Any] = {
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch, tmp_path):
+def alone(monkeypatch, tmp_path, few_objects):
     """No launcher's environment, a folder of the test's own, and no proof that another test has not ended."""
     monkeypatch.setenv("COLUMNS", "500")  # so that no line is wrapped
     monkeypatch.setattr(optimizers, "_global_optimizer_pre_hooks", OrderedDict())

@@ -232,13 +232,23 @@ def test_other_names_cannot_be_compared(copied, saved_folders, capsys):
 # ---------------------------------------------------------------- recordings of `zero-study diff`
 
 
+RECORDS = """
+import sys
+from study.engines import extensions
+extensions.use_own_folder()
+extensions.use_built()  # or DeepSpeed compiles a kernel that no training here calls, for a minute
+from zero_study.diff.__main__ import main
+main(sys.argv[1:])
+"""
+
+
 @pytest.fixture
 def recorded() -> Path:
     """A training that was recorded, and that saved its model three times: see docs/examples/train_save.py."""
 
     def record(folder: Path) -> None:
-        script = launching.ROOT / "docs" / "examples" / "train_save.py"
-        words = ["-m", "zero_study.diff", "--output", "recorded", script]
+        (program := folder / "record.py").write_text(RECORDS)
+        words = [program, "--output", "recorded", launching.ROOT / "docs" / "examples" / "train_save.py"]
         done = launching.torchrun(words, folder, env={"DS_ACCELERATOR": "cpu"})
         assert done.returncode == 0, done.stderr[-4000:]
 

@@ -109,12 +109,10 @@ def test_collectives_are_those_of_all_micro_steps(engine, kind, times):
     assert (often["count"], often["bytes"]) == (times * once["count"], times * once["bytes"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("precision", "in_fp32", "num_bytes"),
-    [
-        ("bf16", True, 4),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("fp32", False, 4), ("bf16", False, 2))),
-    ],
+    [("bf16", True, 4), ("fp32", False, 4), ("bf16", False, 2)],
 )
 def test_whole_gradients_accumulate_if_fsdp2_reduces_only_once(precision, in_fp32, num_bytes):
     """Their type is that of the reduction. Reduced in every micro step, they are shards in fp32."""
@@ -159,6 +157,7 @@ def test_adapters_are_traced_as_they_are_predicted(engine, kind):
     assert traced.total == pytest.approx(peaks.peak(shape, engine, JOB).total, rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 def test_advice_for_adapters_rests_on_traces_of_deepspeed_too(tmp_path):
     pytest.importorskip("peft")

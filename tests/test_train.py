@@ -8,7 +8,7 @@ import sys
 
 import launching
 import pytest
-from test_parity import CLIPPED, SHARDED, UNCLIPPED, kinds
+from test_parity import ACCUMULATED, CLIPPED, SHARDED, UNCLIPPED, kinds
 
 from study import files
 from study.compare import predicted
@@ -35,7 +35,7 @@ def gathered(run: launching.Run) -> tuple[int, float]:
 
 
 NIGHTLY = {"zero1_cpu_offload", "zero3_hpz"}
-FAST = {"ddp", "zero2", "zero3", "zero3_nvme_offload", "fsdp2"}  # whose runs test_parity.py has as well
+FAST = {"ddp", "zero2", "zero3", "fsdp2"}  # whose runs test_parity.py has as well
 
 
 @pytest.mark.parametrize("name", kinds(["ddp", *SHARDED], FAST, slow={*SHARDED} - NIGHTLY))
@@ -110,15 +110,16 @@ def test_communication_is_what_the_engine_does(name):
 
 def test_ddp_on_one_process_is_ddp():
     """Accelerate alone builds none on a GPU, and has no `no_sync` on any device: each micro step would be reduced."""
-    run = launching.run("ddp", 1, micro_batch_size=4)
+    run = launching.run("ddp", 1, **ACCUMULATED)
     proof = run.record.proof
     assert (proof.engine_class, proof.world_size, proof.backend) == ("DistributedDataParallel", 1, "gloo")
-    single = launching.run("single", 1, micro_batch_size=4)
+    single = launching.run("single", 1, **ACCUMULATED)
     assert [step["loss"] for step in run.steps] == pytest.approx([step["loss"] for step in single.steps], rel=1e-5)
     sent = sum(one.moved_bytes for one in run.record.collectives_per_step if one.kind == "all_reduce")
     assert sent == 2 * 4 * run.record.num_params
 
 
+@pytest.mark.slow
 def test_zero3_tuned_releases_parameters_between_forward_and_backward():
     """It gathers them again in backward; the engine's defaults keep a small model whole until then."""
     assert gathered(launching.run("zero3", **CLIPPED))[1] == pytest.approx(1, rel=0.01)
@@ -138,6 +139,7 @@ def test_a_secondary_partition_keeps_backward_within_its_ranks():
     assert run.final_parameters.sha256 == plain.final_parameters.sha256
 
 
+@pytest.mark.slow
 def test_nvme_offload_really_swaps():
     run = launching.run("zero3_nvme_offload", **CLIPPED)
     proof = run.record.proof
@@ -160,6 +162,7 @@ def test_measuring_can_be_switched_off():
 # ---------------------------------------------------------------- flags that change how a step is computed
 
 
+@pytest.mark.slow
 def test_activation_checkpointing_changes_no_loss_and_gathers_parameters_once_more():
     """Under zero3_tuned, which keeps no gathered parameter: by default so small a model stays whole until backward."""
     plain = launching.run("zero3_tuned", **CLIPPED)

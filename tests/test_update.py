@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import samples
 import torch
 from torch import nn
 from torch.optim import optimizer as optimizers
@@ -28,7 +29,7 @@ Make = Callable[[nn.Module], torch.optim.Optimizer]
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch, tmp_path):
+def alone(monkeypatch, tmp_path, few_objects):
     """No launcher's environment, a folder of the test's own, and no proof that another test has not ended."""
     monkeypatch.setattr(optimizers, "_global_optimizer_pre_hooks", OrderedDict())
     for name in ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP", "RANK", "WORLD_SIZE"):
@@ -127,8 +128,7 @@ HOW: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.parametrize(("name", "how"), samples.each_once(pytest.mark.nightly, name=[*RIGHT], how=[*HOW]))
 def test_a_right_update_is_right(name, how):
     proof = train(RIGHT[name], **HOW[how])
     assert proof["findings"] == []

@@ -8,11 +8,14 @@ uses integer arithmetic, which is the same on every device and in every release 
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 
 from .recorded import SIZE as SIZE
 
 PART = 2**22  # elements that are processed at once
+FEW = 2**14  # elements of a tensor for which the hash is kept, because most tensors are small and come again
 _MIX = (-7046029254386353131, -4658895280553007687, -7723592293110705685)  # splitmix64's constants
 
 
@@ -23,10 +26,13 @@ def sketch(tensor: torch.Tensor) -> list[float]:
     sums = torch.zeros(SIZE, dtype=_wide(flat), device=flat.device)
     for begin in range(0, flat.numel(), PART):
         part = flat[begin : begin + PART]
-        bits = _hash(torch.arange(begin, begin + part.numel(), device=flat.device))
-        sums.index_add_(0, bits & (SIZE - 1), part.to(sums.dtype) * (1 - 2 * ((bits >> 20) & 1)))
-    numbers: list[float] = sums.tolist()
-    return numbers
+        # A fake tensor would be kept for the real ones that follow.
+        is_kept = part.numel() <= FEW and type(part) is torch.Tensor
+        numbers_and_signs = _kept_numbers_and_signs if is_kept else _numbers_and_signs
+        numbers, signs = numbers_and_signs(begin, part.numel(), flat.device)
+        sums.index_add_(0, numbers, part.to(sums.dtype) * signs)
+    values: list[float] = sums.tolist()
+    return values
 
 
 def of_rows(tensor: torch.Tensor) -> tuple[int, list[float]]:
@@ -42,6 +48,15 @@ def of_rows(tensor: torch.Tensor) -> tuple[int, list[float]]:
 
 def _wide(tensor: torch.Tensor) -> torch.dtype:
     return torch.float32 if tensor.device.type == "mps" else torch.float64  # MPS has no fp64
+
+
+def _numbers_and_signs(begin: int, size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the number of the sum of each element, and the sign with which the element is added to it."""
+    bits = _hash(torch.arange(begin, begin + size, device=device))
+    return bits & (SIZE - 1), 1 - 2 * ((bits >> 20) & 1)
+
+
+_kept_numbers_and_signs = lru_cache(maxsize=64)(_numbers_and_signs)
 
 
 def _hash(places: torch.Tensor) -> torch.Tensor:
