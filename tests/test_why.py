@@ -268,6 +268,21 @@ def test_what_a_launcher_says_at_the_end_is_not_the_cause():
     assert first([*out_of_memory("transformers/modeling_utils.py:from_pretrained"), *closing]) == "memory/building"
 
 
+def test_an_unknown_exception_comes_before_what_follows_from_it():
+    lines = [
+        "[rank1]: Traceback (most recent call last):",
+        '[rank1]:   File "/x/train.py", line 9, in step',
+        "[rank1]: ValueError: bad sample 7",
+        "[rank0]: RuntimeError: Connection closed by peer [127.0.0.1]:45021",
+    ]
+    found = answer.answer_lines(lines)
+    assert found.cause is None
+    assert found.first_failure is not None
+    assert found.first_failure.message == "bad sample 7"
+    assert found.verdict.status == 3
+    assert "in step (/x/train.py, line 9)" in " ".join(text.text(found).split())
+
+
 def test_lines_of_ranks_that_are_written_into_each_other_are_read():
     mixed = "[rank0]: Traceback (most recent call last):[rank1]: Traceback (most recent call last):"
     read = log.read(

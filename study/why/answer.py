@@ -15,7 +15,7 @@ from study.upgrade.faults import Fault
 from study.verdict import Checked, NotChecked, Verdict
 from study.why import hangs, known, launch, memory, memory_messages, planned, slow, training
 from study.why.cause import Cause, rank_causes
-from study.why.log import Line, Log, Reader, mask
+from study.why.log import Failure, Line, Log, Reader, mask
 from study.why.setting import Setting, SettingReader
 from study.why.steps import Steps
 
@@ -39,7 +39,23 @@ class Answer:
 
     @property
     def cause(self) -> Cause | None:
-        return self.causes[0] if self.causes else None
+        """The first cause. None if only consequences are known, and an unknown exception came before them."""
+        if not self.causes or (self.causes[0].is_consequence and self.first_failure is not None):
+            return None
+        return self.causes[0]
+
+    @property
+    def first_failure(self) -> Failure | None:
+        """The first exception that no cause explains, and that no other exception or rank explains."""
+        explained = {line.number for cause in self.causes for line in cause.evidence}
+        return next(
+            (
+                failure
+                for failure in self.log.failures
+                if failure.kind not in _ENDS and not failure.is_handled and failure.number not in explained
+            ),
+            None,
+        )
 
     @property
     def is_sound(self) -> bool:
@@ -49,7 +65,7 @@ class Answer:
     @property
     def num_found(self) -> int:
         """How many causes there are, without notes."""
-        return sum(not cause.is_note for cause in self.causes)
+        return 0 if self.cause is None else sum(not cause.is_note for cause in self.causes)
 
     @property
     def verdict(self) -> Verdict:
@@ -170,7 +186,8 @@ def content(answer: Answer) -> dict[str, Any]:
     return {
         **answer.verdict.content(),
         "cause": answer.cause.content() if answer.cause else None,
-        "other_causes": [cause.content() for cause in answer.causes[1:]],
+        "other_causes": [cause.content() for cause in answer.causes if cause is not answer.cause],
+        "first_failure": None if answer.first_failure is None else _failure(answer.first_failure),
         "lines": [
             {"line": line.number, "rank": line.rank, "text": mask(line.text)} for line in answer.lines[:MOST_SHOWN]
         ],
@@ -182,4 +199,15 @@ def content(answer: Answer) -> dict[str, Any]:
         "known_faults_of_the_releases": [
             {"id": fault.id, "summary": fault.summary, "fixed_in": fault.fixed} for fault in answer.faults
         ],
+    }
+
+
+def _failure(failure: Failure) -> dict[str, Any]:
+    """Return an exception for JSON."""
+    return {
+        "line": failure.number,
+        "rank": failure.rank,
+        "kind": failure.kind,
+        "message": mask(failure.message),
+        "frames": [str(frame) for frame in failure.frames[-5:]],
     }

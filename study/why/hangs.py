@@ -37,6 +37,7 @@ _DATA = re.compile(
     re.IGNORECASE,
 )
 _TRACE = re.compile(r"Invalidate trace cache @ step")
+_MILLISECONDS = re.compile(r"(\d+) ?ms\b")
 _STORE_TIMEOUT = re.compile(
     r"waitForInput: socket .* timed out|wait timeout after \d+ ?ms|Timed out waiting \d+ ?ms for (?:recv|send)"
 )
@@ -123,7 +124,10 @@ def _without_numbers(log: Log, steps: Steps) -> Iterator[Cause]:
     )
     if line is None:
         return
-    happened = "A rank waited for the others until its time was over."
+    rank = "A rank" if line.rank is None else f"Rank {line.rank}"
+    limit = _MILLISECONDS.search(line.text)
+    time = f" for {float(limit[1]) / 1000:,.0f} seconds" if limit else ""
+    happened = f"{rank} waited{time} for the others, until its time was over."
     if (bar := _preparation(steps)) is not None:
         yield _prepared(bar, happened, (line,))
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from study import terminal
 from study.why.answer import MOST_OTHERS, MOST_SHOWN, Answer
 from study.why.cause import Cause
-from study.why.log import Line, mask
+from study.why.log import Failure, Line, mask
 
 _SURE = {
     "certain": "This is certain: the log says it",
@@ -27,8 +27,10 @@ def text(answer: Answer) -> str:
     told = {line.number for line in answer.cause.evidence}
     others = [
         cause
-        for cause in answer.causes[1:]
-        if not cause.is_consequence and not told.intersection(line.number for line in cause.evidence)
+        for cause in answer.causes
+        if cause is not answer.cause
+        and not cause.is_consequence
+        and not told.intersection(line.number for line in cause.evidence)
     ][:MOST_OTHERS]
     if others:
         lines += ["", "Also in this log:"]
@@ -73,6 +75,8 @@ def _unknown(answer: Answer) -> list[str]:
             )
         ]
     lines = terminal.count(answer.log.num_lines, "line")
+    if (failure := answer.first_failure) is not None:
+        return _unknown_failure(answer, failure)
     if not answer.log.failures and not answer.log.lines:
         return [
             terminal.wrap(
@@ -91,6 +95,26 @@ def _unknown(answer: Answer) -> list[str]:
             "If the run had several ranks, give the logs of all of them: the first failure may be in another one."
         ),
     ]
+
+
+def _unknown_failure(answer: Answer, failure: Failure) -> list[str]:
+    """Return what is said of an exception that is not known."""
+    who = "A process" if failure.rank is None else f"Rank {failure.rank}"
+    own = next((frame for frame in reversed(failure.frames) if "site-packages" not in frame.file), None)
+    where = "" if own is None else f", in {own.function} ({own.file}, line {own.line})"
+    lines = [
+        terminal.wrap(f"The first failure: {who} raised {mask(failure.first_line)}{where}.", "", "  "),
+        _quoted(Line(failure.number, failure.rank, failure.first_line)),
+        "",
+        terminal.wrap(
+            "This exception is not in the list of known messages, so that its cause is not known. Begin with it: what "
+            "stands further down in the log usually follows from it."
+        ),
+    ]
+    if answer.causes:
+        lines += ["", "It explains these lines:"]
+        lines += [terminal.wrap(f"* {cause.happened}", "", "  ") for cause in answer.causes[:MOST_OTHERS]]
+    return lines
 
 
 def _remedies(answer: Answer) -> list[str]:
