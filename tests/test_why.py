@@ -229,14 +229,6 @@ def test_a_conclusion_is_the_first_cause_of_its_example(id):
     assert first(EXAMPLES[id]) == id
 
 
-@pytest.mark.parametrize("rule", [rule for rule in known.rules() if rule.match], ids=lambda rule: rule.id)
-def test_a_known_message_is_the_first_cause_of_its_example(rule):
-    if rule.is_consequence:  # it is named only if nothing else is known
-        assert rule.id in {cause.id for cause in answer.answer_lines(rule.example.splitlines()).causes}
-    else:
-        assert first(rule.example) == rule.id
-
-
 def test_ids_are_unique():
     ids = [rule.id for rule in known.rules()]
     assert len(ids) == len(set(ids))

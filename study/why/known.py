@@ -17,7 +17,8 @@ from study.why.log import Failure, Line, Log, mask
 
 FOLDER = Path(__file__).parent / "rules"
 MOST_EVIDENCE = 3  # lines of a rule that are shown
-_PLACE = re.compile(r"\{([a-z]\w*)\}")  # of a value in a sentence; other braces are those of a file
+_PLACE = re.compile(r"\{(\w+)\}")  # of a value in a sentence
+_PLACES = re.compile(r"(?:\{\w+\})+")
 LONGEST_GROUP = 120  # characters of a text from the log that are quoted in a sentence
 
 
@@ -64,7 +65,10 @@ class Rule(BaseModel):
 
     def found(self, log: Log) -> Cause | None:
         """Return the cause that the pattern finds in a log, or None."""
-        matches = list(self._matches(log))
+        by_line: dict[int, tuple[Line, re.Match[str]]] = {}
+        for line, match in self._matches(log):
+            by_line.setdefault(line.number, (line, match))
+        matches = list(by_line.values())
         if not matches:
             return None
         groups: dict[str, str] = {}
@@ -72,13 +76,26 @@ class Rule(BaseModel):
             for name, value in match.groupdict().items():
                 if value:
                     groups.setdefault(name, mask(value.strip())[:LONGEST_GROUP])
-        return self.cause(tuple(line for line, _ in matches[:MOST_EVIDENCE]), _Missing(groups))
+        names = re.compile(self.match or "").groupindex
+        values = {name: groups.get(name) for name in names}
+        return self.cause(tuple(line for line, _ in matches[:MOST_EVIDENCE]), values)
 
-    def cause(self, evidence: Sequence[Line], values: Mapping[str, str]) -> Cause:
-        """Return the cause with values in its sentences. Raises KeyError if one is missing."""
+    def cause(self, evidence: Sequence[Line], values: Mapping[str, str | None]) -> Cause:
+        """Return the cause with values in its sentences.
+
+        Names side by side, such as {old}{new}, are values of which one is known. A value that is None is shown as a
+        question mark, or left out if it stands alone in brackets. Other braces stay as they are: changes have lines of
+        JSON and Python.
+        """
 
         def filled(sentence: str) -> str:
-            return _PLACE.sub(lambda place: values[place[1]], sentence)
+            def value(places: re.Match[str]) -> str:
+                names = _PLACE.findall(places[0])
+                if not values.keys() >= set(names):
+                    return places[0]
+                return next((known for name in names if (known := values[name]) is not None), "?")
+
+            return _PLACES.sub(value, sentence).replace(" (?)", "")
 
         return Cause(
             id=self.id,
@@ -89,7 +106,7 @@ class Rule(BaseModel):
             basis=filled(self.basis),
             evidence=tuple(evidence),
             changes=tuple(map(filled, self.changes)),
-            check=self.check,
+            check=filled(self.check),
             documented=self.documented,
             is_consequence=self.is_consequence,
             is_note=self.is_note,
@@ -97,30 +114,24 @@ class Rule(BaseModel):
         )
 
     def _matches(self, log: Log) -> Iterator[tuple[Line, re.Match[str]]]:
+        """Yield exceptions before lines: a traceback also quotes the code that raised, which has no values in it."""
         if self.match is None:
             return
         pattern = re.compile(self.match)
-        if self.where == "line" and self.frames is None:
-            for line, match in log.search(pattern):
-                if not self._is_excluded(line.text):
-                    yield line, match
         for failure in log.failures:
-            match_of_failure = pattern.search(failure.text)
-            if match_of_failure and self._has_frame(failure) and not self._is_excluded(failure.text):
-                yield Line(failure.number, failure.rank, failure.first_line), match_of_failure
+            match = pattern.search(failure.text)
+            if match and self._has_frame(failure) and not self._is_excluded(failure.text):
+                yield Line(failure.number, failure.rank, failure.first_line), match
+        if self.where == "line" and self.frames is None:
+            for line, match_of_line in log.search(pattern):
+                if not self._is_excluded(line.text):
+                    yield line, match_of_line
 
     def _has_frame(self, failure: Failure) -> bool:
         return self.frames is None or any(re.search(self.frames, str(frame)) for frame in failure.frames)
 
     def _is_excluded(self, text: str) -> bool:
         return self.without is not None and re.search(self.without, text) is not None
-
-
-class _Missing(dict[str, str]):
-    """Groups of a pattern. One that matched nothing is a question mark."""
-
-    def __missing__(self, name: str) -> str:
-        return "?"
 
 
 @cache

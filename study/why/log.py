@@ -65,7 +65,8 @@ MATTERING = (
     "not initiali", "not supported", "not divisible", "not sharded", "not exist", "cannot", "can't", "could not",
     "unable", "invalid", "refused", "denied", "no space", "no device", "bus error", "segmentation", "terminated",
     "exit", "skipping", "expected", "unused", "deprecat", "cache flushes", "invalidate trace", "recompil",
-    "falling back", "disk quota", "duplicate", "_dynamo", " hang",
+    "falling back", "disk quota", "duplicate", "_dynamo", "hit config", " hang", "read-only", "due to preemption",
+    "due to job requeue", "more processors",
 )  # fmt: skip
 _RAISES = ("Error", "Exception", "Interrupt", "Timeout", "Exit", "Failure", "Empty", "Refusal")  # names of exceptions
 
