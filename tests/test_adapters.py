@@ -376,12 +376,12 @@ def test_the_models_of_conv1d_are_known() -> None:
     from transformers.pytorch_utils import Conv1D
 
     of_tables = [name for name in MODEL_TYPES if name in json.loads(adapters.LINEAR_MODULES_FILE.read_text())]
-    found = {
+    result = {
         name
         for name in of_tables
         if any(isinstance(module, Conv1D) for module in small_model(small_config(name)).modules())
     }
-    assert found == set(adapters.CONV1D_TYPES)
+    assert result == set(adapters.CONV1D_TYPES)
 
 
 def test_adapted_experts_take_as_much_memory_as_another_copy_of_them() -> None:
@@ -503,7 +503,7 @@ def test_frozen_embeddings_are_not_gathered_again_in_the_backward_pass() -> None
         config = RunConfig.model_construct(**record.config)
         shape, engine = in_theory.of_run(config, read_by_name("zero3_tuned"), 2)
         expected = communication.collectives(engine, shape, in_theory.job_of(config, 2, "cpu"))
-        sizes = [sum(each.moved_bytes for each in found) for found in (expected, record.collectives_per_step or [])]
+        sizes = [sum(each.moved_bytes for each in result) for result in (expected, record.collectives_per_step or [])]
         assert sizes[0] == pytest.approx(sizes[1], rel=0.01)
 
 
@@ -531,11 +531,11 @@ def test_two_ranks_store_what_is_predicted(name: str) -> None:
     program = Path(__file__).with_name("adapter_states_program.py")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
+    completed = subprocess.run(
         [*launcher, str(program), name], capture_output=True, text=True, env=environment, timeout=300, check=False
     )
-    assert "STATES" in done.stdout, done.stderr[-2000:]
-    stored = json.loads(done.stdout.rpartition("STATES")[2].strip())
+    assert "STATES" in completed.stdout, completed.stderr[-2000:]
+    stored = json.loads(completed.stdout.rpartition("STATES")[2].strip())
     config = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
               "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 256,
               "max_position_embeddings": 64, "tie_word_embeddings": False}  # fmt: skip

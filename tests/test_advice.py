@@ -209,7 +209,7 @@ def test_a_mixture_of_experts_is_called_rough_and_has_no_upper_end(tmp_path):
 def test_little_free_memory_is_marked_in_a_search_for_gpus():
     fewest = planner.fewest_gpus("llama-3.1-8b", Request("a100-80gb"))
     lines = {line.split()[0]: line for line in advice_text.text_of_fewest(fewest).splitlines() if line.strip()}
-    shares = {name: fewest.free_share(name) for name, found in fewest.fewest.items() if found is not None}
+    shares = {name: fewest.free_share(name) for name, result in fewest.fewest.items() if result is not None}
     assert any(share < choose.ENOUGH_FREE for share in shares.values())
     for name, share in shares.items():
         assert lines[name].endswith("tight") == (share < choose.ENOUGH_FREE)
@@ -251,10 +251,10 @@ def test_each_stack_has_a_command_and_its_files(stack, strategy, tmp_path, monke
         assert content["mixed_precision"] == "bf16"
     else:
         assert "mixed_precision" not in content  # accelerate refuses it beside a JSON
-    said = " ".join([start.command, *start.settings])
+    output = " ".join([start.command, *start.settings])
     assert {"accelerate": "gradient_accumulation_steps=4", "study": "--global-batch-size 64"}.get(
         stack, "--gradient_accumulation_steps 4"
-    ) in said
+    ) in output
 
 
 def stated_precision(paths: list[Path], stack: str) -> set[str]:
@@ -337,16 +337,16 @@ def test_deepspeed_and_torchtitan_start_what_they_can_run(tmp_path):
 
 def test_json_has_units_reasons_and_the_launch(capsys):
     assert cli.run(["advise", "--model", "llama-3.1-8b", "--gpu", "a100-80gb", "--gpus", "8", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert {*found["why_not"], found["recommended"]} >= {"ddp", "zero1"}
-    assert isinstance(found["assumed"], dict)
-    assert found["launch"]["command"].startswith("accelerate launch --config_file ")
-    assert found["dollars_per_hour"] == pytest.approx(8 * found["price_per_gpu_hour"])
-    one = found["strategies"][0]
+    result = json.loads(capsys.readouterr().out)
+    assert {*result["why_not"], result["recommended"]} >= {"ddp", "zero1"}
+    assert isinstance(result["assumed"], dict)
+    assert result["launch"]["command"].startswith("accelerate launch --config_file ")
+    assert result["dollars_per_hour"] == pytest.approx(8 * result["price_per_gpu_hour"])
+    one = result["strategies"][0]
     numbers = {key for key, value in one.items() if isinstance(value, (int, float)) and not isinstance(value, bool)}
     without_unit = {"gradient_accumulation_steps"}  # a count
-    assert numbers - set(found["units"]) <= without_unit
-    assert one["free_share"] == pytest.approx(one["free_bytes_per_gpu"] / found["usable_bytes_per_gpu"], abs=1e-6)
+    assert numbers - set(result["units"]) <= without_unit
+    assert one["free_share"] == pytest.approx(one["free_bytes_per_gpu"] / result["usable_bytes_per_gpu"], abs=1e-6)
 
 
 def test_a_choice_is_not_changed_by_the_order_of_strategies():

@@ -44,11 +44,11 @@ def told(capsys, *arguments: str) -> dict:
 
 
 def test_every_strategy_of_the_project_is_there(capsys):
-    found = told(capsys, *CASE, "--global-batch-size", "64")
-    names = [option["strategy"] for option in found["strategies"]]
+    result = told(capsys, *CASE, "--global-batch-size", "64")
+    names = [option["strategy"] for option in result["strategies"]]
     assert names == [name for name in file.names() if name != "single"]
-    assert found["recommended"] in names
-    for option in found["strategies"]:
+    assert result["recommended"] in names
+    for option in result["strategies"]:
         assert sum(option["memory"].values()) == pytest.approx(option["peak_bytes_per_gpu"], abs=10)
         assert option["fits"] == (option["free_bytes_per_gpu"] >= 0)
         assert option["micro_batch_size"] * option["gradient_accumulation_steps"] * 8 == 64
@@ -56,8 +56,8 @@ def test_every_strategy_of_the_project_is_there(capsys):
         assert option["seconds_per_step_low"] < option["seconds_per_step"] < option["seconds_per_step_high"]
         tokens = 64 * 1024 / 8 / option["seconds_per_step"]
         assert option["tokens_per_second_per_gpu"] == pytest.approx(tokens)
-        assert option["dollars_per_billion_tokens"] == pytest.approx(found["price_per_gpu_hour"] / 3600 / tokens * 1e9)
-    offloaded = {option["strategy"]: option["host_bytes_per_node"] for option in found["strategies"]}
+        assert option["dollars_per_billion_tokens"] == pytest.approx(result["price_per_gpu_hour"] / 3600 / tokens * 1e9)
+    offloaded = {option["strategy"]: option["host_bytes_per_node"] for option in result["strategies"]}
     assert offloaded["zero2"] == 0 < offloaded["zero2_cpu_offload"]
 
 
@@ -68,8 +68,8 @@ def test_what_to_take_comes_first_in_80_columns(capsys):
     answer = " ".join(lines[: lines.index("")])
     free = re.search(r"\((\d+) %\) of each GPU stay free", answer)
     assert int(free[1]) >= 100 * choose.ENOUGH_FREE
-    shown = [line.split()[0] for line in lines if line]
-    table = shown[shown.index("strategy") + 1 : shown.index("GiB,")]
+    displayed = [line.split()[0] for line in lines if line]
+    table = displayed[displayed.index("strategy") + 1 : displayed.index("GiB,")]
     assert table[0] == answer.split()[1]
     assert {"ddp", "zero1", "zero2", "zero3", "fsdp2"} <= set(table)
     question = ["--model", "llama-2-70b", "--gpu", "t4", "--gpus", "1", "--host-memory", "48"]
@@ -118,8 +118,8 @@ def test_a_slower_network_slows_only_what_leaves_the_node(capsys):
 
 def test_a_fixed_case(capsys):
     arguments = ["--strategy", "zero3", "--micro-batch-size", "8", "--gradient-accumulation-steps", "3"]
-    found = told(capsys, *CASE, *arguments, "--precision", "bf16", "--activation-checkpointing", "full")
-    (option,) = found["strategies"]
+    result = told(capsys, *CASE, *arguments, "--precision", "bf16", "--activation-checkpointing", "full")
+    (option,) = result["strategies"]
     request = {"micro_batch_size": 8, "gradient_accumulation_steps": 3, "activation_checkpointing": "full"}
     assert {key: option[key] for key in request} == request
     assert option["precision"] == "bf16"
@@ -248,8 +248,8 @@ def test_a_simpler_strategy_that_is_hardly_slower_is_recommended():
 
 
 def test_the_largest_model_of_a_box(capsys):
-    found = told(capsys, "--gpu", "a100-40gb", "--gpus", "8")
-    sizes = {one["strategy"]: one["num_params"] for one in found["largest_models"]}
+    result = told(capsys, "--gpu", "a100-40gb", "--gpus", "8")
+    sizes = {one["strategy"]: one["num_params"] for one in result["largest_models"]}
     assert sizes["ddp"] < sizes["zero1"] < sizes["zero2"] < sizes["zero3"] < sizes["zero3_nvme_offload"]
     # It fits, and the next of the family does not.
     advice = planner.largest_models(Request("a100-40gb", 8, strategy="zero2"))
@@ -262,8 +262,8 @@ def test_the_largest_model_of_a_box(capsys):
 
 
 def test_the_fewest_gpus_of_a_model(capsys):
-    found = told(capsys, "--gpu", "a100-40gb", "--model", "llama-2-7b")
-    fewest = {one["strategy"]: one["num_gpus"] for one in found["fewest_gpus"]}
+    result = told(capsys, "--gpu", "a100-40gb", "--model", "llama-2-7b")
+    fewest = {one["strategy"]: one["num_gpus"] for one in result["fewest_gpus"]}
     assert fewest["ddp"] is None  # 16 bytes for each of 6.7e9 parameters, on however many
     assert fewest["zero3"] <= fewest["zero2"]
     in_fp32 = printed(capsys, "--gpu", "a100-40gb", "--model", "llama-2-7b", "--grad-accum-dtype", "fp32", "--all")
@@ -347,9 +347,9 @@ def test_a_traced_peak_changes_the_choice_and_a_strategys_split():
     assert same.seconds >= first.seconds
     assert after.recommended.strategy != first.strategy
     table = advice_text.text(after).partition("strategy ")[2].partition("\n\n")[0]
-    shown = {line.split()[0]: line.split()[-1] for line in table.splitlines()}
+    displayed = {line.split()[0]: line.split()[-1] for line in table.splitlines()}
     traced_ones = {option.strategy.name for option in after.options if option.traced_bytes is not None}
-    assert {name for name, basis in shown.items() if basis == "traced"} == traced_ones & set(shown)
+    assert {name for name, basis in displayed.items() if basis == "traced"} == traced_ones & set(displayed)
 
 
 # ---------------------------------------------------------------- predicted records
@@ -376,12 +376,12 @@ def test_one_prediction_per_configuration(tmp_path):
   - {{flags: {{{FLAGS}}}, strategies: [single, ddp, zero2], world_sizes: [2, 4], seeds: [0, 1], repeats: 2}}
   - {{flags: {{{FLAGS}, max_steps: 3}}, strategies: [zero2, zero3], world_sizes: [2], label: short}}""",
     )
-    found = predictions.predict_study(study, "a100-80gb", 4)
-    assert [(one.strategy, one.world_size) for one in found.predictions] == [
+    result = predictions.predict_study(study, "a100-80gb", 4)
+    assert [(one.strategy, one.world_size) for one in result.predictions] == [
         ("single", 1), ("ddp", 2), ("zero2", 2), ("ddp", 4), ("zero2", 4), ("zero3", 2),
     ]  # fmt: skip
-    assert found.left_out == []
-    assert [one.micro_batch_size for one in found.predictions] == [16, 8, 8, 4, 4, 8]
+    assert result.left_out == []
+    assert [one.micro_batch_size for one in result.predictions] == [16, 8, 8, 4, 4, 8]
 
 
 def test_is_what_the_planner_says(tmp_path):
@@ -407,10 +407,10 @@ def test_is_what_the_planner_says(tmp_path):
 
 def test_a_file_is_read_as_it_was_written(tmp_path):
     study = study_of(tmp_path, f"  - {{flags: {{{FLAGS}, precision: bf16}}, strategies: [ddp, zero3]}}")
-    made = predictions.predict_study(study, "a100-80gb", 2)
-    path = predictions.write(tmp_path, made)
+    created = predictions.predict_study(study, "a100-80gb", 2)
+    path = predictions.write(tmp_path, created)
     assert path == tmp_path / "a100-80gb-2x" / "mine.json"
-    assert read_predictions(path) == made
+    assert read_predictions(path) == created
     assert len([line for line in path.read_text().splitlines() if '"workload"' in line]) == 2  # one line for each
     content = json.loads(path.read_text())
     assert content["status"] == "predicted"
@@ -435,8 +435,8 @@ def test_committed_are_all():
 def test_committed_are_what_theory_says_today(gpu, num_gpus, name):
     """`zero-study predict` makes them anew; numbers may differ by rounding."""
     committed = read_predictions(COMMITTED / f"{gpu}-{num_gpus}x" / f"{name}.json")
-    made = predictions.predict_study(studies.find(name), gpu, num_gpus)
-    assert planner_accuracy.is_same(committed.model_dump(mode="json"), made.model_dump(mode="json"))
+    created = predictions.predict_study(studies.find(name), gpu, num_gpus)
+    assert planner_accuracy.is_same(committed.model_dump(mode="json"), created.model_dump(mode="json"))
 
 
 # ---------------------------------------------------------------- verdicts, and odd models

@@ -44,18 +44,18 @@ def pair(ours: dict[str, object], trainer: dict[str, object]) -> dict[str, objec
     return {"order": ["ours", "trainer"], "ours": ours, "trainer": trainer}
 
 
-def summarize(*done: dict[str, object]) -> dict[str, object]:
-    return throughput.summarize([throughput.reduced(one, acceptance.LOSS_TOLERANCE) for one in done])
+def summarize(*completed: dict[str, object]) -> dict[str, object]:
+    return throughput.summarize([throughput.reduced(one, acceptance.LOSS_TOLERANCE) for one in completed])
 
 
 def test_arms_alternate_so_that_each_is_first_in_turn():
     said = []
     arms = {name: lambda name=name: {"from": name} for name in ("a", "b")}
-    done = [pairs.run_pair(arms, number, lambda *each: said.append(each)) for number in (1, 2, 3)]
+    completed = [pairs.run_pair(arms, number, lambda *each: said.append(each)) for number in (1, 2, 3)]
     expected = [("a", 1), ("b", 1), ("b", 2), ("a", 2), ("a", 3), ("b", 3)]
     assert said == [(name, number, {"from": name}) for name, number in expected]
-    assert [one["order"] for one in done] == [["a", "b"], ["b", "a"], ["a", "b"]]
-    assert all(one[name] == {"from": name} for one in done for name in ("a", "b"))
+    assert [one["order"] for one in completed] == [["a", "b"], ["b", "a"], ["a", "b"]]
+    assert all(one[name] == {"from": name} for one in completed for name in ("a", "b"))
 
 
 def test_ratios_are_ours_over_theirs_pair_by_pair():
@@ -132,13 +132,13 @@ TINY_GPT = {**TINY, "workload": "gpt-wikitext", "precision": "bf16"}
 def test_both_arms_train_the_same_work(against, strategy, num_processes, flags):
     """The licence of this comparison: with dropout and clipping, every step's loss agrees."""
     work = throughput.plan(strategy, flags, num_processes, against)
-    done = pair(throughput.ours(work), throughput.other(throughput.of_trainer(work), against))
-    assert len(set(done["ours"]["losses"])) == TINY["max_steps"] == len(done["trainer"]["losses"])
+    completed = pair(throughput.ours(work), throughput.other(throughput.of_trainer(work), against))
+    assert len(set(completed["ours"]["losses"])) == TINY["max_steps"] == len(completed["trainer"]["losses"])
     limit = acceptance.tolerance(work.config.precision)
     same = [name for name in throughput.SAME if (name, strategy, num_processes) != ("engine_class", "ddp", 1)]
-    kept = throughput.reduced(done, limit, same)  # raises where losses or engines differ
+    kept = throughput.reduced(completed, limit, same)  # raises where losses or engines differ
     assert kept["largest_loss_difference"] <= limit
     for name in ("ours", "trainer"):
-        assert done[name]["proof"]["world_size"] == num_processes
-        assert done[name]["proof"]["gradient_clipping"] == TINY["gradient_clipping"]
-        assert done[name]["wall_samples_per_second"] > 0
+        assert completed[name]["proof"]["world_size"] == num_processes
+        assert completed[name]["proof"]["gradient_clipping"] == TINY["gradient_clipping"]
+        assert completed[name]["wall_samples_per_second"] > 0

@@ -50,8 +50,8 @@ def test_as_shipped_stage_3_groups_additions_otherwise_and_the_view_names_it(tmp
     runs = [launching.run(name, **shipped) for name in ("ddp", "zero3", "fsdp2")]
     assert parts(runs[1], runs[0]) == 1
     assert parts(runs[2], runs[0]) is None
-    said = bits.BITS.page([run.run_dir for run in runs])
-    (row,) = (line for line in said.splitlines() if line.startswith("| zero3"))
+    output = bits.BITS.page([run.run_dir for run in runs])
+    (row,) = (line for line in output.splitlines() if line.startswith("| zero3"))
     assert "grouping" in row
     assert "from step 1" in row
     pairs = bits.pairs_by_outcome(find.find([run.run_dir for run in runs]))
@@ -116,11 +116,11 @@ def test_diff_records_the_trainer_and_names_a_planted_fault(tmp_path):
             "--output-dir",
             tmp_path / f"of_{name}",
         ]
-        done = launching.attempt([*launch, *script, *flags, *fault])
-        assert done.returncode == 0, done.stderr[-2000:]
-    done = launching.command_line(["diff", tmp_path / "sound", tmp_path / "wrong"])
-    assert done.returncode == 1
-    assert "0.98 times as large" in done.stdout
+        completed = launching.attempt([*launch, *script, *flags, *fault])
+        assert completed.returncode == 0, completed.stderr[-2000:]
+    completed = launching.command_line(["diff", tmp_path / "sound", tmp_path / "wrong"])
+    assert completed.returncode == 1
+    assert "0.98 times as large" in completed.stdout
 
 
 @pytest.mark.slow
@@ -164,12 +164,12 @@ def test_nodes_that_do_nothing_change_no_value():
 
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
-    given = torch.randn(5, 3)
-    model(given).sum().backward()
+    inputs = torch.randn(5, 3)
+    model(inputs).sum().backward()
     before = [parameter.grad.clone() for parameter in model.parameters()]
     model.zero_grad()
     fixed_order.fix_grouping(model)
-    model(given).sum().backward()
+    model(inputs).sum().backward()
     assert num_params(model) == 26
     for parameter, gradient in zip(model.parameters(), before, strict=True):
         assert torch.equal(parameter.grad, gradient)
@@ -225,9 +225,9 @@ def test_pins_are_named_or_all_and_a_wrong_name_is_refused():
 )
 def test_what_cannot_be_fixed_is_refused_before_anything_starts(strategy, flags, named, tmp_path):
     words = ["train", "--strategy", strategy, "--output-dir", str(tmp_path / "run"), *flags]
-    done = launching.command_line(["zero-study", *words][1:])
-    assert done.returncode == 2
-    assert named in done.stderr
+    completed = launching.command_line(["zero-study", *words][1:])
+    assert completed.returncode == 2
+    assert named in completed.stderr
     assert not (tmp_path / "run").exists()
 
 

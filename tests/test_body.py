@@ -40,10 +40,10 @@ def trained(request, tmp_path_factory):
 
 @pytest.mark.parametrize("workload", [IMDB, WIKITEXT])
 def test_a_body_sees_nothing_that_runs_draw(workload):
-    asked = config(workload)
-    drawn = WORKLOADS[workload].load(asked)
+    requested = config(workload)
+    drawn = WORKLOADS[workload].load(requested)
     rows = lambda examples: {tuple(row) for row in examples.tensors["input_ids"].tolist()}  # noqa: E731
-    rest = rows(WORKLOADS[workload].left_over(asked))
+    rest = rows(WORKLOADS[workload].left_over(requested))
     assert len(rest) > 32
     assert not rest & rows(drawn.train)
     assert not rest & rows(drawn.evaluation)
@@ -63,16 +63,16 @@ def test_the_same_command_gives_the_same_body(trained, tmp_path, monkeypatch):
 def test_a_run_starts_from_it(trained):
     """The head that it lacks is drawn from the seed; all else is the body's, whatever the seed."""
     workload, folder = trained
-    asked = config(workload, weights=folder)
-    splits = WORKLOADS[workload].load(asked)
+    requested = config(workload, weights=folder)
+    splits = WORKLOADS[workload].load(requested)
     states = []
     for seed in (1, 2):
         torch.manual_seed(seed)
-        states.append(WORKLOADS[workload].build_model(asked, splits).state_dict())
+        states.append(WORKLOADS[workload].build_model(requested, splits).state_dict())
     drawn = {name for name in states[0] if not torch.equal(states[0][name], states[1][name])}
     assert {name.partition(".")[0] for name in drawn} == ({"classifier", "bert"} if workload == IMDB else set())
     assert all("classifier" in name or "pooler" in name for name in drawn)
-    stored = WORKLOADS[workload].body(asked)[1].from_pretrained(folder).state_dict()
+    stored = WORKLOADS[workload].body(requested)[1].from_pretrained(folder).state_dict()
     for name, value in stored.items():
         if "pooler" not in name:
             assert torch.equal(states[0][f"bert.{name}" if workload == IMDB else name], value), name
@@ -80,9 +80,9 @@ def test_a_run_starts_from_it(trained):
 
 def test_a_body_of_another_size_is_refused(trained):
     workload, folder = trained
-    asked = config(workload, weights=folder, size="mini")
+    requested = config(workload, weights=folder, size="mini")
     with pytest.raises(Refusal, match=r"; name a model of this size"):
-        WORKLOADS[workload].build_model(asked, WORKLOADS[workload].load(asked))
+        WORKLOADS[workload].build_model(requested, WORKLOADS[workload].load(requested))
 
 
 def test_what_is_asked_for_is_there(tmp_path):
@@ -233,9 +233,9 @@ def test_load_is_what_others_took_of_the_processors_of_the_run(
     for at, by_all, stolen, by_others in ((10.0, 0, 0, 0), (20.0, 15, 1, 9)):
         counters.STAT.write_text(STAT.format(by_all * ticks, stolen * ticks, by_others * ticks))
         moments.append(counters.moment()._replace(at=at))
-    found = counters.between(*moments, own=12.0)
-    assert (found.seconds, found.num_processors, found.own_seconds) == (10.0, num_processors, 12.0)
-    assert (found.other_seconds, found.stolen_seconds) == (others, min(1.0, (quota or 9) / len(allowed)))
+    result = counters.between(*moments, own=12.0)
+    assert (result.seconds, result.num_processors, result.own_seconds) == (10.0, num_processors, 12.0)
+    assert (result.other_seconds, result.stolen_seconds) == (others, min(1.0, (quota or 9) / len(allowed)))
     assert counters.between(*moments, own=30.0).other_seconds == 0  # clocks of the kernel tick
 
 
@@ -243,6 +243,6 @@ def test_the_box_counts_this_process():
     first, own = counters.moment(), counters.own_seconds()
     while counters.own_seconds() - own < 0.2:
         sum(range(100_000))
-    found = counters.between(first, counters.moment(), counters.own_seconds() - own)
-    assert found.num_processors >= 1
-    assert found.own_seconds >= 0.2
+    result = counters.between(first, counters.moment(), counters.own_seconds() - own)
+    assert result.num_processors >= 1
+    assert result.own_seconds >= 0.2

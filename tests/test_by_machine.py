@@ -125,8 +125,8 @@ def test_a_model_with_other_heads_is_another_model():
 
 
 def test_what_nobody_published_is_said(compared):
-    said = sentences.unpublished(compared.others, compared.advices)
-    assert "gpt2-xl on 1 x a100-80gb, 8 x a100-80gb, 8 x h100-sxm and 16 x h100-sxm" in said
+    output = sentences.unpublished(compared.others, compared.advices)
+    assert "gpt2-xl on 1 x a100-80gb, 8 x a100-80gb, 8 x h100-sxm and 16 x h100-sxm" in output
     assert "no measurement" in by_machine.caption(compared.of_model("gpt2-xl"))
     assert "others" not in by_machine.title(compared.of_model("gpt2-xl"))
     assert "others" in by_machine.title(compared.of_model("llama-3.1-8b"))
@@ -139,22 +139,22 @@ def test_records_replace_the_prediction_of_their_strategy(run, tmp_path):
     """The speed counts padding, as predictions do, and is the median of all runs."""
     for seed, seconds in enumerate((0.4, 0.5, 0.8)):
         change(run(seed=seed, seconds=seconds), timing={"tokens_per_second": 1.0})
-    found = by_machine.compare(**ONE_A100, records=[tmp_path])
-    row = row_of(found.rows, strategy="single")  # the prediction is gone
+    result = by_machine.compare(**ONE_A100, records=[tmp_path])
+    row = row_of(result.rows, strategy="single")  # the prediction is gone
     assert row["source"] == by_machine.MEASURED
     assert row["speed"] == pytest.approx(32 * 512 / 0.5, rel=0.05)
     assert row["speed_low"] == pytest.approx(32 * 512 / 0.8, rel=0.05)
     assert row["cost"] == pytest.approx(hardware.find_gpu("a100-80gb").price_per_hour / 3600 / row["speed"] * 1e9)
     assert row["memory"] < 20
     assert "batch 32 x 1, 3 runs" in row["setting"]
-    assert list(found.rows["strategy"]) == ["single", "zero3_cpu_offload"]  # in the order of the predictions
-    assert row_of(found.rows, strategy="zero3_cpu_offload")["source"] == by_machine.PREDICTED
-    best = row_of(found.best, strategy="single")
+    assert list(result.rows["strategy"]) == ["single", "zero3_cpu_offload"]  # in the order of the predictions
+    assert row_of(result.rows, strategy="zero3_cpu_offload")["source"] == by_machine.PREDICTED
+    best = row_of(result.best, strategy="single")
     assert (best["speed_source"], best["speed"]) == (by_machine.MEASURED, row["speed"])
-    assert by_machine.title(found).endswith("predicted and measured by this project, with points that others measured")
-    assert "Squares" in by_machine.caption(found)
-    assert "lowest measured cost" in sentences.cheapest(found.best, "bert-large")
-    figure = machine_plots.of_model(found.rows, found.others, by_machine.title(found))
+    assert by_machine.title(result).endswith("predicted and measured by this project, with points that others measured")
+    assert "Squares" in by_machine.caption(result)
+    assert "lowest measured cost" in sentences.cheapest(result.best, "bert-large")
+    figure = machine_plots.of_model(result.rows, result.others, by_machine.title(result))
     words = {text.get_text() for text in figure.findobj(Text)}
     assert {"predicted, with interval", "measured by this project", "measured by others"} <= words
 
@@ -203,11 +203,11 @@ def test_ranks_that_share_a_gpu_replace_nothing(run, tmp_path):
 
 def test_a_run_without_times_replaces_only_the_memory(run, tmp_path):
     change(run(), timing=None)
-    found = by_machine.compare(**ONE_A100, records=[tmp_path])
-    rows = found.rows[found.rows["strategy"] == "single"].set_index("source")
+    result = by_machine.compare(**ONE_A100, records=[tmp_path])
+    rows = result.rows[result.rows["strategy"] == "single"].set_index("source")
     assert math.isnan(rows.loc[by_machine.MEASURED, "speed"])
     assert math.isnan(rows.loc[by_machine.PREDICTED, "memory"])
-    best = row_of(found.best, strategy="single")
+    best = row_of(result.best, strategy="single")
     assert (best["memory_source"], best["speed_source"]) == (by_machine.MEASURED, by_machine.PREDICTED)
 
 

@@ -21,11 +21,11 @@ def test_a_home_that_can_be_written_is_left_alone(tmp_path):
 
 
 def test_otherwise_caches_are_in_the_temporary_folder_but_for_those_that_are_set():
-    said = caches.outside_home({"HOME": "/proc/none", "TRITON_CACHE_DIR": "/mine"})
-    assert {"HF_MODULES_CACHE", "HF_EVALUATE_CACHE", "HF_DATASETS_CACHE"} <= said.keys()
-    assert "TRITON_CACHE_DIR" not in said
-    assert "HF_HUB_CACHE" not in said  # from which models are read
-    assert all(os.access(Path(folder).parents[1], os.W_OK) for folder in said.values())
+    output = caches.outside_home({"HOME": "/proc/none", "TRITON_CACHE_DIR": "/mine"})
+    assert {"HF_MODULES_CACHE", "HF_EVALUATE_CACHE", "HF_DATASETS_CACHE"} <= output.keys()
+    assert "TRITON_CACHE_DIR" not in output
+    assert "HF_HUB_CACHE" not in output  # from which models are read
+    assert all(os.access(Path(folder).parents[1], os.W_OK) for folder in output.values())
 
 
 @pytest.mark.slow
@@ -33,11 +33,11 @@ def test_otherwise_caches_are_in_the_temporary_folder_but_for_those_that_are_set
 def test_a_run_trains_where_the_home_cannot_be_made(tmp_path):
     """/proc takes no folder, not even from root."""
     environment = {"HOME": "/proc/none", "XDG_CACHE_HOME": None, "HF_HOME": None}
-    done = launching.attempt(
+    completed = launching.attempt(
         ["zero-study", "train", "--strategy", "ddp", "--max-steps", "2", "--output-dir", str(tmp_path / "run")],
         env=environment,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert completed.returncode == 0, completed.stdout + completed.stderr
 
 
 # ---------------------------------------------------------------- folders that another user may have made
@@ -87,8 +87,8 @@ def test_a_folder_that_somebody_else_may_change_is_not_used(trap, temporary, mon
     assert folder not in (usual, temporary / "elsewhere")
     assert files.is_private(folder)
     assert files.own_temporary_folder("mine") == folder  # other processes use the same one
-    said = caches.outside_home({"HOME": "/proc/none"})
-    assert all(files.is_private(Path(place).parent) for place in said.values())
+    output = caches.outside_home({"HOME": "/proc/none"})
+    assert all(files.is_private(Path(place).parent) for place in output.values())
 
 
 def test_compiled_code_is_loaded_from_a_folder_of_this_user(temporary, monkeypatch):

@@ -107,8 +107,8 @@ def test_a_damaged_one_is_named_and_the_one_before_it_taken(harm, named, tmp_pat
         a_checkpoint(run, step)
     harm(run.checkpoints_folder / "step-00000010")
     assert chosen(run) == "step-00000005"
-    assert f"not used: {run.checkpoints_folder}/step-00000010" in (said := capsys.readouterr().out)
-    assert named in said
+    assert f"not used: {run.checkpoints_folder}/step-00000010" in (output := capsys.readouterr().out)
+    assert named in output
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_one_of_another_device_is_not_taken_but_may_be_named(tmp_path, monkeypat
 def test_other_threads_or_another_processor_are_said(tmp_path, monkeypatch, capsys):
     run = a_run(tmp_path / "run")
     here = a_checkpoint(run, 5)
-    said = []
+    output = []
     for threads, processor in (
         (machine.running_code().num_threads, machine.cpu_model()),
         (7, machine.cpu_model()),
@@ -158,8 +158,8 @@ def test_other_threads_or_another_processor_are_said(tmp_path, monkeypatch, caps
         files.write_json(here / MANIFEST, written)
         assert chosen(run) == here.name
         lines = capsys.readouterr().out.splitlines()
-        said.append([what for what in ("processor was Z80", "a process was 7 and is") if what in "".join(lines)])
-    assert said == [[], ["a process was 7 and is"], ["processor was Z80", "a process was 7 and is"]]
+        output.append([what for what in ("processor was Z80", "a process was 7 and is") if what in "".join(lines)])
+    assert output == [[], ["a process was 7 and is"], ["processor was Z80", "a process was 7 and is"]]
 
 
 def test_the_newest_is_taken_and_an_unfinished_one_removed(tmp_path):
@@ -242,8 +242,8 @@ def test_one_of_other_arithmetic_is_not_gone_on_from(tmp_path, monkeypatch, caps
 def test_a_run_that_was_cut_off_is_done_again_and_no_other(status, resume, tmp_path):
     run = a_run(tmp_path / "run", resume=resume)
     run.folder.mkdir()
-    for said, is_refused in ((status, False), ("ok", True), ("failed", True), ("out_of_memory", True)):
-        (run.folder / "record.json").write_text(json.dumps({"status": said}))
+    for output, is_refused in ((status, False), ("ok", True), ("failed", True), ("out_of_memory", True)):
+        (run.folder / "record.json").write_text(json.dumps({"status": output}))
         with pytest.raises(Refusal, match="already holds a ") if is_refused else nullcontext():
             checks.check_folder(run)
 
@@ -313,8 +313,8 @@ def fork_and_kill_after(step: int, strategy: str, folder: Path) -> None:
 
 
 def finish(strategy: str, folder: Path, **flags) -> schema.Record:
-    done = launching.attempt(["zero-study", *command(strategy, folder, **flags)[3:]])
-    assert done.returncode == 0, done.stderr
+    completed = launching.attempt(["zero-study", *command(strategy, folder, **flags)[3:]])
+    assert completed.returncode == 0, completed.stderr
     return schema.read(folder)
 
 
@@ -363,23 +363,23 @@ def test_a_model_that_cannot_be_written_loses_no_record(tmp_path):
         assert process.poll() is None
         time.sleep(0.01)
     (folder / "model").mkdir()
-    said = process.communicate(timeout=launching.TIMEOUT_SECONDS)[0]
+    output = process.communicate(timeout=launching.TIMEOUT_SECONDS)[0]
     assert process.returncode == 1
-    assert ", after its record was written" in said
+    assert ", after its record was written" in output
     record = schema.read(folder)
     assert (record.status, record.steps_done) == ("ok", 60)
     assert [code.sha256 for code in record.code] == [machine.code_sha256()]
-    done = launching.attempt(["zero-study", "export", folder, folder / "mine"])
-    assert done.returncode == 0, done.stderr
+    completed = launching.attempt(["zero-study", "export", folder, folder / "mine"])
+    assert completed.returncode == 0, completed.stderr
 
 
 def export_and_load(folder: Path, record: schema.Record) -> None:
     """The exported model is the run's: its loss on the held-out examples comes again, and from_pretrained loads it."""
     import transformers
 
-    done = launching.attempt(["zero-study", "export", folder])
-    assert done.returncode == 0, done.stderr
-    loss = float(done.stdout.split("held-out examples ")[1].split(",")[0])
+    completed = launching.attempt(["zero-study", "export", folder])
+    assert completed.returncode == 0, completed.stderr
+    loss = float(completed.stdout.split("held-out examples ")[1].split(",")[0])
     assert loss == pytest.approx(record.evaluation[-1]["loss"], abs=2e-6)
     model = transformers.BertForSequenceClassification.from_pretrained(folder / "model")
     assert model.num_parameters() == record.num_params

@@ -139,8 +139,8 @@ def claim(value, unit, **tolerance) -> Claim:
     return Claim.model_validate({**CLAIM, "expected": said, "rule": rule})
 
 
-def judged(monkeypatch, found: Observed, of: Claim) -> verdicts.Verdict:
-    monkeypatch.setitem(by_theory.FUNCTIONS, "num_params", lambda model: found)
+def judged(monkeypatch, result: Observed, of: Claim) -> verdicts.Verdict:
+    monkeypatch.setitem(by_theory.FUNCTIONS, "num_params", lambda model: result)
     return verdicts.decide(ledger.Source.model_validate({**SOURCE, "claims": []}), of)
 
 
@@ -166,10 +166,10 @@ def judged(monkeypatch, found: Observed, of: Claim) -> verdicts.Verdict:
 )
 def test_an_interval_decides_only_where_all_of_it_does(monkeypatch, value, tolerance, observed, interval, verdict):
     unit = "fits" if isinstance(value, bool) else "times"
-    found = judged(monkeypatch, Observed(observed, ("e",), interval), claim(value, unit=unit, **tolerance))
-    assert found.verdict == verdict
-    assert found.evidence == ["e"]
-    assert unit == "times" or ("to be sure" in found.why) == (verdict == "open")
+    result = judged(monkeypatch, Observed(observed, ("e",), interval), claim(value, unit=unit, **tolerance))
+    assert result.verdict == verdict
+    assert result.evidence == ["e"]
+    assert unit == "times" or ("to be sure" in result.why) == (verdict == "open")
 
 
 # ---------------------------------------------------------------- functions
@@ -207,13 +207,13 @@ def test_a_ratio_to_itself_is_one_and_as_uncertain_as_what_it_rests_on():
     spread = intervals.EVIDENCE["fsdp", "known"].spread
     assert (same.value, same.interval) == (1, pytest.approx((1 / spread, spread)))
     for other in ({"strategy": "zero2_cpu_offload"}, {"gpus": 16}, {"precision": "fp32"}, {"model": "mpt-1b"}):
-        found = by_theory.speed_ratio({**FITS, **other}, FITS)
+        result = by_theory.speed_ratio({**FITS, **other}, FITS)
         sides = [
             by_theory.prediction_of(by_theory.Case.of(case)).step.evidence.spread for case in ({**FITS, **other}, FITS)
         ]
         both = np.exp(np.hypot(*np.log(sides)))  # nothing is taken to cancel
         assert max(sides) < both
-        assert found.interval[1] / found.value == pytest.approx(both)
+        assert result.interval[1] / result.value == pytest.approx(both)
 
 
 # ---------------------------------------------------------------- the committed ledger
@@ -464,12 +464,12 @@ def rows_of(monkeypatch, tmp_path):
 
 
 def test_rows_of_others_decide_on_these_rows_alone(rows_of):
-    found = rows_of(measured("zero3", 1200), measured("zero2", 1000))
-    assert (found.verdict, found.by) == ("agrees, not run", "others")
-    assert found.observed.value == pytest.approx(1.2)
-    assert "which agrees with 1 to 10 on these rows" in found.why
-    assert "measured by others, them, grade A: llama-2-7b in bf16, 8 x a100-80gb" in found.why  # its scope
-    assert found.evidence[-1].startswith("them: https://")  # where they stand, and what was assumed
+    result = rows_of(measured("zero3", 1200), measured("zero2", 1000))
+    assert (result.verdict, result.by) == ("agrees, not run", "others")
+    assert result.observed.value == pytest.approx(1.2)
+    assert "which agrees with 1 to 10 on these rows" in result.why
+    assert "measured by others, them, grade A: llama-2-7b in bf16, 8 x a100-80gb" in result.why  # its scope
+    assert result.evidence[-1].startswith("them: https://")  # where they stand, and what was assumed
 
 
 def test_a_verdict_flips_where_the_rows_say_otherwise(rows_of):
@@ -482,9 +482,9 @@ def test_a_verdict_flips_where_the_rows_say_otherwise(rows_of):
 def test_what_holds_always_fails_by_one_pair(rows_of):
     rows = [measured("zero3", 1200), measured("zero2", 1000)]
     against = [measured("zero3", 700, family="others"), measured("zero2", 1000, family="others")]
-    found = rows_of(*rows, *against)
-    assert found.verdict == "contradicted"
-    assert "the worst of 2 pairs at 0.7 to 1.2" in found.why
+    result = rows_of(*rows, *against)
+    assert result.verdict == "contradicted"
+    assert "the worst of 2 pairs at 0.7 to 1.2" in result.why
     assert rows_of(*rows, *against, value=(0, 1)).verdict == "contradicted"  # by the other pair
 
 
@@ -495,8 +495,8 @@ def test_rows_that_differ_in_more_than_is_asked_are_no_pair(rows_of, other):
 
 
 def test_whether_it_fits_is_what_a_row_says(monkeypatch):
-    asked = {"type": "others", "quantity": "fits", "asks": "every", "grade": "B"}
-    rule = by_others.ByOthers.model_validate({**asked, "of": {"model": "gpt2-xl", "engine": "DDP"}})
+    requested = {"type": "others", "quantity": "fits", "asks": "every", "grade": "B"}
+    rule = by_others.ByOthers.model_validate({**requested, "of": {"model": "gpt2-xl", "engine": "DDP"}})
     real = next(case for case in measured_by_others.cases("memory") if case.quantity == "fits" and case.grade == "B")
     rows = [dataclasses.replace(real, published=False), dataclasses.replace(real, published=True)]
     for listed, expected in ((rows[:1], (False, False)), (rows[1:], (True, True)), (rows, (False, True))):
@@ -586,8 +586,8 @@ def test_related_public_runs_are_shown_and_decide_nothing():
     judged = next(one for one in sentences.read() if one.head.claim.id == name)
     (related,) = judged.aside
     assert (related.verdict.verdict, judged.word) == ("contradicted", "agrees, not run")
-    shown = " ".join(in_terminal.text(name).split())
-    assert f"Related evidence, which decides nothing: {related.claim.id}: contradicted" in shown
+    displayed = " ".join(in_terminal.text(name).split())
+    assert f"Related evidence, which decides nothing: {related.claim.id}: contradicted" in displayed
 
 
 def test_the_ledger_takes_nothing_from_a_study_that_is_not_whole(monkeypatch, tmp_path):

@@ -80,11 +80,11 @@ def test_every_option_of_advise_is_a_field_of_the_request_or_of_the_command():
     ],
 )
 def test_the_command_line_and_python_make_the_same_request(words, settings, monkeypatch):
-    asked = []
-    monkeypatch.setattr(planner, "advise", lambda model, request, trace: asked.append(request) or 1 / 0)
+    requested = []
+    monkeypatch.setattr(planner, "advise", lambda model, request, trace: requested.append(request) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         cli.run(["advise", *CASE, *words])
-    assert asked == [Request("h100-sxm", 8, **settings)]
+    assert requested == [Request("h100-sxm", 8, **settings)]
 
 
 @pytest.mark.parametrize(

@@ -39,10 +39,10 @@ def library_files() -> dict[str, list[str]]:
 
 
 def by_name(files: Iterable[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     for path in files:
-        found.setdefault(path.rpartition("/")[2], []).append(path)
-    return found
+        result.setdefault(path.rpartition("/")[2], []).append(path)
+    return result
 
 
 def comments(source: str) -> Iterator[tuple[int, str]]:
@@ -74,9 +74,9 @@ def test_comments_name_files_that_exist():
     tracked = tracked_files()
     files = by_name(tracked)
     assert {
-        path: found
+        path: result
         for path in tracked
-        if path.endswith(".py") and (ROOT / path).exists() and (found := missing((ROOT / path).read_text(), files))
+        if path.endswith(".py") and (ROOT / path).exists() and (result := missing((ROOT / path).read_text(), files))
     } == {}
 
 

@@ -151,8 +151,8 @@ def test_a_run_that_different_code_trained_is_marked_and_is_no_reference(folder)
     page = parity.PARITY.page([folder])
     assert rows(page, "auto-zero0")[0][1] == "(the reference)"
     assert rows(page, "auto-ddp (mixed code)")[0][-1] == "auto-zero0"
-    for made in (page, summary.table([folder]), memory_views.MODEL_STATES.page([folder])):
-        assert "parts of it were trained by different code (aaaaaaa, then bbbbbbb-dirty)" in made
+    for created in (page, summary.table([folder]), memory_views.MODEL_STATES.page([folder])):
+        assert "parts of it were trained by different code (aaaaaaa, then bbbbbbb-dirty)" in created
     assert re.search(r"^ddp \(mixed code\) ", summary.table([folder]), re.MULTILINE)
     assert f"{'b' * 40}-dirty" in schema.read(reference.parent).commits
     synthetic.change(path, code=parts[:1])
@@ -320,12 +320,14 @@ def test_files_from_before_they_were_compressed_are_read_and_replaced(folder, tm
 
 def test_collect_keeps_outcomes_also_of_runs_without_a_record(tmp_path, capsys):
     runs, target = tmp_path / "runs", tmp_path / "records"
-    done = synthetic.write_run(runs, seed=1, study="s")
+    completed = synthetic.write_run(runs, seed=1, study="s")
     skipped = synthetic.write_outcome(runs, "skipped")
     assert num_runs(pack.collect([runs], target)) == 2
-    expected = {path.parent.name: json.loads(path.with_name("outcome.json").read_text()) for path in (done, skipped)}
+    expected = {
+        path.parent.name: json.loads(path.with_name("outcome.json").read_text()) for path in (completed, skipped)
+    }
     assert held(target, "outcomes.jsonl") == expected
-    assert held(target, "records.jsonl").keys() == held(target, "steps.jsonl").keys() == {done.parent.name}
+    assert held(target, "records.jsonl").keys() == held(target, "steps.jsonl").keys() == {completed.parent.name}
     run_id = skipped.parent.name
     synthetic.write_outcome(runs, "killed")  # tried, and still no record
     pack.collect([runs], target)
@@ -366,8 +368,8 @@ def test_collect_leaves_interrupted_runs_out_and_says_so(tmp_path, capsys):
 def test_collect_checks_that_record_and_outcome_belong_together(tmp_path):
     path = synthetic.write_run(tmp_path, study="s").with_name("outcome.json")
     synthetic.change(path, run_id="another")
-    asked = [tmp_path], tmp_path / "records"
-    assert "outcome.json: run_id 'another', the record beside it is 'gpt-" in refusal(pack.collect, *asked)
+    requested = [tmp_path], tmp_path / "records"
+    assert "outcome.json: run_id 'another', the record beside it is 'gpt-" in refusal(pack.collect, *requested)
     assert not (tmp_path / "records").exists()
 
 
@@ -530,8 +532,8 @@ os.close(reader)
 sys.argv = ["zero-study", "compare", "--view", "parity", "reports/cpu/records/smoke"]
 main()
 """
-    done = launching.attempt(["python", "-c", code])
-    assert (done.returncode, done.stderr) == (141, "")
+    completed = launching.attempt(["python", "-c", code])
+    assert (completed.returncode, completed.stderr) == (141, "")
 
 
 @pytest.mark.launches
@@ -600,33 +602,33 @@ def page(tmp_path) -> str:
 
 
 def test_what_works_is_ok(page):
-    found = accepted(page)
+    result = accepted(page)
     strategies = "single ddp fsdp2 zero0 zero1 zero1_cpu_offload zero2 zero2_tuned zero3"
-    assert list(found) == strategies.split()
+    assert list(result) == strategies.split()
     nothing = dict.fromkeys(("fp32", "fp16", "compiled", "shared GPU"), "")
     observed = dict.fromkeys(("NCCL", "energy", "NVML", "batches"), "ok")
-    assert found["ddp"] == nothing | {"bf16": "ok", "as single": "ok"} | observed
-    assert found["single"] == found["ddp"] | {"as single": "", "NCCL": ""}  # others are held against it
-    assert found["zero2"] == found["ddp"]  # 16-bit parameters, against autocast
-    assert found["zero2_tuned"] == found["ddp"] | {"compiled": "ok", "bf16": ""}
+    assert result["ddp"] == nothing | {"bf16": "ok", "as single": "ok"} | observed
+    assert result["single"] == result["ddp"] | {"as single": "", "NCCL": ""}  # others are held against it
+    assert result["zero2"] == result["ddp"]  # 16-bit parameters, against autocast
+    assert result["zero2_tuned"] == result["ddp"] | {"compiled": "ok", "bf16": ""}
     assert "\n8 x NVIDIA H200: " in page
-    cells = [cell for row in found.values() for cell in row.values()]
-    counts = [f"{cells.count(shown)} {name}" for shown, name in (("ok", "ok"), ("**failed**", "failed"))]
+    cells = [cell for row in result.values() for cell in row.values()]
+    counts = [f"{cells.count(displayed)} {name}" for displayed, name in (("ok", "ok"), ("**failed**", "failed"))]
     assert f"{', '.join(counts)}, {cells.count('not run')} not run." in page
     assert page.partition("## How far from `single`")[2].count("\n| bert-imdb-tiny-") == 6  # one of them on two ranks
 
 
 def test_what_failed_or_was_not_run_says_why(page):
-    found = accepted(page)
-    assert (found["zero0"]["bf16"], found["zero0"]["as single"]) == ("**failed**", "")
+    result = accepted(page)
+    assert (result["zero0"]["bf16"], result["zero0"]["as single"]) == ("**failed**", "")
     assert re.search("- failed: bf16 of `zero0`: bert-imdb-tiny-zero0-.*: out_of_memory: synthetic: out_of_", page)
-    assert (found["zero1"]["bf16"], found["zero1"]["as single"]) == ("ok", "**failed**")
+    assert (result["zero1"]["bf16"], result["zero1"]["as single"]) == ("ok", "**failed**")
     assert "from `single`'s, at most 0.01" in page
-    assert (found["zero3"]["bf16"], found["zero3"]["shared GPU"]) == ("ok", "ok")
-    assert (found["zero3"]["energy"], found["zero3"]["batches"]) == ("not run", "**failed**")
-    assert found["fsdp2"]["fp32"] == "not run"
+    assert (result["zero3"]["bf16"], result["zero3"]["shared GPU"]) == ("ok", "ok")
+    assert (result["zero3"]["energy"], result["zero3"]["batches"]) == ("not run", "**failed**")
+    assert result["fsdp2"]["fp32"] == "not run"
     assert "- not run: fp32 of `fsdp2`: fsdp2 is not for this box" in page
-    assert found["zero1_cpu_offload"]["as single"] == "not run"  # of another seed
+    assert result["zero1_cpu_offload"]["as single"] == "not run"  # of another seed
     assert "as single of `zero1_cpu_offload`: no finished run of `single` with the same work" in page
 
 
@@ -636,8 +638,8 @@ def test_what_a_driver_does_not_show_is_no_failure(tmp_path):
     ranks = json.loads(path.read_text())["peak_memory"]
     hidden = [{name: {**peak, "process_bytes": None} for name, peak in phases.items()} for phases in ranks]
     synthetic.change(path, peak_memory=hidden, energy_joules=None)
-    found = accepted(acceptance.page([tmp_path]))["single"]
-    assert (found["bf16"], found["energy"], found["NVML"]) == ("ok", "not run", "not run")
+    result = accepted(acceptance.page([tmp_path]))["single"]
+    assert (result["bf16"], result["energy"], result["NVML"]) == ("ok", "not run", "not run")
 
 
 def test_fp32_is_held_to_less_and_another_arithmetic_to_nothing(tmp_path):
@@ -653,7 +655,7 @@ def test_on_a_cpu_nothing_of_a_gpu_is_asked(tmp_path):
     for strategy in ("single", "zero3"):
         synthetic.write_run(tmp_path, strategy=strategy, **GPU | {"precision": "fp32", "box": "cpu"})
     page = acceptance.page([tmp_path])
-    found = accepted(page)["zero3"]
-    assert (found["fp32"], found["as single"]) == ("ok", "ok")
-    assert {found[check] for check in ("NCCL", "energy", "NVML", "batches")} == {"not run"}
+    result = accepted(page)["zero3"]
+    assert (result["fp32"], result["as single"]) == ("ok", "ok")
+    assert {result[check] for check in ("NCCL", "energy", "NVML", "batches")} == {"not run"}
     assert "- not run: NCCL, energy, NVML, batches of `single`, `zero3`: on a CPU" in page

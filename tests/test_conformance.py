@@ -36,20 +36,20 @@ PLAIN = Cell("ddp", "fp32", 2, 2, False)
 
 
 def test_the_matrix_asks_each_cell_once():
-    asked = cells.matrix((1, 2, 4))
-    assert len({cell.name for cell in asked}) == len(set(asked)) == len(asked)
-    assert {cell.engine for cell in asked} == set(cells.ENGINES)
-    assert {cell.variation for cell in asked} == {cells.PLAIN, *cells.VARIATIONS, *cells.NEWER_VARIATIONS}
+    requested = cells.matrix((1, 2, 4))
+    assert len({cell.name for cell in requested}) == len(set(requested)) == len(requested)
+    assert {cell.engine for cell in requested} == set(cells.ENGINES)
+    assert {cell.variation for cell in requested} == {cells.PLAIN, *cells.VARIATIONS, *cells.NEWER_VARIATIONS}
 
 
 def test_every_optimizer_is_asked_what_its_engines_offer():
-    asked = cells.of_optimizers(cells.OPTIMIZERS)
-    assert len({cell.name for cell in asked}) == len(set(asked)) == len(asked)
-    under = {(cell.optimizer, cell.engine) for cell in asked}
+    requested = cells.of_optimizers(cells.OPTIMIZERS)
+    assert len({cell.name for cell in requested}) == len(set(requested)) == len(requested)
+    under = {(cell.optimizer, cell.engine) for cell in requested}
     everywhere = set(itertools.product(cells.OPTIMIZERS, cells.UNDER))
     assert everywhere - under == set(itertools.product(cells.OF_DEEPSPEED_ALONE, ("ddp", "fsdp2")))
-    assert {cell.variation for cell in asked} == {cells.PLAIN, "groups", "resume", *cells.OPTIMIZER_VARIATIONS}
-    assert {(cell.accumulation, cell.clipping) for cell in asked} == set(itertools.product((1, 4), (False, True)))
+    assert {cell.variation for cell in requested} == {cells.PLAIN, "groups", "resume", *cells.OPTIMIZER_VARIATIONS}
+    assert {(cell.accumulation, cell.clipping) for cell in requested} == set(itertools.product((1, 4), (False, True)))
 
 
 @pytest.mark.parametrize("cell", [cell for cell in cells.matrix((1, 2, 4)) if cell.engine == "ddp"], ids=str)
@@ -72,11 +72,11 @@ FIRST = [0.8603825033666348, 0.6622936126246195, 0.7260294264897311, -0.05556181
 
 
 def test_adapters_are_asked_of_every_engine_once():
-    asked = cells.of_adapters()
-    assert len({cell.name for cell in asked}) == len(set(asked)) == len(asked)
-    assert {cell.engine for cell in asked} == {engine for engine in cells.ENGINES if "nvme" not in engine}
-    assert {cell.variation for cell in asked} == {*cells.ADAPTER_VARIATIONS}
-    trained = [name for name, parameter in toy.Toy(asked[0]).named_parameters() if parameter.requires_grad]
+    requested = cells.of_adapters()
+    assert len({cell.name for cell in requested}) == len(set(requested)) == len(requested)
+    assert {cell.engine for cell in requested} == {engine for engine in cells.ENGINES if "nvme" not in engine}
+    assert {cell.variation for cell in requested} == {*cells.ADAPTER_VARIATIONS}
+    trained = [name for name, parameter in toy.Toy(requested[0]).named_parameters() if parameter.requires_grad]
     assert trained == ["block.lora_a.weight", "block.lora_b.weight"]
 
 
@@ -128,8 +128,8 @@ def test_the_formula_is_what_the_library_does(optimizer):
 
 @pytest.mark.launches
 def test_bounds_are_the_same_in_every_process():
-    asked = f"from study.conformance import cells, reference; print(reference.expect(cells.{PLAIN}).bounds)"
-    other = launching.attempt(["python", "-c", asked], env={"PYTHONHASHSEED": "1"}).stdout
+    requested = f"from study.conformance import cells, reference; print(reference.expect(cells.{PLAIN}).bounds)"
+    other = launching.attempt(["python", "-c", requested], env={"PYTHONHASHSEED": "1"}).stdout
     assert other == f"{reference.expect(PLAIN).bounds}\n"
 
 
@@ -275,7 +275,7 @@ def _matrix(**verdicts: dict[str, Any]) -> dict[str, Any]:
 )
 def test_nothing_compared_is_no_sound_matrix(verdicts, known, status, said, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(conformance_matrix, "run", lambda *asked, **how: _matrix(**verdicts))
+    monkeypatch.setattr(conformance_matrix, "run", lambda *requested, **how: _matrix(**verdicts))
     words = ["--output", "matrix.json"]
     if known is not None:
         Path("known.json").write_text(json.dumps(_matrix(**known)))
@@ -336,8 +336,8 @@ def test_the_smallest_wrong_scale_that_is_seen(precision, clipping, masters, ste
             patched.setattr(reference, "NUM_DRAWS", 0)  # no rounding of its own
             patched.setattr(optimizer_formulas, "adamw", updated)
             faulty = reference.expect(cell)
-        shown = {"masters": _by_step(faulty.masters)} if masters else {}
-        trace = _trace(faulty, norms=[None] * cells.NUM_STEPS, **shown)
+        displayed = {"masters": _by_step(faulty.masters)} if masters else {}
+        trace = _trace(faulty, norms=[None] * cells.NUM_STEPS, **displayed)
         return judge.judge(cell, expected, [trace])["share_of_bound"]
 
     assert share(smallest / 1.3) < 1 < share(smallest * 1.3)  # by the draws
@@ -398,12 +398,14 @@ DIES = "accelerate_ddp/fp32/2-ranks/accumulation-2/clipped"
 
 
 def cells_of_engines() -> list[Cell]:
-    asked = cells.matrix((2,), ("ddp", "fsdp2", "accelerate_ddp", "accelerate_fsdp2"))
+    requested = cells.matrix((2,), ("ddp", "fsdp2", "accelerate_ddp", "accelerate_fsdp2"))
     # Variations through accelerate, which hands on what is computed, are asked in one class of precision alone.
     rare = {
-        c for c in asked if c.variation in cells.NEWER_VARIATIONS or (c.through_accelerate and c.precision == "fp32")
+        c
+        for c in requested
+        if c.variation in cells.NEWER_VARIATIONS or (c.through_accelerate and c.precision == "fp32")
     }
-    return [cell for cell in asked if cell.name in FAULTS or cell.variation == cells.PLAIN or cell not in rare]
+    return [cell for cell in requested if cell.name in FAULTS or cell.variation == cells.PLAIN or cell not in rare]
 
 
 def cells_of_optimizers() -> list[Cell]:
@@ -424,60 +426,60 @@ SAMPLE_OF_OPTIMIZERS = {
 }  # fmt: skip
 
 
-def sampled(asked: list[Cell], faults: dict[str, str]) -> list[Cell]:
+def sampled(requested: list[Cell], faults: dict[str, str]) -> list[Cell]:
     """Return one cell with each fault, and of each engine one without a fault."""
-    return [*{faults.get(cell.name, cell.engine): cell for cell in reversed(asked)}.values()]
+    return [*{faults.get(cell.name, cell.engine): cell for cell in reversed(requested)}.values()]
 
 
-def train_with_faults(asked: list[Cell], faults: dict[str, str]) -> dict[str, dict[str, Any]]:
+def train_with_faults(requested: list[Cell], faults: dict[str, str]) -> dict[str, dict[str, Any]]:
     folder = str(Path(conformance_faults.__file__).parent)
     environment = os.environ | {"FAULTS": json.dumps(faults), "PYTHONPATH": folder}
-    return conformance_matrix.run(asked, environment=environment, module="conformance_faults")["cells"]
+    return conformance_matrix.run(requested, environment=environment, module="conformance_faults")["cells"]
 
 
-def verdicts_of(found: dict[str, dict[str, Any]]) -> dict[str, str]:
-    return {name: cell["verdict"] for name, cell in found.items()}
+def verdicts_of(result: dict[str, dict[str, Any]]) -> dict[str, str]:
+    return {name: cell["verdict"] for name, cell in result.items()}
 
 
-def check_engines(asked: list[Cell], found: dict[str, dict[str, Any]]) -> None:
+def check_engines(requested: list[Cell], result: dict[str, dict[str, Any]]) -> None:
     said = "rank 1 was ended by SIGABRT: the last that it said"
-    assert found[DIES] == {"verdict": "crashed", "stage": "ended", "message": said}
-    found = {cell.name: found[cell.name] for cell in asked if cell.name != DIES}
+    assert result[DIES] == {"verdict": "crashed", "stage": "ended", "message": said}
+    result = {cell.name: result[cell.name] for cell in requested if cell.name != DIES}
     # DDP does not reduce the gradients of a second backward pass.
-    twice = {name for name in found if "ddp" in name and "two_backward" in name}
-    assert {name: cell for name, cell in found.items() if cell["verdict"] == "crashed"} == {}
-    assert verdicts_of(found) == {name: "wrong" if name in {*FAULTS, *twice} else "same" for name in found}
-    apart = {name for name, cell in found.items() if cell.get("ranks_apart")}
+    twice = {name for name in result if "ddp" in name and "two_backward" in name}
+    assert {name: cell for name, cell in result.items() if cell["verdict"] == "crashed"} == {}
+    assert verdicts_of(result) == {name: "wrong" if name in {*FAULTS, *twice} else "same" for name in result}
+    apart = {name for name, cell in result.items() if cell.get("ranks_apart")}
     of_one_rank = {"a missing all-reduce", "a drifting replica"}
-    assert apart == {name for name in found if name in twice or FAULTS.get(name) in of_one_rank}
+    assert apart == {name for name in result if name in twice or FAULTS.get(name) in of_one_rank}
     # No rank alone is further off than rounding may carry it.
-    drifting = [name for name in found if FAULTS.get(name) == "a drifting replica"]
+    drifting = [name for name in result if FAULTS.get(name) == "a drifting replica"]
     assert drifting
-    assert all(found[name]["share_of_bound"] < 1 for name in drifting)
+    assert all(result[name]["share_of_bound"] < 1 for name in drifting)
 
 
-def check_optimizers(asked: list[Cell], found: dict[str, dict[str, Any]]) -> None:
+def check_optimizers(requested: list[Cell], result: dict[str, dict[str, Any]]) -> None:
     # bitsandbytes does not know sharded tensors, and torch's Muon does not know ZeRO's flat partitions.
     refused = {
         cell.name
-        for cell in asked
+        for cell in requested
         if (cell.engine == "fsdp2" and cell.optimizer in cells.LIBRARY_OF)
         or (cell.engine == "zero1" and cell.optimizer == "torch_muon")
     }
     assert refused
-    found = {cell.name: found[cell.name] for cell in asked}
-    assert verdicts_of(found) == {
-        name: "wrong" if name in FAULTS_OF_OPTIMIZERS else "refused" if name in refused else "same" for name in found
+    result = {cell.name: result[cell.name] for cell in requested}
+    assert verdicts_of(result) == {
+        name: "wrong" if name in FAULTS_OF_OPTIMIZERS else "refused" if name in refused else "same" for name in result
     }
     of_states = {"a state in bf16", "states that are not quantized"}
-    assert {name for name, cell in found.items() if "wrong_states" in cell} == {
-        name for name in found if FAULTS_OF_OPTIMIZERS.get(name) in of_states
+    assert {name for name, cell in result.items() if "wrong_states" in cell} == {
+        name for name in result if FAULTS_OF_OPTIMIZERS.get(name) in of_states
     }
 
 
-def check_adapters(asked: list[Cell], found: dict[str, dict[str, Any]]) -> None:
-    verdicts = {cell.name: found[cell.name]["verdict"] for cell in asked}
-    assert verdicts == {cell.name: "wrong" if cell.name in FAULTS_OF_ADAPTERS else "same" for cell in asked}
+def check_adapters(requested: list[Cell], result: dict[str, dict[str, Any]]) -> None:
+    verdicts = {cell.name: result[cell.name]["verdict"] for cell in requested}
+    assert verdicts == {cell.name: "wrong" if cell.name in FAULTS_OF_ADAPTERS else "same" for cell in requested}
 
 
 @pytest.mark.launches
@@ -489,37 +491,37 @@ def test_each_planted_fault_is_called_wrong_and_each_engine_right():
     optimizers = [*faulty, *(cell for cell in of_optimizers if cell.name in SAMPLE_OF_OPTIMIZERS)]
     adapters = sampled(cells_of_adapters(), FAULTS_OF_ADAPTERS)
     faults = FAULTS | FAULTS_OF_OPTIMIZERS | FAULTS_OF_ADAPTERS
-    found = train_with_faults([*engines, *optimizers, *adapters], faults | {DIES: "a rank that dies"})
-    check_engines(engines, found)
-    check_optimizers(optimizers, found)
-    check_adapters(adapters, found)
-    assert {faults[name] for name in found if name in faults} == set(faults.values())
+    result = train_with_faults([*engines, *optimizers, *adapters], faults | {DIES: "a rank that dies"})
+    check_engines(engines, result)
+    check_optimizers(optimizers, result)
+    check_adapters(adapters, result)
+    assert {faults[name] for name in result if name in faults} == set(faults.values())
 
 
 @pytest.mark.slow
 @pytest.mark.launches
 def test_planted_faults_are_called_wrong_right_engines_right_and_a_dead_rank_is_named():
-    asked = cells_of_engines()
-    check_engines(asked, train_with_faults(asked, FAULTS | {DIES: "a rank that dies"}))
+    requested = cells_of_engines()
+    check_engines(requested, train_with_faults(requested, FAULTS | {DIES: "a rank that dies"}))
 
 
 @pytest.mark.slow
 @pytest.mark.launches
 def test_planted_faults_of_optimizers_are_called_wrong_and_right_optimizers_right():
-    asked = cells_of_optimizers()
-    check_optimizers(asked, train_with_faults(asked, FAULTS_OF_OPTIMIZERS))
+    requested = cells_of_optimizers()
+    check_optimizers(requested, train_with_faults(requested, FAULTS_OF_OPTIMIZERS))
 
 
 @pytest.mark.slow
 @pytest.mark.launches
 def test_planted_faults_of_adapters_are_called_wrong_and_right_engines_right():
-    asked = cells_of_adapters()
-    check_adapters(asked, train_with_faults(asked, FAULTS_OF_ADAPTERS))
+    requested = cells_of_adapters()
+    check_adapters(requested, train_with_faults(requested, FAULTS_OF_ADAPTERS))
 
 
 def test_what_an_earlier_matrix_has_is_no_failure(tmp_path, monkeypatch, capsys):
     first = results.failed_cells(NEWEST)[0]
-    monkeypatch.setattr(conformance_matrix, "run", lambda *asked, **how: NEWEST)
+    monkeypatch.setattr(conformance_matrix, "run", lambda *requested, **how: NEWEST)
     known = tmp_path / "known.json"
     assert cli.run(["conformance", "--output", str(known)]) == 1
     assert capsys.readouterr().out.splitlines() == results.summary_lines(json.loads(known.read_text()))
@@ -606,10 +608,10 @@ NEWEST = results.newest()
 
 
 def test_the_committed_matrices_are_of_the_releases_they_name():
-    named = {*MATRICES}
+    listed = {*MATRICES}
     for package in ("accelerate", "torch"):
-        named |= {f"{package}-{version}" for version, matrix in results.read(package).items() if matrix != NEWEST}
-    assert {path.stem for path in results.PLACE.glob("*.json")} == named
+        listed |= {f"{package}-{version}" for version, matrix in results.read(package).items() if matrix != NEWEST}
+    assert {path.stem for path in results.PLACE.glob("*.json")} == listed
     pins = (launching.ROOT / "constraints.txt").read_text().splitlines()
     assert {f"{package}=={version.partition('+')[0]}" for package, version in NEWEST["versions"].items()} <= {*pins}
 
@@ -617,11 +619,11 @@ def test_the_committed_matrices_are_of_the_releases_they_name():
 def test_the_committed_matrices_of_optimizers_are_of_the_releases_they_name():
     matrices = results.read("deepspeed", results.OPTIMIZERS)
     newest = results.newest(results.OPTIMIZERS)
-    named = {*matrices}
+    listed = {*matrices}
     for package in ("accelerate", "torch"):
         of_package = results.read(package, results.OPTIMIZERS)
-        named |= {f"{package}-{version}" for version, matrix in of_package.items() if matrix != newest}
-    assert {path.stem for path in results.OPTIMIZERS.glob("*.json")} == named
+        listed |= {f"{package}-{version}" for version, matrix in of_package.items() if matrix != newest}
+    assert {path.stem for path in results.OPTIMIZERS.glob("*.json")} == listed
     newest = results.newest(results.OPTIMIZERS)
     assert newest["versions"] == NEWEST["versions"]
     assert set(newest["cells"]) == {cell.name for cell in cells.of_optimizers(cells.OPTIMIZERS)}
@@ -638,8 +640,8 @@ def test_no_installed_engine_trains_an_adapter_wrongly():
 
 def test_engines_that_hand_on_what_they_get_are_right_with_every_optimizer():
     """False alarms would be here: DDP, and stage 0 in fp32, give the optimizer what plain PyTorch gives it."""
-    found = results.newest(results.OPTIMIZERS)["cells"]
-    plain = {name: cell for name, cell in found.items() if name.startswith(("ddp/", "zero0/fp32/"))}
+    result = results.newest(results.OPTIMIZERS)["cells"]
+    plain = {name: cell for name, cell in result.items() if name.startswith(("ddp/", "zero0/fp32/"))}
     assert {name for name, cell in plain.items() if cell["verdict"] != "same"} == {
         "zero0/fp32/2-ranks/accumulation-1/resume/torchao_adamw8bit"  # refused: such a checkpoint cannot be loaded
     }
@@ -696,11 +698,11 @@ def test_a_fault_is_of_every_release_between_its_ends(fault):
     assert fault.last in MATRICES
     for version, matrix in MATRICES.items():
         for engine, precision in itertools.product(fault.engines, fault.precisions):
-            shown = matrix["cells"].get(known_faults.cell(fault, engine, precision), {}).get("verdict")
+            displayed = matrix["cells"].get(known_faults.cell(fault, engine, precision), {}).get("verdict")
             if version in (first, fault.last) and precision == fault.precisions[0]:
-                assert shown == "wrong"
+                assert displayed == "wrong"
             if known_faults.affects(fault, version):
-                assert shown != "same", (version, engine, precision)
+                assert displayed != "same", (version, engine, precision)
 
 
 @pytest.mark.parametrize("version", MATRICES)
@@ -710,20 +712,23 @@ def test_what_is_refused_of_one_micro_batch_is_wrong_with_one(version):
         if name.zero_stage is None:
             continue
         precise = {"autocast": "bf16-autocast", "bf16_fp32_sum": "bf16"}.get(precision, precision)
-        found = known_faults.find(
+        result = known_faults.find(
             deepspeed=version, zero_stage=name.zero_stage, offload=name.offload,
             precision=precise, sums_in_fp32=precision == "bf16_fp32_sum", micro_batches=1,
         )  # fmt: skip
-        shown = MATRICES[version]["cells"][f"{engine}/{precision}/2-ranks/accumulation-1"]["verdict"]
-        assert (found is not None) == (shown == "wrong") or shown in ("refused", "crashed"), (engine, precision)
+        displayed = MATRICES[version]["cells"][f"{engine}/{precision}/2-ranks/accumulation-1"]["verdict"]
+        assert (result is not None) == (displayed == "wrong") or displayed in ("refused", "crashed"), (
+            engine,
+            precision,
+        )
 
 
 def test_a_fault_of_a_twist_hits_scripts_that_do_it():
-    asked = {"deepspeed": "0.18.3", "zero_stage": 3, "offload": "none", "precision": "bf16", "sums_in_fp32": False}
-    assert known_faults.find(**asked, micro_batches=2) is None
-    assert known_faults.find(**asked, micro_batches=1, variations=["part_outside"]) is None
-    found = known_faults.find(**asked, micro_batches=2, variations=["part_outside"])
-    assert found.cell == "zero3/bf16/2-ranks/accumulation-2/part_outside"
+    requested = {"deepspeed": "0.18.3", "zero_stage": 3, "offload": "none", "precision": "bf16", "sums_in_fp32": False}
+    assert known_faults.find(**requested, micro_batches=2) is None
+    assert known_faults.find(**requested, micro_batches=1, variations=["part_outside"]) is None
+    result = known_faults.find(**requested, micro_batches=2, variations=["part_outside"])
+    assert result.cell == "zero3/bf16/2-ranks/accumulation-2/part_outside"
 
 
 def test_a_run_under_a_release_that_is_known_to_be_wrong_is_refused(monkeypatch):

@@ -125,9 +125,9 @@ class Planted:
     def __init__(self) -> None:
         self.examined: list[Cell] = []
 
-    def __call__(self, asked: Sequence[Cell]) -> dict[str, dict[str, Any]]:
-        self.examined += asked
-        return {cell.name: self.verdict(cell) for cell in asked}
+    def __call__(self, requested: Sequence[Cell]) -> dict[str, dict[str, Any]]:
+        self.examined += requested
+        return {cell.name: self.verdict(cell) for cell in requested}
 
     def verdict(self, cell: Cell) -> dict[str, Any]:
         if cell.does("dropout") and cell.does("reentrant"):
@@ -224,9 +224,9 @@ def test_a_campaign_counts_the_drawn_cells_of_each_cause():
 
 def test_known_failures_name_faults_of_the_list():
     ids = {fault.id for fault in faults.read()}
-    named = {name for entry in fuzz.read_known() for name in entry.faults}
-    assert named
-    assert named <= ids
+    listed = {name for entry in fuzz.read_known() for name in entry.faults}
+    assert listed
+    assert listed <= ids
 
 
 def test_known_failures_are_named_and_others_are_not():
@@ -249,7 +249,7 @@ def test_the_tool_writes_a_report_and_fails_if_a_failure_is_new(tmp_path, monkey
     report = json.loads(output.read_text())
     assert (report["seed"], report["cells_drawn"]) == (1, 60)
     assert "NEW: " in capsys.readouterr().out
-    monkeypatch.setattr(fuzz_conformance, "_examine", lambda asked: {cell.name: _right() for cell in asked})
+    monkeypatch.setattr(fuzz_conformance, "_examine", lambda requested: {cell.name: _right() for cell in requested})
     assert fuzz_conformance.main(1, 0, output, cells_per_batch=60) == 0
     assert json.loads(output.read_text())["verdicts"] == {"same": 60, "wrong": 0, "refused": 0, "crashed": 0}
 

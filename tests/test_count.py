@@ -59,12 +59,12 @@ def test_counts_are_those_of_the_formulas(name):
         assert computation.cast_bytes(traced, engine) == computation.cast_bytes(formulas, engine)
         for attention in ("sdpa", "eager"):
             job = StepConfig(4, length, attention=attention)
-            found, expected = (computation.block_bytes(shape, engine, job) for shape in (traced, formulas))
-            assert found == pytest.approx(expected, rel=1e-3)
+            result, expected = (computation.block_bytes(shape, engine, job) for shape in (traced, formulas))
+            assert result == pytest.approx(expected, rel=1e-3)
     engine = Engine("ddp", 0, 8, "bf16", 4)
     fused = StepConfig(4, length, kernels="fused")
-    found, expected = (computation.block_bytes(shape, engine, fused) for shape in (traced, formulas))
-    assert found == pytest.approx(expected, rel=0.003)
+    result, expected = (computation.block_bytes(shape, engine, fused) for shape in (traced, formulas))
+    assert result == pytest.approx(expected, rel=0.003)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert-base-uncased"])
@@ -75,14 +75,14 @@ def test_collectives_of_a_traced_model_are_those_of_the_formulas(name, stage):
         "deepspeed", stage, 4, "bf16", 2, reduce_bucket_size=10_000_000, prefetch_bucket_size=1_000_000,
         persistence_threshold=10_000, max_live_parameters=30_000_000, max_reuse_distance=30_000_000,
     )  # fmt: skip
-    found, expected = (
+    result, expected = (
         {each.kind: (each.count, each.bytes) for each in collectives(engine, shape, StepConfig(2, 128))}
         for shape in (traced, formulas)
     )
-    assert found.keys() == expected.keys()
+    assert result.keys() == expected.keys()
     for kind, (number, num_bytes) in expected.items():
-        assert found[kind][1] == pytest.approx(num_bytes, rel=1e-3), kind
-        assert found[kind][0] == pytest.approx(number, abs=2, rel=0.05), kind
+        assert result[kind][1] == pytest.approx(num_bytes, rel=1e-3), kind
+        assert result[kind][0] == pytest.approx(number, abs=2, rel=0.05), kind
 
 
 @pytest.mark.parametrize(

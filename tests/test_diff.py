@@ -63,8 +63,8 @@ def test_rounding_moves_results_by_one_unit_and_no_copy():
 
 def recorded(world: int, how: str = "quick") -> Path:
     def make(folder: Path) -> None:
-        done = launching.script(Path(__file__).with_name("diff_program.py"), folder, ".", how, num_processes=world)
-        assert done.stderr.count("TRAINED") == world, done.stderr
+        completed = launching.script(Path(__file__).with_name("diff_program.py"), folder, ".", how, num_processes=world)
+        assert completed.stderr.count("TRAINED") == world, completed.stderr
 
     return launching.once(f"diff_program-{world}-{how}", make)
 
@@ -116,7 +116,7 @@ def test_a_fault_is_named_with_its_factor(name):
         assert fault.name in result.replicas[0]
         return
     first = result.differences[0]
-    assert any(fault.cause in said for said in result.causes)
+    assert any(fault.cause in output for output in result.causes)
     assert first.kind == fault.kind
     assert first.name.startswith(fault.name)
     assert (first.missing == "B") == name.startswith("frozen")
@@ -130,9 +130,9 @@ def test_a_fault_is_named_with_its_factor(name):
 def test_the_command_says_and_writes_the_first_difference(tmp_path):
     launching.use()
     a, b = recorded(2) / "ddp-1-fp32", recorded(2) / "half_a_layer"
-    done = launching.command_line(["diff", a, b, "--output", tmp_path / "diff.json"])
-    assert (done.returncode, done.stderr) == (1, "")
-    assert "First difference: step 1, gradient of blocks.1.down.weight" in done.stdout
+    completed = launching.command_line(["diff", a, b, "--output", tmp_path / "diff.json"])
+    assert (completed.returncode, completed.stderr) == (1, "")
+    assert "First difference: step 1, gradient of blocks.1.down.weight" in completed.stdout
     assert json.loads((tmp_path / "diff.json").read_text())["differences"][0]["factor"] == pytest.approx(0.5)
     assert launching.command_line(["diff", a, a]).returncode == 0
     assert launching.command_line(["diff", a, tmp_path]).returncode == 2  # no recording
@@ -591,8 +591,8 @@ if dist.is_initialized():
 def test_the_ranks_of_a_launch_agree_on_what_no_other_launch_has(how: str, tmp_path: Path):
     (script := tmp_path / "script.py").write_text(AGREES)
     for _ in range(2):
-        done = launching.torchrun([script, how.partition(" ")[0]], tmp_path)
-        assert done.returncode == 0, done.stderr
+        completed = launching.torchrun([script, how.partition(" ")[0]], tmp_path)
+        assert completed.returncode == 0, completed.stderr
     tokens = [(tmp_path / f"token-{rank}").read_text().split() for rank in (0, 1)]
     assert tokens[0] == tokens[1]
     assert len(set(tokens[0])) == 4

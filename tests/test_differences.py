@@ -48,15 +48,15 @@ def verdicts(rows: pd.DataFrame) -> dict[str, dict[str, int]]:
     """How many studies came to which verdict, by metric."""
     compared = differences.compare(rows, metrics=["mean_final_loss", "seconds_per_step"])
     assert (compared.groupby("metric").size() == NUM_STUDIES).all()
-    return {metric: found.value_counts().to_dict() for metric, found in compared.groupby("metric")["verdict"]}
+    return {metric: result.value_counts().to_dict() for metric, result in compared.groupby("metric")["verdict"]}
 
 
 def test_the_control_does_not_differ_from_itself():
     """Two halves of its repeats, two per seed each: never a difference, and nearly always a clear no."""
-    found = verdicts(studies(num_seeds=5, num_repeats=2, loss_noise=5e-4, time_noise=4e-3))
-    assert all(set(verdicts) == {"no difference", "inconclusive"} for verdicts in found.values())
-    assert found["mean_final_loss"]["no difference"] >= 190  # 196 when this was written
-    assert found["seconds_per_step"]["no difference"] >= 170  # 179
+    result = verdicts(studies(num_seeds=5, num_repeats=2, loss_noise=5e-4, time_noise=4e-3))
+    assert all(set(verdicts) == {"no difference", "inconclusive"} for verdicts in result.values())
+    assert result["mean_final_loss"]["no difference"] >= 190  # 196 when this was written
+    assert result["seconds_per_step"]["no difference"] >= 170  # 179
     drifting = verdicts(studies(num_seeds=5, num_repeats=4, loss_noise=1e-2, time_noise=3e-2))
     assert drifting["seconds_per_step"] == {"inconclusive": NUM_STUDIES}
 
@@ -64,22 +64,22 @@ def test_the_control_does_not_differ_from_itself():
 @pytest.mark.parametrize("sign", [1, -1])
 def test_planted_differences_are_found(sign):
     """With the noise of a quiet box a slow-down of 3 % and losses 0.5 % higher; in more noise never the other way."""
-    found = verdicts(studies(num_seeds=3, num_repeats=3, loss_noise=5e-4, time_noise=4e-3, shift=sign * 0.005,
+    result = verdicts(studies(num_seeds=3, num_repeats=3, loss_noise=5e-4, time_noise=4e-3, shift=sign * 0.005,
                              slower=sign * 0.03))  # fmt: skip
     noisy = verdicts(studies(num_seeds=3, num_repeats=2, loss_noise=6e-3, time_noise=2e-2, shift=sign * 0.02,
                              slower=sign * 0.03))  # fmt: skip
     expected = "higher" if sign > 0 else "lower"
-    for metric in found:
-        assert set(found[metric]) <= {expected, "inconclusive"}
-        assert found[metric][expected] >= 195
+    for metric in result:
+        assert set(result[metric]) <= {expected, "inconclusive"}
+        assert result[metric][expected] >= 195
         assert set(noisy[metric]) == {expected, "inconclusive"}
 
 
 def runs(**columns: Any) -> pd.DataFrame:
     """Rows by hand; a list per column."""
     rows = pd.DataFrame(columns)
-    told = {"box": "box", "initial_sha256": rows["seed"].astype(str), "repeat": 0, **ALIKE}
-    return rows.assign(**{name: value for name, value in told.items() if name not in rows})
+    message = {"box": "box", "initial_sha256": rows["seed"].astype(str), "repeat": 0, **ALIKE}
+    return rows.assign(**{name: value for name, value in message.items() if name not in rows})
 
 
 def one(rows: pd.DataFrame, metric: str, **options: Any) -> pd.Series:
@@ -99,42 +99,42 @@ def halves(mine: list[float], theirs: list[float], metric: str, seeds: bool = Tr
 
 def test_seeds_are_compared_in_pairs():
     mine, theirs = np.array([2.1, 2.5, 2.4, 3.0]), np.array([2.0, 2.3, 2.4, 2.8])
-    found = one(halves(mine, theirs, "mean_final_loss"), "mean_final_loss")
+    result = one(halves(mine, theirs, "mean_final_loss"), "mean_final_loss")
     low, high = stats.ttest_rel(mine, theirs).confidence_interval(0.95)
-    assert found[["low", "high"]].tolist() == pytest.approx([low, high])
-    assert found["difference"] == pytest.approx((mine - theirs).mean())
-    assert found[["relative_low", "relative_high"]].tolist() == pytest.approx([low / 2.375, high / 2.375])
-    assert found["relative_difference"] == pytest.approx(mine.mean() / theirs.mean() - 1)
-    assert (found["n_pairs"], found["n_repeats"], found["interval"]) == (4, 1, "4 seeds, t")
+    assert result[["low", "high"]].tolist() == pytest.approx([low, high])
+    assert result["difference"] == pytest.approx((mine - theirs).mean())
+    assert result[["relative_low", "relative_high"]].tolist() == pytest.approx([low / 2.375, high / 2.375])
+    assert result["relative_difference"] == pytest.approx(mine.mean() / theirs.mean() - 1)
+    assert (result["n_pairs"], result["n_repeats"], result["interval"]) == (4, 1, "4 seeds, t")
 
 
 def test_times_are_compared_as_ratios():
     theirs = np.array([0.5, 0.9, 2.0])
     mine = theirs * np.array([1.10, 1.12, 1.11])
-    found = one(halves(mine, theirs, "seconds_per_step"), "seconds_per_step")
+    result = one(halves(mine, theirs, "seconds_per_step"), "seconds_per_step")
     bounds = np.expm1(stats.ttest_rel(np.log(mine), np.log(theirs)).confidence_interval(0.95))
-    assert found["relative_difference"] == pytest.approx(0.11, abs=1e-4)
-    assert found[["relative_low", "relative_high"]].tolist() == pytest.approx(bounds)
-    assert found["value"] / found["control_value"] - 1 == pytest.approx(found["relative_difference"])
-    assert found[["low", "high"]].tolist() == pytest.approx(bounds * found["control_value"])
-    assert (found["verdict"], found["interval"]) == ("higher", "3 pairs of launches, t")
+    assert result["relative_difference"] == pytest.approx(0.11, abs=1e-4)
+    assert result[["relative_low", "relative_high"]].tolist() == pytest.approx(bounds)
+    assert result["value"] / result["control_value"] - 1 == pytest.approx(result["relative_difference"])
+    assert result[["low", "high"]].tolist() == pytest.approx(bounds * result["control_value"])
+    assert (result["verdict"], result["interval"]) == ("higher", "3 pairs of launches, t")
 
 
 def test_launches_that_share_a_control_count_once():
     rows = runs(strategy=["ddp", "ddp", "zero2", "zero2", "zero2"], seed=[0, 1, 0, 0, 1], repeat=[0, 0, 0, 1, 0],
                 seconds_per_step=[1.0, 1.0, 1.2, 1.2, 1.25])  # fmt: skip
-    found = one(rows, "seconds_per_step")
-    assert (found["n_pairs"], found["n_repeats"]) == (2, 2)
-    assert found["relative_difference"] == pytest.approx((1.2 * 1.25) ** 0.5 - 1)
+    result = one(rows, "seconds_per_step")
+    assert (result["n_pairs"], result["n_repeats"]) == (2, 2)
+    assert result["relative_difference"] == pytest.approx((1.2 * 1.25) ** 0.5 - 1)
 
 
 def test_times_of_one_seed_are_compared_by_welch():
     mine, theirs = [2.0, 2.01, 1.99, 2.02], [2.1, 2.11, 2.10]
-    found = one(halves(mine, theirs, "seconds_per_step", seeds=False), "seconds_per_step")
+    result = one(halves(mine, theirs, "seconds_per_step", seeds=False), "seconds_per_step")
     low, high = np.expm1(stats.ttest_ind(np.log(mine), np.log(theirs), equal_var=False).confidence_interval(0.95))
-    assert found[["relative_low", "relative_high"]].tolist() == pytest.approx([low, high])
-    assert (found["verdict"], found["n_pairs"]) == ("lower", 3)
-    assert found["interval"] == "one seed, 4 against 3 repeats, Welch"
+    assert result[["relative_low", "relative_high"]].tolist() == pytest.approx([low, high])
+    assert (result["verdict"], result["n_pairs"]) == ("lower", 3)
+    assert result["interval"] == "one seed, 4 against 3 repeats, Welch"
 
 
 @pytest.mark.parametrize(
@@ -147,20 +147,20 @@ def test_times_of_one_seed_are_compared_by_welch():
     ],
 )
 def test_without_an_interval_nothing_is_concluded(metric, mine, theirs, why):
-    found = one(halves(mine, theirs, metric, seeds=False), metric)
-    assert found[["low", "high", "relative_low", "relative_high"]].isna().all()
-    assert found["relative_difference"] == pytest.approx(np.mean(mine) / np.mean(theirs) - 1)
-    assert (found["verdict"], found["why"]) == ("inconclusive", why)
+    result = one(halves(mine, theirs, metric, seeds=False), metric)
+    assert result[["low", "high", "relative_low", "relative_high"]].isna().all()
+    assert result["relative_difference"] == pytest.approx(np.mean(mine) / np.mean(theirs) - 1)
+    assert (result["verdict"], result["why"]) == ("inconclusive", why)
 
 
 def test_many_seeds_are_bootstrapped_and_the_same_each_time():
     generator = np.random.default_rng(0)
     theirs = generator.normal(2, 0.1, 24)
     rows = halves(theirs + generator.normal(0.05, 0.02, 24), theirs, "mean_final_loss")
-    found = one(rows, "mean_final_loss")
-    assert (found["interval"], found["verdict"]) == ("24 seeds, bootstrap (BCa)", "higher")
-    assert found["low"] < 0.05 < found["high"]
-    assert found["low"] == one(rows, "mean_final_loss")["low"]
+    result = one(rows, "mean_final_loss")
+    assert (result["interval"], result["verdict"]) == ("24 seeds, bootstrap (BCa)", "higher")
+    assert result["low"] < 0.05 < result["high"]
+    assert result["low"] == one(rows, "mean_final_loss")["low"]
 
 
 @pytest.mark.parametrize("metric", ["mean_final_loss", "seconds_per_step"])
@@ -182,9 +182,9 @@ def test_identical_repeats_give_the_floor():
     """Losses on a CPU: then what the order of sums makes is allowed, and no more."""
     rows = halves([2.000004, 2.2, 2.1], [2.0, 2.2, 2.1], "mean_final_loss")
     repeats = rows[rows["strategy"] == "ddp"].assign(repeat=1)
-    found = one(pd.concat([rows, repeats], ignore_index=True), "mean_final_loss")
-    assert (found["relative_margin"], found["verdict"]) == (differences.FLOOR["learned"], "no difference")
-    assert found["why"] == "within 0.001 %, as 6 repeats of ddp are"
+    result = one(pd.concat([rows, repeats], ignore_index=True), "mean_final_loss")
+    assert (result["relative_margin"], result["verdict"]) == (differences.FLOOR["learned"], "no difference")
+    assert result["why"] == "within 0.001 %, as 6 repeats of ddp are"
     further = rows["mean_final_loss"] * np.where(rows["strategy"] == "zero2", 1 + 1e-4, 1)
     rows = pd.concat([rows.assign(mean_final_loss=further), repeats], ignore_index=True)
     assert one(rows, "mean_final_loss")["verdict"] == "higher"
@@ -201,21 +201,21 @@ def test_the_control_on_other_processes_is_a_repeat_of_what_is_learned():
 
 
 def test_without_repeats_the_interval_decides():
-    found = one(halves([2.0, 2.5, 3.1], [2.1, 2.4, 3.0], "mean_final_loss"), "mean_final_loss")
-    assert (found["verdict"], found["why"].partition(";")[0]) == ("inconclusive", "the interval has 0 in it")
-    assert pd.isna(found["margin"])
-    found = one(halves([2.2, 2.51, 3.1], [2.1, 2.4, 3.0], "mean_final_loss"), "mean_final_loss")
-    assert (found["verdict"], found["why"]) == ("higher", "the interval leaves out 0 (3 seeds, t)")
-    found = one(halves([2.00002, 2.50002, 3.00002], [2.0, 2.5, 3.0], "mean_final_loss"), "mean_final_loss")
-    assert found["relative_low"] > 0  # however sure, it is rounding
-    assert found["verdict"] == "no difference"
+    result = one(halves([2.0, 2.5, 3.1], [2.1, 2.4, 3.0], "mean_final_loss"), "mean_final_loss")
+    assert (result["verdict"], result["why"].partition(";")[0]) == ("inconclusive", "the interval has 0 in it")
+    assert pd.isna(result["margin"])
+    result = one(halves([2.2, 2.51, 3.1], [2.1, 2.4, 3.0], "mean_final_loss"), "mean_final_loss")
+    assert (result["verdict"], result["why"]) == ("higher", "the interval leaves out 0 (3 seeds, t)")
+    result = one(halves([2.00002, 2.50002, 3.00002], [2.0, 2.5, 3.0], "mean_final_loss"), "mean_final_loss")
+    assert result["relative_low"] > 0  # however sure, it is rounding
+    assert result["verdict"] == "no difference"
 
 
 def test_a_margin_that_is_too_wide_does_not_make_runs_equal():
     rows = halves([1.01, 1.0, 0.99] * 3, [1.06, 0.97, 0.97] * 3, "seconds_per_step", seeds=False)
-    found = one(rows, "seconds_per_step")
-    assert found["relative_margin"] > differences.CEILING["times"]
-    assert (found["verdict"], "a margin above 2 %" in found["why"]) == ("inconclusive", True)
+    result = one(rows, "seconds_per_step")
+    assert result["relative_margin"] > differences.CEILING["times"]
+    assert (result["verdict"], "a margin above 2 %" in result["why"]) == ("inconclusive", True)
 
 
 @pytest.mark.parametrize(
@@ -229,21 +229,21 @@ def test_a_margin_that_is_too_wide_does_not_make_runs_equal():
     ],
 )
 def test_bytes_are_compared_exactly(mine, theirs, verdict):
-    found = one(halves(mine, theirs, "model_state_bytes"), "model_state_bytes")
-    assert (found["verdict"], found["margin"]) == (verdict, 0)
-    assert found["difference"] == np.median(mine) - theirs[0]
-    assert pd.isna(found["relative_difference"]) == (not theirs[0])
-    assert pd.isna(found["low"])
+    result = one(halves(mine, theirs, "model_state_bytes"), "model_state_bytes")
+    assert (result["verdict"], result["margin"]) == (verdict, 0)
+    assert result["difference"] == np.median(mine) - theirs[0]
+    assert pd.isna(result["relative_difference"]) == (not theirs[0])
+    assert pd.isna(result["low"])
 
 
 @pytest.mark.parametrize("oversubscribed", [True, [False, True, False, False]])
 def test_times_of_crowded_processes_are_not_compared(oversubscribed):
     """One launch among others limits them all."""
     rows = halves([1.2, 1.3], [1.0, 1.0], "seconds_per_step", oversubscribed=oversubscribed)
-    found = one(rows, "seconds_per_step")
-    assert (found["verdict"], found["why"]) == ("inconclusive", "not comparable: 2 processes on fewer GPUs")
-    assert pd.isna(found["relative_difference"])
-    assert found["value"] > 1  # the fact stays
+    result = one(rows, "seconds_per_step")
+    assert (result["verdict"], result["why"]) == ("inconclusive", "not comparable: 2 processes on fewer GPUs")
+    assert pd.isna(result["relative_difference"])
+    assert result["value"] > 1  # the fact stays
 
 
 def test_beside_a_control_on_other_processes_only_losses_are_compared():
@@ -251,9 +251,9 @@ def test_beside_a_control_on_other_processes_only_losses_are_compared():
     values = {"mean_final_loss": [2.0, 2.1], "seconds_per_step": [0.5, 1.0], "model_state_bytes": [8.0, 16.0]}
     for name, value in values.items():
         rows = runs(strategy=["zero2", "ddp"], seed=[0, 0], world_size=[4, 2], **{name: value})
-        found = one(rows, name)
-        assert pd.notna(found["relative_difference"]) == (name == "mean_final_loss")
-        assert (found["why"] == "not comparable: processes 4 against 2") == (name != "mean_final_loss")
+        result = one(rows, name)
+        assert pd.notna(result["relative_difference"]) == (name == "mean_final_loss")
+        assert (result["why"] == "not comparable: processes 4 against 2") == (name != "mean_final_loss")
     alone = runs(strategy=["single", "ddp"], seed=[0, 0], world_size=[1, 2], model_state_bytes=[16.0, 16.0])
     assert one(alone, "model_state_bytes")["verdict"] == "no difference"
     cut = alone.assign(world_size=2, micro_batch_size=[4.0, 2.0], peak_allocated_bytes=[5.0, 3.0])
@@ -264,16 +264,16 @@ def test_beside_a_control_on_other_processes_only_losses_are_compared():
 def test_with_other_dropout_masks_repeats_are_no_margin():
     rows = runs(strategy=["single", "single", "ddp", "ddp", "ddp"], seed=[0, 1, 0, 1, 0], repeat=[0, 0, 0, 0, 1],
                 world_size=[1, 1, 2, 2, 2], dropout=0.1, mean_final_loss=[2.0, 2.11, 2.01, 2.1, 2.01])  # fmt: skip
-    found = one(rows, "mean_final_loss")
-    assert found["verdict"] == "inconclusive"
-    assert found["why"] == "the interval has 0 in it; dropout is on and processes 1 against 2: other masks"
-    assert pd.isna(found["margin"])
+    result = one(rows, "mean_final_loss")
+    assert result["verdict"] == "inconclusive"
+    assert result["why"] == "the interval has 0 in it; dropout is on and processes 1 against 2: other masks"
+    assert pd.isna(result["margin"])
 
 
 def test_a_metric_that_one_side_lacks():
-    found = one(halves([0.4, 0.41], [float("nan")] * 2, "mfu"), "mfu")
-    assert (found["verdict"], found["why"]) == ("inconclusive", "not measured on both sides")
-    assert (found["value"], found["n_pairs"]) == (pytest.approx(0.405, abs=1e-3), 0)
+    result = one(halves([0.4, 0.41], [float("nan")] * 2, "mfu"), "mfu")
+    assert (result["verdict"], result["why"]) == ("inconclusive", "not measured on both sides")
+    assert (result["value"], result["n_pairs"]) == (pytest.approx(0.405, abs=1e-3), 0)
     assert differences.compare(halves([2.0], [2.0], "mean_final_loss", mfu=float("nan")), metrics=["mfu"]).empty
 
 
@@ -282,10 +282,10 @@ def test_equal_losses_are_equal_however_far_the_control_is_from_itself():
     rows = halves([2.0, 2.5, 3.1], [2.0, 2.5, 3.1], "mean_final_loss")
     controls = rows[rows["strategy"] == "ddp"]
     apart = controls.assign(world_size=4, micro_batch_size=2.0, mean_final_loss=[2.4, 2.2, 3.0])
-    found = one(pd.concat([rows, apart], ignore_index=True), "mean_final_loss")
-    assert found["relative_margin"] > differences.CEILING["learned"]
-    assert (found["verdict"], found["n_pairs"]) == ("no difference", 3)
-    assert found["why"].startswith("the interval is within 1 %, though 6 repeats of ddp differ by ")
+    result = one(pd.concat([rows, apart], ignore_index=True), "mean_final_loss")
+    assert result["relative_margin"] > differences.CEILING["learned"]
+    assert (result["verdict"], result["n_pairs"]) == ("no difference", 3)
+    assert result["why"].startswith("the interval is within 1 %, though 6 repeats of ddp differ by ")
 
 
 # ---------------------------------------------------------------- what is compared, and why the rest is not
@@ -376,9 +376,11 @@ def test_pairs_are_of_one_seed_as_many_processes_and_one_repeat(tmp_path):
     for repeat in (1, 2):
         synthetic.write_run(tmp_path, strategy="zero2", repeat=repeat)
     rows = table.read([tmp_path])
-    made = pairs.pair(rows)
+    created = pairs.pair(rows)
     names = ["strategy", "world_size", "seed", "repeat"]
-    assert {(*rows.loc[one.run, names], *rows.loc[one.control_run, names]) for one in made.compared.itertuples()} == {
+    assert {
+        (*rows.loc[one.run, names], *rows.loc[one.control_run, names]) for one in created.compared.itertuples()
+    } == {
         ("zero2", 2, 0, 0, "ddp", 2, 0, 0),
         ("zero2", 2, 0, 1, "ddp", 2, 0, 1),
         ("zero2", 2, 0, 2, "ddp", 2, 0, 0),  # the control has no third
@@ -388,7 +390,7 @@ def test_pairs_are_of_one_seed_as_many_processes_and_one_repeat(tmp_path):
         ("single", 1, 0, 0, "ddp", 2, 0, 0),  # the fewest that the control has
         ("single", 1, 1, 0, "ddp", 2, 1, 0),
     }
-    assert made.refused.empty
+    assert created.refused.empty
 
 
 def test_an_equal_micro_batch_is_preferred(tmp_path):
@@ -413,9 +415,9 @@ def test_every_run_is_in_a_pair_or_refused_with_a_reason(tmp_path):
     synthetic.write_outcome(tmp_path, "skipped", strategy="zero2", seed=5)
     synthetic.change(synthetic.write_run(tmp_path, strategy="zero2", seed=9), initial_parameters={"sha256": "f" * 64})
     rows = table.read([tmp_path])
-    made = pairs.pair(rows)
-    assert len(made.compared) == 1
-    reasons = {(one.strategy, one.seed, one.box): one.reason for one in made.refused.itertuples()}
+    created = pairs.pair(rows)
+    assert len(created.compared) == 1
+    reasons = {(one.strategy, one.seed, one.box): one.reason for one in created.refused.itertuples()}
     cpu, gpu = "Synthetic CPU, 8 cores", "8 x NVIDIA H200"
     assert reasons == {
         ("zero2", 5, cpu): "zero2: skipped",
@@ -429,17 +431,17 @@ def test_every_run_is_in_a_pair_or_refused_with_a_reason(tmp_path):
         ("zero1", 1, cpu): "zero1: out_of_memory",
         ("ddp", 3, cpu): "ddp: crashed",
     }
-    paired = {*made.compared["run"], *made.compared["control_run"]}
-    assert paired.isdisjoint(made.refused.index)
-    assert paired | set(made.refused.index) == set(rows.index)
+    paired = {*created.compared["run"], *created.compared["control_run"]}
+    assert paired.isdisjoint(created.refused.index)
+    assert paired | set(created.refused.index) == set(rows.index)
 
 
 def test_without_a_control_that_is_ok_nothing_is_compared(tmp_path):
     synthetic.write_run(tmp_path, strategy="zero2")
     synthetic.write_run(tmp_path, strategy="ddp", status="failed")
-    made = pairs.pair(table.read([tmp_path]))
-    assert made.compared.empty
-    assert set(made.refused["reason"]) == {"no run of ddp is ok", "ddp: failed"}
+    created = pairs.pair(table.read([tmp_path]))
+    assert created.compared.empty
+    assert set(created.refused["reason"]) == {"no run of ddp is ok", "ddp: failed"}
 
 
 def test_scaling_is_against_single_or_the_fewest(tmp_path, tmp_path_factory):

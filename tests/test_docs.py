@@ -238,9 +238,9 @@ def cheap() -> list[str]:
     test_docs_outputs.py runs those whose output a page shows, and test_claims.py decides all claims.
     """
     places = [place for page in docs_outputs.pages() for place in docs_outputs.places(page)]
-    shown = {line for place in places if not place.is_run for line in place.commands.splitlines()}
-    asked = [line for line in commands() if line.startswith(tuple(f"zero-study {name}" for name in CHEAP))]
-    return [line for line in asked if line not in shown and not re.search("claims --(check|write)", line)]
+    displayed = {line for place in places if not place.is_run for line in place.commands.splitlines()}
+    requested = [line for line in commands() if line.startswith(tuple(f"zero-study {name}" for name in CHEAP))]
+    return [line for line in requested if line not in displayed and not re.search("claims --(check|write)", line)]
 
 
 def test_the_study_of_the_guide_is_the_one_that_its_outputs_are_of():
@@ -270,10 +270,10 @@ def test_cheap_commands_run(line, tmp_path, monkeypatch, capsys):
 def test_make_help_lists_what_the_guides_name():
     if shutil.which("make") is None:
         pytest.skip("make is not installed")
-    done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True)
+    completed = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True)
     named = {shlex.split(line)[1] for line in commands() if line.startswith("make ")} - {"help"}
-    assert done.returncode == 0
-    assert named <= set(re.findall(r"^make (\S+)", done.stdout, re.MULTILINE))
+    assert completed.returncode == 0
+    assert named <= set(re.findall(r"^make (\S+)", completed.stdout, re.MULTILINE))
 
 
 def test_a_machine_without_a_network_gets_what_runs_need_and_no_more():
@@ -297,9 +297,9 @@ def test_a_block_is_what_the_records_say(page, name):
 def test_the_page_of_errors_is_what_its_command_prints(monkeypatch):
     found = committed_runs.against_theory()  # of the same runs
     monkeypatch.setattr(theory.memory_views, "_errors", lambda _: found)
-    made = theory.whole_theory()
-    assert "Made by `zero-study compare --view theory --markdown reports/cpu/records`." in made
-    assert theory.THEORY.read_text(encoding="utf-8") == f"{made}\n"
+    created = theory.whole_theory()
+    assert "Made by `zero-study compare --view theory --markdown reports/cpu/records`." in created
+    assert theory.THEORY.read_text(encoding="utf-8") == f"{created}\n"
 
 
 @pytest.mark.parametrize(("page", "name"), page_numbers.PLACES)
@@ -385,18 +385,20 @@ def test_the_predictions_at_the_top_are_those_of_the_table():
 
 @pytest.mark.slow
 def test_the_try_prints_what_it_shows(tmp_path):
-    commands, shown = re.search(r"```sh\n(zero-study train.*?)```\n\n```text\n(.*?)```", README, re.DOTALL).groups()
+    commands, displayed = re.search(r"```sh\n(zero-study train.*?)```\n\n```text\n(.*?)```", README, re.DOTALL).groups()
     commands = commands.replace("study train", f"study train --output-dir {tmp_path}/$((i=i+1))")
     commands = "set -e; i=0\n" + commands.replace("compare runs", f"compare {tmp_path}")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # as after `source .venv/bin/activate`
     environment = launching.environment({"PATH": path})
-    done = subprocess.run(["bash", "-c", commands], cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    rows = [line for line in shown.splitlines() if re.search(r"\d [MG]iB", line)]
+    completed = subprocess.run(["bash", "-c", commands], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert completed.returncode == 0, completed.stderr[-2000:]
+    rows = [line for line in displayed.splitlines() if re.search(r"\d [MG]iB", line)]
     assert len(rows) == 2
     for line in rows:  # without times, which depend on the machine and the hour
         named, memory, _ = re.split(r"((?<=  )[\d.]+ [MG]iB(?: +[\d.]+x)?)", line)
-        assert any(each.startswith(named) and memory in each for each in done.stdout.splitlines()), done.stdout
+        assert any(each.startswith(named) and memory in each for each in completed.stdout.splitlines()), (
+            completed.stdout
+        )
 
 
 # ---------------------------------------------------------------- what `make derived` makes is what is committed
@@ -420,10 +422,10 @@ def test_make_derived_changes_nothing(tmp_path):
     git(tmp_path, "commit", "--quiet", "--message", "As it is")
     (tmp_path / ".venv").symlink_to(ROOT / ".venv")
     launching.use()
-    made = subprocess.run(
+    created = subprocess.run(
         ["make", "-o", "setup", "derived"],
         cwd=tmp_path, env=launching.environment({"PYTHONPATH": str(tmp_path)}), capture_output=True, text=True,
     )  # fmt: skip
-    assert made.returncode == 0, made.stdout + made.stderr
-    assert len(re.findall(r"^\S.* \.\.\.$", made.stdout, re.MULTILINE)) > 15
+    assert created.returncode == 0, created.stdout + created.stderr
+    assert len(re.findall(r"^\S.* \.\.\.$", created.stdout, re.MULTILINE)) > 15
     assert git(tmp_path, "status", "--short", "--", ":!.venv") == ""

@@ -67,8 +67,8 @@ def test_the_table_is_what_its_source_says():
 @pytest.mark.launches
 def test_the_table_is_that_of_the_installed_engines():
     """In a process of its own: deepspeed warns when it is imported, and leaves hooks behind."""
-    done = launching.python(["tools/derive/keys.py", "--check"], launching.ROOT)
-    assert done.returncode == 0, f"{done.stderr}\nmend it: python tools/derive/keys.py"
+    completed = launching.python(["tools/derive/keys.py", "--check"], launching.ROOT)
+    assert completed.returncode == 0, f"{completed.stderr}\nmend it: python tools/derive/keys.py"
 
 
 def test_every_name_in_the_table_is_one_of_the_engines():
@@ -120,9 +120,9 @@ def verdicts():
 
 
 def test_claims_are_what_the_engines_had(verdicts):
-    wrong = {name: [f and f.key for f, v in found if v == "wrong"] for name, found in verdicts.items()}
+    wrong = {name: [f and f.key for f, v in result if v == "wrong"] for name, result in verdicts.items()}
     assert {name: keys for name, keys in wrong.items() if keys} == {name: [None] for name in MISSED}
-    counts = Counter(verdict for found in verdicts.values() for _, verdict in found)
+    counts = Counter(verdict for result in verdicts.values() for _, verdict in result)
     assert counts["right"] > 500
 
 
@@ -147,8 +147,8 @@ def test_mended_files_start(verdicts):
 def test_what_traps_did_they_do_again():
     """All of them, in forks of one process: each setting of which doctor says something, as it was once observed."""
     cases = [case for name, case in doctor_observed.cases().items() if name.startswith("trap ")]
-    found = doctor_observed.observe_alone(cases)
-    for name, seen in found.items():
+    result = doctor_observed.observe_alone(cases)
+    for name, seen in result.items():
         before, now = doctor_observed.committed()[name].get("values"), seen.get("values")
         assert (before is None) == (now is None), name
         if now is not None:  # of a misspelt key doctor says less than of two keys before
@@ -202,12 +202,12 @@ def test_keys_of_an_accelerate_file(content, key, effect):
 def test_traps_of_adapters_are_explained():
     fsdp1 = {"distributed_type": "FSDP", "num_processes": 2, "fsdp_config": {"fsdp_version": 1}}
     key = "fsdp_config.fsdp_use_orig_params"
-    said = {}
+    output = {}
     for value in (False, True):
         content = {**fsdp1, "fsdp_config": {**fsdp1["fsdp_config"], "fsdp_use_orig_params": value}}
-        said[value] = examined(content)[key].message
-    assert "LoRA" in said[False]
-    assert "LoRA" not in said[True]
+        output[value] = examined(content)[key].message
+    assert "LoRA" in output[False]
+    assert "LoRA" not in output[True]
     assert "LoRA" in examined(deepspeed(zero_stage=3))["deepspeed_config.zero3_save_16bit_model"].message
 
 
@@ -222,40 +222,40 @@ def test_traps_of_adapters_are_explained():
     ],
 )
 def test_only_fsdp1_refuses_adapters_of_another_type_than_the_weights(content, has_trap):
-    found = {key for key, finding in examined(content).items() if "uniform dtype" in finding.message}
-    assert found == ({"fsdp_config.fsdp_version"} if has_trap else set())
+    result = {key for key, finding in examined(content).items() if "uniform dtype" in finding.message}
+    assert result == ({"fsdp_config.fsdp_version"} if has_trap else set())
 
 
 def test_a_deepspeed_file_of_another_name_is_one():
     """It was read as accelerate's, of which every key is unknown; open-instruct calls its files .conf."""
     content = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}, "gradient_clipping": 1.0}
-    found = {}
+    result = {}
     for name in ("mine.json", "mine.conf"):
         Path(name).write_text(json.dumps(content))
-        found[name] = {(one.key, one.effect, one.message) for one in examine.examine(Path(name)).findings}
-    assert found["mine.conf"] == found["mine.json"]
+        result[name] = {(one.key, one.effect, one.message) for one in examine.examine(Path(name)).findings}
+    assert result["mine.conf"] == result["mine.json"]
 
 
 def test_bert_under_fsdp2s_default_wrapping():
     section = {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
-    found = examined({"distributed_type": "FSDP", "num_processes": 2, "fsdp_config": section})
-    finding = found["fsdp_config.fsdp_transformer_layer_cls_to_wrap"]
+    result = examined({"distributed_type": "FSDP", "num_processes": 2, "fsdp_config": section})
+    finding = result["fsdp_config.fsdp_transformer_layer_cls_to_wrap"]
     assert "BERT under FSDP2" in finding.message
     assert "BertLayer" in finding.remedy
 
 
 def test_a_json_that_is_named_is_examined_too():
-    found = examined(deepspeed(deepspeed_config_file="zero.json"), zero={"zero_optimization": {"stage": 2}})
-    assert found["zero_optimization.stage"].file == "zero.json"
-    assert found["train_micro_batch_size_per_gpu"].effect == "crashes"
+    result = examined(deepspeed(deepspeed_config_file="zero.json"), zero={"zero_optimization": {"stage": 2}})
+    assert result["zero_optimization.stage"].file == "zero.json"
+    assert result["train_micro_batch_size_per_gpu"].effect == "crashes"
 
 
 def test_a_precision_that_is_left_open_is_not_asked():
     """With it the engine's accumulation of gradients would be in 16 bits."""
     key = "data_types.grad_accum_dtype"
     for enabled, is_found in ((True, True), ("auto", False)):
-        asked = {"zero_optimization": {"stage": 2}, "gradient_accumulation_steps": 4, "bf16": {"enabled": enabled}}
-        assert (key in examined(asked, "mine.json")) == is_found
+        requested = {"zero_optimization": {"stage": 2}, "gradient_accumulation_steps": 4, "bf16": {"enabled": enabled}}
+        assert (key in examined(requested, "mine.json")) == is_found
 
 
 # ---------------------------------------------------------------- the command
@@ -275,8 +275,8 @@ def test_of_a_key_that_is_written_twice_the_engine_has_the_last(capsys):
     Path("names_it.yaml").write_text(yaml.safe_dump(deepspeed(deepspeed_config_file="twice.json")))
     for name in ("twice.json", "names_it.yaml"):
         assert cli.run(["doctor", name, "--json"]) == 1
-        (found,) = (each for each in json.loads(capsys.readouterr().out) if each["effect"] == "overridden")
-        assert (found["key"], found["value"], found["engine_has"]) == ("zero_optimization.stage", 1, 3)
+        (result,) = (each for each in json.loads(capsys.readouterr().out) if each["effect"] == "overridden")
+        assert (result["key"], result["value"], result["engine_has"]) == ("zero_optimization.stage", 1, 3)
     assert cli.run(["doctor", "twice.json", "--fix", "mended.json"]) == 1
     assert json.loads(Path("mended.json").read_text())["zero_optimization"]["stage"] == 3
     assert cli.run(["doctor", "mended.json"]) == 0
@@ -302,8 +302,8 @@ def test_fix_writes_a_file_in_which_nothing_is_left_to_change(capsys):
 def test_what_is_no_file_of_settings_is_refused():
     Path("a.json").write_text("[1]")
     Path("a.yaml").write_text("1: 2")
-    said = {"a.json": "holds no keys", "a.yaml": "cannot be read as YAML", "gone.yaml": "cannot be read as YAML"}
-    for name, expected in said.items():
+    output = {"a.json": "holds no keys", "a.yaml": "cannot be read as YAML", "gone.yaml": "cannot be read as YAML"}
+    for name, expected in output.items():
         assert refusal(cli.run, ["doctor", name]).startswith(f"{name}: {expected}")
 
 
@@ -420,9 +420,9 @@ def test_extensions_are_judged_as_a_run_finds_them(tmp_path, monkeypatch):
 
 @pytest.mark.launches
 def test_the_command_says_all_of_it(monkeypatch, tmp_path):
-    done = launching.command_line(["doctor", "--json"], env={"RANK": "3", "PYTHONPATH": str(launching.ROOT)})
-    assert done.returncode == 1, done.stderr
-    checks = {check["name"]: check for check in json.loads(done.stdout)}
+    completed = launching.command_line(["doctor", "--json"], env={"RANK": "3", "PYTHONPATH": str(launching.ROOT)})
+    assert completed.returncode == 1, completed.stderr
+    checks = {check["name"]: check for check in json.loads(completed.stdout)}
     assert checks["environment"]["verdict"] == "bites"
     assert checks["two gloo ranks"]["verdict"] == "ok"
     assert checks["packages"]["verdict"] == "ok"
@@ -454,16 +454,16 @@ def test_the_projects_own_files_have_no_finding(path, monkeypatch):
 )
 def test_a_value_is_judged_as_deepspeed_reads_it(key, value, crashes, tmp_path):
     (path := tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 3, key: value}}))
-    (found,) = [one for one in examine.examine(path).findings if one.key == f"zero_optimization.{key}"]
-    assert (found.effect == "crashes", found.matters) == (crashes, crashes)
+    (result,) = [one for one in examine.examine(path).findings if one.key == f"zero_optimization.{key}"]
+    assert (result.effect == "crashes", result.matters) == (crashes, crashes)
 
 
 def test_a_typo_is_one_finding(tmp_path):
     (path := tmp_path / "ds.json").write_text(json.dumps({"gradient_cliping": 1.0, "zero_optimization": {"stage": 2}}))
-    (found,) = [one for one in examine.examine(path).findings if "clip" in one.key and one.matters]
-    assert found.key == "gradient_cliping"
-    assert found.remedy == "Write gradient_clipping."
-    assert "1.0" in found.message  # what DeepSpeed does without the right one
+    (result,) = [one for one in examine.examine(path).findings if "clip" in one.key and one.matters]
+    assert result.key == "gradient_cliping"
+    assert result.remedy == "Write gradient_clipping."
+    assert "1.0" in result.message  # what DeepSpeed does without the right one
 
 
 @pytest.mark.parametrize(
@@ -485,8 +485,8 @@ def test_clipping_acts_on_the_update_of_muon(tmp_path, optimizer, stage, clippin
     content |= {} if clipping is None else {"gradient_clipping": clipping}
     (tmp_path / "ds.json").write_text(json.dumps(content))
     findings = examine.examine(tmp_path / "ds.json").findings
-    found = [finding.mend for finding in findings if finding.key == "gradient_clipping" and finding.matters]
-    assert found == ([] if mended is None else [mended])
+    result = [finding.mend for finding in findings if finding.key == "gradient_clipping" and finding.matters]
+    assert result == ([] if mended is None else [mended])
 
 
 @pytest.mark.parametrize(

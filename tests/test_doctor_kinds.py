@@ -132,9 +132,9 @@ UNKNOWN = {
 def test_an_unknown_file_is_not_judged_and_not_fixed(name, capsys):
     Path(name).write_text(UNKNOWN[name])
     assert cli.run(["doctor", name]) == 3
-    said = capsys.readouterr().out
-    assert "not a file that I know" in said
-    assert "Remove" not in said
+    output = capsys.readouterr().out
+    assert "not a file that I know" in output
+    assert "Remove" not in output
     assert cli.run(["doctor", name, "--json"]) == 3
     (finding,) = json.loads(capsys.readouterr().out)
     assert (finding["effect"], finding["matters"]) == ("not examined", False)
@@ -291,8 +291,8 @@ def test_several_files_have_one_result_each_and_one_verdict(capsys):
     assert [each["verdict"] for each in content["files"]] == ["sound", "found", "unknown"]
     assert (content["verdict"], content["exit_status"]) == ("found", 1)
     assert cli.run(["doctor", *names]) == 1
-    said = capsys.readouterr().out
-    assert said.startswith("3 files: 1 with findings, 1 without, 1 that could not be checked.")
+    output = capsys.readouterr().out
+    assert output.startswith("3 files: 1 with findings, 1 without, 1 that could not be checked.")
     assert cli.run(["doctor", "trl_sft.yaml", "broken.json"]) == 3
     assert cli.run(["doctor", "trl_sft.yaml", "trl_grpo.yaml"]) == 0
     assert "one file" in refusal(cli.run, ["doctor", *names, "--fix", "fixed.json"])
@@ -352,9 +352,9 @@ def test_control_characters_of_a_file_do_not_reach_the_terminal(capsys):
     for name in ("ds.json", "train.yaml"):
         cli.run(["doctor", name, "--all"])
         cli.run(["doctor", "ds.json", name])
-    said = capsys.readouterr().out
-    assert all(letter.isprintable() or letter == "\n" for letter in said)
-    assert "x1b[2Jb" in said
+    output = capsys.readouterr().out
+    assert all(letter.isprintable() or letter == "\n" for letter in output)
+    assert "x1b[2Jb" in output
 
 
 def test_aliases_that_multiply_are_refused():

@@ -55,11 +55,11 @@ def test_text_is_legible_on_a_phone_and_on_every_ground(name):
 
 
 def test_every_picture_of_a_page_is_copied_into_the_site():
-    shown = {}
+    displayed = {}
     for source in pages.sources().values():
         if source.suffix == ".md":
             for image in IMAGE.finditer(source.read_text(encoding="utf-8")):
-                shown[(source.parent / image["path"]).resolve()] = image["alt"]
-    assert set(shown) <= set(map(Path.resolve, pages.pictures()))
-    assert {ROOT / "docs" / "drawings" / name for name in DRAWINGS} <= set(shown)
-    assert all(len(alt) > 20 for alt in shown.values())
+                displayed[(source.parent / image["path"]).resolve()] = image["alt"]
+    assert set(displayed) <= set(map(Path.resolve, pages.pictures()))
+    assert {ROOT / "docs" / "drawings" / name for name in DRAWINGS} <= set(displayed)
+    assert all(len(alt) > 20 for alt in displayed.values())

@@ -52,5 +52,5 @@ def test_every_block_has_a_multiple_of_512_bytes() -> None:
 )
 def test_ranks_that_are_pretended(which: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-pno:cacheprovider", "-pno:xdist", "-m", which, str(CASES)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=CASES.parents[1])
-    assert done.returncode == 0, done.stdout[-3000:]
+    completed = subprocess.run(command, capture_output=True, text=True, cwd=CASES.parents[1])
+    assert completed.returncode == 0, completed.stdout[-3000:]

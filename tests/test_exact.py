@@ -156,8 +156,8 @@ def test_one_rank_that_differs_makes_a_difference():
     ("step", "what", "is_seen"), [(3, "weights", True), (3, "gradient", False), (2, "weights", False)]
 )
 def test_a_fault_is_seen_in_its_first_step_and_where_it_shows(step, what, is_seen):
-    found = {"step": step, "what": what, "parameter": "head.bias"}
-    assert _outcome(None, found, fault="a rank skips an update").is_seen == is_seen
+    result = {"step": step, "what": what, "parameter": "head.bias"}
+    assert _outcome(None, result, fault="a rank skips an update").is_seen == is_seen
     assert not _outcome(None, None, fault="a rank skips an update").is_seen
 
 
@@ -194,18 +194,18 @@ def _command(*words: str) -> launching.Done:
 @pytest.mark.launches
 def test_five_strategies_have_the_bits_of_the_reference(tmp_path):
     output = tmp_path / "exact.json"
-    done = _command("--quick", "--output", str(output))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "20 of 20 trainings have the reference's bits" in done.stdout
-    assert len(re.findall(r"\bsame bits\b", done.stdout)) == 20
+    completed = _command("--quick", "--output", str(output))
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert "20 of 20 trainings have the reference's bits" in completed.stdout
+    assert len(re.findall(r"\bsame bits\b", completed.stdout)) == 20
     assert {each["outcome"] for each in json.loads(output.read_text())["cells"]} == {"same bits"}
 
 
 @pytest.mark.launches
 def test_planted_faults_are_seen():
-    done = _command("--only", "ddp,zero3", *(word for fault in THREE_FAULTS for word in ("--fault", fault)))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert len(re.findall(r"^seen ", done.stdout, re.MULTILINE)) == 6
+    completed = _command("--only", "ddp,zero3", *(word for fault in THREE_FAULTS for word in ("--fault", fault)))
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert len(re.findall(r"^seen ", completed.stdout, re.MULTILINE)) == 6
 
 
 # What each engine adds first, of three micro batches on two ranks, and how three ranks take their mean.
@@ -217,10 +217,10 @@ DIVISIONS |= dict.fromkeys(("zero1", "zero2", "zero3"), "divides by 3 before the
 @pytest.mark.slow
 @pytest.mark.launches
 def test_loops_without_an_engine_show_the_order_of_additions_and_the_division_of_each_engine():
-    done = launching.python(["-m", "study.exact.orders"], launching.ROOT)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert dict(re.findall(r"^(\w+): three micro batches.*adds over the (.*) first$", done.stdout, re.M)) == ORDERS
-    rows = re.findall(r"^(\w+): three ranks: (.*): explains ([\d,]+) of ([\d,]+) weights$", done.stdout, re.M)
+    completed = launching.python(["-m", "study.exact.orders"], launching.ROOT)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert dict(re.findall(r"^(\w+): three micro batches.*adds over the (.*) first$", completed.stdout, re.M)) == ORDERS
+    rows = re.findall(r"^(\w+): three ranks: (.*): explains ([\d,]+) of ([\d,]+) weights$", completed.stdout, re.M)
     assert len(rows) == len(orders.ENGINES) * len(orders.DIVISIONS)
     assert {engine: rule for engine, rule, explained, all_weights in rows if explained == all_weights} == DIVISIONS
 
@@ -233,10 +233,10 @@ def test_a_loop_shows_an_order_only_if_the_other_one_has_other_bits():
 
 @pytest.mark.launches
 def test_a_strategy_that_cannot_be_trained_could_not_be_checked_under_the_former_name_too():
-    done = launching.attempt(["python", "-m", "study.exact", "--only", "fsdp2_cpu_offload", "--ranks", "2"])
-    assert done.returncode == 3, done.stdout + done.stderr
-    assert "refused: FSDP2 offloads from a GPU" in done.stdout
-    assert "`zero-study conformance --exact`" in done.stderr
+    completed = launching.attempt(["python", "-m", "study.exact", "--only", "fsdp2_cpu_offload", "--ranks", "2"])
+    assert completed.returncode == 3, completed.stdout + completed.stderr
+    assert "refused: FSDP2 offloads from a GPU" in completed.stdout
+    assert "`zero-study conformance --exact`" in completed.stderr
 
 
 @pytest.mark.parametrize(
@@ -284,5 +284,5 @@ def test_the_status_tells_a_difference_from_what_was_not_trained():
 def test_every_strategy_has_the_bits_of_the_reference():
     """On one and on four processes; the committed record has the others."""
     for num_ranks in (1, 4):
-        done = _command("--ranks", str(num_ranks))
-        assert done.returncode == 0, done.stdout + done.stderr
+        completed = _command("--ranks", str(num_ranks))
+        assert completed.returncode == 0, completed.stdout + completed.stderr

@@ -281,10 +281,10 @@ def test_no_run_needs_a_cuda_toolkit(monkeypatch):
         monkeypatch.delenv(variable, raising=False)
     needed = [extensions.OF_STRATEGIES[name] for name in extensions.OF_STRATEGIES]
     code = WITHOUT_TOOLKIT.format(builders=[(extension.module, extension.builder) for extension in needed])
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=60)
+    completed = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=60)
     parts = tuple(part for extension in needed for part in extension.parts)
-    compiled = [line for line in done.stdout.splitlines() if line.startswith(parts)]
-    assert len(compiled) == len(parts), done.stderr
+    compiled = [line for line in completed.stdout.splitlines() if line.startswith(parts)]
+    assert len(compiled) == len(parts), completed.stderr
     for line in compiled:
         assert "True" not in line
         assert "-lcuda" not in line

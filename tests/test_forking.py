@@ -32,8 +32,8 @@ def server():
     """The server of two runs of two processes. It may not outlive the tests of this file."""
     before = dict(os.environ)
     os.environ.update(launching.environment())
-    with launch.fork_server([planned("ddp", Path("runs")), planned("zero2", Path("runs"))]) as made:
-        yield made
+    with launch.fork_server([planned("ddp", Path("runs")), planned("zero2", Path("runs"))]) as created:
+        yield created
     os.environ.clear()
     os.environ.update(before)
 
@@ -104,8 +104,8 @@ def test_runs_that_end_badly_leave_the_server_as_it_was(server, tmp_path, monkey
     monkeypatch.setattr(launch, "HEARTBEAT_SECONDS", 0.1)
 
     def kill_rank(line: str) -> None:
-        if "step" in line and (found := launcher_and_ranks(server)) and len(found[1]) == 2:
-            found[1][1].kill()
+        if "step" in line and (result := launcher_and_ranks(server)) and len(result[1]) == 2:
+            result[1][1].kill()
 
     killed = fork(server, planned("ddp", tmp_path / "killed", **ENDLESS), 600, kill_rank)
     assert killed.status == "killed"
@@ -121,8 +121,8 @@ def test_runs_that_end_badly_leave_the_server_as_it_was(server, tmp_path, monkey
     assert record.status == "interrupted"
 
     def kill_launcher(line: str) -> None:
-        if "step" in line and (found := launcher_and_ranks(server)):
-            found[0].kill()
+        if "step" in line and (result := launcher_and_ranks(server)):
+            result[0].kill()
 
     lost = fork(server, planned("ddp", tmp_path / "lost", **ENDLESS), 600, kill_launcher)
     assert (lost.status, lost.returncode) == ("killed", -signal.SIGKILL)

@@ -377,8 +377,8 @@ def strategies(draw: random.Random) -> None:
         means(read.content, yaml.safe_load(mine.read_text()))
         means(yaml.safe_load(mine.read_text()), read.content)
         if read.deepspeed_json is not None:
-            named = Path(read.content["deepspeed_config"]["deepspeed_config_file"])
-            means(read.deepspeed_json, json.loads(named.read_text()))
+            listed = Path(read.content["deepspeed_config"]["deepspeed_config_file"])
+            means(read.deepspeed_json, json.loads(listed.read_text()))
         launcher = read.content.get("deepspeed_config", {}).get("deepspeed_multinode_launcher")
         if read.distributed_type == "DEEPSPEED" and read.num_machines > 1 and launcher != "standard":
             raise Broken("DeepSpeed's own launcher was taken")
@@ -707,13 +707,13 @@ def test_it_holds(case, draw, place):
 def test_a_case_that_does_not_hold_is_seen(monkeypatch, place):
     """Were a file taken for another one it would be said."""
     monkeypatch.setattr(shapes, "find", lambda path: shapes.KNOWN["gpt2"])
-    said = []
+    output = []
     for seed in range(20):
         try:
             hold(models, random.Random(seed), place)
         except Exception as error:  # a text that is no JSON is read here alone
-            said.append(str(error))
-    assert any("the file says" in each for each in said)
+            output.append(str(error))
+    assert any("the file says" in each for each in output)
 
 
 def test_a_refusal_that_changes_a_file_is_seen(monkeypatch, tmp_path):

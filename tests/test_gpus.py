@@ -194,12 +194,12 @@ def test_flash_attention_3_needs_a_hopper_gpu():
 
 
 def test_numbers_alone_make_a_gpu(capsys):
-    found = told(capsys, *LLAMA, *BY_NUMBERS)
+    result = told(capsys, *LLAMA, *BY_NUMBERS)
     named = told(capsys, *LLAMA, "--gpu", "l40s")
-    assert (found["gpu"], found["price_per_gpu_hour"]) == ("custom GPU", None)
-    assert found["usable_bytes_per_gpu"] < named["usable_bytes_per_gpu"]  # estimated by the smallest known share
+    assert (result["gpu"], result["price_per_gpu_hour"]) == ("custom GPU", None)
+    assert result["usable_bytes_per_gpu"] < named["usable_bytes_per_gpu"]  # estimated by the smallest known share
     seconds = {option["strategy"]: option["seconds_per_step"] for option in named["strategies"]}
-    for option in found["strategies"]:
+    for option in result["strategies"]:
         assert option["seconds_per_step_high"] > option["seconds_per_step"] > 0
         if option["strategy"] == "fsdp2":  # an L40S is predicted from measured products, other GPUs as an A100
             assert option["seconds_per_step"] == pytest.approx(seconds["fsdp2"], rel=0.1)

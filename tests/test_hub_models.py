@@ -80,5 +80,5 @@ def test_the_table_has_the_configurations_and_their_numbers_of_parameters():
         assert entry["config"] == described[name]["config"], name
         assert entry["hub_ids"] == described[name]["hub_ids"], name
         counts = entry.get("counts")
-        found = from_content(counts) if counts else shapes.from_config(entry["config"], name)
-        assert found.num_params == described[name]["parameters"], name
+        result = from_content(counts) if counts else shapes.from_config(entry["config"], name)
+        assert result.num_params == described[name]["parameters"], name

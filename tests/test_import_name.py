@@ -66,8 +66,8 @@ def check(project: Path, words: Sequence[str | Path], num_ranks: int, place: Pat
     for left in (*project.glob("imported-*.txt"), *project.glob("proof.json")):
         left.unlink()
     env = {"PYTHONPATH": str(place), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = launching.attempt(words, cwd=project, env=env)
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed = launching.attempt(words, cwd=project, env=env)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     imported = [path.read_text().strip() for path in project.glob("imported-*.txt")]
     assert imported == [f"{project}/study/__init__.py"] * num_ranks
     assert sorted(path.name for path in (project / "study").iterdir()) == before
@@ -75,7 +75,7 @@ def check(project: Path, words: Sequence[str | Path], num_ranks: int, place: Pat
         proof = json.loads((project / "proof.json").read_text())
         assert proof["step"] is not None
         assert proof["made_by"].startswith(f"zero-study {version.__version__},")
-        assert "not averaged" not in done.stdout
+        assert "not averaged" not in completed.stdout
     if "prove" not in str(words):
         recorded = sorted(path.name for path in (project / "recorded").iterdir())
         assert recorded == [f"rank-{rank}.json.gz" for rank in range(num_ranks)]
@@ -130,10 +130,10 @@ assert not hasattr(zero_study, "not_there")
 
 @pytest.mark.launches
 def test_every_import_gives_the_same_module():
-    asked = [(package, name) for package in ("study", "zero_study") for name in ("prove", "diff", "saved")]
-    code = "".join(NAMES.format(package=package, name=name, version=version.__version__) for package, name in asked)
-    done = launching.attempt(["python", "-c", code])
-    assert done.returncode == 0, done.stderr
+    requested = [(package, name) for package in ("study", "zero_study") for name in ("prove", "diff", "saved")]
+    code = "".join(NAMES.format(package=package, name=name, version=version.__version__) for package, name in requested)
+    completed = launching.attempt(["python", "-c", code])
+    assert completed.returncode == 0, completed.stderr
 
 
 @pytest.mark.parametrize("package", ["study", "zero_study"])

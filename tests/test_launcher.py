@@ -63,7 +63,7 @@ def test_every_flag_of_the_launcher_is_known():
 def test_every_flag_with_every_kind_of_strategy(path, monkeypatch):
     """Accepted, or refused by its name; whichever way it is spelled."""
     monkeypatch.chdir(ROOT)
-    asked, accepted = build_config(global_batch_size=24), set()
+    requested, accepted = build_config(global_batch_size=24), set()
     for name, *words in FLAGS.values():
         words = [words[0], "2"] if name == "num_processes" else words
         words = ["accelerate-launch", *words, "--config_file", str(path.relative_to(ROOT)), "study/train.py"]
@@ -71,13 +71,13 @@ def test_every_flag_with_every_kind_of_strategy(path, monkeypatch):
         monkeypatch.setattr(psutil.Process, "parents", lambda self, ancestor=ancestor: [ancestor])
         monkeypatch.setattr(allowed, "check_rank", lambda *_: None)
         if allowed.of_flag(name).is_accepted:
-            run = request.requested_run(asked)
+            run = request.requested_run(requested)
             assert run.strategy.path == path.relative_to(ROOT)
             accepted.add(name)
         else:
-            said = refusal(request.requested_run, asked)
-            assert said.startswith(f"accelerate launch --{name} is not accepted: ")
-            assert re.search(r"[.,] (Unset|Remove|Write|pass|Name|Set) ", said)
+            output = refusal(request.requested_run, requested)
+            assert output.startswith(f"accelerate launch --{name} is not accepted: ")
+            assert re.search(r"[.,] (Unset|Remove|Write|pass|Name|Set) ", output)
     assert accepted == {name for name, *_ in FLAGS.values() if allowed.of_flag(name).is_accepted}
 
 
@@ -91,9 +91,9 @@ REFUSED = ("ACCELERATE_DYNAMO_BACKEND", "ACCELERATE_USE_CPU", "ACCELERATE_FROM_T
 def test_variables():
     allowed.check_variables(dict.fromkeys(ACCEPTED, "1"))
     for variable in REFUSED:
-        said = refusal(allowed.check_variables, {"PATH": "/bin", variable: "a secret"})
-        assert said.startswith(f"{variable} is set in the environment: ")
-        assert "a secret" not in said
+        output = refusal(allowed.check_variables, {"PATH": "/bin", variable: "a secret"})
+        assert output.startswith(f"{variable} is set in the environment: ")
+        assert "a secret" not in output
 
 
 def test_what_the_launcher_itself_sets_is_not_asked(monkeypatch):
@@ -292,12 +292,12 @@ def test_a_file_of_the_current_folder_is_no_module_of_a_run(tmp_path):
     launch = ["accelerate", "launch", "--config_file", strategy, "--main_process_port", "0", TRAIN]
     launch += ["--max-steps", "2", "--no-measure", "--num-train-examples", "16", "--num-eval-examples", "8"]
     as_installed = {"PYTHONSAFEPATH": "1"}  # as the command `accelerate` starts
-    done = attempt([*launch, "--output-dir", "run"], cwd=tmp_path, env=as_installed)
-    assert done.returncode == 0, done.stderr
+    completed = attempt([*launch, "--output-dir", "run"], cwd=tmp_path, env=as_installed)
+    assert completed.returncode == 0, completed.stderr
     told = schema.read(tmp_path / "run").machine["imports"]
     assert not [name for name, each in told["libraries"].items() if each["changed"]]
     assert {"torch", "accelerate", "deepspeed", "transformers", "numpy"} <= told["libraries"].keys()
     (tmp_path / "sitecustomize.py").write_text("")
-    done = attempt([*launch, "--output-dir", "again"], cwd=tmp_path, env=as_installed)
-    assert "sitecustomize.py instead of Python's own" in done.stderr
+    completed = attempt([*launch, "--output-dir", "again"], cwd=tmp_path, env=as_installed)
+    assert "sitecustomize.py instead of Python's own" in completed.stderr
     assert not (tmp_path / "again").exists()

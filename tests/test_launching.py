@@ -24,18 +24,18 @@ def _session(tmp_path, monkeypatch):
 
 
 def test_what_two_want_at_once_is_made_once():
-    made = []
+    created = []
     begun = threading.Event()
 
     def make(folder):
-        made.append(folder)
+        created.append(folder)
         begun.wait(0.2)
         (folder / "content").write_text("whole")
 
     with ThreadPoolExecutor(2) as pool:
         contents = [path.read_text() for path in pool.map(lambda _: launching.once("it", make) / "content", range(2))]
     launching.begin(False)  # as this test is
-    assert (contents, len(made)) == (["whole"] * 2, 1)
+    assert (contents, len(created)) == (["whole"] * 2, 1)
 
 
 def test_a_mark_is_held_to_what_happens():
@@ -113,8 +113,8 @@ def test_a_forked_python_does_what_python_does(words, tmp_path):
 @pytest.mark.launches
 def test_forked_ranks_of_torchrun_end_as_ranks_do(tmp_path):
     (tmp_path / "ends.py").write_text(ENDS.replace("sys.exit(3)", ""))
-    done = launching.torchrun(["ends.py"], tmp_path)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    completed = launching.torchrun(["ends.py"], tmp_path)
+    assert completed.returncode == 0, completed.stderr
+    lines = completed.stdout.splitlines()
     assert sorted(line.rpartition(" ")[2] for line in lines if line.startswith("__main__")) == ["0", "1"]
     assert lines.count("at the end") == 2

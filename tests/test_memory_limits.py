@@ -60,10 +60,10 @@ def test_the_largest_that_fits_is_found_by_bisection(ladder, largest):
     ended, started = [], 0
     for run in ladder:
         place = LADDER.index(run.config.size)
-        shown = plan.implied_outcome(run, ended)
+        displayed = plan.implied_outcome(run, ended)
         fits = place <= (largest if run.strategy.name == "zero3" else 2)
-        if shown:
-            assert ("ran out of memory" in shown) != fits
+        if displayed:
+            assert ("ran out of memory" in displayed) != fits
             continue
         started += run.strategy.name == "zero3"
         ended.append((run, "ok" if fits else "out_of_memory"))
@@ -83,12 +83,12 @@ def test_a_run_decides_nothing_of_another_ladder(ladder):
 @pytest.mark.launches
 @pytest.mark.parametrize("groups", ["groups", "no groups"])
 def test_a_process_over_its_cap_is_ended_or_refused_memory(groups, tmp_path):
-    done = launching.attempt(["python", "-c", OVER, tmp_path, groups])
-    if "control group" in done.stdout:  # which a container need not allow
-        assert (done.returncode, done.stdout.splitlines()[1:]) == (-9, [])
+    completed = launching.attempt(["python", "-c", OVER, tmp_path, groups])
+    if "control group" in completed.stdout:  # which a container need not allow
+        assert (completed.returncode, completed.stdout.splitlines()[1:]) == (-9, [])
         assert memory_limits.kills(tmp_path) == 1
     else:
-        assert done.stdout.split() == ["RLIMIT_DATA", "refused"]
+        assert completed.stdout.split() == ["RLIMIT_DATA", "refused"]
     assert memory_limits.kills(tmp_path) == 0  # its groups are gone
 
 
@@ -164,8 +164,8 @@ print(launched, os.environ["OMP_NUM_THREADS"], facts["usable_cores"], len(facts[
 def test_threads_and_records_follow_the_affinity():
     """As under `taskset -c 0`: two threads shared one core, and the record said two cores."""
     words = ["python", "-c", OF_ONE_PROCESSOR, launching.ROOT / "tools" / "measure"]
-    done = launching.attempt(words, env={"OMP_NUM_THREADS": None})
-    assert (done.returncode, done.stdout.split()) == (0, ["1"] * 5), done.stderr
+    completed = launching.attempt(words, env={"OMP_NUM_THREADS": None})
+    assert (completed.returncode, completed.stdout.split()) == (0, ["1"] * 5), completed.stderr
 
 
 MACHINE = {"v1": "5:cpu,cpuacct:{0}\n4:memory:{0}\n1:name=systemd:/\n0::/\n", "v2": "0::{0}\n"}

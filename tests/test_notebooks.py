@@ -61,11 +61,11 @@ def test_is_valid_and_has_no_outputs(path):
 
 @each
 def test_parameters_are_literals(path):
-    found = parameters(path)
+    result = parameters(path)
     if path.stem in report.OF_RUNS:
-        assert found["control"] == "ddp"
+        assert result["control"] == "ddp"
         for name in ("records", "by_size", "fixed"):
-            folders = found.get(name, [])
+            folders = result.get(name, [])
             for folder in [folders] if isinstance(folders, str) else folders:
                 assert (report.ROOT / folder).is_dir()
 
@@ -83,10 +83,10 @@ def test_has_one_set_up_cell_and_a_badge_where_the_project_is_published(path):
 
 
 def test_set_up_is_the_same_everywhere():
-    found = {path.stem: tagged(path, "colab")[-1].source for path in NOTEBOOKS}
-    (trains,) = {found.pop(name) for name in report.OF_RUNS}
+    result = {path.stem: tagged(path, "colab")[-1].source for path in NOTEBOOKS}
+    (trains,) = {result.pop(name) for name in report.OF_RUNS}
     # What reads no runs trains none and needs nothing to train with.
-    (others,) = set(found.values())
+    (others,) = set(result.values())
     assert trains.replace("[train,report]", "[report]").startswith(others.rstrip())
     assert "colab.train" in trains
 
@@ -166,12 +166,12 @@ class Colab:
             "PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": str(self.folder / "modules"),
         }
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-c", NOTEBOOK.format(in_colab=in_colab, cell=cell)],
             cwd=self.folder, env=environment, capture_output=True, text=True, timeout=120,
         )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return done.stdout.splitlines()
+        assert completed.returncode == 0, completed.stderr
+        return completed.stdout.splitlines()
 
     def calls(self) -> list[list[str]]:
         """How the programs were called since the last time this was asked."""
@@ -233,6 +233,6 @@ def test_commands_are_accepted(name, capability, precision, monkeypatch):
         chosen = file.read_strategy(file.find_strategy(flags.pop("strategy")))
         assert flags.pop("num_processes") == 1
         assert (flags.pop("machine_rank"), flags.pop("main_process_port")) == (0, 29500)  # of one machine, not used
-        made = config.build_config(**flags)
-        assert (made.size, made.data, made.precision) == ("large", "hub", precision)
+        created = config.build_config(**flags)
+        assert (created.size, created.data, created.precision) == ("large", "hub", precision)
         assert chosen.needed_extensions == set()

@@ -172,8 +172,8 @@ def test_trainer_is_compared_in_what_is_left_of_the_slot(place, monkeypatch):
     assert item.state(place)[:3] == (0, 2, 0)
     result = json.loads((place.folder / "throughput" / "throughput-small.json").read_text())
     words = shlex.split(result["command"])[2:]
-    asked = throughput.main.make_context("throughput.py", words).params
-    assert throughput.recorded(asked) == result["command"]  # by which the command itself goes on with it
+    requested = throughput.main.make_context("throughput.py", words).params
+    assert throughput.recorded(requested) == result["command"]  # by which the command itself goes on with it
     assert packed(place) == 2
     home = next(Path().glob("home*"))
     assert json.loads((home / "throughput-small.json").read_text()) == result
@@ -203,19 +203,19 @@ def test_the_list_in_order_of_value(monkeypatch, tmp_path):
     states = [item.state(place) for item in one_gpu.ITEMS]
     assert [state.to_run for state in states] == [21, 20, 9, 16, 13, 6, 6, 18, 9]
     assert {(state.kept, state.skipped) for state in states} == {(0, 0)}
-    shown = one_gpu.show(one_gpu.ITEMS, place)
-    rows = shown.splitlines()[2 : 2 + len(states)]
+    displayed = one_gpu.show(one_gpu.ITEMS, place)
+    rows = displayed.splitlines()[2 : 2 + len(states)]
     assert [row.split("  ")[1].strip() for row in rows] == [item.title for item in one_gpu.ITEMS]
-    assert "minutes are predicted for NVIDIA H200: launches of 12 s" in shown
+    assert "minutes are predicted for NVIDIA H200: launches of 12 s" in displayed
     assert not list(tmp_path.iterdir())
 
 
 def test_the_list_says_for_which_gpu_its_minutes_are(monkeypatch, tmp_path):
     monkeypatch.setattr(this_machine, "find", lambda: Machine((), 10**12))
     options = ["--plan", "--runs-dir", str(tmp_path)]
-    shown = CliRunner().invoke(one_gpu.main, [*options, "--gpu", "a100-40gb"])
-    assert shown.exit_code == 0
-    assert "predicted for a100-40gb" in shown.output
+    displayed = CliRunner().invoke(one_gpu.main, [*options, "--gpu", "a100-40gb"])
+    assert displayed.exit_code == 0
+    assert "predicted for a100-40gb" in displayed.output
     unknown = CliRunner().invoke(one_gpu.main, [*options, "--gpu", "a1000-40gb"])
     assert unknown.exit_code == 2
 

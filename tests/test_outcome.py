@@ -136,9 +136,9 @@ CASES = {
 
 @pytest.mark.parametrize(("stderr", "told", "returncode", "status", "message"), CASES.values(), ids=CASES)
 def test_how_it_ended(stderr, told, returncode, status, message):
-    found, line, memory = classify_exit(stderr.splitlines(), told, returncode)
+    result, line, memory = classify_exit(stderr.splitlines(), told, returncode)
     assert (memory is not None) == (status == "out_of_memory")
-    assert found == status
+    assert result == status
     assert line.startswith(message)
     assert "\n" not in line
 
@@ -156,8 +156,8 @@ def test_who_did_not_come_is_told_by_the_watchdogs_of_those_who_did():
         "ran for 20047 milliseconds before timing out."
     )
     errors = [line.format(rank) for rank in (0, 3)] + RANK_CRASHED.splitlines()
-    found = classify_exit(errors, None, 1, world_size=4)
-    assert found[:2] == ("stalled", "ranks 1, 2 did not come to a collective within 20 s (--collective-timeout)")
+    result = classify_exit(errors, None, 1, world_size=4)
+    assert result[:2] == ("stalled", "ranks 1, 2 did not come to a collective within 20 s (--collective-timeout)")
 
 
 def test_where_nothing_could_be_recorded_the_folder_problem_why():
@@ -174,8 +174,8 @@ def test_an_assertion_of_deepspeeds_reading_names_the_swap_folder():
     aborted = RANK_ABORTED.splitlines()
     said = "python: /x/deepspeed/ops/csrc/aio/py_lib/deepspeed_py_io_handle.cpp:34: bool is_valid_bytes_to_read(...): "
     full = "runs/x/swap: No space left on device"
-    found = classify_exit([said + "Assertion `...' failed.", *aborted], None, 1, swap_problem=full)
-    assert found[:2] == ("crashed", f"{full}; rank 1 was ended by SIGABRT in DeepSpeed's reading")
+    result = classify_exit([said + "Assertion `...' failed.", *aborted], None, 1, swap_problem=full)
+    assert result[:2] == ("crashed", f"{full}; rank 1 was ended by SIGABRT in DeepSpeed's reading")
     assert classify_exit(aborted, None, 1, swap_problem=full)[:2] == ("crashed", "rank 1 was ended by SIGABRT")
 
 

@@ -90,7 +90,7 @@ def test_a_full_disk_behind_the_output_is_no_finding(monkeypatch, capsys):
 )
 def test_closed_streams_give_no_traceback(redirected, status, tmp_path):
     command = f'"$0" -m study claims --search zero3 {redirected}'.replace("--search zero3 nosuch", "nosuch")
-    done = subprocess.run(
+    completed = subprocess.run(
         ["bash", "-c", command, sys.executable], cwd=tmp_path, env=launching.environment(), capture_output=True
     )
-    assert (done.returncode, done.stderr) == (status, b"")
+    assert (completed.returncode, completed.stderr) == (status, b"")

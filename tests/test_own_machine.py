@@ -37,20 +37,20 @@ def asked(capsys, *arguments: str) -> dict:
 
 def test_gpus_memory_and_cores_are_those_of_the_machine(machine, capsys):
     machine(79.6, 79.6)
-    given = ["--gpu", "h100-sxm", "--gpus", "2", "--host-memory", "500", "--host-cores", "40"]
-    assert asked(capsys, *MODEL) == asked(capsys, "--model", "gpt2-xl", *given)
+    inputs = ["--gpu", "h100-sxm", "--gpus", "2", "--host-memory", "500", "--host-cores", "40"]
+    assert asked(capsys, *MODEL) == asked(capsys, "--model", "gpt2-xl", *inputs)
 
 
 def test_an_option_replaces_what_the_machine_reports(machine, capsys):
     machine(79.6, 79.6)
-    given = ["--gpu", "a100-80gb", "--gpus", "1", "--host-memory", "64", "--host-cores", "8"]
-    assert asked(capsys, *MODEL, *given) == asked(capsys, "--model", "gpt2-xl", *given)
+    inputs = ["--gpu", "a100-80gb", "--gpus", "1", "--host-memory", "64", "--host-cores", "8"]
+    assert asked(capsys, *MODEL, *inputs) == asked(capsys, "--model", "gpt2-xl", *inputs)
 
 
 def test_more_gpus_than_the_machine_has_are_several_machines(machine, capsys):
     machine(79.6, 79.6)
-    given = ["--gpu", "h100-sxm", "--gpus-per-node", "2", "--host-memory", "500", "--host-cores", "40"]
-    assert asked(capsys, *MODEL, "--gpus", "4") == asked(capsys, "--model", "gpt2-xl", *given, "--gpus", "4")
+    inputs = ["--gpu", "h100-sxm", "--gpus-per-node", "2", "--host-memory", "500", "--host-cores", "40"]
+    assert asked(capsys, *MODEL, "--gpus", "4") == asked(capsys, "--model", "gpt2-xl", *inputs, "--gpus", "4")
 
 
 @pytest.mark.parametrize("gib", [24, 48])

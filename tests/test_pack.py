@@ -71,10 +71,10 @@ def refused(file: Path, folder: Path, match: str) -> None:
 
 def test_a_round_trip(runs, packed, tmp_path, capsys):
     target = tmp_path / "elsewhere" / "records"
-    for told in ("copied", "kept"):
+    for message in ("copied", "kept"):
         capsys.readouterr()
         assert num_runs(pack.merge(packed, target)) == 3
-        assert capsys.readouterr().out.count(told) == 3
+        assert capsys.readouterr().out.count(message) == 3
     pack.collect([runs], tmp_path / "collected")
     assert contents(target) == contents(tmp_path / "collected")
     for number, source in enumerate(([target], [runs, runs])):  # collected files, and run directories: the same bytes
@@ -127,8 +127,8 @@ def test_a_pack_is_of_one_box(runs, tmp_path):
 
 def test_a_pack_holds_one_run_of_a_name(runs, tmp_path):
     synthetic.write_run(tmp_path / "other", seconds=2.0, study="s")
-    said = refusal(pack.pack, [runs, tmp_path / "other"], tmp_path / "x.zip")
-    assert re.search(r"runs/.* and .*other/.* differ", said)
+    output = refusal(pack.pack, [runs, tmp_path / "other"], tmp_path / "x.zip")
+    assert re.search(r"runs/.* and .*other/.* differ", output)
     assert not (tmp_path / "x.zip").exists()
 
 

@@ -344,10 +344,10 @@ def test_no_other_module_knows_the_parts_that_wrappers_add_to_names():
     """`modules_to_save` alone is an option of PEFT's configuration, and `module` a key in DeepSpeed's files."""
     own = STUDY / "engines" / "readback" / "parameters.py"
     assert any(map(PART_OF_A_NAME.search, _strings(own)))
-    found = {
+    result = {
         f"{path.relative_to(STUDY)}: {text[:60]}"
         for path in STUDY.rglob("*.py")
         for text in _strings(path)
         if path != own and PART_OF_A_NAME.search(text)
     }
-    assert found == set()
+    assert result == set()

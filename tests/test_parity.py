@@ -191,9 +191,9 @@ def test_replicas_of_shards_train_the_same():
 def test_bf16_is_of_fp32_shards():
     """DeepSpeed's class: fp32 masters that begin rounded, bf16 products. But gradients are reduced in fp32."""
     run = launching.run("fsdp2", precision="bf16", **{**CLIPPED, "max_steps": 6})
-    found = run.record.proof
-    assert (found.precision, found.parameter_dtypes, found.moment_dtypes) == ("bf16", ["float32"], ["float32"])
-    assert (found.sharding.compute_dtypes, found.sharding.reduce_dtypes) == (["bfloat16"], ["float32"])
+    result = run.record.proof
+    assert (result.precision, result.parameter_dtypes, result.moment_dtypes) == ("bf16", ["float32"], ["float32"])
+    assert (result.sharding.compute_dtypes, result.sharding.reduce_dtypes) == (["bfloat16"], ["float32"])
 
 
 @pytest.mark.slow

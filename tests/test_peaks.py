@@ -27,10 +27,10 @@ errors = cache(memory_views.errors)  # all of them take seconds
 
 def test_every_peak_is_where_theory_says():
     """Over all committed runs: as predicted, but for what gloo's threads made the count too large, at most."""
-    found = errors(OLDER).peaks
-    assert len(found) >= 756
-    assert max(abs(e.beyond) for e in found) <= 0.06
-    exact = [e for e in found if e.overcount <= 0.01]  # where little is, nothing is explained by it
+    result = errors(OLDER).peaks
+    assert len(result) >= 756
+    assert max(abs(e.beyond) for e in result) <= 0.06
+    exact = [e for e in result if e.overcount <= 0.01]  # where little is, nothing is explained by it
     assert len(exact) >= 78
     assert max(abs(e.error) for e in exact) <= 0.04
     # Repeats, and rates of a network, are no further cases.
@@ -39,11 +39,11 @@ def test_every_peak_is_where_theory_says():
 
 def test_peaks_of_real_sizes_are_mostly_where_theory_said():
     """They have not been fitted to: stage 2 in bf16 holds less than said, small buckets on four processes more."""
-    found = sorted(abs(e.error) for e in errors((REAL,)).peaks)
-    assert len(found) >= 112
-    assert found[len(found) // 2] <= 0.005
-    assert found[len(found) * 17 // 20] <= 0.06
-    assert found[-1] <= 0.18
+    result = sorted(abs(e.error) for e in errors((REAL,)).peaks)
+    assert len(result) >= 112
+    assert result[len(result) // 2] <= 0.005
+    assert result[len(result) * 17 // 20] <= 0.06
+    assert result[-1] <= 0.18
 
 
 def test_states_and_messages_are_those_measured_in_every_run():
@@ -56,10 +56,10 @@ def test_states_and_messages_are_those_measured_in_every_run():
 
 def test_peaks_with_adapters_are_where_theory_says():
     """Four of these runs showed what stage 3 saves and gathers with frozen weights; nothing was fitted to the rest."""
-    found = errors((ADAPTERS,)).peaks
-    assert len(found) == 24
-    assert sorted(abs(e.error) for e in found)[-2] <= 0.01
-    assert max(abs(e.error) for e in found) <= 0.04  # fsdp2, of BERT-large
+    result = errors((ADAPTERS,)).peaks
+    assert len(result) == 24
+    assert sorted(abs(e.error) for e in result)[-2] <= 0.01
+    assert max(abs(e.error) for e in result) <= 0.04  # fsdp2, of BERT-large
 
 
 @pytest.mark.slow
@@ -70,11 +70,11 @@ def test_a_small_classifier_needs_the_most_where_it_gathers_its_embedding():
         "zero3_tuned", workload="bert-imdb", size="mini", data="bundled", lora_rank=8, dropout=0.0,
         activation_checkpointing=True, micro_batch_size=4, global_batch_size=8,
     )  # fmt: skip
-    found = view.step_peak(run.record)
-    assert found.moment == "embedding"
+    result = view.step_peak(run.record)
+    assert result.moment == "embedding"
     # gloo's threads may hold the gathered embedding for longer than the training does.
-    assert found.measured - found.overcount <= 1.04 * found.predicted
-    assert found.predicted <= 1.04 * found.measured
+    assert result.measured - result.overcount <= 1.04 * result.predicted
+    assert result.predicted <= 1.04 * result.measured
 
 
 @pytest.mark.launches
@@ -84,10 +84,10 @@ def test_a_small_classifier_needs_the_most_where_it_gathers_its_embedding():
 def test_the_peak_is_exact_where_gloos_threads_are_waited_for(strategy):
     """Accumulated: each micro step leaves them tensors to let go of. Without the wait up to half of a peak is those."""
     run = launching.run(strategy, workload="bert-imdb", data="bundled", micro_batch_size=2, global_batch_size=16)
-    found = view.step_peak(run.record)
-    assert found.overcount <= 0.05 * found.measured
-    assert found.measured - found.overcount <= 1.06 * found.predicted
-    assert found.predicted <= 1.06 * found.measured
+    result = view.step_peak(run.record)
+    assert result.overcount <= 0.05 * result.measured
+    assert result.measured - result.overcount <= 1.06 * result.predicted
+    assert result.predicted <= 1.06 * result.measured
 
 
 def test_every_published_row_fits():
@@ -164,8 +164,8 @@ def test_the_engine_of_a_file_is_the_engine_that_was_proved():
         chosen = file.read_strategy(file.find_strategy(name))
         hidden = view.shape_of(r).hidden
         expected = in_theory.engine_of_strategy(chosen, hidden, world_size, precision)
-        told = dataclasses.replace(view.engine_of(r), sub_group_size=expected.sub_group_size)
-        assert told == expected, name
+        message = dataclasses.replace(view.engine_of(r), sub_group_size=expected.sub_group_size)
+        assert message == expected, name
 
 
 @pytest.mark.parametrize(

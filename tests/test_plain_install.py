@@ -69,14 +69,14 @@ json.dump(results, sys.stdout)
 
 def modules_of_extras() -> dict[str, set[str]]:
     """The modules that come with each extra."""
-    found: dict[str, set[str]] = {}
+    result: dict[str, set[str]] = {}
     distributions = importlib.metadata.packages_distributions()
     for line in importlib.metadata.requires("zero-study"):
         if extra := re.search(r'extra == "(\w+)"', line):
             name = _plain(re.match(r"[\w.-]+", line)[0])
             modules = {module for module, packages in distributions.items() if name in map(_plain, packages)}
-            found.setdefault(extra[1], set()).update(modules)
-    return found
+            result.setdefault(extra[1], set()).update(modules)
+    return result
 
 
 def _plain(name: str) -> str:
@@ -100,9 +100,9 @@ def _run_all(folder: Path) -> None:
     (folder / "rank-0.json.gz").write_bytes(gzip.compress(json.dumps(recording).encode()))
     (folder / "events.out.tfevents.1").write_bytes(bytes(12) + b"brain.Event:2")
     asked = {"input": json.dumps([hidden, list(COMMANDS)]), "cwd": folder, "env": launching.environment()}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], **asked, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    (folder / "results.json").write_text(done.stdout)
+    completed = subprocess.run([sys.executable, "-c", PROGRAM], **asked, capture_output=True, text=True)
+    assert completed.returncode == 0, completed.stderr
+    (folder / "results.json").write_text(completed.stdout)
 
 
 @pytest.mark.parametrize(("line", "extra"), COMMANDS.items())
@@ -181,8 +181,8 @@ def built_wheel(folder: Path) -> Path:
     for name in ("zero_study.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(launching.ROOT / name, folder)
     command = [sys.executable, "-m", "build", "--no-isolation"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert completed.returncode == 0, completed.stderr
     (wheel,) = (folder / "dist").glob("*.whl")
     return wheel
 
@@ -212,9 +212,9 @@ def test_a_wheel_works_in_an_environment_of_its_own(tmp_path):
 
     def run(*words: str | Path) -> str:
         env = launching.environment({"PYTHONPATH": None})
-        done = subprocess.run(words, cwd=tmp_path / "elsewhere", env=env, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        completed = subprocess.run(words, cwd=tmp_path / "elsewhere", env=env, capture_output=True, text=True)
+        assert completed.returncode == 0, completed.stdout + completed.stderr
+        return completed.stdout
 
     run(sys.executable, "-m", "venv", own)
     run(own / "bin" / "python", "-m", "pip", "install", "-q", "-c", launching.ROOT / "constraints.txt", wheel)

@@ -367,8 +367,8 @@ def test_a_refusal_of_the_check_is_why_a_run_is_skipped(study, tmp_path, monkeyp
             raise Refusal("no C++ compiler is on PATH")
 
     monkeypatch.setattr(checks, "check", refuse)
-    made = plan.make_plan(study, plan.select(study, None, "", tmp_path), tmp_path, 60)
-    assert [one.skipped for one in made.runs] == [None, "no C++ compiler is on PATH", None]
+    created = plan.make_plan(study, plan.select(study, None, "", tmp_path), tmp_path, 60)
+    assert [one.skipped for one in created.runs] == [None, "no C++ compiler is on PATH", None]
 
 
 def test_forked_runs_that_wait_for_an_extension_come_last(tmp_path, monkeypatch, study):
@@ -379,8 +379,8 @@ def test_forked_runs_that_wait_for_an_extension_come_last(tmp_path, monkeypatch,
     orders = {}
     for forked, is_built in ((False, False), (True, True), (True, False)):
         monkeypatch.setattr(plan, "is_built", lambda name, is_built=is_built: is_built)
-        made = plan.make_plan(study, plan.select(study, None, "", tmp_path), tmp_path, 60, forked=forked)
-        orders[forked, is_built] = [planned.run.strategy.name for planned in made.runs]
+        created = plan.make_plan(study, plan.select(study, None, "", tmp_path), tmp_path, 60, forked=forked)
+        orders[forked, is_built] = [planned.run.strategy.name for planned in created.runs]
     first, *others = orders[False, False]
     assert first == "zero2_cpu_offload"
     assert orders == {(False, False): [first, *others], (True, True): [first, *others], (True, False): [*others, first]}
@@ -400,8 +400,8 @@ def test_a_study_of_gpus_is_not_trained_on_the_cpu(study, tmp_path, monkeypatch)
     monkeypatch.setattr(checks, "check", lambda *_: None)
     monkeypatch.setattr(this_machine, "find", lambda: Machine((T4,), 10**11))
     of_gpus = study.model_copy(update={"device": "gpu"})
-    made = plan.make_plan(of_gpus, plan.select(of_gpus, None, "single", tmp_path), tmp_path, 60)
-    assert [one.skipped for one in made.runs] == ["the installed PyTorch finds no GPU; install its build for CUDA"]
+    created = plan.make_plan(of_gpus, plan.select(of_gpus, None, "single", tmp_path), tmp_path, 60)
+    assert [one.skipped for one in created.runs] == ["the installed PyTorch finds no GPU; install its build for CUDA"]
 
 
 # ---------------------------------------------------------------- a study's file, and the order of its runs
@@ -525,8 +525,8 @@ def test_a_study_runs_from_any_folder(tmp_path, monkeypatch):
 
     def skipped() -> dict[str, str | None]:
         study = studies.find("smoke")
-        made = plan.make_plan(study, plan.select(study, None, "", tmp_path), tmp_path, 60)
-        return {planned.run.run_id: planned.skipped for planned in made.runs}
+        created = plan.make_plan(study, plan.select(study, None, "", tmp_path), tmp_path, 60)
+        return {planned.run.run_id: planned.skipped for planned in created.runs}
 
     monkeypatch.chdir(files.ROOT)
     in_the_clone = skipped()

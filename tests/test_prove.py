@@ -541,8 +541,8 @@ def test_quantized_states_are_counted():
 def test_it_needs_torch_alone():
     unwanted = ["pydantic", "click", "yaml", "psutil", "accelerate", "deepspeed", "transformers"]
     code = f"import sys; from study.engines import prove; print('LOADED', *(n for n in {unwanted} if n in sys.modules))"
-    done = launching.attempt(["python", "-c", code])
-    assert done.stdout.split() == ["LOADED"], done.stderr
+    completed = launching.attempt(["python", "-c", code])
+    assert completed.stdout.split() == ["LOADED"], completed.stderr
 
 
 # ---------------------------------------------------------------- what trains wrongly
@@ -587,8 +587,8 @@ def proofs() -> Any:
     """The proofs of prove_program.py's trainings, by name. None of them changed a bit of the weights."""
 
     def make(folder: Path) -> None:
-        done = launching.script(Path(__file__).with_name("prove_program.py"), folder)
-        assert done.stderr.count("TRAINED") == 2, done.stderr
+        completed = launching.script(Path(__file__).with_name("prove_program.py"), folder)
+        assert completed.stderr.count("TRAINED") == 2, completed.stderr
 
     folder = launching.once("prove_program", make)
     return lambda name: proof(str(folder / f"{name}.json"))
@@ -691,8 +691,8 @@ for stage, clipping in ((0, 1.0), (1, 0.0), (2, 1.0), (3, 0.0)):
 @pytest.mark.launches
 def test_what_deepspeed_built_is_read_back_and_gradients_that_it_loses_are_found(tmp_path):
     (tmp_path / "script.py").write_text(DEEPSPEED)
-    done = launching.script(tmp_path / "script.py", tmp_path, strategy="zero2")
-    assert done.returncode == 0, done.stderr
+    completed = launching.script(tmp_path / "script.py", tmp_path, strategy="zero2")
+    assert completed.returncode == 0, completed.stderr
     found = proof(str(tmp_path / "proof.json"))
     assert found["not_as_asked"] == []
     assert "gradient_clipping was not requested, but gradients are clipped at 1.0" in found["notes"]
@@ -851,8 +851,8 @@ BARE = "gradients were not averaged: DDP on 2 of 2 ranks reduced 0 bytes"
 def test_two_ranks_of_a_script_as_it_is(which, found):
     """The counted step was the only one with inputs; and a DDP whose module is called was none."""
     Path("train.py").write_text(SAME_BATCH)
-    done = launching.torchrun(["-m", "study.prove", "train.py", which], Path.cwd())
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed = launching.torchrun(["-m", "study.prove", "train.py", which], Path.cwd())
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     assert proof()["built"]["engine"] == "DDP"
     assert [line.startswith(expected) for line, expected in zip(proof()["findings"], found, strict=True)] == [
         True
@@ -967,9 +967,9 @@ def test_strict_fails_where_the_script_ends_before_the_counted_step(how, steps, 
     Path("train.py").write_text(ENDS_EARLY)
     Path("proof.json").write_text("{}")
     program = ["-m", "study.prove", "--strict", "train.py"] if how == "-m" else ["train.py"]
-    done = launching.python([*program, how, str(steps)], Path.cwd())
-    assert done.returncode == status, done.stdout + done.stderr
-    assert ("before a step could be counted" in done.stdout) == bool(status)
+    completed = launching.python([*program, how, str(steps)], Path.cwd())
+    assert completed.returncode == status, completed.stdout + completed.stderr
+    assert ("before a step could be counted" in completed.stdout) == bool(status)
     assert (proof()["step"] is None) == bool(status)  # and not the one of before
 
 
@@ -1144,8 +1144,8 @@ dist.destroy_process_group()
 @pytest.mark.parametrize("words", [["--right"], []])
 def test_the_gradient_of_shards_is_compared_with_that_of_one_process(words):
     Path("train.py").write_text(SHARDED)
-    done = launching.torchrun(["-m", "study.prove", "--reference", "train.py", *words], Path.cwd())
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed = launching.torchrun(["-m", "study.prove", "--reference", "train.py", *words], Path.cwd())
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     found = proof()
     assert ["0.5 times as long (1 divided by the number of ranks)" in line for line in found["findings"]] == (
         [] if words else [True]
@@ -1225,10 +1225,10 @@ def test_an_engine_whose_bare_module_is_called_is_recognized(factor, status, mon
     Path("train.py").write_text(OVERFLOWS)
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     program = ["-m", "study.prove", "--strict", "train.py", factor, "bare"]
-    done = launching.python(program, Path.cwd(), {"DS_ACCELERATOR": "cpu", **alone})
-    assert done.returncode == status, done.stdout + done.stderr
+    completed = launching.python(program, Path.cwd(), {"DS_ACCELERATOR": "cpu", **alone})
+    assert completed.returncode == status, completed.stdout + completed.stderr
     if status:
-        assert "WRONG: all 4 optimizer steps were skipped" in done.stdout
+        assert "WRONG: all 4 optimizer steps were skipped" in completed.stdout
     else:
         assert [proof()["built"][key] for key in ("engine", "zero_stage")] == ["DeepSpeed", 2]
         assert proof()["step"]["forward_passes"] == 1
@@ -1239,9 +1239,9 @@ def test_an_engine_whose_bare_module_is_called_is_recognized(factor, status, mon
 def test_an_engine_that_skips_every_step_does_not_pass(factor, status):
     Path("train.py").write_text(OVERFLOWS)
     program = ["-m", "study.prove", "--strict", "train.py", factor]
-    done = launching.torchrun(program, Path.cwd(), env={"DS_ACCELERATOR": "cpu"})
-    assert done.returncode == status, done.stdout + done.stderr
-    assert ("no weight moved" in done.stdout) == bool(status)
+    completed = launching.torchrun(program, Path.cwd(), env={"DS_ACCELERATOR": "cpu"})
+    assert completed.returncode == status, completed.stdout + completed.stderr
+    assert ("no weight moved" in completed.stdout) == bool(status)
 
 
 # ---------------------------------------------------------------- what a script does around the engine
@@ -1381,15 +1381,15 @@ def test_prove_is_a_command(words, status, tmp_path):
         "    optimizer.zero_grad()\n"
         "sys.exit(NUMBER if '--status' in sys.argv else 0)\n"
     )
-    done = launching.attempt(["zero-study", "prove", "--strict", str(script), *words], cwd=tmp_path)
-    assert done.returncode == status, done.stderr
-    assert "no fault found in optimizer step 3" in done.stdout
+    completed = launching.attempt(["zero-study", "prove", "--strict", str(script), *words], cwd=tmp_path)
+    assert completed.returncode == status, completed.stderr
+    assert "no fault found in optimizer step 3" in completed.stdout
     assert json.loads((tmp_path / "proof.json").read_text())["step"]["number"] == 3
 
 
 @pytest.mark.launches
 def test_prove_without_a_script_is_refused(tmp_path):
     for words in (["gone.py"], []):
-        done = launching.command_line(["prove", *words], cwd=tmp_path)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr.startswith("zero-study: ")
+        completed = launching.command_line(["prove", *words], cwd=tmp_path)
+        assert (completed.returncode, completed.stdout) == (2, "")
+        assert completed.stderr.startswith("zero-study: ")

@@ -92,8 +92,8 @@ def measure(folder) -> None:
     words = ["--num-train-examples", "160", "--num-eval-examples", "16", "--repeats", "1", "--output", str(path)]
     for name in ("published", "mended-plain-8", "mended-zero-8"):
         words += ["--program", name]
-    done = launching.attempt([*PUBLISHED, "protocol", *words])
-    assert done.returncode == 0, done.stderr
+    completed = launching.attempt([*PUBLISHED, "protocol", *words])
+    assert completed.returncode == 0, completed.stderr
     again = launching.attempt([*PUBLISHED, "protocol", *words])
     assert (again.returncode, again.stdout) == (0, "")  # all of it is kept
 
@@ -119,13 +119,13 @@ def test_the_mended_program_runs_zero_and_learns_the_same(run_small):
 
 
 def test_the_committed_results_are_whole():
-    found = defects.read(COMMITTED / "protocol.json")
-    assert found["settings"]["data"] == "files"
-    repeats = {name: {key for key in found["runs"] if key.partition("/")[0] == name} for name in PROGRAMS}
-    assert all(len(done) >= 5 for done in repeats.values()), repeats
+    result = defects.read(COMMITTED / "protocol.json")
+    assert result["settings"]["data"] == "files"
+    repeats = {name: {key for key in result["runs"] if key.partition("/")[0] == name} for name in PROGRAMS}
+    assert all(len(completed) >= 5 for completed in repeats.values()), repeats
     for metric in defects.LOSSES:
-        assert defects.effect(found, defects.MENDED, metric).word == "no difference"
-    assert defects.effect(found, defects.AS_PUBLISHED, "validation loss").word == "better"
+        assert defects.effect(result, defects.MENDED, metric).word == "no difference"
+    assert defects.effect(result, defects.AS_PUBLISHED, "validation loss").word == "better"
 
 
 # ---------------------------------------------------------------- traps
@@ -153,8 +153,8 @@ def effect_of(tmp_path):
         trap = {"what": "one and the other", "quantities": [quantity], **names, **changes}
         path = tmp_path / "traps.json"
         path.write_text(json.dumps({"settings": {}, "data": {}, "arms": arms, "traps": {"a": trap}}))
-        found = traps.effects(path)
-        return next(found[found.arm == kind].itertuples())
+        result = traps.effects(path)
+        return next(result[result.arm == kind].itertuples())
 
     return write
 
@@ -190,9 +190,9 @@ TRAP = [*PUBLISHED, "traps", "--seeds", "1", "--trap", "one-process-instead-of-t
 
 
 def measure_trap(folder) -> None:
-    done = launching.attempt([*TRAP, folder / "traps.json"])
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == 3
+    completed = launching.attempt([*TRAP, folder / "traps.json"])
+    assert completed.returncode == 0, completed.stderr
+    assert len(completed.stdout.splitlines()) == 3
     before = (folder / "traps.json").read_bytes()
     again = launching.attempt([*TRAP, folder / "traps.json"])
     assert (again.returncode, again.stdout) == (0, "")
@@ -205,8 +205,8 @@ def test_a_trap_differs_and_its_matched_arm_does_not():
     path = launching.once("traps", measure_trap) / "traps.json"
     ranks = {name: facts["ran"]["world_size"] for name, facts in traps.read(path)["arms"].items()}
     assert ranks == {"single": 1, "multi-cpu-2x": 1, "ddp-2x": 2}  # though the second's file says two
-    found = traps.effects(path).set_index(["quantity", "arm"]).difference
-    assert abs(found["train_loss", "trapped"]) > 0.01
-    assert abs(found["train_loss", "matched"]) < 1e-5
-    assert found["sequences_per_program_step", "trapped"] == -0.5
-    assert found["optimizer_steps", "trapped"] == 1
+    result = traps.effects(path).set_index(["quantity", "arm"]).difference
+    assert abs(result["train_loss", "trapped"]) > 0.01
+    assert abs(result["train_loss", "matched"]) < 1e-5
+    assert result["sequences_per_program_step", "trapped"] == -0.5
+    assert result["optimizer_steps", "trapped"] == 1

@@ -27,8 +27,8 @@ QUIET = 0.05  # of the processors' time, for others at most
 
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:
-    with gzip.open(path, "rt", encoding="utf-8") as found:
-        yield from map(json.loads, found)
+    with gzip.open(path, "rt", encoding="utf-8") as result:
+        yield from map(json.loads, result)
 
 
 def millions(size: str) -> float:
@@ -39,9 +39,9 @@ def recomputed() -> dict[tuple[float, str], tuple[str | None, str | None]]:
     """By cap and strategy: the largest size that ended ok, and the smallest that ran out of memory."""
     ended: dict[tuple[float, str], dict[str, list[str]]] = {}
     for outcome in lines(FRONTIER / "outcomes.jsonl.gz"):
-        asked = outcome["config"]
-        key = asked["memory_cap"], outcome["strategy"]
-        ended.setdefault(key, {}).setdefault(outcome["status"], []).append(asked["size"])
+        requested = outcome["config"]
+        key = requested["memory_cap"], outcome["strategy"]
+        ended.setdefault(key, {}).setdefault(outcome["status"], []).append(requested["size"])
     return {key: (most(of.get("ok", [])), least(of.get("out_of_memory", []))) for key, of in ended.items()}
 
 
@@ -54,14 +54,14 @@ def least(sizes: list[str]) -> str | None:
 
 
 def test_what_fits_is_what_the_lines_say():
-    found = recomputed()
-    assert len(found) == 26
-    shown = {
+    result = recomputed()
+    assert len(result) == 26
+    displayed = {
         (row.cap_gib, row.strategy): (row.trained, row.not_trained)
         for row in tables.largest(FRONTIER).astype(object).where(lambda table: table.notna(), None).itertuples()
     }
-    assert shown == found
-    for trained, ended in found.values():
+    assert displayed == result
+    for trained, ended in result.values():
         assert trained is None or ended is None or millions(trained) < millions(ended)
 
 
@@ -77,26 +77,26 @@ def highest(record: dict[str, Any]) -> int:
 def test_from_which_size_on_a_strategy_saves_is_what_the_lines_say():
     peaks: dict[str, dict[int, tuple[str, int]]] = {}
     for record in lines(PEAKS / "records.jsonl.gz"):
-        asked = record["config"]
-        if (record["workload"], asked["precision"], record["world_size"]) == ("gpt-wikitext", "fp32", 2):
+        requested = record["config"]
+        if (record["workload"], requested["precision"], record["world_size"]) == ("gpt-wikitext", "fp32", 2):
             peaks.setdefault(record["strategy"], {})[record["num_params"]] = record["size"], highest(record)
     ladder = sorted(peaks["ddp"])
     assert len(ladder) == 6
-    shown = {row.strategy: row.measured for row in tables.crossings(PEAKS).itertuples()}
+    displayed = {row.strategy: row.measured for row in tables.crossings(PEAKS).itertuples()}
     for strategy, sizes in peaks.items():
         if strategy == "ddp" or len(sizes) < 3:
             continue
         saves = [sizes[each][1] < peaks["ddp"][each][1] for each in ladder]
         first = next((at for at in range(len(ladder)) if all(saves[at:])), None)
-        said = "not up to the largest" if first is None else sizes[ladder[first]][0] if first else "from the smallest"
-        assert shown[strategy] == said, strategy
-    assert shown.keys() >= {"zero1", "zero2", "zero2_tuned", "zero3", "zero3_tuned", "fsdp2"}
+        output = "not up to the largest" if first is None else sizes[ladder[first]][0] if first else "from the smallest"
+        assert displayed[strategy] == output, strategy
+    assert displayed.keys() >= {"zero1", "zero2", "zero2_tuned", "zero3", "zero3_tuned", "fsdp2"}
 
 
 @pytest.mark.parametrize("study", ["equal-memory", "equal-memory-again"])
 def test_times_at_equal_memory_are_what_the_lines_say(study):
     runs = sorted(lines(CPU / study / "records.jsonl.gz"), key=lambda record: record["started_at"])
-    shown = tables.speeds(CPU / study).set_index("strategy")
+    displayed = tables.speeds(CPU / study).set_index("strategy")
     rates: dict[tuple[str, bool], list[float]] = {}
     for cap in (3.0, 6.0):
         of_cap = [run for run in runs if run["config"]["memory_cap"] == cap]
@@ -107,16 +107,16 @@ def test_times_at_equal_memory_are_what_the_lines_say(study):
                 larger = run["config"]["global_batch_size"] > of_cap[before]["config"]["global_batch_size"]
                 rates.setdefault((run["strategy"], larger), []).append(rate(run) / around)
     assert len(rates) == 11
-    for (strategy, larger), found in rates.items():
-        row = shown.loc[strategy]
-        said = row["own_ratios"] if larger else [1 / ratio for ratio in row["equal_ratios"]]
-        assert sorted(said) == pytest.approx(sorted(found))
-        if len(said) > 1:
-            middle, low, high = frontier.over_series(said)
-            assert middle == pytest.approx(statistics.geometric_mean(said))
+    for (strategy, larger), result in rates.items():
+        row = displayed.loc[strategy]
+        output = row["own_ratios"] if larger else [1 / ratio for ratio in row["equal_ratios"]]
+        assert sorted(output) == pytest.approx(sorted(result))
+        if len(output) > 1:
+            middle, low, high = frontier.over_series(output)
+            assert middle == pytest.approx(statistics.geometric_mean(output))
             assert low * high == pytest.approx(middle**2)
-            beyond = (math.log(high / middle) / statistics.stdev(map(math.log, said))) ** 2 / (1 + 1 / len(said))
-            assert 2 * stats.t.sf(beyond**0.5, len(said) - 1) == pytest.approx(0.05)
+            beyond = (math.log(high / middle) / statistics.stdev(map(math.log, output))) ** 2 / (1 + 1 / len(output))
+            assert 2 * stats.t.sf(beyond**0.5, len(output) - 1) == pytest.approx(0.05)
 
 
 def rate(run: dict[str, Any]) -> float:
@@ -172,11 +172,11 @@ def accelerated(values: list[float], confidence: float = 0.9, draws: int = 20_00
 @pytest.mark.parametrize("study", ["learned-pilot", "learned", "learned-gpt", "learned-bf16"])
 def test_a_verdict_is_what_the_lines_say(study):
     of, folders = studies.find(study), [CPU / study, *([CPU / "learned-release"] if study == "learned" else [])]
-    found, judged = endpoints(folders, of.protocol.step), verdict_text.decide(folders, of).verdict
-    null = [found[name] for name in ("single", "cut", "rounding") if name in found]
+    result, judged = endpoints(folders, of.protocol.step), verdict_text.decide(folders, of).verdict
+    null = [result[name] for name in ("single", "cut", "rounding") if name in result]
     ps: dict[bool, list[float]] = {}
     for arm in judged.arms:
-        own = found[arm.name]
+        own = result[arm.name]
         seeds = sorted(own)
         assert arm.differences == pytest.approx(own)
         distance, p = exchanged([own[seed] for seed in seeds], [[each[seed] for each in null] for seed in seeds])
@@ -191,9 +191,9 @@ def test_a_verdict_is_what_the_lines_say(study):
         tail = sum(math.comb(starts, k) * most**k * (1 - most) ** (starts - k) for k in range(arm.num_parted + 1))
         assert arm.num_parted == starts or tail == pytest.approx(0.05)
     for is_broken, each in ps.items():
-        said = [arm.p for arm in judged.arms if arm.is_broken == is_broken]
+        output = [arm.p for arm in judged.arms if arm.is_broken == is_broken]
         for place, (at, p) in enumerate(sorted(enumerate(each), key=lambda pair: pair[1])):
             holm = min(1.0, (len(each) - place) * p)  # below 1 both have the error of 20,000 draws, times up to six
-            assert said[at] >= holm - 0.01 - 0.1 * holm * (holm < 1)
+            assert output[at] >= holm - 0.01 - 0.1 * holm * (holm < 1)
         least = min(1.0, len(each) * min(each))
-        assert min(said) == pytest.approx(least, abs=0.01 + 0.1 * least * (least < 1))
+        assert min(output) == pytest.approx(least, abs=0.01 + 0.1 * least * (least < 1))

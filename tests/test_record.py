@@ -100,10 +100,10 @@ def test_a_record_that_is_cut_off_is_written_once_more_and_then_stays(journal, m
 
 def test_a_failure_is_recorded_with_a_command_that_shows_no_folder(journal, tmp_path, monkeypatch):
     journal.fail(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
-    found = schema.read(journal.run.folder)
-    assert (found.status, found.failure.step) == ("out_of_memory", None)
-    assert found.command[-3:] == ["study/train.py", "--output-dir", "run"]
-    assert not any(str(folder) in word for word in found.command for folder in (tmp_path, files.ROOT))
+    result = schema.read(journal.run.folder)
+    assert (result.status, result.failure.step) == ("out_of_memory", None)
+    assert result.command[-3:] == ["study/train.py", "--output-dir", "run"]
+    assert not any(str(folder) in word for word in result.command for folder in (tmp_path, files.ROOT))
 
 
 def test_no_number_that_json_has_not(tmp_path):
@@ -118,8 +118,8 @@ def test_what_is_no_record_of_this_version_is_not_read(tmp_path):
     path = schema.write(tmp_path, Record(**LEAST))
     for version in (0, schema.SCHEMA_VERSION + 1, None, "1", "a\u2028b", True):
         synthetic.change(path, schema_version=version)
-        said = f"{path}: the record has schema_version {version!r}, but"
-        assert refusal(schema.read, path).startswith(said)
+        output = f"{path}: the record has schema_version {version!r}, but"
+        assert refusal(schema.read, path).startswith(output)
     for content in (b"", b"{", b"[]", b"\xff", b"null"):
         path.write_bytes(content)
         assert refusal(schema.read, path).startswith(f"{path}: ")
@@ -166,8 +166,8 @@ def test_a_full_disk_is_named_by_its_folder(run, monkeypatch):
     error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     assert rank_failures.cause_of(error, run, is_removed=False) is error  # one that is full elsewhere
     monkeypatch.setattr(files, "why_not_writable", lambda *_: "No space left on device")
-    found = rank_failures.cause_of(RuntimeError(FULL), run, is_removed=False)
-    assert (type(found), str(found)) == (OutputFailed, f"{run.folder}: {FULL}")
+    result = rank_failures.cause_of(RuntimeError(FULL), run, is_removed=False)
+    assert (type(result), str(result)) == (OutputFailed, f"{run.folder}: {FULL}")
     with (
         pytest.raises(OutputFailed, match=r"No space left on device.*file write failed"),
         rank_failures.explain_write_errors(run.folder),
@@ -176,8 +176,8 @@ def test_a_full_disk_is_named_by_its_folder(run, monkeypatch):
 
 
 def test_a_removed_folder_is_what_stands_behind_whatever_followed(run):
-    found = rank_failures.cause_of(FileNotFoundError("steps.jsonl"), run, is_removed=True)
-    assert str(found) == f"{run.folder} was removed while the run wrote there"
+    result = rank_failures.cause_of(FileNotFoundError("steps.jsonl"), run, is_removed=True)
+    assert str(result) == f"{run.folder} was removed while the run wrote there"
     failed = Failed("step 2: the loss is nan")
     assert rank_failures.cause_of(failed, run, is_removed=True) is failed
     descriptor = os.open(run.folder, os.O_RDONLY)  # by what was open in it a removed one is known
@@ -197,9 +197,9 @@ def test_a_swap_folder_is_named_whether_full_or_removed(run, monkeypatch):
         == f"{run.swap_folder} was removed while the run wrote there"
     )
     run.swap_folder.mkdir()
-    found = rank_failures.cause_of(error, run, is_removed=False)
-    assert isinstance(found, OffloadFailed)
-    assert str(found).startswith(f"{run.swap_folder}: No space left on device (RuntimeError: ")
+    result = rank_failures.cause_of(error, run, is_removed=False)
+    assert isinstance(result, OffloadFailed)
+    assert str(result).startswith(f"{run.swap_folder}: No space left on device (RuntimeError: ")
 
 
 def test_the_rank_that_waited_names_rank_0(run, monkeypatch):
@@ -253,8 +253,8 @@ def edited(content: dict, at: tuple, value: object) -> str:
 def refused_everywhere(match: str, views: tuple[str, ...] = tuple(cli.compare.VIEWS)) -> None:
     """By collect, pack and every view of compare, before the first write."""
     before = sorted(Path().rglob("*"))
-    asked = [["pack", "runs", "out"], ["pack", "runs", "box.zip"]]
-    for words in [*asked, *(["compare", "runs", "--view", view] for view in views)]:
+    requested = [["pack", "runs", "out"], ["pack", "runs", "box.zip"]]
+    for words in [*requested, *(["compare", "runs", "--view", view] for view in views)]:
         assert re.search(match, refusal(cli.run, words))
     assert sorted(Path().rglob("*")) == before
 
@@ -468,10 +468,10 @@ def test_what_a_record_says_is_text_on_every_page(run_dir, capsys, view):
 
 def test_a_control_that_did_not_run_is_refused(run_dir):
     for view in cli.compare.WITH_CONTROL:
-        said = refusal(cli.run, ["compare", "runs", "--view", view, "--control", "zero22"])
-        assert said.endswith("--control zero22: there is no run of this strategy here. The strategies are: zero2")
-    said = refusal(cli.run, ["compare", "runs", "--view", "parity", "--control", "zero2"])
-    assert said.startswith("--control zero2: --view parity ")
+        output = refusal(cli.run, ["compare", "runs", "--view", view, "--control", "zero22"])
+        assert output.endswith("--control zero22: there is no run of this strategy here. The strategies are: zero2")
+    output = refusal(cli.run, ["compare", "runs", "--view", "parity", "--control", "zero2"])
+    assert output.startswith("--control zero2: --view parity ")
 
 
 def a_finished_run(

@@ -40,12 +40,12 @@ def contents(folder: Path) -> list[Path]:
 def refusal(folder: Path, *arguments: str | Path, env: dict[str, str] | None = None) -> str:
     """Return the line with which `zero-study train` refuses these arguments."""
     before = contents(folder)
-    done = command_line(["train", *arguments], cwd=folder, env=env)
-    assert done.returncode == 2, done.stderr
-    assert all(line.startswith("  ") for line in done.stdout.splitlines())  # the progress of a launch
+    completed = command_line(["train", *arguments], cwd=folder, env=env)
+    assert completed.returncode == 2, completed.stderr
+    assert all(line.startswith("  ") for line in completed.stdout.splitlines())  # the progress of a launch
     assert contents(folder) == before
-    lines = done.stderr.splitlines()
-    assert len(lines) == 1, done.stderr
+    lines = completed.stderr.splitlines()
+    assert len(lines) == 1, completed.stderr
     assert lines[0].startswith("zero-study: ")
     return lines[0].removeprefix("zero-study: ")
 
@@ -81,10 +81,10 @@ def test_subcommands(folder):
         ("compare runs --view losse", "--view: 'losse' is not one of 'short', 'differences', "),
         ("run smoke --timeout 1.5", "--timeout 1.5: must be a whole number of at least 1"),
     ):
-        done = command_line(arguments.split(), cwd=folder)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr.startswith(f"zero-study: {expected}")
-        assert done.stderr.count("\n") == 1, done.stderr
+        completed = command_line(arguments.split(), cwd=folder)
+        assert (completed.returncode, completed.stdout) == (2, "")
+        assert completed.stderr.startswith(f"zero-study: {expected}")
+        assert completed.stderr.count("\n") == 1, completed.stderr
         assert not (folder / "runs").exists()
 
 
@@ -105,9 +105,9 @@ def test_more_processes_than_gpus(monkeypatch):
 
 @pytest.mark.launches
 def test_without_a_launcher(folder):
-    done = attempt(["python", ROOT / "study" / "train.py"], cwd=folder)
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
+    completed = attempt(["python", ROOT / "study" / "train.py"], cwd=folder)
+    assert completed.returncode == 2
+    (line,) = completed.stderr.splitlines()
     assert line.startswith(
         "zero-study: the launcher was given no accelerate file. Start the training as `accelerate launch "
     )
@@ -130,13 +130,13 @@ def test_under_accelerate_launch(folder, flag, variables, arguments, expected):
     launcher = ["accelerate", "launch", *flag.split(), "--config_file", "accelerate_configs/zero2.yaml"]
     launcher += ["--num_processes", "2", "--main_process_port", "0"]
     words = [*launcher, ROOT / "study" / "train.py", *arguments.split()]
-    done = command_line(words, cwd=folder, env=variables)
-    assert done.returncode == 1
-    ours = [line for line in done.stderr.splitlines() if line.startswith("zero-study: ")]
-    assert len(ours) == 1, done.stderr
+    completed = command_line(words, cwd=folder, env=variables)
+    assert completed.returncode == 1
+    ours = [line for line in completed.stderr.splitlines() if line.startswith("zero-study: ")]
+    assert len(ours) == 1, completed.stderr
     assert expected in ours[0]
     # The launcher's report names the cause, after its own traceback.
-    report = done.stderr.rpartition("Root Cause (first observed failure):")[2]
+    report = completed.stderr.rpartition("Root Cause (first observed failure):")[2]
     assert expected in report.partition("traceback : ")[2]
     assert contents(folder) == before
 

@@ -61,9 +61,9 @@ def test_kernel_is_of_this_python(tmp_path, monkeypatch):
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     path = notebook(tmp_path / "one.ipynb", "import sys; print(sys.executable, 'records' in dir())", parameters="a = 1")
     report.execute(path, tmp_path / "done.ipynb", {"a": 2})
-    done = nbformat.read(tmp_path / "done.ipynb", as_version=4)
-    assert done.cells[-1].outputs[0].text == f"{sys.executable} False\n"
-    assert done.cells[1].source == "# Parameters\na = 2\n"
+    completed = nbformat.read(tmp_path / "done.ipynb", as_version=4)
+    assert completed.cells[-1].outputs[0].text == f"{sys.executable} False\n"
+    assert completed.cells[1].source == "# Parameters\na = 2\n"
 
 
 @pytest.mark.launches
@@ -150,8 +150,8 @@ def test_every_notebook_is_committed_executed():
     assert set(executed) == plain | articles
     for name, notebook in executed.items():
         source = report.NOTEBOOKS / f"{name if name in plain else report.OF_AN_ARTICLE}.ipynb"
-        asked = without(nbformat.read(source, as_version=4), "colab")
-        assert without(notebook, "injected-parameters") == asked, f"{name}: make it again with `zero-study report`"
+        requested = without(nbformat.read(source, as_version=4), "colab")
+        assert without(notebook, "injected-parameters") == requested, f"{name}: make it again with `zero-study report`"
         text = json.dumps(notebook)
         assert not re.search(r"Traceback|<[\w.]+ object at|/home/|/root/|nan%", text), name
 

@@ -60,8 +60,8 @@ def run(path: Path, monkeypatch, endings: dict[str, str] | None = None, **option
 
 
 def outcomes(folder: Path) -> dict[str, Outcome]:
-    found = [schema.read_outcome(path) for path in folder.glob("*/outcome.json")]
-    return {outcome.run_id: outcome for outcome in found}
+    result = [schema.read_outcome(path) for path in folder.glob("*/outcome.json")]
+    return {outcome.run_id: outcome for outcome in result}
 
 
 # ---------------------------------------------------------------- outcomes
@@ -99,8 +99,8 @@ def test_an_outcome_says_whether_gpus_were_simulated(simulated, study, monkeypat
     if simulated:
         monkeypatch.setenv(SIMULATED_GPUS, "{}")
     run(study, monkeypatch)
-    found = outcomes(Path("runs/mine")).values()
-    assert {(one.status, one.simulated_gpus) for one in found} == {("skipped", simulated)}
+    result = outcomes(Path("runs/mine")).values()
+    assert {(one.status, one.simulated_gpus) for one in result} == {("skipped", simulated)}
 
 
 @pytest.mark.launches
@@ -112,9 +112,9 @@ def test_a_run_whose_extension_does_not_build_is_skipped_with_the_reason(study, 
 
     monkeypatch.setattr(checks, "provide_extensions", provide)
     assert run(study, monkeypatch) == runner.ALL_OK
-    found = {one.strategy: (one.status, one.message) for one in outcomes(Path("runs/mine")).values()}
-    assert found["zero2"] == ("skipped", "it does not build here:")
-    assert {found[name][0] for name in ("single", "zero3")} == {"ok"}
+    result = {one.strategy: (one.status, one.message) for one in outcomes(Path("runs/mine")).values()}
+    assert result["zero2"] == ("skipped", "it does not build here:")
+    assert {result[name][0] for name in ("single", "zero3")} == {"ok"}
     assert "[3/6] bert-imdb-tiny-zero3-2x-seed0: Building for zero3" in capsys.readouterr().out
 
 
@@ -130,21 +130,21 @@ def test_runs_that_end_badly_have_their_outcomes_and_are_run_again(study, monkey
     }
     endings = {f"bert-imdb-tiny-{name}": ending for name, (ending, *_) in cases.items()}
     assert run(study, monkeypatch, endings) == runner.SOME_NOT_OK
-    found = outcomes(Path("runs/mine"))
+    result = outcomes(Path("runs/mine"))
     for name, (ending, status, message, returncode) in cases.items():
-        one = found[f"bert-imdb-tiny-{name}"]
+        one = result[f"bert-imdb-tiny-{name}"]
         assert (one.status, one.returncode) == (status, returncode)
         assert one.message.startswith(message)
         assert bool(one.stderr_tail) == (ending in ("crashed", "refused"))
         assert str(study.parent) not in one.model_dump_json()
-    assert found["bert-imdb-tiny-single-1x-seed0"].stderr_tail[-1] == "RuntimeError: broken"
+    assert result["bert-imdb-tiny-single-1x-seed0"].stderr_tail[-1] == "RuntimeError: broken"
     assert "RuntimeError: broken" in capsys.readouterr().out.partition("\n\n")[2]  # in the table
 
     # The next call runs again what is no result; positions go on.
     assert run(study, monkeypatch) == runner.SOME_NOT_OK  # what ran out of memory did, and is kept
     again = outcomes(Path("runs/mine"))
     assert {one.status for one in again.values()} == {"ok", "crashed", "out_of_memory"}
-    assert again["bert-imdb-tiny-zero3-2x-seed1"] == found["bert-imdb-tiny-zero3-2x-seed1"]
+    assert again["bert-imdb-tiny-zero3-2x-seed1"] == result["bert-imdb-tiny-zero3-2x-seed1"]
     assert again["bert-imdb-tiny-single-1x-seed0"].position == 7
     assert sorted(one.position for one in again.values() if one.position > 6) == [7, 8, 9, 10]
 
@@ -155,12 +155,12 @@ def test_out_of_memory_ends_a_ladder_of_batches(study, monkeypatch, capsys):
     middle = "bert-imdb-tiny-ddp-2x-seed{}-batch16"
     endings = dict.fromkeys(map(middle.format, (0, 1)), "out_of_memory")
     assert run(Path("ladder.yaml"), monkeypatch, endings) == runner.SOME_NOT_OK
-    found = outcomes(Path("runs/ladder"))
+    result = outcomes(Path("runs/ladder"))
     ended = {"batch8": "ok", "batch16": "out_of_memory", "batch32": "skipped"}
-    assert {name.partition("2x-")[2]: one.status for name, one in found.items()} == {
+    assert {name.partition("2x-")[2]: one.status for name, one in result.items()} == {
         f"seed{seed}-{batch}": status for seed in (0, 1) for batch, status in ended.items()
     }
-    skipped = found["bert-imdb-tiny-ddp-2x-seed1-batch32"]
+    skipped = result["bert-imdb-tiny-ddp-2x-seed1-batch32"]
     assert skipped.message == f"{middle.format(0)} ran out of memory with a smaller batch"
     assert (skipped.wall_seconds, skipped.returncode) == (None, None)
     place = ["--output-dir", f"runs/ladder/{skipped.run_id}"]
@@ -170,7 +170,7 @@ def test_out_of_memory_ends_a_ladder_of_batches(study, monkeypatch, capsys):
     capsys.readouterr()
     run(Path("ladder.yaml"), monkeypatch)
     assert "0 to run, 4 kept, 2 skipped" in capsys.readouterr().out
-    assert outcomes(Path("runs/ladder")) == found
+    assert outcomes(Path("runs/ladder")) == result
 
 
 @pytest.fixture
@@ -186,9 +186,9 @@ def expected(monkeypatch):
 @pytest.mark.launches
 def test_a_slot_starts_nothing_that_would_not_end_in_it(study, monkeypatch, expected, capsys):
     expected(15)
-    for done in range(1, 6):  # the first has the whole slot, and the next one then not
+    for completed in range(1, 6):  # the first has the whole slot, and the next one then not
         assert run(study, monkeypatch, slot_seconds=15) == runner.SOME_WITHOUT_OUTCOME
-        assert len(outcomes(Path("runs/mine"))) == done
+        assert len(outcomes(Path("runs/mine"))) == completed
     out = capsys.readouterr().out
     assert "[2/6] bert-imdb-tiny-zero2-2x-seed0: not started, because it takes about 15 s and only 1" in out
     assert "1 of 6 runs have no outcome yet" in " ".join(out.split())
@@ -206,11 +206,11 @@ def test_what_a_slot_ends_is_a_result_only_if_it_had_all_of_it(study, monkeypatc
     assert run(study, monkeypatch, {slow: "hanging"}, slot_seconds=3) == runner.SOME_WITHOUT_OUTCOME
     assert list(outcomes(Path("runs/mine"))) == ["bert-imdb-tiny-single-1x-seed0"]
     assert run(study, monkeypatch, {slow: "hanging"}, slot_seconds=3) == runner.SOME_WITHOUT_OUTCOME
-    found = outcomes(Path("runs/mine"))[slow]
-    assert (found.status, found.message) == ("timed_out", "ended at its time limit of 3 s")
+    result = outcomes(Path("runs/mine"))[slow]
+    assert (result.status, result.message) == ("timed_out", "ended at its time limit of 3 s")
     while run(study, monkeypatch, slot_seconds=3) == runner.SOME_WITHOUT_OUTCOME:
         pass
-    assert outcomes(Path("runs/mine"))[slow] == found
+    assert outcomes(Path("runs/mine"))[slow] == result
     assert run(study, monkeypatch, slot_seconds=30) == runner.ALL_OK  # more time
 
 
@@ -275,8 +275,8 @@ def test_nothing_of_an_earlier_attempt_is_taken_for_the_next_ones(study, monkeyp
 
 @pytest.mark.launches
 def test_a_second_runner_is_refused(study, monkeypatch):
-    said = rf"runs/mine: process {os.getpid()} on .* is running this study there.* pass another --runs-dir"
-    with lock.locked_study(Path("runs/mine")), pytest.raises(Refusal, match=said):
+    output = rf"runs/mine: process {os.getpid()} on .* is running this study there.* pass another --runs-dir"
+    with lock.locked_study(Path("runs/mine")), pytest.raises(Refusal, match=output):
         run(study, monkeypatch)
     assert run(study, monkeypatch) == runner.ALL_OK
 
@@ -290,10 +290,10 @@ def test_a_runner_killed_between_record_and_outcome(study, monkeypatch):
     written = (path.parent / "record.json").read_bytes()
     path.unlink()
     assert run(study, monkeypatch) == runner.ALL_OK
-    found = outcomes(Path("runs/mine"))[name]
-    assert (found.status, found.message) == ("ok", "final loss 0.6200")
-    assert found.returncode is found.wall_seconds is None
-    assert (found.position, found.command) == (7, before.command)
+    result = outcomes(Path("runs/mine"))[name]
+    assert (result.status, result.message) == ("ok", "final loss 0.6200")
+    assert result.returncode is result.wall_seconds is None
+    assert (result.position, result.command) == (7, before.command)
     assert (path.parent / "record.json").read_bytes() == written
 
 
@@ -320,8 +320,8 @@ def test_nohup_is_respected(ignored):
         f"signal.signal(signal.SIGHUP, signal.{'SIG_IGN' if ignored else 'SIG_DFL'})\n"
         "cli.run = lambda _: signal.raise_signal(signal.SIGHUP); __main__.main()"
     )
-    done = launching.attempt(["python", "-c", code])
-    assert done.returncode == (0 if ignored else 130), done.stderr
+    completed = launching.attempt(["python", "-c", code])
+    assert completed.returncode == (0 if ignored else 130), completed.stderr
 
 
 @pytest.mark.launches
@@ -356,6 +356,6 @@ def test_an_outcome_that_cannot_be_written_is_said_and_the_study_goes_on(study, 
 
     monkeypatch.setattr(runner, "write_json", refuse_the_first)
     assert run(study, monkeypatch) == runner.ALL_OK
-    said = capsys.readouterr().out
-    assert "seed0/outcome.json: not written (No space left on device)" in said
+    output = capsys.readouterr().out
+    assert "seed0/outcome.json: not written (No space left on device)" in output
     assert len(list(study.parent.glob("runs/mine/*/outcome.json"))) == 5

@@ -27,8 +27,8 @@ from study.saved.values import same  # noqa: E402
 
 def _write(folder: Path, *words: str) -> None:
     """Train and save under every engine, on two ranks."""
-    done = launching.torchrun([Path(__file__).with_name("saved_program.py"), folder, *words], launching.ROOT)
-    assert done.returncode == 0, done.stderr[-4000:]
+    completed = launching.torchrun([Path(__file__).with_name("saved_program.py"), folder, *words], launching.ROOT)
+    assert completed.returncode == 0, completed.stderr[-4000:]
 
 
 @pytest.fixture
@@ -249,8 +249,8 @@ def recorded() -> Path:
     def record(folder: Path) -> None:
         (program := folder / "record.py").write_text(RECORDS)
         words = [program, "--output", "recorded", launching.ROOT / "docs" / "examples" / "train_save.py"]
-        done = launching.torchrun(words, folder, env={"DS_ACCELERATOR": "cpu"})
-        assert done.returncode == 0, done.stderr[-4000:]
+        completed = launching.torchrun(words, folder, env={"DS_ACCELERATOR": "cpu"})
+        assert completed.returncode == 0, completed.stderr[-4000:]
 
     return launching.once("recorded-and-saved", record)
 
@@ -345,8 +345,8 @@ def test_numbers_of_numpy_are_plain_data(tmp_path):
 @pytest.mark.launches
 def test_the_module_is_a_command_too(saved_folders):
     for folder, status in (("base", 0), ("zero3-16bit", 1), ("not there", 2)):
-        done = launching.python(["-m", "zero_study.saved", saved_folders / folder], launching.ROOT)
-        assert done.returncode == status, done.stderr
+        completed = launching.python(["-m", "zero_study.saved", saved_folders / folder], launching.ROOT)
+        assert completed.returncode == status, completed.stderr
 
 
 @pytest.mark.parametrize("kind", ["nothing", "a file", "an empty folder"])

@@ -57,10 +57,10 @@ def kinds(result: saving.Comparison) -> set[str]:
 def test_only_the_right_step_fits(dtype, step, monkeypatch):
     steps = training(1e-3)
     record(monkeypatch, steps)
-    for named in (None, *range(STEPS + 1)):
-        result = recorded.compare_with_recording(saved(steps[step], dtype, named), Path("rec"))
-        is_right = step == (STEPS if named is None else named)
-        assert kinds(result) == (set() if is_right else {"stale"}), (named, result)
+    for listed in (None, *range(STEPS + 1)):
+        result = recorded.compare_with_recording(saved(steps[step], dtype, listed), Path("rec"))
+        is_right = step == (STEPS if listed is None else listed)
+        assert kinds(result) == (set() if is_right else {"stale"}), (listed, result)
         assert result.unchecked == []
 
 

@@ -83,9 +83,9 @@ def test_autocast_under_zero_3_trains_as_on_a_cpu():
 @pytest.mark.nightly
 @pytest.mark.launches
 def test_more_ranks_than_gpus_are_refused():
-    done = simulated.command(["-m", "study", "train", "--strategy", "ddp", "--num-processes", 2, "--size", "tiny"])
-    assert done.returncode == 2
-    assert "only 1 GPU is found" in done.stderr
+    completed = simulated.command(["-m", "study", "train", "--strategy", "ddp", "--num-processes", 2, "--size", "tiny"])
+    assert completed.returncode == 2
+    assert "only 1 GPU is found" in completed.stderr
 
 
 @pytest.mark.nightly
@@ -206,9 +206,9 @@ def test_no_record_of_a_simulated_gpu_becomes_a_measurement(tmp_path):
 @pytest.mark.nightly
 @pytest.mark.launches
 def test_the_machine_reports_its_gpus():
-    done = simulated.command(["-m", "study", "plan", "gpu-acceptance", "--only", "ddp-1x"])
-    assert "1 GPU of 85.0 GB" in done.stdout
-    assert "1 to run" in done.stdout
+    completed = simulated.command(["-m", "study", "plan", "gpu-acceptance", "--only", "ddp-1x"])
+    assert "1 GPU of 85.0 GB" in completed.stdout
+    assert "1 to run" in completed.stdout
     doctor = simulated.command(["-m", "study", "doctor"], TWO)
     assert "GPU 1, NVIDIA H100 80GB HBM3: No process uses it." in doctor.stdout
     assert "two nccl ranks: They started and added two numbers" in doctor.stdout
@@ -219,10 +219,10 @@ def test_the_machine_reports_its_gpus():
 @pytest.mark.launches
 def test_the_list_of_one_gpu_accepts_every_strategy_and_ends_in_a_pack_and_a_report(tmp_path):
     words = [ROOT / "tests" / "one_gpu_program.py", "--small", "--runs-dir", tmp_path]
-    done = simulated.command(words)
-    assert done.returncode == 0, done.stdout
+    completed = simulated.command(words)
+    assert completed.returncode == 0, completed.stdout
     runs = tmp_path / "small"
-    assert "crashed" not in done.stdout
+    assert "crashed" not in completed.stdout
     page = (runs / "acceptance.md").read_text()
     assert "0 failed, 0 not run" in page
     assert {f"`{name}`" in page for name in file.names() if name != "zero2_cpu_offload"} == {True}
@@ -252,8 +252,8 @@ def test_every_line_that_only_a_gpu_reaches_is_executed():
     simulated.command(["-m", "study", "doctor"], TWO)
     simulated.command(["-m", "study", "plan", "gpu-acceptance", "--only", "ddp-1x"])
     simulated.command(["-m", "study", "compare", "--view", "acceptance", train("ddp").run_dir])
-    done = simulated.command([ROOT / "tests" / "gpu_program.py"])
-    assert done.returncode == 0, done.stderr
+    completed = simulated.command([ROOT / "tests" / "gpu_program.py"])
+    assert completed.returncode == 0, completed.stderr
     executed = executed_lines.read(simulated.executed_folder())
     missing = gpu_only_lines.texts(gpu_only_lines.of_project() - executed)
     listed = (ROOT / "tests" / "gpu_only_lines_not_executed.txt").read_text().splitlines()

@@ -89,8 +89,8 @@ def test_every_page(address, browser, viewport, scheme):
         page.goto(f"{address}/{name}/")
         assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"], name
         assert page.evaluate(TOO_WIDE) == 0, name
-        shown = page.locator("main").inner_text()
-        assert not page.evaluate("([text, odd]) => new RegExp(odd).test(text)", [shown, NOT_SHOWN]), name
+        displayed = page.locator("main").inner_text()
+        assert not page.evaluate("([text, odd]) => new RegExp(odd).test(text)", [displayed, NOT_SHOWN]), name
         assert page.locator("nav a").count() > 20, name  # the way to the guides, from every page
     assert said == []
     assert all(url.startswith((address, "data:", "blob:")) for url in asked)
@@ -188,8 +188,8 @@ def test_the_page_answers_as_the_command(address, planner, question, tmp_path, m
     for strategy in expected["strategies"]:
         row = page.locator(f'#answer [data-strategy="{strategy["name"]}"]')
         for label, cell in CELLS.items():
-            shown = row.locator(f'[data-column="{label}"] b').text_content()
-            assert shown.removesuffix(" GiB") == strategy["cells"][cell], (strategy["name"], label)
+            displayed = row.locator(f'[data-column="{label}"] b').text_content()
+            assert displayed.removesuffix(" GiB") == strategy["cells"][cell], (strategy["name"], label)
 
     page.get_by_role("button", name="Copy the answer as JSON").click()
     page.get_by_text("Copied").wait_for()
@@ -287,8 +287,8 @@ def test_slow_strategies_are_not_drawn_as_if_they_took_less_time(address, planne
     page, _, _ = planner
     ask(page, address, QUESTIONS[0])
     answer = web.answer(command_line(QUESTIONS[0]))
-    shown = [strategy for strategy in answer["strategies"] if strategy["fits"] and strategy["is_shown"]]
-    end = max(strategy["seconds"][2] for strategy in shown)
+    displayed = [strategy for strategy in answer["strategies"] if strategy["fits"] and strategy["is_shown"]]
+    end = max(strategy["seconds"][2] for strategy in displayed)
     fitting = [strategy for strategy in answer["strategies"] if strategy["fits"]]
     assert any(strategy["seconds"][1] > end for strategy in fitting)
     for strategy in fitting:

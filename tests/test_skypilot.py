@@ -66,9 +66,9 @@ def test_the_set_up_fails_where_torch_has_no_gpu(fails, status, tmp_path):
         stub.write_text(f'#!/bin/bash\necho {program} "${{@@Q}}" >> asked\n[ "{program} $1" != "{fails}" ]\n')
         stub.chmod(0o755)
     path = f"{tmp_path / '.venv' / 'bin'}:{os.environ['PATH']}"
-    done = subprocess.run(["bash", CLOUDS / "setup.sh"], cwd=tmp_path, env={"PATH": path})
+    completed = subprocess.run(["bash", CLOUDS / "setup.sh"], cwd=tmp_path, env={"PATH": path})
     asked = [shlex.split(line) for line in (tmp_path / "asked").read_text().splitlines()]
-    assert done.returncode == status
+    assert completed.returncode == status
     assert asked[2][:2] == ["make", "setup"]
 
 
@@ -79,10 +79,10 @@ def test_the_set_up_goes_on_without_uv(tmp_path):
     for program in (tmp_path / "bin" / "make", tmp_path / ".venv" / "bin" / "python"):
         program.write_text('#!/bin/bash\necho "${0##*/}" "$@" >> asked\n')
         program.chmod(0o755)
-    given = {"PATH": str(tmp_path / "bin"), "HOME": str(tmp_path)}
-    done = subprocess.run(["/bin/bash", CLOUDS / "setup.sh"], cwd=tmp_path, env=given)
+    inputs = {"PATH": str(tmp_path / "bin"), "HOME": str(tmp_path)}
+    completed = subprocess.run(["/bin/bash", CLOUDS / "setup.sh"], cwd=tmp_path, env=inputs)
     asked = (tmp_path / "asked").read_text().splitlines()
-    assert done.returncode == 0
+    assert completed.returncode == 0
     assert asked[0] == "make setup"
     assert asked[1].startswith("python -c import torch")
 
@@ -101,9 +101,9 @@ def test_the_build_of_torch_follows_the_driver(driver, chooses, tmp_path):
         (tmp_path / "bin" / name).chmod(0o755)
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         (tmp_path / name).symlink_to(ROOT / name)
-    given = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "HOME": str(tmp_path), "CXX": "true"}
+    inputs = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "HOME": str(tmp_path), "CXX": "true"}
     command = ["make", "setup", f"PYTHON={sys.executable}"]
-    subprocess.run(command, cwd=tmp_path, env=given, check=True, timeout=60)
+    subprocess.run(command, cwd=tmp_path, env=inputs, check=True, timeout=60)
     (asked,) = (tmp_path / "asked").read_text().splitlines()
     assert asked.startswith("pip install")
     assert ("--torch-backend auto" in asked) == chooses
@@ -145,15 +145,17 @@ def bucket(tmp_path):
 def slot(name: str, home: Path, **envs: str) -> list[list[str]]:
     """What a slot asks the programs, which goes well."""
     written = read(name)
-    given = {key: str(value) for key, value in {**written["envs"], "BUCKET": "mine", **envs}.items()}
-    given |= {
+    inputs = {key: str(value) for key, value in {**written["envs"], "BUCKET": "mine", **envs}.items()}
+    inputs |= {
         "HOME": str(home), "PATH": os.environ["PATH"], "SKYPILOT_TASK_ID": "sky-2026-11-22-06-00-00-000000_box_1",
         "SKYPILOT_NODE_RANK": "0", "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.5",
         "SKYPILOT_NUM_NODES": str(BOXES[name].nodes), "SKYPILOT_NUM_GPUS_PER_NODE": str(BOXES[name].num_gpus),
     }  # fmt: skip
     command = ["bash", "-c", written["run"]]
-    done = subprocess.run(command, cwd=home / "sky_workdir", env=given, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
+    completed = subprocess.run(
+        command, cwd=home / "sky_workdir", env=inputs, capture_output=True, text=True, timeout=60
+    )
+    assert (completed.returncode, completed.stderr) == (0, "")
     return [shlex.split(line) for line in (home / "asked").read_text().splitlines()]
 
 

@@ -143,9 +143,9 @@ def wait(is_so: Callable[[], bool], cluster: Cluster, seconds: float = launching
 
 def submit(script: str, *words: str) -> str:
     """Submit as a user does."""
-    done = subprocess.run(["sh", "-s", "--", *words], input=script, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    completed = subprocess.run(["sh", "-s", "--", *words], input=script, capture_output=True, text=True)
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout
 
 
 @pytest.mark.slow
@@ -168,8 +168,8 @@ def test_a_study_goes_through_it(cluster, capsys):
 @pytest.mark.launches
 def test_a_job_that_is_requeued_goes_on_from_its_checkpoint(cluster, capsys):
     run_dir = Path("runs/long") / SINGLE
-    said = submit(printed(capsys, "long.yaml", "--checkpoint-every", "10"))
-    number = said.split()[-1]
+    output = submit(printed(capsys, "long.yaml", "--checkpoint-every", "10"))
+    number = output.split()[-1]
 
     def state() -> str:
         return cluster.ask("squeue", "--noheader", f"--jobs={number}", "--states=all", "--format=%T|%r").strip()

@@ -57,23 +57,23 @@ def test_every_claim_that_is_executed_has_its_result():
 def test_the_committed_results_come_again(tmp_path):
     """Through the command, with all four ways and all three outcomes."""
     path = tmp_path / "snippets.json"
-    asked = [word for name in REAL for word in ("--claim", name)]
-    done = launching.attempt(["python", "-m", "study.claims.snippets", "--output", path, *asked])
-    assert done.returncode == 0, done.stderr
-    found, committed = by_execution.read(path).results, by_execution.read().results
+    requested = [word for name in REAL for word in ("--claim", name)]
+    completed = launching.attempt(["python", "-m", "study.claims.snippets", "--output", path, *requested])
+    assert completed.returncode == 0, completed.stderr
+    result, committed = by_execution.read(path).results, by_execution.read().results
     rules = {claim.id: claim.rule for source in ledger.read() for claim in source.claims}
     for name, (through, outcome) in REAL.items():
-        assert (rules[name].through, found[name].outcome) == (through, outcome)
-        assert found[name] == committed[name]
+        assert (rules[name].through, result[name].outcome) == (through, outcome)
+        assert result[name] == committed[name]
 
 
 @pytest.mark.nightly
 @pytest.mark.launches
 def test_the_command_refuses_what_it_cannot_execute(tmp_path):
     def refused(*words: str | Path) -> str:
-        done = launching.attempt(["python", "-m", "study.claims.snippets", *words])
-        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-        return done.stderr
+        completed = launching.attempt(["python", "-m", "study.claims.snippets", *words])
+        assert (completed.returncode, completed.stdout, completed.stderr.count("\n")) == (2, "", 1)
+        return completed.stderr
 
     name = "papers.none.such"
     assert f"--claim {name}: this claim has no code lines" in refused("--claim", name)

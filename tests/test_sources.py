@@ -49,8 +49,8 @@ def test_check_imports_neither_torch_nor_transformers(shared_data_dir):
         "    sources.check(build_config(data='files', data_dir=sys.argv[1], **more))\n"
         "assert not {'torch', 'transformers', 'datasets'} & set(sys.modules), sorted(sys.modules)"
     )
-    done = launching.attempt(["python", "-c", code, shared_data_dir])
-    assert done.returncode == 0, done.stderr
+    completed = launching.attempt(["python", "-c", code, shared_data_dir])
+    assert completed.returncode == 0, completed.stderr
 
 
 def test_missing_data_dir(tmp_path):
@@ -129,15 +129,15 @@ def reachable(monkeypatch):
 
 @pytest.mark.usefixtures("reachable")
 def test_reviews_from_the_hub(monkeypatch):
-    asked = []
+    requested = []
 
     def load_dataset(*args, **kwargs):
-        asked.append((args, kwargs))
+        requested.append((args, kwargs))
         return datasets.Dataset.from_dict({"label": [0, 1], "text": ["a", "b"], "other": [1, 2]})
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     reviews = sources.load_reviews(config(data="hub"))
-    assert asked == [(("stanfordnlp/imdb",), {"split": "train"})]
+    assert requested == [(("stanfordnlp/imdb",), {"split": "train"})]
     assert reviews.column_names == ["text", "label"]
 
 
@@ -156,12 +156,12 @@ def test_articles_from_the_hub(monkeypatch):
 
 
 def test_the_hub_is_probed_for_seconds_only(monkeypatch):
-    asked = []
-    session = SimpleNamespace(head=lambda address, timeout: asked.append((address, timeout)))
+    requested = []
+    session = SimpleNamespace(head=lambda address, timeout: requested.append((address, timeout)))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub, "get_session", lambda: session)
     assert sources.from_hub("thing", lambda: "fetched") == "fetched"
-    ((address, timeout),) = asked
+    ((address, timeout),) = requested
     assert address == huggingface_hub.constants.ENDPOINT
     assert 0 < timeout <= 5
 

@@ -23,8 +23,8 @@ SETTINGS = {field.name for field in dataclasses.fields(Stack)} - {"name", "versi
 
 
 def engine(name: str, **request: object) -> Engine:
-    asked = Request("a100-80gb", 8, **request)
-    return choose.engine_for(LLAMA, asked, file.read_by_name(name), 8)
+    requested = Request("a100-80gb", 8, **request)
+    return choose.engine_for(LLAMA, requested, file.read_by_name(name), 8)
 
 
 @pytest.mark.parametrize("name", get_args(StackName))
@@ -56,12 +56,12 @@ def test_a_wrong_stack_is_refused_with_its_name(old, new, says, tmp_path):
 
 
 def test_the_default_is_accelerate_with_the_modules_of_transformers():
-    asked = Request("a100-80gb", 8)
-    assert (asked.stack, DEFAULT_STACK) == ("accelerate", "accelerate")
-    assert (asked.kernels, asked.attention, asked.job().loss, asked.optimizer_kernel) == (
+    requested = Request("a100-80gb", 8)
+    assert (requested.stack, DEFAULT_STACK) == ("accelerate", "accelerate")
+    assert (requested.kernels, requested.attention, requested.job().loss, requested.optimizer_kernel) == (
         "transformers", "sdpa", "eager", "fused",
     )  # fmt: skip
-    assert asked.activation_checkpointing is None
+    assert requested.activation_checkpointing is None
     fsdp2 = engine("fsdp2")
     assert (fsdp2.syncs_each_micro_step, fsdp2.reduces_in_fp32) == (False, False)
     assert engine("zero1").accumulation_bytes == 2
@@ -75,8 +75,8 @@ def test_the_stack_of_this_project_is_what_its_trainer_runs():
         if not chosen.zero_stage and chosen.distributed_type != "FSDP":
             continue
         shape, trained = in_theory.of_run(config, chosen, 8)
-        asked = Request("a100-80gb", 8, stack="study", precision="bf16")
-        advised = choose.engine_for(shape, asked, chosen, 8)
+        requested = Request("a100-80gb", 8, stack="study", precision="bf16")
+        advised = choose.engine_for(shape, requested, chosen, 8)
         assert dataclasses.replace(advised, replicas=trained.replicas) == trained
     job = Request("a100-80gb", 8, stack="study").job()
     trained_job = in_theory.job_of(config, 8, "gpu")
@@ -124,9 +124,9 @@ def test_weights_of_ddp_are_those_that_the_stack_loads():
 
 
 def test_a_stack_leaves_out_what_it_cannot_run(capsys):
-    asked = Request("a100-80gb", 8, stack="torchtitan")
-    assert {chosen.distributed_type for chosen in asked.strategies(8)} == {"MULTI_GPU", "FSDP"}
-    assert asked.left_out(8)["zero3"] == "torchtitan has no ZeRO"
+    requested = Request("a100-80gb", 8, stack="torchtitan")
+    assert {chosen.distributed_type for chosen in requested.strategies(8)} == {"MULTI_GPU", "FSDP"}
+    assert requested.left_out(8)["zero3"] == "torchtitan has no ZeRO"
     assert {chosen.distributed_type for chosen in Request("l4", 1, stack="deepspeed").strategies(1)} == {"DEEPSPEED"}
     words = ["advise", "--model", "gpt2", "--gpu", "l4", "--gpus", "8", "--stack", "torchtitan"]
     assert refusal(cli.run, [*words, "--strategy", "zero3"]).startswith("--strategy zero3: torchtitan has no ZeRO")
@@ -165,9 +165,9 @@ def test_gradients_in_fp32_are_described_as_such():
 
 
 def test_prices_are_of_all_gpus():
-    asked = Request("a100-80gb", 8)
-    box = asked.box()
-    predicted = prediction.predict(LLAMA, engine("zero3"), asked.job(), box)
+    requested = Request("a100-80gb", 8)
+    box = requested.box()
+    predicted = prediction.predict(LLAMA, engine("zero3"), requested.job(), box)
     assert predicted.dollars_per_hour == 8 * box.gpu.price_per_hour
     assert predicted.dollars_per_step == pytest.approx(predicted.dollars_per_hour * predicted.step.total / 3600)
     free = dataclasses.replace(box, gpu=dataclasses.replace(box.gpu, price_per_hour=None))

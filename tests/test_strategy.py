@@ -82,7 +82,7 @@ REFUSED = [
 
 
 def test_files_are_read_strictly(tmp_path):
-    missing = {text: (words, said) for text, *words in REFUSED if not has(said := reading(tmp_path, text), words)}
+    missing = {text: (words, output) for text, *words in REFUSED if not has(output := reading(tmp_path, text), words)}
     assert not missing
 
 
@@ -111,9 +111,9 @@ def test_all_errors_of_a_file_are_listed_at_once(tmp_path, monkeypatch):
         assert expected in message
     text = "distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config: {deepspeed_config_file: mine.json}"
     Path("mine.yaml").write_text(text)
-    said = refusal(read_strategy, Path("mine.yaml"))
-    assert said.startswith("mine.json: Unknown key 'zero_optimization.overlap_com'. Write overlap_comm. ")
-    assert "zero_optimization.stage is 4" in said
+    output = refusal(read_strategy, Path("mine.yaml"))
+    assert output.startswith("mine.json: Unknown key 'zero_optimization.overlap_com'. Write overlap_comm. ")
+    assert "zero_optimization.stage is 4" in output
 
 
 # What `accelerate config` writes: every section, keys of TPUs, the precision.
@@ -248,9 +248,9 @@ def test_a_json_is_read_strictly(name, refused, tmp_path, monkeypatch):
     missing = {}
     for content, *words in refused:
         path.with_suffix(".json").write_text(content if isinstance(content, str) else json.dumps(content))
-        said = refusal(read_strategy, path)
-        if not (said.startswith(f"{path.with_suffix('.json')}: ") and has(said, words)):
-            missing[str(content)] = (words, said)
+        output = refusal(read_strategy, path)
+        if not (output.startswith(f"{path.with_suffix('.json')}: ") and has(output, words)):
+            missing[str(content)] = (words, output)
     assert not missing
 
 
@@ -261,9 +261,9 @@ def test_a_file_whose_settings_are_unlike_is_read_each_by_its_own_key(tmp_path, 
     devices = "offload_optimizer_device: nvme, offload_param_device: cpu"
     path.write_text(DS + f"deepspeed_config: {{zero_stage: 3, {devices}, gradient_accumulation_steps: 3}}")
     in_yaml = read_strategy(path)
-    found = [(s.offload_optimizer_device, s.offload_param_device, s.gradient_accumulation_steps)
+    result = [(s.offload_optimizer_device, s.offload_param_device, s.gradient_accumulation_steps)
              for s in (in_json, in_yaml)]  # fmt: skip
-    assert found == [("cpu", "nvme", 4), ("nvme", "cpu", 3)]
+    assert result == [("cpu", "nvme", 4), ("nvme", "cpu", 3)]
 
 
 def test_sizes_may_be_whole_floats(tmp_path, monkeypatch):
@@ -323,8 +323,8 @@ def test_fsdp_section_is_read_strictly(tmp_path):
         ("SHARDED_STATE", "LOCAL_STATE", "fsdp_config.fsdp_state_dict_type is LOCAL_STATE_DICT"),
     ]
     text = find_strategy("fsdp2").read_text()
-    said = {expected: reading(tmp_path, text.replace(before, after, 1)) for before, after, expected in changes}
-    assert not {expected: message for expected, message in said.items() if expected not in message}
+    output = {expected: reading(tmp_path, text.replace(before, after, 1)) for before, after, expected in changes}
+    assert not {expected: message for expected, message in output.items() if expected not in message}
 
 
 @pytest.mark.parametrize(
@@ -352,8 +352,8 @@ def test_fsdp_wraps_the_layers_of_every_model(workload, size, expected, monkeypa
     plugin = accelerators.make_fsdp_plugin(make_run(config, read_by_name("fsdp2"), 2))
     plugin.set_auto_wrap_policy(model)
     policy = fsdp2_prepare_auto_wrap_policy(plugin, model)
-    found = Counter(type(module).__name__ for module in model.modules() if policy(module))
-    assert found == expected
+    result = Counter(type(module).__name__ for module in model.modules() if policy(module))
+    assert result == expected
 
 
 @pytest.mark.parametrize(
@@ -473,8 +473,8 @@ def asked(**flags) -> Run:
     return Run(build_config(**flags), read_by_name("zero3"), 2, Path("run"))
 
 
-def verify(found: Proof, **flags) -> None:
-    proof.verify(found, asked(**flags))
+def verify(result: Proof, **flags) -> None:
+    proof.verify(result, asked(**flags))
 
 
 @pytest.mark.parametrize(
@@ -506,13 +506,13 @@ def test_a_ddp_without_the_views_that_were_asked_for_is_refused():
     run = Run(build_config(), read_by_name("ddp_tuned"), 2, Path("run"))
     of_ddp = {"distributed_type": "MULTI_CPU", "engine_class": "DistributedDataParallel"}
     of_deepspeed = ("zero_stage", "param_persistence_threshold", "partitioned_parameters", "master_dtypes")
-    found = FOUND.model_copy(update={**of_ddp, **dict.fromkeys(of_deepspeed), "gradient_as_bucket_view": True})
-    proof.verify(found, run)
-    said = refusal(proof.verify, found.model_copy(update={"gradient_as_bucket_view": False}), run)
-    assert said.startswith(
+    result = FOUND.model_copy(update={**of_ddp, **dict.fromkeys(of_deepspeed), "gradient_as_bucket_view": True})
+    proof.verify(result, run)
+    output = refusal(proof.verify, result.model_copy(update={"gradient_as_bucket_view": False}), run)
+    assert output.startswith(
         "gradient_as_bucket_view: the run requests True, but the engine has False. To correct this, change "
     )
-    assert said.endswith("ddp_tuned.json")
+    assert output.endswith("ddp_tuned.json")
 
 
 def test_ranks_that_share_a_gpu_speak_through_gloo(monkeypatch):
@@ -537,14 +537,14 @@ def test_ranks_are_on_as_many_gpus_as_asked():
 
 
 def test_masters_of_sixteen_bits():
-    found = {"precision": "bf16", "parameter_dtypes": ["bfloat16"], "accumulation_dtype": "bfloat16"}
+    result = {"precision": "bf16", "parameter_dtypes": ["bfloat16"], "accumulation_dtype": "bfloat16"}
     with pytest.raises(Refusal, match=r"^accumulation_dtype: .* float32, .* bfloat16. To correct this, change"):
-        verify(FOUND.model_copy(update=found), precision="bf16")
-    found |= {"accumulation_dtype": "float32", "master_dtypes": ["bfloat16"]}
+        verify(FOUND.model_copy(update=result), precision="bf16")
+    result |= {"accumulation_dtype": "float32", "master_dtypes": ["bfloat16"]}
     with pytest.raises(
         Refusal, match=r"^master_dtypes: the run requests \['float32'\], but the engine has \['bfloat16'\]"
     ):
-        verify(FOUND.model_copy(update=found), precision="bf16")
+        verify(FOUND.model_copy(update=result), precision="bf16")
 
 
 def test_stage_3_that_shards_nothing():
@@ -581,10 +581,10 @@ def test_a_launcher_that_writes_the_environment_is_refused(tmp_path):
     """DeepSpeed's own write all variables, tokens included, to .deepspeed_env; without one, accelerate takes pdsh."""
     text, standard = find_strategy("zero2").read_text(), "  deepspeed_multinode_launcher: standard\n"
     for launcher in ("pdsh", "slurm"):
-        said = reading(tmp_path, text.replace(standard, f"  deepspeed_multinode_launcher: {launcher}\n"))
-        assert has(said, [f"multinode_launcher is {launcher}. ", "launcher: standard"])
-    said = reading(tmp_path, text.replace(standard, "").replace("num_machines: 1", "num_machines: 2"))
-    assert has(said, ["num_machines is 2, and deepspeed_multinode_launcher is not set", "launcher: standard"])
+        output = reading(tmp_path, text.replace(standard, f"  deepspeed_multinode_launcher: {launcher}\n"))
+        assert has(output, [f"multinode_launcher is {launcher}. ", "launcher: standard"])
+    output = reading(tmp_path, text.replace(standard, "").replace("num_machines: 1", "num_machines: 2"))
+    assert has(output, ["num_machines is 2, and deepspeed_multinode_launcher is not set", "launcher: standard"])
 
 
 # ---------------------------------------------------------------- every key, read back from the engine
@@ -613,10 +613,10 @@ def test_an_engine_with_another_setting_is_refused(content, key, wanted, actual,
     path = beside(tmp_path, monkeypatch, "zero2_tuned", json.dumps({"zero_optimization": ZERO2, **content}))
     run = Run(build_config(), read_strategy(path), 2, tmp_path)
     everything = dict.fromkeys(engine_settings.readers()) | dict(engine_settings.requested(run.strategy.deepspeed_json))
-    found = FOUND.model_copy(update={"zero_stage": 2, "partitioned_parameters": None, "settings": everything})
-    proof.verify(found, run)
-    said = refusal(proof.verify, found.model_copy(update={"settings": {**everything, key: actual}}), run)
-    assert said.startswith(
+    result = FOUND.model_copy(update={"zero_stage": 2, "partitioned_parameters": None, "settings": everything})
+    proof.verify(result, run)
+    output = refusal(proof.verify, result.model_copy(update={"settings": {**everything, key: actual}}), run)
+    assert output.startswith(
         f"{key}: the run requests {wanted}, but the engine has {actual}. To correct this, change the JSON of "
     )
 
@@ -652,14 +652,14 @@ for other in (
 def test_a_real_engine_is_held_against_what_others_would_have_asked(tmp_path):
     """The engine of one run, read back for another one: what is proven is what was built, whatever is asked."""
     (script := tmp_path / "script.py").write_text(ENGINE)
-    done = launching.script(script, tmp_path, strategy="zero2")
-    said = [line for line in done.stdout.splitlines() if line.startswith(("REFUSED", "AS ASKED"))]
-    assert [line.partition(". ")[0] for line in said] == [
+    completed = launching.script(script, tmp_path, strategy="zero2")
+    output = [line for line in completed.stdout.splitlines() if line.startswith(("REFUSED", "AS ASKED"))]
+    assert [line.partition(". ")[0] for line in output] == [
         "REFUSED zero_stage: the run requests 1, but the engine has 2",
         "REFUSED offload_optimizer_device: the run requests cpu, but the engine has none",
         "REFUSED gradient_accumulation_steps: the run requests 2, but the engine has 1",
         "AS ASKED",
-    ], done.stderr
+    ], completed.stderr
 
 
 # ---------------------------------------------------------------- what is one strategy

@@ -29,12 +29,12 @@ def test_padding_of_stage_2_by_hand():
     """Three ranks align a group to 6 elements: 7 become 12, so 4 each; 1 becomes 6, so 2 each."""
     sizes = ParameterSizes(matrices=(7,), vectors=(1,))
     engine = Engine("deepspeed", zero_stage=2, world_size=3, precision="bf16", accumulation_bytes=4)
-    found = differences(engine, sizes, 2, "stepping")
-    assert found[("parameters", "padding")] == 2 * (18 - 8)
-    assert found[("optimizer_states", "padding")] == pytest.approx(12 * (6 - 8 / 3))
-    assert found[("gradients", "padding")] == pytest.approx(2 * (6 - 8 / 3))
-    assert found[("gradients", "fp32-gradients")] == 2 * 6
-    assert len(found) == 4
+    result = differences(engine, sizes, 2, "stepping")
+    assert result[("parameters", "padding")] == 2 * (18 - 8)
+    assert result[("optimizer_states", "padding")] == pytest.approx(12 * (6 - 8 / 3))
+    assert result[("gradients", "padding")] == pytest.approx(2 * (6 - 8 / 3))
+    assert result[("gradients", "fp32-gradients")] == 2 * 6
+    assert len(result) == 4
 
 
 def test_ddps_buckets_by_hand():
@@ -65,10 +65,10 @@ def test_stage_3_by_hand():
 @pytest.mark.parametrize("path", sorted(FIXTURES.glob("*/record.json")), ids=lambda path: path.parent.name)
 def test_the_engines_bytes_are_those_measured(path):
     """To the byte, but for Adam's step counters, 4 bytes a tensor, and one element in place of what is on the disk."""
-    found = schema.read(path)
-    engine, sizes = predicted.engine_of(found), predicted.shape_of(found).parameters
+    result = schema.read(path)
+    engine, sizes = predicted.engine_of(result), predicted.shape_of(result).parameters
     uncounted = {"optimizer_states": 4 * (len(sizes.matrices) + len(sizes.vectors)), "parameters": 2}
-    for moment, ranks in (("stepping", found.model_state_bytes), ("resting", found.resting_state_bytes)):
+    for moment, ranks in (("stepping", result.model_state_bytes), ("resting", result.resting_state_bytes)):
         for rank, measured in enumerate(ranks):
             known = engine_differences(engine, sizes, rank, moment)
             for part in STATE_PARTS:
@@ -115,8 +115,8 @@ def engine(zero_stage: int, **settings) -> Engine:
 
 
 def step(engine: Engine, shape: ModelShape, **job) -> dict[str, tuple[int, int]]:
-    found = collectives(engine, shape, StepConfig(micro_batch_size=1, sequence_length=4, **job))
-    return {c.kind: (c.count, c.bytes) for c in found}
+    result = collectives(engine, shape, StepConfig(micro_batch_size=1, sequence_length=4, **job))
+    return {c.kind: (c.count, c.bytes) for c in result}
 
 
 def test_volumes_with_accumulation():
@@ -147,21 +147,21 @@ def test_stage_3_that_lets_go_gathers_twice_and_a_tied_embedding_four_times():
     """Each module by itself; nine have parameters besides the two lookups and the last norm and the output layer."""
     lean = engine(3, max_live_parameters=0, max_reuse_distance=0)
     modules = 2 + 2 * 6 + 1 + 1
-    found = step(lean, shape())
-    assert found["all_gather"] == (2 * modules, 4 * 2 * (PSI + LOOKUPS[0]))
-    assert found["reduce_scatter"] == (1, 4 * PSI)
+    result = step(lean, shape())
+    assert result["all_gather"] == (2 * modules, 4 * 2 * (PSI + LOOKUPS[0]))
+    assert result["reduce_scatter"] == (1, 4 * PSI)
     four = step(lean, shape(), gradient_accumulation_steps=4)
     for kind in ("all_gather", "reduce_scatter"):
-        assert four[kind] == tuple(4 * value for value in found[kind])
+        assert four[kind] == tuple(4 * value for value in result[kind])
 
 
 def test_persistent_parameters_are_gathered_once_in_a_step_one_by_one():
     threshold = 3 * HIDDEN**2  # below are all vectors, positions, words and each block's projection
     lean = engine(3, max_live_parameters=0, max_reuse_distance=0, persistence_threshold=threshold)
-    found = step(lean, shape(), gradient_accumulation_steps=2)
+    result = step(lean, shape(), gradient_accumulation_steps=2)
     small = 2 + 2 * 2 + len(shape().parameters.vectors)
     partitioned = 2 * 2 * 4 * HIDDEN**2
-    assert found["all_gather"] == (small + 2 * 2 * 2 * 2, 4 * (PSI - partitioned + 2 * 2 * partitioned))
+    assert result["all_gather"] == (small + 2 * 2 * 2 * 2, 4 * (PSI - partitioned + 2 * 2 * partitioned))
 
 
 def test_a_secondary_copy_serves_every_gather_after_the_first():
@@ -181,8 +181,8 @@ def test_a_secondary_copy_serves_every_gather_after_the_first():
 
 @pytest.fixture(scope="module")
 def cells() -> list[predicted.Messages]:
-    found = [file.record for file in records.find([COMMITTED, FIXTURES])]
-    return [predicted.messages(r) for r in found if r.status == "ok" and r.collectives_per_step]
+    result = [file.record for file in records.find([COMMITTED, FIXTURES])]
+    return [predicted.messages(r) for r in result if r.status == "ok" and r.collectives_per_step]
 
 
 def test_bytes_of_adapters_are_known(cells):
@@ -263,8 +263,8 @@ def test_a_gpu_is_found_however_it_is_spelled(text, name):
 def test_memory_for_torch_is_about_what_it_was_seen_to_get():
     """Of processes that ran out of memory: what torch's allocator held, in GiB, as public issues and logs have it."""
     seen = {"t4": 14.35, "v100-32gb": 31.17, "l4": 21.77, "a100-40gb": 38.59, "h200": 138.66, "b200": 177.04}
-    found = {name: usable_memory_bytes(GPUS[name]) / 2**30 for name in seen}
-    assert found == pytest.approx(seen, rel=0.015)
+    result = {name: usable_memory_bytes(GPUS[name]) / 2**30 for name in seen}
+    assert result == pytest.approx(seen, rel=0.015)
 
 
 @pytest.mark.parametrize(("num_gpus", "says"), [(0, "0 GPUs"), (12, "12 GPUs do not fill nodes of 8. Use a multiple")])

@@ -164,9 +164,9 @@ def test_advice_for_adapters_rests_on_traces_of_deepspeed_too(tmp_path):
     content = {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "n_positions": 64, "vocab_size": 1000}
     (tmp_path / "config.json").write_text(json.dumps(content))
     words = "--gpu l4 --gpus 2 --strategy zero2 --sequence-length 64 --micro-batch-size 1 --lora-rank 8"
-    done = launching.command_line(["advise", "--model", str(tmp_path), *words.split(), "--trace", "--json"])
-    assert done.returncode == 0, done.stderr
-    (option,) = json.loads(done.stdout)["strategies"]
+    completed = launching.command_line(["advise", "--model", str(tmp_path), *words.split(), "--trace", "--json"])
+    assert completed.returncode == 0, completed.stderr
+    (option,) = json.loads(completed.stdout)["strategies"]
     shape = dataclasses.replace(shapes.from_config(content, "small"), adapter=Adapter(8, ("c_attn",)))
     sent = sum(each["bytes"] for each in option["traced"]["collectives_per_step"] if each["kind"] == "all_reduce")
     assert sent == pytest.approx(8 * 2 * adapters.num_trainable(shape), rel=0.01)  # in each of 8 micro steps
@@ -260,8 +260,8 @@ def trace_torch_only(shape, engine, job):
 
 
 def test_advice_rests_on_traces(capsys):
-    asked = Request("l4", 2, micro_batch_size=8, sequence_length=64, kernels="transformers")
-    advice = advise("bert-tiny", asked, partial(trace_options, trace_torch_only))
+    requested = Request("l4", 2, micro_batch_size=8, sequence_length=64, kernels="transformers")
+    advice = advise("bert-tiny", requested, partial(trace_options, trace_torch_only))
     traced = {option.strategy.name: option for option in advice.options if option.basis == "traced"}
     assert set(traced) == {"ddp", "ddp_tuned", "fsdp2", "fsdp2_no_reshard"}
     ddp = traced["ddp"].prediction
@@ -322,5 +322,5 @@ def test_a_traced_peak_has_the_margin_of_a_predicted_one():
 def test_the_trace_of_a_published_case_is_the_recorded_one():
     cases = {case.name: case for case in measured_by_others.cases("memory")}
     mistral = cases["mistral-7b, 1 x a100-80gb, single, pure-bf16, 4096 tokens x 4 x 1, checkpointing, eager loss"]
-    found = trace(mistral.shape, mistral.engine, mistral.job)
-    assert (found.moment, found.total) == ("optimizer step", pytest.approx(72_434_837_504, rel=0.001))
+    result = trace(mistral.shape, mistral.engine, mistral.job)
+    assert (result.moment, result.total) == ("optimizer step", pytest.approx(72_434_837_504, rel=0.001))

@@ -41,14 +41,14 @@ FAST = {"ddp", "zero2", "zero3", "fsdp2"}  # whose runs test_parity.py has as we
 @pytest.mark.parametrize("name", kinds(["ddp", *SHARDED], FAST, slow={*SHARDED} - NIGHTLY))
 def test_the_record_is_complete_and_proves_the_strategy(name):
     run = launching.run(name, **CLIPPED)
-    asked = file.read_strategy(file.find_strategy(name))
+    requested = file.read_strategy(file.find_strategy(name))
     facts, proof = run.record, run.record.proof
     assert facts.strategy == name
     assert facts.launcher[:4] == ["accelerate", "launch", "--config_file", f"accelerate_configs/{name}.yaml"]
-    assert proof.zero_stage == asked.zero_stage
-    assert proof.offload_optimizer_device == asked.offload_optimizer_device
-    assert proof.offload_param_device == asked.offload_param_device
-    assert proof.optimizer_class == ("AdamW" if asked.offload_optimizer_device == "none" else "DeepSpeedCPUAdam")
+    assert proof.zero_stage == requested.zero_stage
+    assert proof.offload_optimizer_device == requested.offload_optimizer_device
+    assert proof.offload_param_device == requested.offload_param_device
+    assert proof.optimizer_class == ("AdamW" if requested.offload_optimizer_device == "none" else "DeepSpeedCPUAdam")
     assert proof.gradient_clipping == CLIPPED["gradient_clipping"]
     assert (proof.world_size, proof.backend, proof.device) == (2, "gloo", "cpu")
     assert proof.moment_dtypes == proof.gradient_dtypes == ["float32"]
@@ -60,7 +60,7 @@ def test_the_record_is_complete_and_proves_the_strategy(name):
     assert [set(line) for line in run.steps] == [STEP_KEYS] * 8
     assert facts.steps_sha256 == files.sha256(run.run_dir / "steps.jsonl")
     assert facts.config_sha256 == files.sha256(run.run_dir / "config.json")
-    assert json.loads((run.run_dir / "config.json").read_text())["strategy"]["yaml"] == asked.content
+    assert json.loads((run.run_dir / "config.json").read_text())["strategy"]["yaml"] == requested.content
     assert facts.machine.get("malloc_thresholds") == (str(THRESHOLD) if sys.platform == "linux" else None)
     assert not list(run.run_dir.glob("failure-rank*"))
     assert not (run.run_dir / "swap").exists()

@@ -225,8 +225,8 @@ class Handle:
         return self.start <= buffer.data_ptr() < self.end
 
     def wait(self) -> int:
-        done, self.asked = self.asked, 0
-        return done
+        completed, self.asked = self.asked, 0
+        return completed
 
 
 @pytest.mark.parametrize("is_mended", [False, True])

@@ -143,7 +143,7 @@ def of(module: Any, name: str, **changed: Any) -> Callable[[Any], None]:
     call = getattr(module, name)
 
     def plant(monkeypatch: Any) -> None:
-        monkeypatch.setattr(module, name, lambda *tensors, **given: call(*tensors, **given | changed))
+        monkeypatch.setattr(module, name, lambda *tensors, **inputs: call(*tensors, **inputs | changed))
 
     return plant
 
@@ -199,8 +199,8 @@ def test_an_optimizer_without_its_states_is_found(monkeypatch):
     call = ADAM.adam
     model: list[torch.optim.Optimizer] = []
 
-    def forgets(*tensors: Any, **given: Any) -> None:
-        call(*tensors, **given)
+    def forgets(*tensors: Any, **inputs: Any) -> None:
+        call(*tensors, **inputs)
         model[0].state.clear()
 
     def make(net: nn.Module) -> torch.optim.Optimizer:

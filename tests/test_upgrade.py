@@ -543,8 +543,8 @@ def test_the_status_is_for_ci(tmp_path, capsys, old, new, status, line):
 # ---------------------------------------------------------------- what ends, and what a training uses
 
 
-def summary(found: changes.Comparison) -> set[str]:
-    return {change.id for change in found.shown if change.changes_training}
+def summary(result: changes.Comparison) -> set[str]:
+    return {change.id for change in result.shown if change.changes_training}
 
 
 def between(old: str, new: str, **options) -> changes.Comparison:
@@ -553,12 +553,12 @@ def between(old: str, new: str, **options) -> changes.Comparison:
 
 
 def test_a_fault_that_ends_changes_training_and_the_factor_comes_first():
-    found = between("0.19.5", "0.19.8")
-    assert found.verdict.status == 1
-    first = found.shown[0]
+    result = between("0.19.5", "0.19.8")
+    assert result.verdict.status == 1
+    first = result.shown[0]
     assert (first.id, first.how, first.alarms) == ("outputs-of-outputs", "goes", False)
     assert "0.25 times" in first.factor
-    text = changes.text(found, locks.Lock({"deepspeed": "0.19.5"}), locks.Lock({"deepspeed": "0.19.8"}), 80)
+    text = changes.text(result, locks.Lock({"deepspeed": "0.19.5"}), locks.Lock({"deepspeed": "0.19.8"}), 80)
     assert text.index("0.25 times") < text.index("Muon")
 
 
@@ -575,9 +575,9 @@ def test_a_fault_of_memory_and_a_crash_that_end_change_no_training():
 
 def test_a_fault_that_may_also_be_in_old_is_no_known_change():
     old, new = locks.Lock({}, {"deepspeed": '"deepspeed", which names no release'}), locks.Lock({"deepspeed": "0.19.8"})
-    found = changes.compare_locks(old, new)
-    assert found.verdict.status == 3
-    assert {change.how for change in found.changes if change.kind == "fault"} == {"there"}
+    result = changes.compare_locks(old, new)
+    assert result.verdict.status == 3
+    assert {change.how for change in result.changes if change.kind == "fault"} == {"there"}
 
 
 @pytest.mark.parametrize(
@@ -622,13 +622,13 @@ def test_what_cannot_concern_a_training_is_left_out_and_counted(tmp_path, conten
     if content is not None:
         path.write_text(json.dumps(content))
         options = options | {"config": path}
-    found = between("0.19.5", "0.19.8", **options)
+    result = between("0.19.5", "0.19.8", **options)
     everything = between("0.19.5", "0.19.8")
-    assert summary(found) == (summary(everything) if concerned is None else concerned)
-    assert len(found.shown) + sum(map(len, found.left_out.values())) == len(everything.shown)
+    assert summary(result) == (summary(everything) if concerned is None else concerned)
+    assert len(result.shown) + sum(map(len, result.left_out.values())) == len(everything.shown)
     locked = [locks.Lock({"deepspeed": version}) for version in ("0.19.5", "0.19.8")]
-    text = changes.text(found, *locked, 80)
-    assert ("are left out" in text) == bool(found.left_out)
+    text = changes.text(result, *locked, 80)
+    assert ("are left out" in text) == bool(result.left_out)
 
 
 SCRIPTS = {
@@ -650,9 +650,9 @@ def test_faults_of_trainers_that_a_script_does_not_use_are_left_out(tmp_path, te
     (tmp_path / "pieces" / "other.py").write_text("from trl import DPOTrainer\n")
     (tmp_path / "train.py").write_text(text)
     old, new = locks.Lock({"trl": "0.13.0"}), locks.Lock({"trl": "0.14.0"})
-    found = changes.compare_locks(old, new, used.of(script=tmp_path / "train.py"))
-    assert ("dpo-keep-end" in summary(found)) == is_concerned
-    assert "dpo-keep-end" in {change.id for change in found.changes}
+    result = changes.compare_locks(old, new, used.of(script=tmp_path / "train.py"))
+    assert ("dpo-keep-end" in summary(result)) == is_concerned
+    assert "dpo-keep-end" in {change.id for change in result.changes}
 
 
 def test_packages_that_a_script_does_not_use_need_not_be_compared(tmp_path):

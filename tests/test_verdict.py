@@ -66,9 +66,9 @@ def judged(runs: Runs, **changes) -> verdict.Verdict:
     [(0, 1, False, True), (0.004, 1, True, True), (0, 8, True, True), (0.03, 1, True, False), (-0.03, 1, True, False)],
 )
 def test_an_arm_is_further_by_a_small_shift_or_by_more_scatter(shift, scatter, is_further, is_within):
-    found = judged(study(shift, scatter))
-    arm, broken = found.arms
-    assert (arm.name, arm.is_further, arm.is_within, found.lacks) == ("zero3", is_further, is_within, [])
+    result = judged(study(shift, scatter))
+    arm, broken = result.arms
+    assert (arm.name, arm.is_further, arm.is_within, result.lacks) == ("zero3", is_further, is_within, [])
     assert (broken.name, broken.is_broken, broken.is_further, len(broken.differences)) == ("scaled", True, True, 8)
 
 
@@ -117,9 +117,9 @@ def test_what_parts_is_counted_and_bounded():
     ],
 )
 def test_there_is_no_verdict_where_the_test_could_not_have_failed(changes, of, lack):
-    found = judged(study(**changes), **of)
-    assert len(found.lacks) >= 1
-    assert any(lack in each for each in found.lacks)
+    result = judged(study(**changes), **of)
+    assert len(result.lacks) >= 1
+    assert any(lack in each for each in result.lacks)
 
 
 def test_holm():
@@ -240,9 +240,9 @@ def let_in(folder) -> Runs:
 def test_what_was_planned_is_let_in(tmp_path):
     all_of_it(tmp_path)
     for folders in ([tmp_path], [tmp_path, tmp_path]):
-        found = eligible_runs.read(folders, wanted(), protocol(), "mine", "f" * 64)
-        assert (len(found.taken), found.left_out, found.missing, found.num_planned) == (10, {}, [], 10)
-        assert {run.label for run in found.taken} == {"", "cut", "rounding", "scaled"}
+        result = eligible_runs.read(folders, wanted(), protocol(), "mine", "f" * 64)
+        assert (len(result.taken), result.left_out, result.missing, result.num_planned) == (10, {}, [], 10)
+        assert {run.label for run in result.taken} == {"", "cut", "rounding", "scaled"}
 
 
 @pytest.mark.parametrize(
@@ -272,10 +272,10 @@ def test_what_is_not_as_planned_is_left_out_with_the_reason(tmp_path, changes, s
     name = name_of("zero3", 1)
     all_of_it(tmp_path, without=name)
     write(tmp_path, "zero3", 1, **changes)
-    found = let_in(tmp_path)
-    assert list(found.left_out) == [name]
-    assert said in found.left_out[name]
-    assert len(found.taken) == 9
+    result = let_in(tmp_path)
+    assert list(result.left_out) == [name]
+    assert said in result.left_out[name]
+    assert len(result.taken) == 9
 
 
 def test_a_start_may_have_a_body_of_its_own(tmp_path):
@@ -288,9 +288,9 @@ def test_strays_and_runs_of_others_are_not_taken(tmp_path):
     all_of_it(tmp_path)
     write(tmp_path, "zero2", 0)
     write(tmp_path, "zero3", 7, study="another")
-    found = let_in(tmp_path)
-    assert found.left_out == {name_of("zero2", 0): "the study plans no such run"}
-    assert len(found.taken) == 10
+    result = let_in(tmp_path)
+    assert result.left_out == {name_of("zero2", 0): "the study plans no such run"}
+    assert len(result.taken) == 10
     write(tmp_path / "second", "zero3", 0, wall_seconds=3.0)
     with pytest.raises(Refusal, match="is there twice, and the two are not copies"):
         let_in(tmp_path)
@@ -321,8 +321,8 @@ def test_a_protocol_is_read_strictly(tmp_path: Path, change, said):
 def test_the_guide_shows_a_protocol_that_is_one(tmp_path: Path):
     block = (files.ROOT / "docs" / "losses.md").read_text().split("```yaml\n")[1].split("```")[0]
     (tmp_path / "mine.yaml").write_text(block)
-    found = studies.find(str(tmp_path / "mine.yaml"))
-    assert {part.label for part in found.parts} >= {*found.protocol.broken}
+    result = studies.find(str(tmp_path / "mine.yaml"))
+    assert {part.label for part in result.parts} >= {*result.protocol.broken}
 
 
 def test_a_study_knows_the_digest_of_its_file(tmp_path: Path):

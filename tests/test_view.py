@@ -39,10 +39,10 @@ def test_page_names_its_folders_and_its_command():
 def test_page_lists_the_runs_without_a_result(tmp_path):
     synthetic.write_run(tmp_path, strategy="zero2")
     ended = synthetic.write_run(tmp_path, strategy="zero3", status="out_of_memory").parent.name
-    made = SHORT.page([tmp_path])
-    assert "\n2 runs\n" in made
-    assert f"- {ended}: out_of_memory" in made
-    assert "zero2" not in made
+    created = SHORT.page([tmp_path])
+    assert "\n2 runs\n" in created
+    assert f"- {ended}: out_of_memory" in created
+    assert "zero2" not in created
     quiet = View("short", "Title", "Explanation.", lambda files: [], lists_unfinished=False)
     assert ended not in quiet.page([tmp_path])
 

@@ -112,11 +112,11 @@ def test_a_pasted_configuration_does_not_answer_a_later_question(tmp_path, monke
 
 @pytest.mark.launches
 def test_a_browser_has_all_that_an_answer_needs(tmp_path):
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", WITHOUT_THEM], cwd=tmp_path, capture_output=True, text=True,
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert completed.returncode == 0, completed.stderr
 
 
 def test_the_hub_is_not_contacted_in_a_browser(monkeypatch):

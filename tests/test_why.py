@@ -237,8 +237,8 @@ def test_ids_are_unique():
 @pytest.mark.parametrize("id", EXAMPLES)
 def test_an_answer_has_no_open_places(id):
     found = answer.answer_lines(EXAMPLES[id])
-    shown = text.text(found)
-    assert "{" not in shown.replace("offload_optimizer: {", "").split("line ")[0]
+    displayed = text.text(found)
+    assert "{" not in displayed.replace("offload_optimizer: {", "").split("line ")[0]
     json.dumps(answer.content(found))
 
 
@@ -352,9 +352,9 @@ def test_the_own_process_is_recognized_by_its_memory_in_a_container():
 def test_a_tensor_is_named_by_its_size_and_place():
     setting = Setting(model="qwen3-8b", micro_batch_size=2, sequence_length=4096)
     logits = 2 * 2 * 4096 * 151_936
-    named = tensors.identify(tensors.rounded(logits), "loss", setting)
-    assert named is not None
-    assert named.kind == "logits"
+    listed = tensors.identify(tensors.rounded(logits), "loss", setting)
+    assert listed is not None
+    assert listed.kind == "logits"
     assert tensors.identify(tensors.rounded(logits), "optimizer step", Setting(model="qwen3-0.6b")) is None
     assert tensors.identify(tensors.rounded(1e9), "backward", Setting()).kind == "bucket"
 
@@ -507,8 +507,8 @@ def test_an_unknown_failure_is_unknown_and_shows_its_lines():
 def test_secrets_are_masked():
     secret = "hf_" + "A" * 30
     line = f"OSError: 401 Client Error for token={secret} https://user:{'p' * 16}@host/x api_key: {'k' * 20}"
-    shown = text.text(answer.answer_lines([line])) + json.dumps(answer.content(answer.answer_lines([line])))
-    assert not any(word in shown for word in (secret, "p" * 16, "k" * 20))
+    displayed = text.text(answer.answer_lines([line])) + json.dumps(answer.content(answer.answer_lines([line])))
+    assert not any(word in displayed for word in (secret, "p" * 16, "k" * 20))
 
 
 PIECES = [
@@ -534,8 +534,8 @@ PIECES = [
 def test_any_text_gets_an_answer(pieces, drawn: random.Random):
     whole = drawn.choice(["\n", "", " "]).join(pieces) or "x"
     found = answer.answer_lines(whole.split("\n"))
-    shown = text.text(found)
-    assert shown.replace("\n", "").isprintable()
+    displayed = text.text(found)
+    assert displayed.replace("\n", "").isprintable()
     json.dumps(answer.content(found))
 
 
