@@ -30,7 +30,6 @@ PARALLELISMS = {
     "works well only over a fast link such as NVLink.",
     "pipeline": "if a model is too large for FSDP2 or ZeRO-3 over a slow network between nodes.",
     "expert": "for mixtures of experts that have too many experts to gather all of them for every layer.",
-    "context": "for sequences that do not fit on a GPU even with activation checkpointing and a chunked loss.",
 }
 
 

@@ -117,14 +117,15 @@ def _saved_bytes(part: PartCounts, shape: ModelShape, engine: Engine, job: StepC
 
 
 def _saved_by_exchange(shape: ModelShape, engine: Engine, job: StepConfig) -> float:
-    """Return the bytes that a block saves more because Ulysses exchanges the tensors of attention.
+    """Return the bytes that a block saves more if ranks share a sequence.
 
-    The output of attention is saved before the exchange by attention, and after it by the next product. With more ranks
-    than heads of keys, these heads are repeated. Torch's ring saves what attention saves without it.
+    The output of attention is saved twice: by attention itself, and by the next product after Ulysses' exchange, or in
+    another layout after the ring has put its parts together (on all ranks but the last). With more ranks than heads of
+    keys, Ulysses repeats these heads.
     """
-    if job.sequence_ranks == 1 or engine.kind == "fsdp":
+    if job.sequence_ranks == 1:
         return 0.0
-    repeated = 2 * max(0, job.sequence_ranks - shape.kv_heads)
+    repeated = 0 if engine.kind == "fsdp" else 2 * max(0, job.sequence_ranks - shape.kv_heads)
     return job.tokens * engine.compute_bytes * shape.head_size * (shape.heads + repeated)
 
 
