@@ -31,9 +31,13 @@ def check_calls(answer: dict[str, Any], engine: Any, shape: Any, job: StepConfig
     assert counted == expected
 
 
+RECOMPUTED = {"activation_checkpointing": True}
 CASES = [
-    ("cp", 4, 2, "fp32", {}), ("cp", 4, 4, "bf16", {}), ("cp", 4, 2, "bf16", {"activation_checkpointing": True}),
-    ("sp", 4, 2, "fp32", {}), ("sp", 4, 4, "bf16", {}), ("sp", 4, 2, "bf16", {"activation_checkpointing": True}),
+    ("cp", 4, 2, "fp32", {}), ("sp", 4, 2, "fp32", {}),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        ("cp", 4, 4, "bf16", {}), ("cp", 4, 2, "bf16", RECOMPUTED),
+        ("sp", 4, 4, "bf16", {}), ("sp", 4, 2, "bf16", RECOMPUTED),
+    )),
 ]  # fmt: skip
 
 
@@ -74,7 +78,10 @@ def test_hybrid_sharding_sends_and_needs_what_theory_says(tmp_path: Path) -> Non
     assert peaks.peak(shape, engine, job, 0).total == pytest.approx(answer["peak_bytes"], rel=0.15)
 
 
-@pytest.mark.parametrize(("kind", "ranks"), [("cp", 2), ("cp", 4), ("sp", 2), ("sp", 4)])
+@pytest.mark.parametrize(
+    ("kind", "ranks"),
+    [("cp", 2), ("sp", 2), *(pytest.param(kind, 4, marks=pytest.mark.slow) for kind in ("cp", "sp"))],
+)
 def test_gloo_ranks_save_and_send_what_theory_says(tmp_path: Path, kind: str, ranks: int) -> None:
     shape = shared.shape_of(tmp_path)
     whole, job = StepConfig(2, shared.LENGTH), StepConfig(2, shared.LENGTH, sequence_ranks=ranks)
@@ -141,6 +148,7 @@ def ask(model: str = "llama-3.1-8b", num_gpus: int = 8, **settings: Any) -> plan
         ({"sequence_parallel": 4, "lora_rank": 8}, "not predicted for adapters"),
         ({"context_parallel": 2, "model": "bert-base-uncased", "sequence_length": 512}, "full causal attention"),
         ({"context_parallel": 2, "strategy": "zero3"}, "is not FSDP2"),
+        ({"context_parallel": 2, "sequence_parallel": 1, "strategy": "zero3"}, "is not FSDP2"),
         ({"sequence_parallel": 2, "strategy": "fsdp2"}, "is not stage 1, 2 or 3"),
         ({"context_parallel": 2, "strategy": "fsdp2_cpu_offload"}, "not predicted with offload"),
         ({"context_parallel": 4, "strategy": "fsdp2_hybrid", "shard_group_size": 4}, "larger multiple"),
@@ -149,6 +157,15 @@ def ask(model: str = "llama-3.1-8b", num_gpus: int = 8, **settings: Any) -> plan
 )  # fmt: skip
 def test_what_an_engine_refuses_is_refused_with_a_sentence(settings: dict[str, Any], message: str) -> None:
     assert message in refusal(ask, **settings)
+
+
+def test_a_sliding_window_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    settings = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 4096}
+    path.write_text(shared.json.dumps(shared.CONFIG | settings))
+    for name in ("context_parallel", "sequence_parallel"):
+        message = refusal(ask, model=str(path), sequence_length=1024, **{name: 2})
+        assert "sliding window" in message
 
 
 def test_ranks_that_share_a_sequence_hold_a_part_of_its_tokens() -> None:

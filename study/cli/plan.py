@@ -37,7 +37,8 @@ def _refuse_parallelism(_: click.Context, option: click.Parameter, value: str | 
     if value is not None:
         name = option.opts[0].removeprefix("--").removesuffix("-parallel")
         raise Refusal(
-            f"--{name}-parallel: the planner predicts data parallelism, sharded or not, and no {name} parallelism. "
+            f"--{name}-parallel: the planner predicts data parallelism, sharded or not, also with GPUs that share "
+            f"sequences (--context-parallel, --sequence-parallel), and no {name} parallelism. "
             f"{name.capitalize()} parallelism is needed {PARALLELISMS[name]} Leave the option out to see whether the "
             "training fits without it."
         )

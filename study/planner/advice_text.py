@@ -718,6 +718,6 @@ def _with_conditions(head: str, request: Request) -> str:
         request.activation_checkpointing or "full", " and activation checkpointing"
     )
     return terminal.wrap(
-        f"{head}, with one sequence of {request.sequence_length:,} tokens per GPU{checkpointed}. Predicted, not "
-        "measured."
+        f"{head}, with one sequence of {request.sequence_length:,} tokens per {request.group}{checkpointed}. "
+        "Predicted, not measured."
     )

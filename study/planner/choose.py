@@ -410,8 +410,10 @@ def largest_models(request: Request) -> LargestModels:
     """Find the largest GPT that each strategy can train on the requested GPUs.
 
     Each GPU has one sequence. Full activation checkpointing is assumed unless the request has another setting. Raises
-    Refusal if the request has a batch.
+    Refusal if the request has a batch, or if GPUs share sequences.
     """
+    if request.sequence_ranks > 1:
+        raise Refusal(f"{request.sharing_flag} needs a model. Add --model, or leave the option out.")
     length = request.sequence_length or DEFAULT_LENGTH
     request = request.replace(sequence_length=length)
     box, job = request.box(), _smallest_job(request, "--model")
@@ -516,7 +518,7 @@ def engine_for(shape: ModelShape, request: Request, chosen: Strategy, num_gpus: 
         settings.applied(engine), optimizer=request.optimizer, replicas=request.replicas(chosen, num_gpus)
     )
     # DeepSpeed reduces in fp32 with sequence parallelism.
-    return dataclasses.replace(engine, reduces_in_fp32=True) if request.sequence_parallel not in (None, 1) else engine
+    return dataclasses.replace(engine, reduces_in_fp32=True) if request.uses_ulysses else engine
 
 
 # ---------------------------------------------------------------- every split of the batch

@@ -349,7 +349,7 @@ class Request(BaseModel):
                 "--context-parallel and --sequence-parallel are for different engines. Use the first one for FSDP2, or "
                 "the second one for ZeRO."
             )
-        flag, engine = self.sharing_flag, "torch's ring" if (self.context_parallel or 1) > 1 else "DeepSpeed's Ulysses"
+        flag, engine = self.sharing_flag, "DeepSpeed's Ulysses" if self.uses_ulysses else "torch's ring"
         if self.attention != "sdpa":
             raise Refusal(
                 f"{flag}: {engine} needs PyTorch's scaled_dot_product_attention, and the training has --attention "
@@ -367,10 +367,14 @@ class Request(BaseModel):
         return (self.context_parallel or 1) * (self.sequence_parallel or 1)
 
     @property
+    def uses_ulysses(self) -> bool:
+        """Whether GPUs share sequences by DeepSpeed's Ulysses, and not by torch's ring."""
+        return (self.sequence_parallel or 1) > 1
+
+    @property
     def sharing_flag(self) -> str:
         """The option that lets GPUs share a sequence, with its value."""
-        name = "context" if (self.context_parallel or 1) > 1 else "sequence"
-        return f"--{name}-parallel {self.sequence_ranks}"
+        return f"--{'sequence' if self.uses_ulysses else 'context'}-parallel {self.sequence_ranks}"
 
     @property
     def num_groups(self) -> int:
@@ -394,19 +398,19 @@ class Request(BaseModel):
         """Return why GPUs cannot share the sequences of a model. None if they can, or if they need not.
 
         Sources: accelerate/big_modeling.py, _attach_context_parallel_hooks, and
-        deepspeed/runtime/sequence_parallel/ulysses_sp.py. Torch's load balancing gives each rank two pieces.
+        deepspeed/runtime/sequence_parallel/ulysses_sp.py. Both drop the mask of attention. Torch's load balancing gives
+        each rank two pieces.
         """
         ranks, length = self.sequence_ranks, self.sequence_length or DEFAULT_LENGTH
         if ranks == 1:
             return None
         if shape.head != "tokens" or shape.architecture == "traced" or not shape.is_causal:
             return f"only decoders with full causal attention are predicted, and {shape.name} is not one of them"
-        if self.sequence_parallel is None:
-            if length % (2 * ranks):
-                return f"--sequence-length {length} must be a multiple of {2 * ranks}, two pieces per GPU"
-            if shape.has_sliding_window:
-                return f"{shape.name} has a sliding window, and accelerate refuses such attention"
-            return None
+        if shape.has_sliding_window:
+            return f"{shape.name} has a sliding window, which needs the mask of attention that the engine drops"
+        if not self.uses_ulysses:
+            is_divided = length % (2 * ranks) == 0
+            return None if is_divided else f"--sequence-length {length} must be a multiple of {2 * ranks}, two per GPU"
         if length % ranks:
             return f"--sequence-length {length} must be a multiple of {ranks}"
         if shape.heads % ranks:
@@ -536,7 +540,7 @@ class Request(BaseModel):
             chosen = file.read_by_name(self.strategy)
             if reason := cannot_run(STACKS[self.stack], chosen):
                 raise Refusal(f"--strategy {self.strategy}: {reason}. Take another strategy, or another --stack.")
-            if reason := self._cannot_share(chosen):
+            if reason := self._cannot_share(chosen, num_gpus):
                 raise Refusal(f"{self.sharing_flag}: {reason}. Leave --strategy out, or use another one.")
             if self.shard_group_size is None and not chosen.could_run(num_gpus):
                 is_single = chosen.distributed_type == "NO"
@@ -576,17 +580,23 @@ class Request(BaseModel):
     def _why_useless(self, chosen: Strategy, num_gpus: int) -> str | None:
         stack = STACKS[self.stack]
         makes_no_sense = _makes_no_sense(chosen, num_gpus, has_single="NO" in stack.runs)
-        return cannot_run(stack, chosen) or self._cannot_share(chosen) or makes_no_sense
+        return cannot_run(stack, chosen) or self._cannot_share(chosen, num_gpus) or makes_no_sense
 
-    def _cannot_share(self, chosen: Strategy) -> str | None:
+    def _cannot_share(self, chosen: Strategy, num_gpus: int) -> str | None:
         """Return why GPUs cannot share a sequence with a strategy. None if they can, or if they need not."""
         if self.sequence_ranks == 1:
             return None
-        if self.sequence_parallel is not None:
+        if self.uses_ulysses:
             return None if chosen.zero_stage else f"{chosen.name} is not stage 1, 2 or 3 of ZeRO, which Ulysses needs"
         if chosen.distributed_type != "FSDP":
             return f"{chosen.name} is not FSDP2, which torch's context parallelism needs"
-        return "context parallelism is not predicted with offload" if chosen.offloads else None
+        if chosen.offloads:
+            return "context parallelism is not predicted with offload"
+        # accelerate/parallelism_config.py: several replicas need more shards than GPUs that share a sequence.
+        shards = num_gpus // self.replicas(chosen, num_gpus)
+        if shards < num_gpus and (shards % self.sequence_ranks or shards == self.sequence_ranks):
+            return f"the {shards} GPUs that share a copy of the model states must be a larger multiple of it"
+        return None
 
     def could_run(self, num_gpus: int) -> bool:
         """Return whether the requested strategy can train on this many GPUs.
@@ -596,9 +606,13 @@ class Request(BaseModel):
         """
         if num_gpus % self.sequence_ranks:
             return False
-        if self.shard_group_size is not None:
-            return num_gpus % self.shard_group_size == 0
-        return self.strategy is None or file.read_by_name(self.strategy).could_run(num_gpus)
+        if self.shard_group_size is not None and num_gpus % self.shard_group_size:
+            return False
+        if self.strategy is None:
+            return True
+        chosen = file.read_by_name(self.strategy)
+        is_possible = self.shard_group_size is not None or chosen.could_run(num_gpus)
+        return is_possible and self._cannot_share(chosen, num_gpus) is None
 
     def replicas(self, chosen: Strategy, num_gpus: int) -> int:
         """Return the number of copies of the model states that a strategy keeps.
@@ -610,12 +624,6 @@ class Request(BaseModel):
 
         Raises Refusal if the strategy cannot have groups, or if the size does not divide the number of GPUs.
         """
-        replicas = self._replicas(chosen, num_gpus)
-        if replicas > 1:
-            self._check_shards(num_gpus // replicas)
-        return replicas
-
-    def _replicas(self, chosen: Strategy, num_gpus: int) -> int:
         size = self.shard_group_size
         if size is None:
             if chosen.mesh is None:
@@ -629,14 +637,6 @@ class Request(BaseModel):
                 f"--shard-group-size {size}: the size must be at least 2, and --gpus {num_gpus} a multiple of it."
             )
         return num_gpus // size
-
-    def _check_shards(self, num_shards: int) -> None:
-        """Raise Refusal if the GPUs that share a sequence are not a part of those that share a copy of the states."""
-        if num_shards % self.sequence_ranks or num_shards == self.sequence_ranks > 1:
-            raise Refusal(
-                f"{self.sharing_flag}: {num_shards} GPUs share a copy of the model states, and accelerate needs a "
-                "larger multiple of it. Change it, or --shard-group-size"
-            )
 
     def batch(self) -> tuple[int, int | None, int | None]:
         """Return the sequences per GPU and step, the micro batch size and the number of accumulation steps.
