@@ -201,6 +201,20 @@ def test_the_written_file_is_one_that_accelerate_and_the_doctor_accept(
     assert shared.world._parallelism(variables).total_size == 8
 
 
+@pytest.mark.parametrize("strategy", ["fsdp2", "fsdp2_no_reshard", "fsdp2_hybrid"])
+def test_hybrid_sharding_is_written_for_any_group_size(
+    tmp_path: Path, strategy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    advice = ask(strategy=strategy, shard_group_size=4, sequence_length=4096)
+    (option,) = advice.options
+    assert (option.prediction.engine.replicas, option.prediction.engine.num_shards) == (2, 4)
+    (path, *_) = launch.write(advice, tmp_path / "mine.yaml")
+    assert cli.run(["doctor", str(path)]) == 0
+    capsys.readouterr()
+    mesh = shared.world._parallelism(shared.world.launch_environment(path, 8))
+    assert (mesh.dp_replicate_size, mesh.dp_shard_size) == (2, 4)
+
+
 @pytest.mark.parametrize("path", shared.FILES.values(), ids=lambda path: path.stem)
 def test_the_doctor_reads_the_examples(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["doctor", str(path)]) == 0

@@ -205,9 +205,9 @@ def _with_file(
     command = _lines(["accelerate launch", f"--config_file {path}", script, *(flags or [])])
     content = {**chosen.content, "num_processes": box.num_gpus, "num_machines": box.num_nodes}
     ranks = option.prediction.job.sequence_ranks
-    if chosen.mesh or ranks > 1:
+    if chosen.mesh or ranks > 1 or (engine.replicas > 1 and engine.kind == "fsdp"):
         content["parallelism_config"] = {**(content.get("parallelism_config") or {}), **_mesh(engine, ranks)}
-    if not chosen.mesh and engine.replicas > 1:
+    if engine.replicas > 1 and engine.kind != "fsdp":
         raise Refusal(
             f"--write {path}: DeepSpeed can only shard stages 1 and 2 over all GPUs. Leave --shard-group-size out."
         )

@@ -630,7 +630,8 @@ class Request(BaseModel):
                 return 1
             nodes = self.box(num_gpus).num_nodes
             return nodes if 1 < nodes < num_gpus else chosen.mesh[0]
-        if chosen.mesh is None and chosen.zero_stage not in (1, 2):
+        is_fsdp = chosen.distributed_type == "FSDP" and not chosen.offloads
+        if not is_fsdp and chosen.zero_stage not in (1, 2):
             raise Refusal(f"--shard-group-size {size}: {chosen.name} has no groups. Use --strategy {_IN_GROUPS}.")
         if size == 1 or num_gpus % size:
             raise Refusal(
