@@ -117,21 +117,25 @@ class CollectiveProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._waits = waits
         self._count: dict[str, int] = defaultdict(int)
         self._bytes: dict[str, int] = defaultdict(int)
+        self._reduced = 0  # bytes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if (collective := collective_of(func, args, result)) is not None:
             kind, tensors = collective
             name = f"subgroup_{kind}" if _is_of_some_ranks(args) else kind
+            num_bytes = sum(t.numel() * t.element_size() for t in tensors)
             self._count[name] += 1
-            self._bytes[name] += sum(t.numel() * t.element_size() for t in tensors)
+            self._bytes[name] += num_bytes
+            if kind in _REDUCING and func.namespace != "deepspeed":  # Ulysses' exchange adds nothing up
+                self._reduced += num_bytes
         if self._waits and func.namespace == "c10d":
             wait(result)
         return result
 
     def reduced_bytes(self) -> int:
         """Return the bytes of all reductions, such as those of gradients."""
-        return sum(value for kind, value in self._bytes.items() if kind.removeprefix("subgroup_") in _REDUCING)
+        return self._reduced
 
     def issued(self) -> list[Issued]:
         return [Issued(kind, self._count[kind], self._bytes[kind]) for kind in sorted(self._count)]
