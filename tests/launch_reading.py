@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 import shlex
 from collections.abc import Mapping
@@ -73,6 +74,8 @@ def read(start: Launch) -> dict[str, Any]:
         "lora_dropout": 0.0,
         "adapter": "lora",
         "load_in_4bit": False,
+        "context_parallel": _mesh(reading).get("parallelism_config_cp_size"),
+        "sequence_parallel": _mesh(reading).get("parallelism_config_sp_size"),
     }
     by_stack = {
         "accelerate": _accelerate, "trainer": _trainer, "trl": _trl, "axolotl": _axolotl, "torchtitan": _torchtitan,
@@ -85,6 +88,14 @@ def read(start: Launch) -> dict[str, Any]:
         is_outside = reading.flag("--compile.components") == "model"
         fields["loss_kernel"] = "eager" if is_outside else "upcast"
     return fields | {"precision": precision(reading)}
+
+
+def _mesh(reading: Reading) -> dict[str, int]:
+    """The sizes of accelerate's parallelism_config, whose product is the number of processes."""
+    section = reading.main.get("parallelism_config") or {}
+    sizes = {key: value for key, value in section.items() if key.endswith("_size")}
+    assert not sizes or math.prod(sizes.values()) == reading.main["num_processes"]
+    return sizes
 
 
 def _json(reading: Reading) -> dict[str, Any]:

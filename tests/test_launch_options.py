@@ -36,6 +36,7 @@ NOT_SET = OF_MACHINE | OF_LENGTH | {"strategy", "stack", "shard_group_size"}
 VALUES: dict[str, list[Any]] = {
     "sequence_length": [512], "global_batch_size": [64], "micro_batch_size": [1], "gradient_accumulation_steps": [4],
     "lora_rank": [8], "lora_target": ["q_proj,v_proj", "all-linear"], "lora_dropout": [0.5],
+    "context_parallel": [2], "sequence_parallel": [2],
 }  # fmt: skip
 OF_ADAPTERS = ("lora_target", "lora_dropout", "adapter", "load_in_4bit")
 STRATEGIES = ["ddp", "zero0", "zero1", "zero2", "zero3", "zero2_cpu_offload", "fsdp2", "fsdp2_cpu_offload"]
@@ -167,6 +168,7 @@ def test_every_option_that_changes_a_prediction_is_in_the_launch(stack, strategy
         check(model, stack, strategy)
 
 
+SHARED: set[tuple[str, Any]] = {("context_parallel", 2), ("sequence_parallel", 2)}
 # Options that a program refuses for all of its strategies. The others must be possible with one of them.
 REFUSED: dict[StackName, set[tuple[str, Any]]] = {
     "accelerate": set(),
@@ -174,10 +176,11 @@ REFUSED: dict[StackName, set[tuple[str, Any]]] = {
     "trl": {("kernels", "fused"), ("attention", "flash-1"), ("optimizer", "muon")},
     "axolotl": {
         ("activation_checkpointing", "selective"), ("activation_checkpointing", "selective-op"), ("kernels", "fused"),
-        ("attention", "flash-1"), ("loss_kernel", "fused"), ("optimizer", "lamb"),
+        ("attention", "flash-1"), ("loss_kernel", "fused"), ("optimizer", "lamb"), *SHARED,
     },
-    "deepspeed": {("precision", "fp8"), ("optimizer_kernel", "foreach"), ("optimizer_kernel", "loop")},
+    "deepspeed": {*SHARED, ("precision", "fp8"), ("optimizer_kernel", "foreach"), ("optimizer_kernel", "loop")},
     "torchtitan": {
+        *SHARED,
         ("precision", "tf32"), ("precision", "fp16"), ("precision", "fp16-autocast"),
         ("activation_checkpointing", "selective"), ("kernels", "transformers"), ("attention", "eager"),
         ("attention", "flash-1"), ("attention", "flash-3"), ("dropout", True), ("loss_kernel", "upcast"),
@@ -188,6 +191,7 @@ REFUSED: dict[StackName, set[tuple[str, Any]]] = {
         ("load_in_4bit", False),
     },
     "study": {
+        *SHARED,
         ("precision", "tf32"), ("precision", "pure-bf16"), ("precision", "fp8"),
         ("activation_checkpointing", "selective"), ("activation_checkpointing", "selective-op"), ("kernels", "fused"),
         ("attention", "flash-1"), ("attention", "flash-3"), ("loss_kernel", "upcast"), ("loss_kernel", "fused"),

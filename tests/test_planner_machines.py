@@ -93,7 +93,7 @@ def test_every_price_has_its_source_and_date() -> None:
         (["--write", "mine.yaml"], "--write mine.yaml: needs both --model and --gpus"),
         (["--gpus", "8", "--gpu", "h100-sxm,a100-80gb", "--trace"], "--trace: needs both --model and --gpus, and one"),
         (["--tensor-parallel", "2"], "--tensor-parallel: the planner predicts data parallelism"),
-        (["--context-parallel", "2"], "no context parallelism"),
+        (["--context-parallel", "2", "--sequence-parallel", "2"], "are for different engines"),
     ],
 )
 def test_questions_without_an_answer_are_refused(words: list[str], refusal: str) -> None:

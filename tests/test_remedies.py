@@ -63,8 +63,25 @@ def test_more_gpus_are_not_named_where_they_do_not_help(name: str) -> None:
     assert advice.recommended is None
     assert remedies.cause(advice.ranked[0])[0] == "logits and loss"
     assert "gpus" not in {remedy.kind for remedy in advice.remedies}
-    assert "More GPUs do not help" in reasons.answer(advice)
-    assert "context parallelism" in reasons.answer(advice)
+
+
+@pytest.mark.parametrize("name", ["128k on 8 H100", "128k on 64 H100"])
+def test_gpus_share_sequences_that_fit_on_no_number_of_gpus(name: str) -> None:
+    advice = ask(name)
+    shared = {next(iter(remedy.changes)): remedy for remedy in advice.remedies if remedy.kind == "sequence"}
+    assert shared.keys() == {"context_parallel", "sequence_parallel"}
+    assert advice.remedies[0].kind == "sequence"
+    assert reasons.answer(advice).split(". ")[2].startswith("Use --context-parallel 2 ")
+    for remedy in shared.values():
+        assert remedy.option.has_enough_free
+        assert remedy.option.is_rough
+        assert remedy.option.prediction.job.sequence_ranks == 2
+
+
+def test_one_gpu_shares_no_sequence() -> None:
+    advice = planner.advise("llama-3.1-8b", Request("h100-sxm", 1, sequence_length=131072))
+    assert "sequence" not in {remedy.kind for remedy in advice.remedies}
+    assert "--context-parallel" in (reasons._whole_sequences(advice) or "")
 
 
 def test_adapters_are_named_where_all_weights_need_offload() -> None:

@@ -31,7 +31,6 @@ PARALLELISMS = {
     "works well only over a fast link such as NVLink.",
     "pipeline": "if a model is too large for FSDP2 or ZeRO-3 over a slow network between nodes.",
     "expert": "for mixtures of experts that have too many experts to gather all of them for every layer.",
-    "context": "for sequences that do not fit on a GPU even with activation checkpointing and a chunked loss.",
 }
 
 
@@ -39,7 +38,8 @@ def _refuse_parallelism(_: click.Context, option: click.Parameter, value: str | 
     if value is not None:
         name = option.opts[0].removeprefix("--").removesuffix("-parallel")
         raise Refusal(
-            f"--{name}-parallel: the planner predicts data parallelism, sharded or not, and no {name} parallelism. "
+            f"--{name}-parallel: the planner predicts data parallelism, sharded or not, also with GPUs that share "
+            f"sequences (--context-parallel, --sequence-parallel), and no {name} parallelism. "
             f"{name.capitalize()} parallelism is needed {PARALLELISMS[name]} Leave the option out to see whether the "
             "training fits without it."
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,17 +47,56 @@ def through_accelerate(model: Trainable, job: StepConfig, deepspeed: dict[str, A
         # Transformers' own list includes BERT's embeddings, which accelerate 1.15 would shard a second time.
         fsdp_plugin.transformer_cls_names_to_wrap = model.blocks(built)
     prepared, optimizer = accelerator.prepare(built, _make_optimizer(built, "optimizer" in offloaded))
+    batch: dict[str, Any] = {}  # of the micro step that runs
+
+    @contextmanager
+    def accumulate(is_last: bool) -> Iterator[None]:
+        with accelerator.accumulate(prepared), _batch_of_rank(accelerator, model, job) as of_rank:
+            batch.clear()
+            batch.update(of_rank)
+            yield
+
     return Training(
         prepared,
         optimizer,
         micro_steps,
-        compute_loss=lambda: model.loss(prepared, model.batch(job)),
+        compute_loss=lambda: model.loss(prepared, batch),
         backward=accelerator.backward,
-        accumulate=lambda is_last: accelerator.accumulate(prepared),
+        accumulate=accumulate,
         clip_gradients=lambda: accelerator.clip_grad_norm_(prepared.parameters(), MAX_NORM),
         offloads=bool(offloaded),
         has_parts=accelerator.state.deepspeed_plugin is None,
     )
+
+
+@contextmanager
+def _batch_of_rank(accelerator: Any, model: Trainable, job: StepConfig) -> Iterator[dict[str, Any]]:
+    """Yield this rank's batch of a micro step. If ranks share a sequence, it has the rank's part of each sequence.
+
+    Torch's context parallelism shards the tensors in place, for as long as the context lasts. It includes the backward
+    pass. With DeepSpeed's, the loader shards them, as UlyssesSPDataLoaderAdapter does.
+    """
+    sizes = accelerator.parallelism_config
+    if sizes is not None and sizes.sp_enabled:
+        length = int(job.sequence_length) // sizes.sp_size
+        first = length * (accelerator.process_index % sizes.sp_size)
+        yield _with_positions(model.batch(replace(job, sequence_length=length)), first)
+        return
+    batch = model.batch(job)
+    if sizes is None or not sizes.cp_enabled:
+        yield batch
+        return
+    batch = _with_positions(batch, 0)
+    tensors = [each for each in batch.values() if isinstance(each, torch.Tensor)]
+    with accelerator.maybe_context_parallel(tensors, [1] * len(tensors), no_restore_buffers=set(tensors)):
+        yield batch
+
+
+def _with_positions(batch: dict[str, Any], first: int) -> dict[str, Any]:
+    """Return a batch of tokens with what is needed if ranks share a sequence: positions, and shifted labels."""
+    tokens = batch["input_ids"]
+    positions = torch.arange(first, first + tokens.shape[1]).repeat(tokens.shape[0], 1)
+    return batch | {"position_ids": positions, "shift_labels": batch["labels"].clone()}
 
 
 def _configure_deepspeed(plugin: Any, micro_batch_size: int, micro_steps: int) -> list[str]:

@@ -64,6 +64,8 @@ def check_traceable(shape: ModelShape, engine: Engine, job: StepConfig) -> None:
             job.is_fused or job.loss != "eager",
         "FlashAttention of 2022 is not traced, only PyTorch's attention and operators are": job.attention == "flash-1",
         "FlashAttention-3 is not traced; its memory is that of sdpa": job.attention == "flash-3",
+        "sequences that GPUs share are not traced here; zero-study dry-run runs such strategy files":
+            job.sequence_ranks > 1,
         "selective checkpointing is not traced, only that of every block":
             isinstance(job.activation_checkpointing, str),
         f"{engine.optimizer} is not traced, only AdamW is": engine.optimizer != "adamw",

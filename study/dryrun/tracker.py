@@ -16,7 +16,6 @@ from typing import IO, Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import Reducer
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
@@ -27,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from study.dryrun.allocator import Allocator
 from study.dryrun.traced import PARTS, Part
-from study.engines.collective_probe import collective_of, is_script_object, wait
+from study.engines.collective_probe import collective_of, group_of, is_script_object, wait
 from study.engines.hooks import wrap_function
 
 PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
@@ -292,19 +291,14 @@ class TensorTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _ranks(self, args: Any) -> tuple[int, ...]:
         """Return the ranks of a call's group. Empty if the group has all ranks."""
-        for value in args:
-            group: Any = None
-            if is_script_object(value, "ProcessGroup"):
-                group = dist.ProcessGroup.unbox(value)
-            elif isinstance(value, str) and value in c10d._world.pg_names.values():
-                group = vars(c10d)["_resolve_process_group"](value)
-            if group is not None:
-                name = group.group_name
-                if name not in self._groups:
-                    ranks = tuple(dist.get_process_group_ranks(group))
-                    self._groups[name] = () if len(ranks) == dist.get_world_size() else ranks
-                return self._groups[name]
-        return ()
+        group = group_of(args)
+        if group is None:
+            return ()
+        name = group.group_name
+        if name not in self._groups:
+            ranks = tuple(dist.get_process_group_ranks(group))
+            self._groups[name] = () if len(ranks) == dist.get_world_size() else ranks
+        return self._groups[name]
 
     def _begin_forward(self, module: torch.nn.Module, _: Any) -> None:
         if not self._modules and module not in self._names:

@@ -29,7 +29,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from study import files
 from study.engines import extensions
 from study.engines.hooks import wrap_function
-from study.engines.workarounds import shard_on_cpu
+from study.engines.workarounds import ring_attention_on_cpu, shard_on_cpu
 from study.errors import Refusal
 from study.theory.engine import Engine
 
@@ -44,7 +44,7 @@ MOST_REAL_RANKS = 8  # that exchange real values on one machine
 WEIGHT = 0.01  # the value of weights that rank 0 would have sent
 # Supported settings of a launch, in lower case. Other values are refused.
 SUPPORTED = {"ACCELERATE_USE_MEGATRON_LM": "false", "FSDP_VERSION": "2", "FSDP_OFFLOAD_PARAMS": "false"}
-SUPPORTED |= {f"PARALLELISM_CONFIG_{name}_SIZE": "1" for name in ("TP", "CP", "SP")}
+SUPPORTED |= {"PARALLELISM_CONFIG_TP_SIZE": "1"}
 ONE_PROCESS = "ZERO_STUDY_ONE_PROCESS"  # a variable of ranks that are launched without a process group
 UNSUPPORTED_LAUNCHERS = ("tpu_launcher", "tpu_pod_launcher", "sagemaker_launcher")
 
@@ -111,7 +111,9 @@ def _check_supported(file: Path, world_size: int, variables: Environment) -> Non
 
     Also changes the path of DeepSpeed's JSON in `variables`, so that the file is found.
     """
-    for name, value in SUPPORTED.items():
+    # Context parallelism is torch's, for FSDP2, and sequence parallelism is DeepSpeed's.
+    of_other_engine = "CP" if "ACCELERATE_USE_DEEPSPEED" in variables else "SP"
+    for name, value in {**SUPPORTED, f"PARALLELISM_CONFIG_{of_other_engine}_SIZE": "1"}.items():
         if variables.get(name, value).lower() != value:
             raise Refusal(f"{file}: {name}={variables[name]} cannot be simulated, only {value}.")
     if config_file := variables.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
@@ -232,7 +234,12 @@ def accelerate_on_cpu(variables: Environment) -> Iterator[None]:
             plugin = plugin or accelerate.FullyShardedDataParallelPlugin()
             if accelerator.mixed_precision != "no":
                 plugin.set_mixed_precision(accelerator.mixed_precision)  # as accelerate's state does on GPUs
-            shard_on_cpu(accelerator, plugin, mesh or _parallelism(variables))
+            mesh = mesh or _parallelism(variables)
+            if mesh is not None and mesh.cp_enabled:
+                ring_attention_on_cpu()
+            shard_on_cpu(accelerator, plugin, mesh)
+        elif is_deepspeed and (mesh := mesh or _parallelism(variables)) is not None:
+            accelerator.state.parallelism_config = mesh
 
     with (
         wrap_function(accelerate.PartialState, "__init__", begin),
@@ -242,13 +249,13 @@ def accelerate_on_cpu(variables: Environment) -> Iterator[None]:
 
 
 def _parallelism(variables: Environment) -> Any:
-    """Return the accelerate.ParallelismConfig with the replicas and shards that a file requests.
+    """Return the accelerate.ParallelismConfig with the replicas, shards and ranks per sequence that a file requests.
 
     None if it requests none.
     """
     from accelerate import ParallelismConfig
 
-    names = ("dp_replicate_size", "dp_shard_size")
+    names = ("dp_replicate_size", "dp_shard_size", "cp_size", "sp_size")
     sizes = {name: int(variables.get(f"PARALLELISM_CONFIG_{name.upper()}", "1")) for name in names}
     return ParallelismConfig(**sizes) if max(sizes.values()) > 1 else None
 

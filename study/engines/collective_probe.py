@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -58,6 +59,8 @@ def collective_of(func: Any, args: Sequence[Any], result: Any) -> tuple[str, lis
 
     None if the operator is not a collective.
     """
+    if func.namespace == "deepspeed" and "all_to_all" in func._schema.name:
+        return "all_to_all", [args[0]]  # Ulysses' exchange is an operator of its own (sequence/layer.py)
     functional = func.namespace == "_c10d_functional"  # its input is the first argument, and its output the result
     if not functional and func.namespace != "c10d":
         return None
@@ -70,10 +73,21 @@ def collective_of(func: Any, args: Sequence[Any], result: Any) -> tuple[str, lis
     return kind, [leaf for leaf in tree_leaves(whole) if isinstance(leaf, torch.Tensor)]
 
 
+def group_of(args: Sequence[Any]) -> dist.ProcessGroup | None:
+    """Return the process group among an operator's arguments, or the one that an argument names. None without one."""
+    for value in args:
+        if is_script_object(value, "ProcessGroup"):
+            return dist.ProcessGroup.unbox(value)
+        if isinstance(value, str) and value in c10d._world.pg_names.values():
+            group: dist.ProcessGroup = vars(c10d)["_resolve_process_group"](value)
+            return group
+    return None
+
+
 def _is_of_some_ranks(args: Sequence[Any]) -> bool:
-    """Return whether one of an operator's arguments is a process group that is smaller than the world."""
-    groups = (dist.ProcessGroup.unbox(value) for value in args if is_script_object(value, "ProcessGroup"))
-    return any(group.size() < dist.get_world_size() for group in groups)
+    """Return whether an operator's process group is smaller than the world."""
+    group = group_of(args)
+    return group is not None and group.size() < dist.get_world_size()
 
 
 def is_script_object(value: Any, name: str) -> bool:
@@ -103,21 +117,25 @@ class CollectiveProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._waits = waits
         self._count: dict[str, int] = defaultdict(int)
         self._bytes: dict[str, int] = defaultdict(int)
+        self._reduced = 0  # bytes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if (collective := collective_of(func, args, result)) is not None:
             kind, tensors = collective
             name = f"subgroup_{kind}" if _is_of_some_ranks(args) else kind
+            num_bytes = sum(t.numel() * t.element_size() for t in tensors)
             self._count[name] += 1
-            self._bytes[name] += sum(t.numel() * t.element_size() for t in tensors)
+            self._bytes[name] += num_bytes
+            if kind in _REDUCING and func.namespace != "deepspeed":  # Ulysses' exchange adds nothing up
+                self._reduced += num_bytes
         if self._waits and func.namespace == "c10d":
             wait(result)
         return result
 
     def reduced_bytes(self) -> int:
         """Return the bytes of all reductions, such as those of gradients."""
-        return sum(value for kind, value in self._bytes.items() if kind.removeprefix("subgroup_") in _REDUCING)
+        return self._reduced
 
     def issued(self) -> list[Issued]:
         return [Issued(kind, self._count[kind], self._bytes[kind]) for kind in sorted(self._count)]

@@ -150,8 +150,9 @@ def setting_line(advice: Advice) -> str:
     if request.has_other_default_batch:
         why = f" ({each} per GPU, because the default of {SEQUENCES_PER_GPU} is not a multiple of it)"
     return (
-        f"{advice.shape.name} on {box.num_gpus} x {box.gpu.name}{hourly}, global batch {each * box.num_gpus}{why}, "
-        f"{length:,} {'token' if length == 1 else 'tokens'} per sequence"
+        f"{advice.shape.name} on {box.num_gpus} x {box.gpu.name}{hourly}, global batch {each * request.num_groups}"
+        f"{why}, {length:,} {'token' if length == 1 else 'tokens'} per sequence"
+        f"{'' if request.sequence_ranks == 1 else f', each shared by {request.sequence_ranks} GPUs'}"
     )
 
 
@@ -581,7 +582,10 @@ def _option_content(option: StrategyPrediction) -> dict[str, Any]:
         "precision": prediction.engine.precision,
         "micro_batch_size": job.micro_batch_size,
         "gradient_accumulation_steps": job.gradient_accumulation_steps,
-        "global_batch_size": job.micro_batch_size * job.gradient_accumulation_steps * prediction.box.num_gpus,
+        "global_batch_size": job.micro_batch_size
+        * job.gradient_accumulation_steps
+        * prediction.box.num_gpus
+        // job.sequence_ranks,
         "activation_checkpointing": _CHECKPOINTING[job.activation_checkpointing],
         "largest_micro_batch_size": option.largest_micro_batch,
         "seconds_per_step": float(prediction.step.total),
@@ -714,6 +718,6 @@ def _with_conditions(head: str, request: Request) -> str:
         request.activation_checkpointing or "full", " and activation checkpointing"
     )
     return terminal.wrap(
-        f"{head}, with one sequence of {request.sequence_length:,} tokens per GPU{checkpointed}. Predicted, not "
-        "measured."
+        f"{head}, with one sequence of {request.sequence_length:,} tokens per {request.group}{checkpointed}. "
+        "Predicted, not measured."
     )

@@ -56,7 +56,7 @@ def calibrate(advice: Advice, seconds: float) -> Calibration:
     sequences = job.micro_batch_size * job.gradient_accumulation_steps
     free = request.replace(
         strategy=None, shard_group_size=None, micro_batch_size=None, gradient_accumulation_steps=None,
-        global_batch_size=sequences * request.num_gpus,
+        global_batch_size=sequences * request.num_groups,
     )  # fmt: skip
     options, _ = choose.options_of(advice.shape, advice.box, free)
     others = [option for option in options if option.fits and option.strategy.name != measured.strategy.name]

@@ -164,8 +164,9 @@ def _verdict(num_predicted: int, fits: bool, left_out: Mapping[str, str] = Mappi
     )
 
 
-# What a remedy changes. "same": the same training, computed in another way.
-RemedyKind = Literal["same", "optimizer", "adapters", "batch", "offload", "gpus"]
+# What a remedy changes. "same": the same training, computed in another way. "sequence": the same, but GPUs share each
+# sequence.
+RemedyKind = Literal["same", "sequence", "optimizer", "adapters", "batch", "offload", "gpus"]
 
 
 @dataclass(frozen=True)
@@ -409,8 +410,10 @@ def largest_models(request: Request) -> LargestModels:
     """Find the largest GPT that each strategy can train on the requested GPUs.
 
     Each GPU has one sequence. Full activation checkpointing is assumed unless the request has another setting. Raises
-    Refusal if the request has a batch.
+    Refusal if the request has a batch, or if GPUs share sequences.
     """
+    if request.sequence_ranks > 1:
+        raise Refusal(f"{request.sharing_flag} needs a model. Add --model, or leave the option out.")
     length = request.sequence_length or DEFAULT_LENGTH
     request = request.replace(sequence_length=length)
     box, job = request.box(), _smallest_job(request, "--model")
@@ -511,9 +514,11 @@ def engine_for(shape: ModelShape, request: Request, chosen: Strategy, num_gpus: 
     elif chosen.distributed_type in ("NO", "MULTI_GPU"):
         precision = settings.precision_without_masters(precision)
     engine = in_theory.advised_engine(chosen, shape.hidden, num_gpus, precision, settings.grad_accum_dtype)
-    return dataclasses.replace(
+    engine = dataclasses.replace(
         settings.applied(engine), optimizer=request.optimizer, replicas=request.replicas(chosen, num_gpus)
     )
+    # DeepSpeed reduces in fp32 with sequence parallelism.
+    return dataclasses.replace(engine, reduces_in_fp32=True) if request.uses_ulysses else engine
 
 
 # ---------------------------------------------------------------- every split of the batch

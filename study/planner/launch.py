@@ -114,7 +114,8 @@ def check_free(path: Path, stack: StackName) -> None:
 def _accelerate(advice: Advice, option: StrategyPrediction, path: Path | None, parts: Parts) -> Launch:
     path = path or Path(f"{option.strategy.name}.yaml")
     job = option.prediction.job
-    settings = [f"batches of {job.micro_batch_size} sequences of {job.sequence_length:,.0f} tokens on each GPU"]
+    group = advice.request.group
+    settings = [f"batches of {job.micro_batch_size} sequences of {job.sequence_length:,.0f} tokens on each {group}"]
     steps, engine = job.gradient_accumulation_steps, option.prediction.engine
     arguments = [f"gradient_accumulation_steps={steps}"] if steps > 1 else []
     if steps > 1 and engine.kind == "fsdp" and engine.syncs_each_micro_step:
@@ -203,13 +204,10 @@ def _with_file(
     settings = [*settings, *_of_adapters(advice)]
     command = _lines(["accelerate launch", f"--config_file {path}", script, *(flags or [])])
     content = {**chosen.content, "num_processes": box.num_gpus, "num_machines": box.num_nodes}
-    if chosen.mesh:
-        sizes = {
-            "parallelism_config_dp_replicate_size": engine.replicas,
-            "parallelism_config_dp_shard_size": engine.num_shards,
-        }
-        content["parallelism_config"] = {**content["parallelism_config"], **sizes}
-    elif engine.replicas > 1:
+    ranks = option.prediction.job.sequence_ranks
+    if chosen.mesh or ranks > 1 or (engine.replicas > 1 and engine.kind == "fsdp"):
+        content["parallelism_config"] = {**(content.get("parallelism_config") or {}), **_mesh(engine, ranks)}
+    if engine.replicas > 1 and engine.kind != "fsdp":
         raise Refusal(
             f"--write {path}: DeepSpeed can only shard stages 1 and 2 over all GPUs. Leave --shard-group-size out."
         )
@@ -246,6 +244,24 @@ def _with_file(
     if json_content is not None:
         written[str(json_path)] = json.dumps(json_content, indent=2) + "\n"
     return Launch(stack, command, written, [*settings, *notes])
+
+
+def _mesh(engine: Engine, sequence_ranks: int) -> dict[str, Any]:
+    """Return the sizes of accelerate's `parallelism_config`. Ranks that share a sequence are shards, too."""
+    sizes = {
+        "parallelism_config_dp_replicate_size": engine.replicas,
+        "parallelism_config_dp_shard_size": engine.num_shards // sequence_ranks,
+    }
+    if sequence_ranks == 1:
+        return sizes
+    if engine.kind == "fsdp":
+        return {**sizes, "parallelism_config_cp_size": sequence_ranks}
+    return {
+        **sizes,
+        "parallelism_config_sp_size": sequence_ranks,
+        "parallelism_config_sp_backend": "deepspeed",
+        "parallelism_config_sp_attn_implementation": "sdpa",
+    }
 
 
 def _mixed_precision(option: StrategyPrediction, stack: str) -> str:
@@ -584,7 +600,8 @@ def _checkpointing(option: StrategyPrediction) -> list[str]:
 
 def _global_batch(option: StrategyPrediction) -> int:
     job = option.prediction.job
-    return int(job.micro_batch_size * job.gradient_accumulation_steps * option.prediction.box.num_gpus)
+    groups = option.prediction.box.num_gpus // job.sequence_ranks
+    return int(job.micro_batch_size * job.gradient_accumulation_steps * groups)
 
 
 def _torchrun(advice: Advice) -> list[str]:

@@ -62,8 +62,8 @@ def text_of_numbers(numbers: NumbersOfGpus, everything: bool = False) -> str:
     if machines:
         request = fewest.request
         lines += ["", *wrapped([
-            f"{fewest.shape.name}, {request.batch()[0]} sequences of {request.sequence_length:,} tokens per GPU and "
-            "step, so that more GPUs train a larger global batch. Predicted, not measured."
+            f"{fewest.shape.name}, {request.batch()[0]} sequences of {request.sequence_length:,} tokens per "
+            f"{request.group} and step, so that more GPUs train a larger global batch. Predicted, not measured."
         ])]  # fmt: skip
         lines += ["", *_table(machines), "", *wrapped([_legend(machines), *_prices(machines)])]
     if everything or not machines:
@@ -185,8 +185,8 @@ def text_of_comparison(comparison: Comparison, everything: bool = False) -> str:
         shown = [*shown[: NUM_ROWS - 1], comparison.fastest]
     request = comparison.request
     batch = (
-        f"{request.batch()[0]} sequences of {request.sequence_length:,} tokens per GPU and step, so that more GPUs "
-        "train a larger global batch"
+        f"{request.batch()[0]} sequences of {request.sequence_length:,} tokens per {request.group} and step, so that "
+        "more GPUs train a larger global batch"
     )
     notes = [
         "Prices are of different providers and dates, for machines rented on demand. Strategies without offload are "

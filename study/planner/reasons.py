@@ -8,6 +8,7 @@ from study.planner import choose, remedies
 from study.planner.choose import ENOUGH_FREE, EQUALLY_FAST, EQUALLY_FAST_IF_ROOMIER, FAR_SLOWER, gib
 from study.terminal import GIB, significant
 from study.theory import hardware
+from study.theory.intervals import MIXTURE, SHARED_SEQUENCES
 
 if TYPE_CHECKING:
     from study.planner.choose import Advice, Remedy, StrategyPrediction
@@ -93,10 +94,12 @@ def _whole_sequences(advice: Advice) -> str | None:
     length = advice.request.sequence_length or 0
     if remedies.cause(advice.ranked[0])[0] not in ("activations", "logits and loss") or length == 1:
         return None
+    if advice.request.sequence_ranks > 1:
+        return "What would help are more GPUs that share each sequence, shorter sequences, or GPUs with more memory."
     return (
-        f"More GPUs do not help, because each GPU computes whole sequences of {length:,} tokens. What would help are "
-        "shorter sequences, GPUs with more memory, or context parallelism, which is not predicted here (accelerate's "
-        "cp_size, DeepSpeed's Ulysses)."
+        f"More GPUs alone do not help, because each GPU computes whole sequences of {length:,} tokens. What would help "
+        "are shorter sequences, GPUs with more memory, or more GPUs that share each sequence (--context-parallel for "
+        "FSDP2, --sequence-parallel for ZeRO)."
     )
 
 
@@ -155,7 +158,9 @@ def _risk(advice: Advice, option: StrategyPrediction) -> str:
         memory = (advice.box.host_memory_bytes or 0) / GIB
         parts.append(f"it needs {_host_need(option)} GiB of host memory, and {memory:,.0f} GiB are assumed")
     if option.prediction.step.evidence.is_rough:
-        parts.append("the time is a rough guess, because no mixture of experts was compared with a measurement")
+        whose = {MIXTURE: "mixture of experts", SHARED_SEQUENCES: "training in which GPUs share a sequence"}
+        guessed = whose[option.prediction.step.evidence.guessed or MIXTURE]
+        parts.append(f"the time is a rough guess, because no {guessed} was compared with a measurement")
     elif option.is_short:
         parts.append(
             "so short a step can take several times as long, because launching kernels may take longer than computing"
@@ -190,6 +195,7 @@ def changes(advice: Advice) -> list[tuple[str, str]]:
 
 _OTHER_TRAINING = {
     "same": "",
+    "sequence": " (GPUs share each sequence; the time is rough)",
     "optimizer": " (other optimizer states)",
     "adapters": " (trains adapters only)",
     "batch": " (other global batch)",

@@ -6,6 +6,7 @@ them by hand: first those that compute the same training, then another optimizer
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -136,10 +137,11 @@ class _Search:
         if smallest is not None:
             yield smallest
         if now is None or now.offloads:
+            yield from self._shared_sequences(same) if smallest is None else []
             yield from self._other_trainings(same)
         if smallest is None and request.batch()[0] > 1:
-            changes = {"global_batch_size": request.num_gpus}
-            if found := self._try("batch", changes) or self._try_smallest("batch", changes, same):
+            changes = {"global_batch_size": request.num_groups}
+            if found := self._try_with("batch", changes, same):
                 yield found
         if found := self._try_more_gpus({}) or (self._try_more_gpus(_together(same)) if smallest is None else None):
             yield found
@@ -148,6 +150,23 @@ class _Search:
         request, shape = self.advice.request, self.advice.shape
         return [found for change in changes if (found := change(request, shape)) is not None]
 
+    def _shared_sequences(self, same: Sequence[Changes]) -> Iterator[Remedy]:
+        """Yield the fewest GPUs that have to share a sequence, under FSDP2 and under ZeRO.
+
+        Nothing is yielded if something else than the tokens takes the memory.
+        """
+        request, ranked = self.advice.request, self.advice.ranked
+        if request.sequence_ranks > 1 or cause(ranked[0])[0] not in ("activations", "logits and loss"):
+            return
+        counts = [count for count in choose.GPU_COUNTS[1:] if request.num_gpus % count == 0]
+        for name in ("context_parallel", "sequence_parallel"):
+            tried = (self._try_with("sequence", {name: count}, same) for count in counts)
+            yield from itertools.islice(filter(None, tried), 1)
+
+    def _try_with(self, kind: RemedyKind, changes: Changes, more: Sequence[Changes]) -> Remedy | None:
+        """Return a remedy with these changes alone, or with as few of `more` as are needed."""
+        return self._try(kind, changes) or self._try_smallest(kind, changes, more)
+
     def _other_trainings(self, same: Sequence[Changes]) -> Iterator[Remedy]:
         """Yield at most one remedy of each kind of training. QLoRA is tried only if LoRA does not suffice."""
         done: set[RemedyKind] = set()
@@ -155,7 +174,7 @@ class _Search:
             changes = change(self.advice.request, self.advice.shape)
             if kind in done or changes is None:
                 continue
-            if found := self._try(kind, changes) or self._try_smallest(kind, changes, same):
+            if found := self._try_with(kind, changes, same):
                 done.add(kind)
                 yield found
 
@@ -194,7 +213,9 @@ class _Search:
         try:
             request = _changed(self.advice.request, changes)
             shape = request.with_adapter(adapters.base_of(self.advice.shape))
-            if not choose.could_leave_enough_free(shape, request, request.num_gpus):
+            if request.why_not_shared(shape) is not None or not choose.could_leave_enough_free(
+                shape, request, request.num_gpus
+            ):
                 return None
             options, _ = choose.options_of(shape, request.box(), request, has_offload=False)
         except Refusal:
@@ -230,8 +251,8 @@ def _changed(request: Request, changes: Changes) -> Request:
     changes, settings = dict(changes), dict[str, Any]()
     if changes.pop("micro_batch_size", None) is not None or "global_batch_size" in changes:
         settings |= {"micro_batch_size": None, "gradient_accumulation_steps": None}
-    num_gpus = changes.get("num_gpus", request.num_gpus)
-    return request.replace(**{**settings, "global_batch_size": request.batch()[0] * num_gpus, **changes})
+    groups = changes.get("num_gpus", request.num_gpus) // request.sequence_ranks
+    return request.replace(**{**settings, "global_batch_size": request.batch()[0] * groups, **changes})
 
 
 def _shown(request: Request, changes: Changes, option: StrategyPrediction) -> Changes:
@@ -248,4 +269,4 @@ def _shown(request: Request, changes: Changes, option: StrategyPrediction) -> Ch
         is_same = request.replace(**changes).batch()[0] == sequences
     except Refusal:  # the options contradict each other without the global batch
         is_same = False
-    return changes if is_same else {**changes, "global_batch_size": sequences * num_gpus}
+    return changes if is_same else {**changes, "global_batch_size": sequences * num_gpus // job.sequence_ranks}

@@ -246,6 +246,19 @@ class Request(BaseModel):
         STRATEGY,
     )
 
+    context_parallel: int | None = option(
+        None,
+        "GPUs that share each sequence under FSDP2 (accelerate's cp_size): attention passes keys and values from GPU "
+        "to GPU. [default: 1]",
+        STRATEGY,
+    )
+    sequence_parallel: int | None = option(
+        None,
+        "GPUs that share each sequence under ZeRO (accelerate's sp_size, DeepSpeed's Ulysses): each computes attention "
+        "for some of the heads. [default: 1]",
+        STRATEGY,
+    )
+
     def __init__(self, gpu: str | None = None, num_gpus: int = 1, **settings: Any) -> None:
         with refusing():
             super().__init__(gpu=gpu, num_gpus=num_gpus, **settings)
@@ -326,6 +339,86 @@ class Request(BaseModel):
             raise Refusal("--stack torchtitan: adapters are predicted for PEFT only. Take another stack, such as trl.")
         return self
 
+    @model_validator(mode="after")
+    def _check_shared_sequences(self) -> Request:
+        """Raise Refusal for settings that an engine refuses if GPUs share a sequence, or that are not predicted."""
+        if self.sequence_ranks == 1:
+            return self
+        if 1 not in (self.context_parallel or 1, self.sequence_parallel or 1):
+            raise Refusal(
+                "--context-parallel and --sequence-parallel are for different engines. Use the first one for FSDP2, or "
+                "the second one for ZeRO."
+            )
+        flag, engine = self.sharing_flag, "DeepSpeed's Ulysses" if self.uses_ulysses else "torch's ring"
+        if self.attention != "sdpa":
+            raise Refusal(
+                f"{flag}: {engine} needs PyTorch's scaled_dot_product_attention, and the training has --attention "
+                f"{self.attention}. Use --attention sdpa."
+            )
+        if self.lora_rank is not None:
+            raise Refusal(f"{flag}: this is not predicted for adapters. Leave {flag} or --lora-rank out.")
+        if self.dropout:
+            raise Refusal(f"{flag}: this is not predicted with dropout. Leave {flag} or --dropout out.")
+        return self
+
+    @property
+    def sequence_ranks(self) -> int:
+        """The number of GPUs that share each sequence."""
+        return (self.context_parallel or 1) * (self.sequence_parallel or 1)
+
+    @property
+    def uses_ulysses(self) -> bool:
+        """Whether GPUs share sequences by DeepSpeed's Ulysses, and not by torch's ring."""
+        return (self.sequence_parallel or 1) > 1
+
+    @property
+    def sharing_flag(self) -> str:
+        """The option that lets GPUs share a sequence, with its value."""
+        return f"--{'sequence' if self.uses_ulysses else 'context'}-parallel {self.sequence_ranks}"
+
+    @property
+    def num_groups(self) -> int:
+        """The number of groups of GPUs that share a sequence. A group is one GPU if they share none.
+
+        Raises Refusal if the GPUs do not fill the groups.
+        """
+        self._check_groups(self.num_gpus)
+        return self.num_gpus // self.sequence_ranks
+
+    def _check_groups(self, num_gpus: int) -> None:
+        if num_gpus % self.sequence_ranks:
+            raise Refusal(f"{self.sharing_flag}: --gpus {num_gpus} must be a multiple of it. Change one of them.")
+
+    @property
+    def group(self) -> str:
+        """The GPUs that share a sequence, in words: "GPU", or "group of 4 GPUs"."""
+        return "GPU" if self.sequence_ranks == 1 else f"group of {self.sequence_ranks} GPUs"
+
+    def why_not_shared(self, shape: ModelShape) -> str | None:
+        """Return why GPUs cannot share the sequences of a model. None if they can, or if they need not.
+
+        Sources: accelerate/big_modeling.py, _attach_context_parallel_hooks, and
+        deepspeed/runtime/sequence_parallel/ulysses_sp.py. Both drop the mask of attention. Torch's load balancing gives
+        each rank two pieces.
+        """
+        ranks, length = self.sequence_ranks, self.sequence_length or DEFAULT_LENGTH
+        if ranks == 1:
+            return None
+        if shape.head != "tokens" or shape.architecture == "traced" or not shape.is_causal:
+            return f"only decoders with full causal attention are predicted, and {shape.name} is not one of them"
+        if shape.has_sliding_window:
+            return f"{shape.name} has a sliding window, which needs the mask of attention that the engine drops"
+        if not self.uses_ulysses:
+            is_divided = length % (2 * ranks) == 0
+            return None if is_divided else f"--sequence-length {length} must be a multiple of {2 * ranks}, two per GPU"
+        if length % ranks:
+            return f"--sequence-length {length} must be a multiple of {ranks}"
+        if shape.heads % ranks:
+            return f"{shape.name} has {shape.heads} heads of attention, which must be a multiple of {ranks}"
+        if shape.kv_heads % ranks and ranks % shape.kv_heads:
+            return f"{shape.name} has {shape.kv_heads} heads of keys, so {ranks} must be a factor or a multiple of it"
+        return None
+
     @property
     def settings(self) -> Stack:
         """The stack with the requested settings instead of its own."""
@@ -371,6 +464,7 @@ class Request(BaseModel):
             kernels=self.kernels,
             compiled=self.compile,
             loss_kernel=self.loss_kernel,
+            sequence_ranks=self.sequence_ranks,
         )
 
     def with_adapter(self, shape: ModelShape) -> ModelShape:
@@ -427,6 +521,8 @@ class Request(BaseModel):
             grad_accum_dtype=self.grad_accum_dtype,
             sync_each_batch=self.sync_each_batch,
             reduce_dtype=self.reduce_dtype,
+            context_parallel=self.context_parallel or 1,
+            sequence_parallel=self.sequence_parallel or 1,
             shape=shape,
         )
 
@@ -441,12 +537,15 @@ class Request(BaseModel):
         Raises Refusal if the requested strategy cannot run on this many GPUs, or if the stack's program cannot train as
         requested.
         """
+        self._check_groups(num_gpus)
         if self.shard_group_size is not None and self.strategy is None:
             raise Refusal(f"--shard-group-size goes with --strategy {_IN_GROUPS}. Add one of them.")
         if self.strategy is not None:
             chosen = file.read_by_name(self.strategy)
             if reason := cannot_run(STACKS[self.stack], chosen):
                 raise Refusal(f"--strategy {self.strategy}: {reason}. Take another strategy, or another --stack.")
+            if reason := self._cannot_share(chosen, num_gpus):
+                raise Refusal(f"{self.sharing_flag}: {reason}. Leave --strategy out, or use another one.")
             if self.shard_group_size is None and not chosen.could_run(num_gpus):
                 is_single = chosen.distributed_type == "NO"
                 limit, remedy = (
@@ -484,7 +583,24 @@ class Request(BaseModel):
 
     def _why_useless(self, chosen: Strategy, num_gpus: int) -> str | None:
         stack = STACKS[self.stack]
-        return cannot_run(stack, chosen) or _makes_no_sense(chosen, num_gpus, has_single="NO" in stack.runs)
+        makes_no_sense = _makes_no_sense(chosen, num_gpus, has_single="NO" in stack.runs)
+        return cannot_run(stack, chosen) or self._cannot_share(chosen, num_gpus) or makes_no_sense
+
+    def _cannot_share(self, chosen: Strategy, num_gpus: int) -> str | None:
+        """Return why GPUs cannot share a sequence with a strategy. None if they can, or if they need not."""
+        if self.sequence_ranks == 1:
+            return None
+        if self.uses_ulysses:
+            return None if chosen.zero_stage else f"{chosen.name} is not stage 1, 2 or 3 of ZeRO, which Ulysses needs"
+        if chosen.distributed_type != "FSDP":
+            return f"{chosen.name} is not FSDP2, which torch's context parallelism needs"
+        if chosen.offloads:
+            return "context parallelism is not predicted with offload"
+        # accelerate/parallelism_config.py: several replicas need more shards than GPUs that share a sequence.
+        shards = num_gpus // self.replicas(chosen, num_gpus)
+        if shards < num_gpus and (shards % self.sequence_ranks or shards == self.sequence_ranks):
+            return f"the {shards} GPUs that share a copy of the model states must be a larger multiple of it"
+        return None
 
     def could_run(self, num_gpus: int) -> bool:
         """Return whether the requested strategy can train on this many GPUs.
@@ -492,9 +608,15 @@ class Request(BaseModel):
         True if no strategy is requested, because some strategy runs on any number. With `shard_group_size`, the number
         of GPUs must be a multiple of it.
         """
-        if self.shard_group_size is not None:
-            return num_gpus % self.shard_group_size == 0
-        return self.strategy is None or file.read_by_name(self.strategy).could_run(num_gpus)
+        if num_gpus % self.sequence_ranks:
+            return False
+        if self.shard_group_size is not None and num_gpus % self.shard_group_size:
+            return False
+        if self.strategy is None:
+            return True
+        chosen = file.read_by_name(self.strategy)
+        is_possible = self.shard_group_size is not None or chosen.could_run(num_gpus)
+        return is_possible and self._cannot_share(chosen, num_gpus) is None
 
     def replicas(self, chosen: Strategy, num_gpus: int) -> int:
         """Return the number of copies of the model states that a strategy keeps.
@@ -512,7 +634,8 @@ class Request(BaseModel):
                 return 1
             nodes = self.box(num_gpus).num_nodes
             return nodes if 1 < nodes < num_gpus else chosen.mesh[0]
-        if chosen.mesh is None and chosen.zero_stage not in (1, 2):
+        is_fsdp = chosen.distributed_type == "FSDP" and not chosen.offloads
+        if not is_fsdp and chosen.zero_stage not in (1, 2):
             raise Refusal(f"--shard-group-size {size}: {chosen.name} has no groups. Use --strategy {_IN_GROUPS}.")
         if size == 1 or num_gpus % size:
             raise Refusal(
@@ -523,8 +646,9 @@ class Request(BaseModel):
     def batch(self) -> tuple[int, int | None, int | None]:
         """Return the sequences per GPU and step, the micro batch size and the number of accumulation steps.
 
-        The last two are None if the planner is to choose them. A micro batch alone does not change the default of
-        `SEQUENCES_PER_GPU` sequences if it divides it. Raises Refusal if a number does not divide another.
+        If GPUs share sequences, the first number is for all GPUs that share them. The last two are None if the planner
+        is to choose them. A micro batch alone does not change the default of `SEQUENCES_PER_GPU` sequences if it
+        divides it. Raises Refusal if a number does not divide another.
         """
         micro, accumulation = self.micro_batch_size, self.gradient_accumulation_steps
         if micro is not None and self.has_other_default_batch:
@@ -550,27 +674,33 @@ class Request(BaseModel):
             self.micro_batch_size is not None
             and self.gradient_accumulation_steps is None
             and self.global_batch_size is None
-            and SEQUENCES_PER_GPU % self.micro_batch_size != 0
+            and SEQUENCES_PER_GPU * self.sequence_ranks % self.micro_batch_size != 0
         )
 
     def _check_product(self, micro: int, accumulation: int) -> None:
         """Raise Refusal if the global batch is not the product of micro batch, accumulation steps and GPUs."""
-        product = micro * accumulation * self.num_gpus
+        product = micro * accumulation * self.num_groups
         if self.global_batch_size not in (None, product):
             raise Refusal(
                 f"--global-batch-size {self.global_batch_size} is not --micro-batch-size {micro} x "
-                f"--gradient-accumulation-steps {accumulation} x --gpus {self.num_gpus} = {product}. Leave one of "
+                f"--gradient-accumulation-steps {accumulation} x {self._groups_in_words} = {product}. Leave one of "
                 "them out."
             )
 
+    @property
+    def _groups_in_words(self) -> str:
+        """The number of groups, as the options state it."""
+        shared = "" if self.sequence_ranks == 1 else f" / {self.sharing_flag}"
+        return f"--gpus {self.num_gpus}{shared}"
+
     def _sequences_per_gpu(self) -> int:
         if self.global_batch_size is None:
-            return SEQUENCES_PER_GPU
-        sequences, remainder = divmod(self.global_batch_size, self.num_gpus)
+            return SEQUENCES_PER_GPU * self.sequence_ranks
+        sequences, remainder = divmod(self.global_batch_size, self.num_groups)
         if remainder or sequences == 0:
             raise Refusal(
-                f"--global-batch-size {self.global_batch_size} cannot be divided equally among --gpus "
-                f"{self.num_gpus}. Change one of them."
+                f"--global-batch-size {self.global_batch_size} cannot be divided equally among "
+                f"{self._groups_in_words}. Change one of them."
             )
         return sequences
 
@@ -578,10 +708,10 @@ class Request(BaseModel):
         """Divide a GPU's sequences by the value of a flag. Raises Refusal if there is a remainder."""
         quotient, remainder = divmod(sequences, factor)
         if remainder or quotient == 0:
-            total = self.global_batch_size or sequences * self.num_gpus
+            total = self.global_batch_size or sequences * self.num_groups
             raise Refusal(
-                f"--global-batch-size {total} on --gpus {self.num_gpus} is {sequences} sequences per GPU, which "
-                f"{flag} {factor} does not divide. Change one of them."
+                f"--global-batch-size {total} on --gpus {self.num_gpus} is {sequences} sequences per {self.group}, "
+                f"which {flag} {factor} does not divide. Change one of them."
             )
         return quotient
 
@@ -623,6 +753,8 @@ def find_model(name: str, asked: Request) -> tuple[ModelShape, Request, list[str
         shape, asked, notes = _found(name, asked)
     except Refusal as refusal:
         raise Refusal(printable(str(refusal))) from None
+    if (reason := asked.why_not_shared(shape)) is not None:
+        raise Refusal(f"{asked.sharing_flag}: {printable(reason)}. Change the option, or leave it out.")
     return shape, asked, [printable(note) for note in notes]
 
 

@@ -58,6 +58,8 @@ class Training:
     grad_accum_dtype: GradientType
     sync_each_batch: bool
     reduce_dtype: GradientType
+    context_parallel: int  # ranks that share a sequence under FSDP2; 1 if none do
+    sequence_parallel: int  # the same under ZeRO
     shape: ModelShape | None = None  # None if the training is not of one model
 
     @property
@@ -184,6 +186,18 @@ TABLES = (
     Table("--load-in-4bit", tables.LOAD_IN_4BIT, lambda training: _switch(training.is_in_4bit)),
     Table("--attention", tables.ATTENTION, lambda training: training.attention, lambda training: training.attention),
     Table("--dropout", tables.DROPOUT, lambda training: _switch(training.dropout)),
+    Table(
+        "--context-parallel",
+        tables.CONTEXT_PARALLEL,
+        lambda training: _switch(training.context_parallel > 1),
+        lambda training: str(training.context_parallel),
+    ),
+    Table(
+        "--sequence-parallel",
+        tables.SEQUENCE_PARALLEL,
+        lambda training: _switch(training.sequence_parallel > 1),
+        lambda training: str(training.sequence_parallel),
+    ),
     Table("--compile", tables.COMPILE, lambda training: _switch(training.compiled)),
     Table("--reduce-dtype", tables.REDUCE_DTYPE, _row_of_reduction, lambda training: training.reduce_dtype),
     Table("--sync-each-batch", tables.SYNC_EACH_BATCH, _row_of_synchronization),

@@ -370,6 +370,31 @@ DROPOUT: dict[str, Cells] = {
         ("torchtitan",): Refused("torchtitan's models have no dropout", "Leave --dropout out, or use another --stack"),
     },
 }
+_NOT_SHARED = Refused("this is predicted for accelerate, transformers' Trainer and TRL only", "Use --stack accelerate")
+# `launch` has the sizes, which an accelerate file states. The Trainer shards the batches itself.
+CONTEXT_PARALLEL: dict[str, Cells] = {
+    "off": {ALL: NOTHING},
+    "on": {
+        ("accelerate",): _lines(
+            "with accelerator.maybe_context_parallel(tensors, [1] * len(tensors), no_restore_buffers=set(tensors)): "
+            "around the forward and the backward pass, where tensors are the batch's input_ids, position_ids, labels "
+            "and shift_labels"
+        ),
+        ("trainer", "trl"): NOTHING,
+        ("axolotl", "torchtitan", "deepspeed", "study"): _NOT_SHARED,
+    },
+}
+SEQUENCE_PARALLEL: dict[str, Cells] = {
+    "off": {ALL: NOTHING},
+    "on": {
+        ("accelerate",): _lines(
+            "position_ids in every batch, and deepspeed_sp_compute_loss() of transformers.integrations.deepspeed, "
+            "which averages the loss over the GPUs that share a sequence"
+        ),
+        ("trainer", "trl"): NOTHING,
+        ("axolotl", "torchtitan", "deepspeed", "study"): _NOT_SHARED,
+    },
+}
 COMPILE: dict[str, Cells] = {
     "off": {ALL: NOTHING},
     "on": {

@@ -85,12 +85,14 @@ def block_bytes(shape: ModelShape, engine: Engine, job: StepConfig) -> float:
     out, and what adapters save is added.
     """
     saved = _mean(shape.counts, lambda part: _saved_bytes(part, shape, engine, job))
+    saved += _saved_by_exchange(shape, engine, job)
     return saved if shape.adapter is None else saved + _change_by_adapters(shape, engine, job)
 
 
 def largest_block_bytes(shape: ModelShape, engine: Engine, job: StepConfig) -> float:
     """Return the bytes that the block that saves most saves for its backward pass."""
     largest = max((_saved_bytes(part, shape, engine, job) for part in _executed(shape.counts)), default=0.0)
+    largest += _saved_by_exchange(shape, engine, job)
     return largest if shape.adapter is None else largest + _change_by_adapters(shape, engine, job)
 
 
@@ -101,7 +103,7 @@ def _saved_bytes(part: PartCounts, shape: ModelShape, engine: Engine, job: StepC
     are packed then, so that attention between all tokens has no mask of their padding.
     """
     computed_in, size = arithmetic(engine, shape.adapter), engine.compute_bytes
-    batch, length = job.micro_batch_size, job.sequence_length
+    batch, length = job.micro_batch_size, job.rank_length
     dropped = _saved_by_dropout(part, computed_in, size, job)
     saved = setting_of(part, computed_in, job).saved
     if not job.is_fused:
@@ -112,6 +114,19 @@ def _saved_bytes(part: PartCounts, shape: ModelShape, engine: Engine, job: StepC
         full = setting_of(part, "fp32", job).saved
         saved = Polynomial(full.constant * size / 4, full.per_token * size / 4, per_pair)
     return saved.of(batch, length) - size * part.composed.of(batch, length) + dropped
+
+
+def _saved_by_exchange(shape: ModelShape, engine: Engine, job: StepConfig) -> float:
+    """Return the bytes that a block saves more if ranks share a sequence.
+
+    The output of attention is saved twice: by attention itself, and by the next product after Ulysses' exchange, or in
+    another layout after the ring has put its parts together (on all ranks but the last). With more ranks than heads of
+    keys, Ulysses repeats these heads.
+    """
+    if job.sequence_ranks == 1:
+        return 0.0
+    repeated = 0 if engine.kind == "fsdp" else 2 * max(0, job.sequence_ranks - shape.kv_heads)
+    return job.tokens * engine.compute_bytes * shape.head_size * (shape.heads + repeated)
 
 
 def _has_padding_mask(part: PartCounts, job: StepConfig) -> bool:
@@ -127,7 +142,7 @@ def _dropped_scores(part: PartCounts, job: StepConfig) -> Polynomial:
 
 def _dropped_elements(part: PartCounts, job: StepConfig) -> tuple[float, float]:
     """Return the elements that pass through dropout in a micro step: those of attention's matrices, and all others."""
-    batch, length = job.micro_batch_size, job.sequence_length
+    batch, length = job.micro_batch_size, job.rank_length
     others = Polynomial(part.dropped.constant, part.dropped.per_token)
     return _dropped_scores(part, job).of(batch, length), others.of(batch, length)
 
@@ -161,8 +176,8 @@ def _more_without_fused_attention(part: PartCounts, saved_per_pair: float, size:
     The kernel also saves one fp32 number per token and head. Queries, keys and values are cast to fp32.
     """
     heads, queries = part.dropped_scores.per_pair, part.attention.per_pair / 4
-    of_token = CPU_SCORE_BYTES * heads * job.sequence_length - 4 * heads + 3 * (4 - size) * queries
-    return job.tokens * (of_token - saved_per_pair * job.sequence_length)
+    of_token = CPU_SCORE_BYTES * heads * job.rank_length - 4 * heads + 3 * (4 - size) * queries
+    return job.tokens * (of_token - saved_per_pair * job.rank_length)
 
 
 def outside_bytes(shape: ModelShape, engine: Engine, job: StepConfig) -> float:
@@ -171,13 +186,13 @@ def outside_bytes(shape: ModelShape, engine: Engine, job: StepConfig) -> float:
     These are embeddings, the last norm, and a layer before the output layer.
     """
     part, computed_in = shape.counts.outside, arithmetic(engine, shape.adapter)
-    saved = setting_of(part, computed_in, job).saved.of(job.micro_batch_size, job.sequence_length)
+    saved = setting_of(part, computed_in, job).saved.of(job.micro_batch_size, job.rank_length)
     return saved + _saved_by_dropout(part, computed_in, engine.compute_bytes, job)
 
 
 def checkpoint_bytes(shape: ModelShape, engine: Engine, job: StepConfig) -> float:
     """Return the bytes that a checkpointed block saves. This is its input, as a mean over all blocks."""
-    computed_in, batch, length = arithmetic(engine, shape.adapter), job.micro_batch_size, job.sequence_length
+    computed_in, batch, length = arithmetic(engine, shape.adapter), job.micro_batch_size, job.rank_length
     return _mean(shape.counts, lambda part: setting_of(part, computed_in, job).entering.of(batch, length))
 
 
@@ -188,7 +203,7 @@ def selective_op_bytes(shape: ModelShape, engine: Engine, job: StepConfig) -> fl
     third, fifth ... matrix product (torchtitan, function _get_custom_policy). Products read and write about as many
     elements, so half of their outputs are a quarter of both.
     """
-    batch, length = job.micro_batch_size, job.sequence_length
+    batch, length = job.micro_batch_size, job.rank_length
     moved = _mean(shape.counts, lambda part: part.product_elements.of(batch, length))
     return engine.compute_bytes * moved / 4 + 2 * checkpoint_bytes(shape, engine, job)
 
@@ -230,21 +245,39 @@ def temporary_bytes(shape: ModelShape, engine: Engine, job: StepConfig) -> float
     """Return the temporary bytes at the peak of a block's backward pass, without the block's saved tensors.
 
     This is the block that needs most. The peak is usually in the feed-forward part. If the matrices of attention are
-    materialized, the peak can be in attention instead. At that time, the saved tensors of the feed-forward part are
-    already freed.
+    materialized, or if ranks exchange keys and values, the peak can be in attention instead. At that time, the saved
+    tensors of the feed-forward part are already freed.
     """
     computed_in = arithmetic(engine, shape.adapter)
     parts = _executed(shape.counts) or [shape.counts.outside]
     temporary = max(_temporary_bytes(part, computed_in, job) for part in parts)
+    if job.sequence_ranks > 1:
+        freed = job.tokens * engine.compute_bytes * 2 * shape.feed_forward  # at least
+        temporary = max(temporary, _exchange_bytes(shape, engine, job) - freed)
     if shape.adapter is None:
         return temporary
     temporary += job.tokens * adapters.freed_before_peak(shape, engine, computed_in)
     return temporary + adapters.forward_temporaries(shape, engine)
 
 
+def _exchange_bytes(shape: ModelShape, engine: Engine, job: StepConfig) -> float:
+    """Return the temporary bytes of attention's backward pass if ranks share a sequence.
+
+    The ring has the gathered keys and values of all ranks and a copy of its own, the gradients that it adds up, sends
+    and receives in fp32, and the gradients that the kernel returns. Ulysses has the gradient of the output before and
+    after its exchange, and those of queries, keys and values.
+    """
+    size, of_query, of_key = engine.compute_bytes, shape.heads * shape.head_size, shape.kv_heads * shape.head_size
+    if engine.kind != "fsdp":
+        return job.tokens * size * (4 * of_query + 4 * of_key)
+    gathered = size * 2 * of_key * (job.sequence_ranks + 1)
+    added = 4 * (of_query + 3 * 2 * of_key)
+    return job.tokens * (gathered + added + size * (of_query + 2 * of_key))
+
+
 def _temporary_bytes(part: PartCounts, computed_in: Arithmetic, job: StepConfig) -> float:
     """Return the temporary bytes of a kind of block without adapters."""
-    batch, length = job.micro_batch_size, job.sequence_length
+    batch, length = job.micro_batch_size, job.rank_length
     size = 2 if computed_in == "half" else 4
     # The matrices of eager attention are needed at another time than the largest tensors of fused attention's step.
     settings = (setting_of(part, computed_in, job), part.settings[f"{computed_in} sdpa"])
@@ -270,7 +303,7 @@ def _with_dropout(peak: Polynomial, part: PartCounts, computed_in: Arithmetic, j
 
 def num_logits(shape: ModelShape, job: StepConfig) -> float:
     """Return the number of logits of a micro batch."""
-    return shape.counts.logits.of(job.micro_batch_size, job.sequence_length)
+    return shape.counts.logits.of(job.micro_batch_size, job.rank_length)
 
 
 def logit_bytes(shape: ModelShape, job: StepConfig) -> float:
@@ -292,7 +325,7 @@ def moved_bytes(part: PartCounts, computed_in: Arithmetic, size: int, job: StepC
     `size` is the bytes per element of the inputs of products. Dropout reads its input, and writes its output and a
     mask. With fused kernels, the dropout of attention's matrices writes only these.
     """
-    batch, length = job.micro_batch_size, job.sequence_length
+    batch, length = job.micro_batch_size, job.rank_length
     counts = setting_of(part, computed_in, job)
     scores, others = _dropped_elements(part, job) if job.dropout else (0.0, 0.0)
     dropped = (2 * size + 1) * others + ((1 if job.is_fused else 2) * size + 1) * scores

@@ -50,7 +50,9 @@ class Engine:
     multi_rank_allreduce: bool = True  # stages 1 and 2: gradients are reduced to every rank, not only to the owner
     reshard_after_forward: bool = True  # fsdp
     replicas: int = 1  # fsdp and stages 1 and 2: each replica is sharded over world_size / replicas ranks
-    reduces_in_fp32: bool = False  # fsdp: gradients of 16-bit products are reduced in fp32, not in their own type
+    # Gradients of 16-bit products are reduced in fp32, not in their own type: fsdp, and DeepSpeed with sequence
+    # parallelism.
+    reduces_in_fp32: bool = False
     # fsdp: gradients are reduced and sharded in every micro step. If False, which is accelerate's default
     # (sync_each_batch), every rank keeps unsharded gradients until the last micro step.
     syncs_each_micro_step: bool = True
@@ -92,7 +94,7 @@ def parameter_bytes(precision: str) -> int:
 class StepConfig:
     """The work of one rank in an optimizer step."""
 
-    micro_batch_size: int  # sequences per rank and forward pass
+    micro_batch_size: int  # sequences per forward pass of a rank, or of the ranks that share them
     sequence_length: int  # tokens
     gradient_accumulation_steps: int = 1
     # True applies to every block, and "selective" to every second block. With "selective-op", every block keeps the
@@ -104,11 +106,19 @@ class StepConfig:
     compiled: bool = False  # torch.compile, which fuses the operators of transformers
     loss_kernel: LossKernel | None = None  # None if it follows from `kernels` and `compiled`
     device: Literal["cpu", "gpu"] = "gpu"
+    # Ranks that share each sequence: under FSDP2 by torch's context parallelism, under ZeRO by DeepSpeed's sequence
+    # parallelism (Ulysses).
+    sequence_ranks: int = 1
+
+    @property
+    def rank_length(self) -> int:
+        """Tokens of each sequence that a rank computes. Only attention sees the whole sequence."""
+        return self.sequence_length // self.sequence_ranks
 
     @property
     def tokens(self) -> int:
         """Tokens per rank and micro step."""
-        return self.micro_batch_size * self.sequence_length
+        return self.micro_batch_size * self.rank_length
 
     @property
     def recomputed(self) -> float:

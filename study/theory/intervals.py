@@ -40,6 +40,7 @@ CARDS = frozenset(CROSS_VALIDATION["cards"])
 # What no published time has. The time of such a model is a guess, because transformers may compute the experts one
 # after another, and stage 3 may gather them one by one.
 MIXTURE = "a mixture of experts"
+SHARED_SEQUENCES = "sequences that several GPUs share"
 ADAPTERS = "adapters on frozen weights"  # the constants are fitted to trainings of all weights
 
 
@@ -71,11 +72,21 @@ class Evidence:
     @property
     def is_rough(self) -> bool:
         """Whether the time is only a guess, so that its interval has no upper end."""
-        return MIXTURE in self.lacks
+        return bool(self.guessed)
+
+    @property
+    def guessed(self) -> str | None:
+        """The property of the case for which there is no measured time at all. None if there is none."""
+        return next((name for name in (MIXTURE, SHARED_SEQUENCES) if name in self.lacks), None)
 
     @property
     def sentence(self) -> str:
         """A text that says which published times the interval is based on, and which are missing."""
+        if self.guessed == SHARED_SEQUENCES:
+            return (
+                "a rough guess without an upper end: no published time is of a training in which several GPUs share a "
+                "sequence, so only the bytes that they exchange are known"
+            )
         if self.is_rough:
             return (
                 "a guess without an upper end: no published time is of a mixture of experts, and the experts may be "
@@ -197,4 +208,5 @@ def evidence(shape: ModelShape, engine: Engine, box: Cluster, job: StepConfig | 
     if kind == "usual" and not hardware.has_flash_attention(box.gpu):
         kind = timing_class(shape, engine)
     rests_on = EVIDENCE[kind, distance_of(shape, engine, box)]
-    return replace(rests_on, lacks=_lacks(shape, engine, box))
+    shares = job is not None and job.sequence_ranks > 1
+    return replace(rests_on, lacks=(*_lacks(shape, engine, box), *([SHARED_SEQUENCES] if shares else [])))

@@ -514,5 +514,7 @@ def elements_per_update(engine: Engine, sizes: ParameterSizes) -> float:
 
 def _bucket_bytes(engine: Engine) -> int:
     """Return the bytes per element of stage 3's reduce buckets. There is one bucket for each communicated type."""
+    if engine.reduces_in_fp32:  # with sequence parallelism
+        return 4
     size = parameter_bytes(engine.precision)
     return size + 2 if engine.precision.endswith("-autocast") else size

@@ -343,7 +343,7 @@ def _stage_1_and_2_gradients(shape: ModelShape, engine: Engine, rank: int, tied:
     largest = max(sizes.matrices)
     in_fp32 = size == 2 and engine.accumulation_bytes == 4
     # average_tensor flattens the bucket and casts it to the communicated type.
-    copies = size + (4 if in_fp32 else 0)
+    copies = size + (4 if in_fp32 or (size == 2 and engine.reduces_in_fp32) else 0)
     if is_bf16_optimizer(engine):  # this optimizer has no bucket, and its fp32 gradients are permanent
         return _Gradients(size, 0, size * psi, 0, max(tied, copies * min(psi, ENGINE_BUCKET_ELEMENTS)))
     staged, reduced = 0, reduced_gradient_bytes(engine, sizes, rank)
@@ -401,11 +401,14 @@ def _stage_3_gradients(shape: ModelShape, engine: Engine, job: StepConfig, tied:
     size, psi = engine.parameter_bytes, sizes.num_params
     largest = size * max(sizes.matrices)
     on_gloo = job.device == "cpu" and engine.world_size > 1
+    reduced = 4 if engine.reduces_in_fp32 else size  # bytes per element of the bucket
     if largest > size * engine.reduce_bucket_size:  # reduced alone and in place, while its parameter is gathered
-        flushed = 2 * largest + max(tied, largest if on_gloo else 0)
+        cast = reduced // size * largest if reduced > size else 0
+        flushed = 2 * largest + cast + max(tied, largest if on_gloo else 0)
     else:
         in_bucket = size * min(psi, engine.reduce_bucket_size)
-        flushed = max(largest + tied, in_bucket + largest + (in_bucket if on_gloo else 0))
+        copied = in_bucket * reduced // size
+        flushed = max(largest + tied, copied + largest + (in_bucket if on_gloo and reduced == size else 0))
     return _Gradients(size, 0, 0, 0, flushed)
 
 

@@ -132,7 +132,8 @@ def predict(shape: ModelShape, engine: Engine, job: StepConfig, box: Cluster) ->
         collectives=communication.collectives(engine, shape, job),
         model_flops_per_step=computation.model_flops_per_sequence(shape, job.sequence_length)
         * job.micro_batch_size
-        * job.gradient_accumulation_steps,
+        * job.gradient_accumulation_steps
+        / job.sequence_ranks,
     )
 
 

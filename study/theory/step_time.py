@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from study.theory import adapters, cards, communication, computation, intervals, model_states
+from study.theory.communication import sequence
+from study.theory.communication.buckets import Collective
 from study.theory.communication.sharded import gathered_elements
 from study.theory.engine import Engine, LossKernel, StepConfig, parameter_bytes
 from study.theory.gpus import LIKE, Gpu
@@ -402,14 +405,14 @@ def _blocks(shape: ModelShape, engine: Engine, job: StepConfig, speed: _Speed) -
     products where the forward pass has two. Eager attention computes all scores like any other product. Its products
     write and read the matrices of scores, which are larger than their other operands.
     """
-    size, batch, length = engine.compute_bytes, job.micro_batch_size, job.sequence_length
+    size, batch, length = engine.compute_bytes, job.micro_batch_size, job.rank_length
     arithmetic, is_eager = computation.arithmetic(engine, shape.adapter), computation.is_eager(shape, job)
     total = _Compute(0.0, 0.0, 0.0)
     for kind, part in enumerate(shape.counts.kinds):
         count = shape.counts.executed.count(kind)
         operands = part.product_elements.of(batch, length) + part.weights
         products = part.products.of(batch, length) / speed.products + size * operands / speed.operands
-        multiplied = part.attention.of(batch, length)
+        multiplied = job.sequence_ranks * part.attention.of(batch, length)  # with the tokens of all ranks
         if is_eager:  # the kernels between its two products are among the others
             scores = size * part.dropped_scores.of(batch, length) / speed.stream
             attention = multiplied / speed.products + SCORE_PASSES_FORWARD * scores
@@ -459,7 +462,7 @@ def _repeated(
 def _head_seconds(shape: ModelShape, engine: Engine, job: StepConfig, speed: _Speed) -> float:
     """Return the seconds of the products outside the blocks in one forward pass."""
     size = engine.compute_bytes
-    outside, batch, length = shape.counts.outside, job.micro_batch_size, job.sequence_length
+    outside, batch, length = shape.counts.outside, job.micro_batch_size, job.rank_length
     operands = outside.product_elements.of(batch, length) + outside.weights
     return outside.products.of(batch, length) / speed.products + size * operands / speed.operands
 
@@ -547,6 +550,25 @@ def _communication(shape: ModelShape, engine: Engine, job: StepConfig, box: Clus
     (gathered_once, reduced_once), (gathered, reduced) = spent(per_step), spent(per_micro_step)
     if engine.kind == "ddp":
         return _Moved(last_backward=gathered_once + reduced_once)
+    moved = _of_parameters(shape, engine, job, (gathered_once, reduced_once), (gathered, reduced))
+    if job.sequence_ranks == 1:
+        return moved
+    of_forward, *others = (
+        _exchanged_seconds(each, job, engine, box, speed) for each in sequence.exchanges(engine, shape, job)
+    )
+    if engine.kind == "fsdp":  # the ring computes with the keys of one rank while those of the others arrive
+        return dataclasses.replace(moved, forward=moved.forward + of_forward, backward=moved.backward + sum(others))
+    return dataclasses.replace(moved, serial=moved.serial + of_forward + sum(others))
+
+
+def _of_parameters(
+    shape: ModelShape, engine: Engine, job: StepConfig, once: tuple[float, float], each: tuple[float, float]
+) -> _Moved:
+    """Return when parameters are gathered and gradients are reduced, from the seconds per step and per micro step.
+
+    Both pairs have the seconds of the gathers and those of the reductions.
+    """
+    (gathered_once, reduced_once), (gathered, reduced) = once, each
     forward = gathered / max(1.0, _num_gathers(shape, engine, job))
     if engine.kind == "fsdp" and not engine.syncs_each_micro_step:
         return _Moved(forward=forward, backward=gathered - forward, last_backward=reduced_once)
@@ -558,6 +580,33 @@ def _communication(shape: ModelShape, engine: Engine, job: StepConfig, box: Clus
     if engine.overlap_comm:
         return dataclasses.replace(moved, backward=moved.backward + reduced)
     return dataclasses.replace(moved, serial=reduced)
+
+
+def _exchanged_seconds(
+    collectives: Iterable[Collective], job: StepConfig, engine: Engine, box: Cluster, speed: _Speed
+) -> float:
+    """Return the seconds of collectives among the ranks that share a sequence.
+
+    They have the same constants as other collectives, and were never compared with a measurement. In a gather, and if
+    the ring passes gradients on, each node sends through all of its adapters what one GPU sends. In an exchange of
+    Ulysses, every GPU of a node sends a part to every other node.
+    """
+    ranks, link, latency = job.sequence_ranks, box.gpu.link_bandwidth, COLLECTIVE_SECONDS
+    outside = max(0.0, 1 - box.gpus_per_node / ranks)  # the share of the ranks that is on other nodes
+    if outside:
+        latency += ranks / box.gpus_per_node * speed.constants.hop_seconds
+    seconds = 0.0
+    for kind, num_bytes in collectives:
+        passes_on = engine.kind == "fsdp" and kind.endswith("all_to_all")
+        sent = num_bytes if passes_on else num_bytes * (ranks - 1) / ranks
+        if not outside:
+            needed = sent / link
+        elif engine.kind == "fsdp":
+            needed = sent / min(link, box.node_bandwidth)
+        else:
+            needed = max(sent / link, outside * num_bytes * box.gpus_per_node / box.node_bandwidth)
+        seconds += needed / LINK_EFFICIENCY + latency
+    return seconds
 
 
 # ---------------------------------------------------------------- offloading

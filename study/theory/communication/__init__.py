@@ -2,8 +2,8 @@
 
 The steps of the engines are simulated. `model_order` has the order in which a pass visits modules. `buckets` decides
 when a bucket is full (DDP, stages 0 to 2). `sharded` decides which parameters are gathered, prefetched and released
-(stage 3, FSDP2). Sources in the comments are below deepspeed/runtime/ of release 0.19.8, torch/ of 2.13 and accelerate/
-of 1.15.
+(stage 3, FSDP2). `sequence` has the messages of ranks that share a sequence. Sources in the comments are below
+deepspeed/runtime/ of release 0.19.8, torch/ of 2.13 and accelerate/ of 1.15.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from study.theory import adapters
-from study.theory.communication import buckets, sharded
+from study.theory.communication import buckets, sequence, sharded
 from study.theory.communication.buckets import Collective
 from study.theory.communication.model_order import model_of
 from study.theory.engine import Engine, StepConfig
@@ -63,6 +63,8 @@ def collectives(engine: Engine, shape: ModelShape, job: StepConfig) -> list[Expe
     all-reduce of 4 bytes. Each of stage 3's sub-groups has its own norm.
     """
     per_step, per_micro_step = parts(engine, shape, bool(job.activation_checkpointing), job.dropout)
+    exchanged = (each for of_pass in sequence.exchanges(engine, shape, job) for each in of_pass)
+    per_micro_step = _sums(exchanged, per_micro_step)
     steps = job.gradient_accumulation_steps
     expected = []
     for kind in sorted({*per_step, *per_micro_step}):
@@ -170,8 +172,9 @@ def _added(sums: Sums, first: Sums, later: Sums) -> Sums:
     return added
 
 
-def _sums(collectives: Iterable[Collective]) -> Sums:
-    sums: Sums = {}
+def _sums(collectives: Iterable[Collective], more: Sums | None = None) -> Sums:
+    """Return the sums of collectives, together with those of others."""
+    sums: Sums = dict(more or {})
     for kind, size in collectives:
         count, total = sums.get(kind, (0, 0))
         sums[kind] = count + 1, total + size

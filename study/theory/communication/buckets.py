@@ -28,6 +28,14 @@ def sent_bytes(engine: Engine, parameter: Parameter) -> int:
     return 2 if parameter.is_lowered else engine.parameter_bytes
 
 
+def reduced_bytes(engine: Engine, parameter: Parameter) -> int:
+    """Return the bytes per element with which DeepSpeed reduces a gradient.
+
+    With sequence parallelism, this is fp32 (SEQ_PARALLEL_COMMUNICATION_DATA_TYPE_DEFAULT in runtime/constants.py).
+    """
+    return 4 if engine.reduces_in_fp32 else sent_bytes(engine, parameter)
+
+
 def chunks(numels: Iterable[int], limit: int) -> Iterator[int]:
     """Yield the sizes of flat tensors that are filled one after another until they exceed a limit (engine.py)."""
     filled = 0
@@ -45,7 +53,7 @@ def full_buckets(engine: Engine, order: Sequence[Parameter]) -> Iterator[tuple[i
     pending: dict[int, list[Parameter]] = defaultdict(list)
     elements: dict[int, int] = defaultdict(int)
     for parameter in order:
-        size = sent_bytes(engine, parameter)
+        size = reduced_bytes(engine, parameter)
         if pending[size] and elements[size] + parameter.numel > engine.reduce_bucket_size:
             yield size, pending.pop(size)
             elements[size] = 0

@@ -121,6 +121,19 @@ class ModelShape:
         """Whether the embedding is also the output layer. The head of a classifier is separate."""
         return self.counts.tied
 
+    @property
+    def is_causal(self) -> bool:
+        """Whether all attention is causal, and a fused kernel of it needs no mask."""
+        kinds = self.counts.kinds
+        return all(kind.causal < 1 and not kind.settings["half sdpa"].saved.per_pair for kind in kinds)
+
+    @property
+    def has_sliding_window(self) -> bool:
+        """Whether the config.json gives some blocks a window of attention."""
+        config = self.config or {}
+        others = set(config.get("layer_types") or ()) - {"full_attention"}
+        return bool(others) or bool(config.get("sliding_window") and config.get("use_sliding_window", True))
+
     def shortened(self, layers: int) -> ModelShape:
         """Return the shape with at most this many blocks."""
         if len(self.counts.executed) <= layers:
