@@ -275,6 +275,16 @@ def test_an_unknown_exception_comes_before_what_follows_from_it():
     assert "in step (/x/train.py, line 9)" in " ".join(text.text(found).split())
 
 
+def test_an_exception_without_a_text_is_the_first_failure():
+    lines = [
+        f"[rank2]: {line}"
+        for line in ("Traceback (most recent call last):", '  File "/x/t.py", line 3, in f', "StopIteration")
+    ]
+    found = answer.answer_lines([*lines, *waiting((0, 51, "ALLREDUCE", 4096), (1, 51, "ALLREDUCE", 4096))])
+    assert found.first_failure is not None
+    assert (found.first_failure.kind, found.cause) == ("StopIteration", None)
+
+
 def test_lines_of_ranks_that_are_written_into_each_other_are_read():
     mixed = "[rank0]: Traceback (most recent call last):[rank1]: Traceback (most recent call last):"
     read = log.read(

@@ -62,8 +62,8 @@ class Waiting(NamedTuple):
     group: str = ""
 
     def __str__(self) -> str:
-        size = "" if self.elements is None else f" of {count(self.elements, 'element')}"
-        return f"{self.operation} number {self.number:,}{size}"
+        size = "" if self.elements is None else f", a call of {self.operation} with {self.elements:,} elements"
+        return f"collective number {self.number:,}{size or f' ({self.operation})'}"
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,8 @@ _EXCEPTION = re.compile(
     r"((?:[A-Za-z_]\w*\.)*(?:\w*(?:Error|Exception|Interrupt|Timeout|Exit|Failure|ExitedException)|Empty|Refusal))"
     r"(?:: (.*)|:?\s*)$"
 )
+# The end of a traceback. Many exceptions have no text, and names such as StopIteration.
+_AFTER_FRAMES = re.compile(r"((?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?:: (.*))?$")
 # A line that says something of a failure has one of these words, in lower case. Lines of steps have none.
 # (Searching for them one by one is ten times as fast as with a regular expression.)
 MATTERING = (
@@ -206,7 +208,7 @@ class Reader:
             self._open.pop(rank, None)
             frames = self._frames.setdefault(rank, deque(maxlen=FRAMES))
             frames.append(Frame(match[1], int(match[2]), match[3] or "<module>"))
-        elif any(word in text for word in _RAISES) and (match := _EXCEPTION.match(text)):
+        elif (any(word in text for word in _RAISES) and (match := _EXCEPTION.match(text))) or (self._frames.get(rank) and (match := _AFTER_FRAMES.match(text))):
             self._fail(line, match[1].rpartition(".")[2], match[2] or "")
         elif rank in self._open:
             self._continue(rank, text)

@@ -61,13 +61,13 @@ def _happened(message: OutOfMemory, phase: Phase | None, steps: Steps) -> str:
     gpu = "its GPU" if message.gpu is None else f"GPU {message.gpu}"
     size = f" ({bytes_text(message.total)})" if message.total else ""
     text = f"{where[0].upper()}{where[1:]} could not allocate {bytes_text(message.tried)} on {gpu}{size}"
-    if message.free is not None:
+    if message.free is not None and message.free < message.tried:
         text += f", of which {bytes_text(message.free)} {'was' if message.free else 'were'} free"
     if message.reserved is not None:
         text += f"; PyTorch had allocated {bytes_text(message.allocated or 0)} there"
         if message.unused:
             text += f" and reserved another {bytes_text(message.unused)}"
-    text += f". This was {phases.place_of(phase)}" if phase else ". The log does not show in which phase"
+    text += f". It happened {phases.place_of(phase)}" if phase else ". The log does not show in which phase"
     return f"{text}, after {count(steps.num_steps, 'step')}." if steps.num_steps else f"{text}."
 
 
@@ -152,4 +152,7 @@ def _by_phase(
         )
     id = "memory/logits" if tensor is not None and tensor.kind == "logits" else _BY_PHASE[phase]
     named = f" What could not be allocated has the size of {tensor.name}." if tensor is not None else ""
-    return conclude(id, evidence, happened=happened, tensor=named, late=late, short=short)
+    basis = "the functions of the traceback" if phase else "only the message: there is no traceback"
+    if tensor is not None and phase is None:
+        basis = "the size of what could not be allocated"
+    return conclude(id, evidence, happened=happened, tensor=named, late=late, short=short, basis=basis)

@@ -17,10 +17,7 @@ from study.why.steps import Steps
 
 GIB = 1 << 30
 SAME_MEMORY = 0.35  # GiB by which the memory that a message states may differ from that of a GPU in the list
-AS_IT_IS = (
-    "nothing, because it is predicted to fit as it is, so that the run probably does not train what was asked about "
-    "(zero-study prove TRAIN.py checks it)"
-)
+AS_IT_IS = "the settings as they are, so that the run probably used others (zero-study prove TRAIN.py shows which)"
 # The usual one of several GPUs with the same memory.
 _USUAL = (
     "t4",

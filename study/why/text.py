@@ -10,16 +10,14 @@ from study.why.log import Failure, Line, mask
 _SURE = {
     "certain": "This is certain: the log says it",
     "likely": "This is likely",
-    "possible": "This is one of several possible causes",
+    "possible": "This is possible, and one of several usual causes",
 }
 
 
 def text(answer: Answer) -> str:
     """Return the answer as text: what happened, why, what to change, how to check it, and where it is documented."""
     if answer.cause is None or answer.cause.is_note:
-        lines = _unknown(answer)
-        if answer.cause is not None:
-            lines += ["", terminal.wrap(f"A note: {answer.cause.happened} {answer.cause.because}", "", "  ")]
+        lines = _unknown(answer) if answer.cause is None else _note(answer, answer.cause)
         return "\n".join([*lines, *_faults(answer)])
     lines = _cause(answer.cause)
     if answer.remedies:
@@ -97,6 +95,12 @@ def _unknown(answer: Answer) -> list[str]:
     ]
 
 
+def _note(answer: Answer, cause: Cause) -> list[str]:
+    """Return what is said of a log without a failure that explains something."""
+    start = _unknown(answer) if answer.is_sound else [terminal.wrap("No failure is in this log. It shows:")]
+    return [*start, "", *_cause(cause)]
+
+
 def _unknown_failure(answer: Answer, failure: Failure) -> list[str]:
     """Return what is said of an exception that is not known."""
     who = "A process" if failure.rank is None else f"Rank {failure.rank}"
@@ -107,8 +111,8 @@ def _unknown_failure(answer: Answer, failure: Failure) -> list[str]:
         _quoted(Line(failure.number, failure.rank, failure.first_line)),
         "",
         terminal.wrap(
-            "This exception is not in the list of known messages, so that its cause is not known. Begin with it: what "
-            "stands further down in the log usually follows from it."
+            "This exception is not in the list of known messages, so that its cause is not known. Begin with it: later "
+            "errors are usually consequences of it."
         ),
     ]
     if answer.causes:

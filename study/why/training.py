@@ -70,7 +70,7 @@ def _not_finite(rows: Sequence[Row], setting: Setting) -> Iterator[Cause]:
     if bad_loss is None and _is_skipped(rows):
         return
     where = _step(first, rows)
-    after = f", after {len(sound):,} sound steps" if sound else ", the first one that is logged"
+    after = f", after {len(sound):,} sound steps" if sound else ", the first logged step"
     if is_forward_sound and not sound:
         yield conclude(
             "wrong/gradients-nan-zero2" if setting.strategy in ("zero1", "zero2") else "wrong/gradients-nan",
