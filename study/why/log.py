@@ -208,7 +208,7 @@ class Reader:
             self._open.pop(rank, None)
             frames = self._frames.setdefault(rank, deque(maxlen=FRAMES))
             frames.append(Frame(match[1], int(match[2]), match[3] or "<module>"))
-        elif (any(word in text for word in _RAISES) and (match := _EXCEPTION.match(text))) or (self._frames.get(rank) and (match := _AFTER_FRAMES.match(text))):
+        elif match := self._exception(rank, text):
             self._fail(line, match[1].rpartition(".")[2], match[2] or "")
         elif rank in self._open:
             self._continue(rank, text)
@@ -218,6 +218,12 @@ class Reader:
         if any(word in lower for word in MATTERING) or "NCCL " in text:
             self._keep(line)
         self._before.setdefault(rank, deque(maxlen=BEFORE)).append(text)
+
+    def _exception(self, rank: int | None, text: str) -> re.Match[str] | None:
+        """Return the match of an exception's name and message, or None."""
+        if any(word in text for word in _RAISES) and (match := _EXCEPTION.match(text)):
+            return match
+        return _AFTER_FRAMES.match(text) if self._frames.get(rank) else None
 
     def _keep(self, line: Line) -> None:
         """Keep a line that may matter. Of many, the first are kept: what comes first is the cause."""
