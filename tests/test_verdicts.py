@@ -45,7 +45,7 @@ def test_a_verdict_says_what_was_compared_and_what_was_not():
 # which has its own exit status; its verdict is in proof.json.
 WITH_VERDICT = {
     "advise", "claims", "compare", "conformance", "diff", "doctor", "dry-run", "import", "merge", "pack", "saved",
-    "upgrade",
+    "upgrade", "why",
 }  # fmt: skip
 WITHOUT_VERDICT = {"export", "job", "plan", "predict", "prove", "report", "run", "train"}
 
