@@ -107,6 +107,7 @@ EXAMPLES: dict[str, list[str]] = {
         *waiting((1, 211_067, "_ALLGATHER_BASE", 2_359_296)),
     ],
     "hang/gather-on-rank-0": waiting((0, 517, "_ALLGATHER_BASE", 11_718_912)),
+    "hang/rank-0-elsewhere": waiting((1, 22, "ALLREDUCE", 1), (2, 22, "ALLREDUCE", 1)),
     "hang/gradients": waiting((0, 517, "ALLREDUCE", 11_718_912), (1, 517, "ALLREDUCE", 11_718_912)),
     "hang/time-out": ["[rank0]: watchdog thread terminated with exception"],
     "memory/long-sample": [
@@ -161,6 +162,7 @@ EXAMPLES: dict[str, list[str]] = {
     "slow/periodic": [
         f"iter {n}: loss {falling(n + 1)}, time {900 if n % 8 == 7 else 200 + n % 3}ms" for n in range(48)
     ],
+    "slow/other-work": ["step: 1 loss: 1.5", "Finished saving the checkpoint in 393.86 seconds."],
     "wrong/gradients-nan": steps(6, loss=falling, grad_norm=lambda _: math.nan),
     "wrong/gradients-nan-zero2": ["--deepspeed ds_zero2.json", *steps(6, loss=falling, grad_norm=lambda _: math.nan)],
     "wrong/loss-zero": steps(8, loss=lambda _: 0.0, grad_norm=lambda _: 0.0),
@@ -283,6 +285,57 @@ def test_an_exception_without_a_text_is_the_first_failure():
     found = answer.answer_lines([*lines, *waiting((0, 51, "ALLREDUCE", 4096), (1, 51, "ALLREDUCE", 4096))])
     assert found.first_failure is not None
     assert (found.first_failure.kind, found.cause) == ("StopIteration", None)
+
+
+def test_ranks_that_only_say_that_they_waited_count():
+    lines = [
+        "[rank1]:[E1128 ProcessGroupNCCL.cpp:1870] [PG ID 0 PG GUID 0(default_pg) Rank 1] Received a dump signal due "
+        "to a collective timeout from this local rank. Last enqueued NCCL work: 22, last completed NCCL work: 21.",
+        "[rank0]:[E1128 ProcessGroupNCCL.cpp:1806] [PG ID 0 PG GUID 0(default_pg) Rank 0] Observed flight recorder "
+        "dump signal from another rank via TCPStore.",
+    ]
+    assert first(lines) == "hang/rank-0-elsewhere"
+
+
+def test_a_message_of_the_watchdog_over_several_lines_is_read():
+    lines = [
+        "`Trainer.fit` stopped: `max_epochs=3` reached.",
+        "[Rank 0] Watchdog caught collective operation timeout:",
+        "  WorkNCCL(..., OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=1800000)",
+    ]
+    assert first(lines) == "hang/activity-of-some-ranks"
+
+
+def test_a_dictionary_over_several_lines_is_one_row():
+    lines = [
+        "{",
+        "    'loss': 2.3101,",
+        "    'grad_norm': nan,",
+        "}",
+        "{",
+        "    'loss': 0.0,",
+        "    'grad_norm': nan,",
+        "}",
+    ]
+    assert first(lines) == "wrong/gradients-nan"
+
+
+def test_a_traceback_without_its_end_is_no_sound_training():
+    lines = [*steps(5, loss=falling), "Traceback (most recent call last):", '  File "/x/train.py", line 3, in main']
+    found = answer.answer_lines(lines)
+    assert (found.cause, found.is_sound, found.verdict.status) == (None, False, 3)
+    assert "main" in text.text(found)
+
+
+def test_a_warning_that_the_logged_norms_refute_is_no_note():
+    warning = "UserWarning: None of the inputs have requires_grad=True. Gradients will be None"
+    assert first([warning, *steps(5, loss=falling, grad_norm=norms)]) is None
+    assert first([warning]) == "wrong/no-gradient"
+
+
+def test_the_phase_is_the_last_activity_if_there_is_no_traceback():
+    assert first(["***** Running Evaluation *****", *out_of_memory()[1:]]) == "memory/evaluation"
+    assert first(["python train.py --eval_steps 5", *out_of_memory()[1:]]) == "memory/too-large"
 
 
 def test_lines_of_ranks_that_are_written_into_each_other_are_read():

@@ -60,7 +60,8 @@ class Answer:
     @property
     def is_sound(self) -> bool:
         """Whether the log shows steps of a training and nothing that is wrong."""
-        return self.num_found == 0 and not self.log.failures and self.steps.num_steps > 0
+        has_failure = self.log.failures or self.log.open_frames
+        return self.num_found == 0 and not has_failure and self.steps.num_steps > 0
 
     @property
     def num_found(self) -> int:
@@ -123,11 +124,11 @@ def _answer(
     if setting.gpu is None and messages:
         setting = replace(setting, gpu=planned.gpu_of(messages[0].total))
     causes = rank_causes(
-        [
+        _not_refuted([
             *recorded, *known.causes(log), *memory.causes(log, steps, setting), *hangs.causes(log, steps),
             *training.causes(steps, setting), *slow.causes(steps, setting), *launch.causes(log),
             *planned.slower_than_predicted(steps, setting),
-        ]
+        ], steps)
     )  # fmt: skip
     first = causes[0] if causes else None
     is_of_gpu = bool(messages) and first is not None and first.kind == "memory"
@@ -135,6 +136,12 @@ def _answer(
     runs_wrong = first is None or first.kind == "wrong"
     faults = tuple(_faults(setting)) if runs_wrong else ()
     return Answer(tuple(causes), tuple(_first_lines(log)), log, steps, setting, remedies, faults)
+
+
+def _not_refuted(causes: Iterable[Cause], steps: Steps) -> Iterator[Cause]:
+    """Yield the causes without warnings that the logged numbers refute: where norms are logged, gradients arrive."""
+    has_gradients = any(row.norm for row in steps.rows)
+    yield from (cause for cause in causes if not (cause.id == "wrong/no-gradient" and has_gradients))
 
 
 def _faults(setting: Setting) -> Iterator[Fault]:

@@ -8,6 +8,7 @@ stands still. If they wait in different ones, their programs took different ways
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,11 +21,17 @@ from study.why.known import conclude
 from study.why.log import Failure, Line, Log
 from study.why.steps import Bar, Steps
 
-_WATCHDOG = re.compile(
-    r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(?P<number>\d+), OpType=(?P<operation>\w+)"
+_WORK = re.compile(
+    r"WorkNCCL\((?:SeqNum=(?P<number>\d+)|\.\.\.)?,? ?OpType=(?P<operation>\w+)"
     r"(?:, TensorShape=\[(?P<shape>[\d, ]*)\])?(?:, NumelIn=(?P<inputs>\d+), NumelOut=(?P<outputs>\d+))?"
     r"[^)]*?Timeout\(ms\)=(?P<limit>\d+)\)"
 )
+# Lines that say that a rank waited, without its call, and that a rank ended because others waited.
+_WAITED = re.compile(
+    r"Timeout at NCCL work: (\d+)|Received a dump signal due to a collective timeout from this local rank"
+)
+_NOTICED = re.compile(r"Observed flight recorder dump signal from another rank")
+_ENQUEUED = re.compile(r"[Ll]ast enqueued(?: NCCL)? work: (\d+)")
 # Without its message, the frames of PyTorch's library tell that a watchdog ended the process.
 _WATCHDOG_FRAME = re.compile(
     r"WorkNCCL::checkTimeout|Watchdog caught collective operation timeout|watchdog thread terminated"
@@ -62,6 +69,10 @@ class Waiting(NamedTuple):
     group: str = ""
 
     def __str__(self) -> str:
+        if not self.operation:
+            return f"collective number {self.number:,}"
+        if not self.number:
+            return f"a call of {self.operation}" + (f" with {self.elements:,} elements" if self.elements else "")
         size = "" if self.elements is None else f", a call of {self.operation} with {self.elements:,} elements"
         return f"collective number {self.number:,}{size or f' ({self.operation})'}"
 
@@ -82,30 +93,50 @@ class _Picture:
 def waiting(log: Log) -> list[Waiting]:
     """Return the first collective in which each rank's watchdog gave up."""
     found: dict[int | None, Waiting] = {}
-    for line, match in log.search(_WATCHDOG):
-        own = _OWN_RANK.search(line.text[: match.start()])
-        rank = int(own[1] or own[2]) if own else line.rank
+    for line, match in log.search(_WORK):
+        rank = _rank_of(line, match.start(), log)
         elements = int(match["inputs"]) if match["inputs"] else None
         if elements is None and match["shape"]:
-            elements = 1
-            for size in filter(None, match["shape"].split(",")):
-                elements *= int(size)
+            elements = math.prod(int(size) for size in match["shape"].split(",") if size.strip())
         group = _GROUP.search(line.text)
         entry = Waiting(
-            line, rank, int(match["number"]), match["operation"].lstrip("_"), elements, int(match["limit"]),
+            line, rank, int(match["number"] or 0), match["operation"].lstrip("_"), elements, int(match["limit"]),
             group[1] if group else "",
         )  # fmt: skip
-        if rank not in found or entry.line.number < found[rank].line.number:
-            found.setdefault(rank, entry)
+        found.setdefault(rank, entry)
     return list(found.values())
+
+
+def _rank_of(line: Line, end: int, log: Log) -> int | None:
+    """Return the rank that a line of a watchdog names, or the line before it if the message is wrapped."""
+    before = next((each.text for each in log.lines if each.number == line.number - 1), "")
+    for text in (line.text[:end], before if "Watchdog" in before else ""):
+        if own := _OWN_RANK.search(text):
+            return int(own[1] or own[2])
+    return line.rank
+
+
+def _silent_ranks(log: Log) -> dict[int, Line]:
+    """Return the ranks that waited without saying in which call, with the line that says so."""
+    ranks: dict[int, Line] = {}
+    for line, _ in log.search(_WAITED):
+        own = _OWN_RANK.search(line.text)
+        rank = int(own[1] or own[2]) if own else line.rank
+        if rank is not None:
+            ranks.setdefault(rank, line)
+    return ranks
 
 
 def causes(log: Log, steps: Steps) -> list[Cause]:
     """Return the causes for which collectives timed out."""
-    found = waiting(log)
+    found, silent = waiting(log), _silent_ranks(log)
+    if not found and silent:
+        rank, line = next(iter(silent.items()))
+        number = _ENQUEUED.search(line.text)
+        found = [Waiting(line, rank, int(number[1]) if number else 0, "", None, 0)]
     if not found:
         return list(_without_numbers(log, steps))
-    ranks = {each.rank for each in found if each.rank is not None}
+    ranks = {each.rank for each in found if each.rank is not None} | silent.keys()
     known = log.ranks | ranks
     last = max(known, default=0)
     absent = tuple(sorted(set(range(last + 1)) - ranks)) if len(known) > 1 else ()
@@ -167,14 +198,24 @@ def _conclude(picture: _Picture, steps: Steps, log: Log) -> Iterator[Cause]:
     first = min(picture.waiting, key=lambda each: each.line.number)
     evidence = tuple(each.line for each in picture.waiting[:4])
     minutes = first.milliseconds / 60000
-    happened = f"{_ranks_text(picture.waiting)} waited {minutes:,.0f} minutes in {first}."
+    ranks = sorted({each.rank for each in picture.waiting if each.rank is not None} | _silent_ranks(log).keys())
+    who, time = _list("Rank", ranks) if ranks else "A rank", f" {minutes:,.0f} minutes" if minutes else ""
+    happened = f"{who} waited{time} in {first}."
     if picture.failures:
         return  # a rank ended before: what it raised is the cause
     yield from _different_calls(picture, evidence, minutes)
     if (bar := _preparation(steps)) is not None:
         yield _prepared(bar, happened, evidence)
-    elif first.number <= START and not steps.num_steps and len(picture.calls) == 1:
+    elif (
+        0 < first.number <= START
+        and first.operation
+        and not steps.num_steps
+        and not picture.absent
+        and len(picture.calls) == 1
+    ):
         yield conclude("hang/first-collective", evidence, happened=happened)
+    if picture.absent == (0,) and not steps.bars:
+        yield conclude("hang/rank-0-elsewhere", evidence, happened=happened)
     if len(picture.calls) == 1:
         yield from _different_steps(steps, first.line, happened, evidence)
         yield from _alone(steps, first.line, happened, evidence)

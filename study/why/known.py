@@ -36,6 +36,7 @@ class Rule(BaseModel):
     match: str | None = None  # a regular expression, searched in a line, or in the text of an exception
     where: Literal["line", "exception"] = "line"
     frames: str | None = None  # a regular expression that a frame of the traceback must match
+    code: str | None = None  # a regular expression for the lines before an exception, such as its line of code
     without: str | None = None  # the rule says nothing if this is found in the text, too
     certainty: Certainty = "likely"
     happened: str
@@ -50,7 +51,7 @@ class Rule(BaseModel):
     strength: int = 0
     example: str = ""  # a text that the pattern matches, as it is printed
 
-    @field_validator("match", "frames", "without")
+    @field_validator("match", "frames", "code", "without")
     @classmethod
     def _compiles(cls, pattern: str | None) -> str | None:
         if pattern is not None:
@@ -128,6 +129,8 @@ class Rule(BaseModel):
                     yield line, match_of_line
 
     def _has_frame(self, failure: Failure) -> bool:
+        if self.code is not None and not any(re.search(self.code, line) for line in failure.before):
+            return False
         return self.frames is None or any(re.search(self.frames, str(frame)) for frame in failure.frames)
 
     def _is_excluded(self, text: str) -> bool:

@@ -125,6 +125,7 @@ class Log:
     ranks: set[int] = field(default_factory=set)
     failures: list[Failure] = field(default_factory=list)
     lines: list[Line] = field(default_factory=list)  # that may matter, in order
+    open_frames: tuple[Frame, ...] = ()  # of a traceback whose exception is not in the log
     num_left_out: int = 0  # lines that may matter and were not kept
     last: deque[Line] = field(default_factory=lambda: deque(maxlen=CONTEXT))
 
@@ -191,6 +192,8 @@ class Reader:
             failure = next((each for each in reversed(self.log.failures) if each.rank == rank), None)
             if failure is not None and not failure.frames:
                 failure.frames = tuple(frames)
+            elif frames:
+                self.log.open_frames = tuple(frames)
         return self.log
 
     def _take(self, line: Line) -> None:

@@ -21,6 +21,7 @@ OUTSIDE, FAR_OUTSIDE = 4 * GIB, 8 * GIB  # bytes of a process outside of PyTorch
 UNUSED = 0.1  # share of a GPU that is reserved and unallocated if fragmentation is named as the cause
 LONG_SAMPLE = 8.0  # times the typical length
 WHOLE_MODEL = 3.0  # times the memory of a step
+NEAR = 30  # lines between what a program announces and a message
 LATE = 20  # steps after which a training has shown that its usual steps fit
 
 
@@ -42,7 +43,7 @@ def causes(log: Log, steps: Steps, setting: Setting) -> list[Cause]:
 
 
 def _of(message: OutOfMemory, steps: Steps, setting: Setting) -> Iterator[Cause]:
-    phase = phases.phase_of(message.failure.frames, message.failure.before)
+    phase = phases.phase_of(message.failure.frames, message.failure.before) or _activity(message, steps)
     happened = _happened(message, phase, steps)
     evidence = (Line(message.failure.number, message.failure.rank, message.failure.first_line),)
     yield from _by_numbers(message, happened, evidence)
@@ -54,6 +55,19 @@ def _of(message: OutOfMemory, steps: Steps, setting: Setting) -> Iterator[Cause]
         yield cause
     tensor = tensors.identify(message.tried, phase, setting)
     yield _by_phase(message, phase, happened, evidence, steps, tensor)
+
+
+def _activity(message: OutOfMemory, steps: Steps) -> Phase | None:
+    """Return the phase that the program announced shortly before a message without a traceback."""
+    near = [
+        text for line, text in steps.activities
+        if 0 <= message.failure.number - line.number <= NEAR and line.number <= message.failure.number
+    ]  # fmt: skip
+    last = near[-1].lower() if near else ""
+    signs: dict[Phase, tuple[str, ...]] = {
+        "evaluation": ("evaluat", "validat", "predict"), "saving": ("sav", "checkpoint"), "generation": ("generat",),
+    }  # fmt: skip
+    return next((phase for phase, words in signs.items() if any(word in last for word in words)), None)
 
 
 def _happened(message: OutOfMemory, phase: Phase | None, steps: Steps) -> str:
@@ -153,6 +167,8 @@ def _by_phase(
     id = "memory/logits" if tensor is not None and tensor.kind == "logits" else _BY_PHASE[phase]
     named = f" What could not be allocated has the size of {tensor.name}." if tensor is not None else ""
     basis = "the functions of the traceback" if phase else "only the message: there is no traceback"
+    if phase and not message.failure.frames:
+        basis = "the lines before the message"
     if tensor is not None and phase is None:
         basis = "the size of what could not be allocated"
     return conclude(id, evidence, happened=happened, tensor=named, late=late, short=short, basis=basis)

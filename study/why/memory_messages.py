@@ -9,9 +9,7 @@ from study.why.log import Failure
 
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _SIZE = r"([\d.]+) (bytes|KiB|MiB|GiB|TiB)"
-_TRIED = re.compile(
-    rf"(CUDA|HIP|XPU|MPS|NPU)? ?out of memory\.? ?(?:\(.*?\))?\s*Tried to allocate {_SIZE}", re.IGNORECASE
-)
+_TRIED = re.compile(rf"(out of memory|OutOfMemoryError).{{0,200}}?Tried to allocate {_SIZE}", re.IGNORECASE)
 _FIELDS = {
     # since 2.1
     "total": re.compile(rf"has a total capacit?y of {_SIZE}"),

@@ -41,7 +41,7 @@ def phase_of(frames: Sequence[Frame], code: Sequence[str] = ()) -> Phase | None:
     for signs in _signs():
         if any(re.search("|".join(signs.frames), text) for text in texts[-signs.innermost :]):
             return signs.phase
-    for line in reversed(code):
+    for line in reversed([each for each in code if " --" not in each]):  # a command line is no code
         for signs in _signs():
             if signs.code and re.search("|".join(signs.code), line):
                 return signs.phase

@@ -48,7 +48,7 @@ _NUMBERS = {
     "num_examples": (r"Num examples = ([\d,]+)",),
     "total_steps": (r"Total optimization steps = ([\d,]+)",),
     "num_gpus": (
-        r"world_size[\"']?[ .=:]+(\d+)", r"--num_processes[= ](\d+)", r"--nproc[_-]per[_-]node[= ](\d+)",
+        r"world_size[\"']?\s*[.=:]+\s*(\d+)", r"--num_processes[= ](\d+)", r"--nproc[_-]per[_-]node[= ](\d+)",
         r"--num_gpus[= ](\d+)",
     ),
 }  # fmt: skip

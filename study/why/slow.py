@@ -16,13 +16,22 @@ FIRST_STEPS = 10.0  # times the usual step that the first step may take
 SECONDS = 5.0  # that a first step takes if it is worth a word
 PEAK = 2.0  # times the usual step that a slow step takes
 GROWTH = 1.5  # times the first quarter that the last quarter takes
+LONG = 60.0  # seconds of saving or evaluating from which they are worth a note
 FEW = 12  # steps of which nothing is concluded
 
 
 def causes(steps: Steps, setting: Setting) -> list[Cause]:
     """Return what the times of the steps show."""
     times = _times(steps)
-    return list(_patterns(times, steps)) if len(times) >= 3 else []
+    return [*_other_work(steps), *(_patterns(times, steps) if len(times) >= 3 else ())]
+
+
+def _other_work(steps: Steps) -> Iterator[Cause]:
+    """Yield a note on the longest time that a log states for saving or evaluating."""
+    longest = max(steps.durations, key=lambda each: each[2], default=None)
+    if longest is not None and longest[2] > LONG:
+        line, what, seconds = longest
+        yield conclude("slow/other-work", (line,), what=repr(what.strip()), seconds=f"{seconds:,.0f}")
 
 
 def _times(steps: Steps) -> list[tuple[float, float]]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from study.why.log import Line
 
+MOST_PRINTED = 60  # lines of a dictionary
 MANY = 50_000  # lines of steps after which only every 16th is read, and those that are odd
 FIRST, LAST = 2000, 2000  # rows that are kept of a long log
 
@@ -41,10 +42,14 @@ _NOT_STEPS = re.compile(
 # What a program says when it does something else than training.
 _ACTIVITY = re.compile(
     r"(?i:\b(?:running (?:evaluation|predictions?|validation|inference)|evaluating|validating|saving|saved|generating|"
-    r"predicting|testing|checkpointing|sanity checking|merging))\b[^|{\n]{0,60}"
+    r"predicting|testing|checkpointing|sanity checking|merging|training (?:completed|finished|ended)))\b[^|{\n]{0,60}"
+    r"|`Trainer\.fit` stopped[^|{\n]{0,40}"
+)
+_DURATION = re.compile(
+    r"(?i)\b((?:finished )?(?:saving|saved|evaluat\w+|validat\w+)\b[^.]{0,70}?)\s*(?:in|took) ([\d.]+) seconds"
 )
 _SECONDS_TEXT = re.compile(r"\b(?:step[-_ ]?time|time|dt|elapsed)[:=]?\s+([\d.]+)\s?(ms|s|secs?|seconds)\b")
-_DEEPSPEED_STEP = re.compile(r"\bstep=(\d+), skipped=\d+")
+_COUNTED = re.compile(r"\bstep=(\d+), skipped=\d+|\bstep[: ] ?(\d+)/\d+")
 _ODD = re.compile(r"(?i)\bnan\b|\binf|[\"': ]0\.0\b")
 _COLUMNS_SPACED = {
     "loss": "loss",
@@ -153,15 +158,23 @@ class Steps:
     lengths: Lengths | None = None
     activities: deque[tuple[Line, str]] = field(default_factory=lambda: deque(maxlen=20))
     _lines_of_steps: int = 0
+    _printed: dict[int | None, list[Line]] = field(default_factory=dict)  # lines of a dictionary that has not ended
+    durations: list[tuple[Line, str, float]] = field(default_factory=list)  # what a log says of other work, in seconds
     recent: deque[tuple[Line, int, int]] = field(default_factory=lambda: deque(maxlen=8))  # states of bars of steps
 
     def take(self, line: Line) -> None:
         """Take what a line says of a step."""
         text = line.text
+        joined = self._join(line)
+        if joined is not None:
+            self._take_pairs(joined)
+            return
+        if line.rank in self._printed:
+            return
         if "%|" in text:
             self._take_bar(line)
-        if "skipped=" in text and (match := _DEEPSPEED_STEP.search(text)):
-            self.num_engine_steps = max(self.num_engine_steps, int(match[1]))
+        if "step" in text and (match := _COUNTED.search(text)):
+            self.num_engine_steps = max(self.num_engine_steps, int(match[1] or match[2]))
         if "OVERFLOW" in text and (match := _OVERFLOW.search(text)):
             self.num_overflows += 1
             if len(self.overflows) < FIRST:
@@ -170,10 +183,25 @@ class Steps:
             self._lines_of_steps += 1
             if self._lines_of_steps < MANY or self._lines_of_steps % 16 == 0 or _ODD.search(text):
                 self._take_pairs(line)
-        if "ing" in text or "aved" in text:
+        if "second" in text and (match := _DURATION.search(text)) and len(self.durations) < FIRST:
+            self.durations.append((line, match[1], float(match[2])))
+        if "ing" in text or "aved" in text or "fit" in text:
             match = _ACTIVITY.search(text) if len(text) < LONGEST_ACTIVITY else None
             if match:
                 self.activities.append((line, match[0]))
+
+    def _join(self, line: Line) -> Line | None:
+        """Return a dictionary that is printed over several lines as one line when it ends. None until then."""
+        text = line.text.rstrip()
+        if text.endswith("{") and len(text) < LONGEST_ACTIVITY:
+            self._printed[line.rank] = [line._replace(text="{")]
+        elif line.rank in self._printed:
+            lines = self._printed[line.rank]
+            lines.append(line)
+            if text.strip() in ("}", "},") or len(lines) > MOST_PRINTED or not text[:1].isspace():
+                del self._printed[line.rank]
+                return lines[0]._replace(text=" ".join(each.text.strip() for each in lines))
+        return None
 
     def add_series(self, columns: Mapping[str, Sequence[Any]]) -> None:
         """Add rows from the columns of an imported log. They have no lines."""
@@ -221,7 +249,7 @@ class Steps:
     def _take_pairs(self, line: Line) -> None:
         values: dict[str, float] = {}
         for name, text in _SPACED.findall(line.text):
-            values.setdefault(_COLUMNS_SPACED[name], _value(text, ""))
+            values.setdefault(_COLUMNS_SPACED[name.lower()], _value(text, ""))
         seconds = None
         lengths: dict[str, float] = {}
         for name, text, factor in _PAIR.findall(line.text):

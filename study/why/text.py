@@ -75,6 +75,8 @@ def _unknown(answer: Answer) -> list[str]:
     lines = terminal.count(answer.log.num_lines, "line")
     if (failure := answer.first_failure) is not None:
         return _unknown_failure(answer, failure)
+    if answer.log.open_frames:
+        return _cut_off(answer)
     if not answer.log.failures and not answer.log.lines:
         return [
             terminal.wrap(
@@ -97,8 +99,25 @@ def _unknown(answer: Answer) -> list[str]:
 
 def _note(answer: Answer, cause: Cause) -> list[str]:
     """Return what is said of a log without a failure that explains something."""
-    start = _unknown(answer) if answer.is_sound else [terminal.wrap("No failure is in this log. It shows:")]
-    return [*start, "", *_cause(cause)]
+    start = _unknown(answer) if answer.is_sound else [terminal.wrap("No failure was found in this log.")]
+    changes = [f"If this matters: {cause.changes[0]}"] if cause.changes else []
+    note = terminal.wrap(f"A note: {cause.happened} {cause.because}", "", "  ")
+    return [*start, "", note, *map(_quoted, cause.evidence[:1]), *[terminal.wrap(each, "  ", "  ") for each in changes]]
+
+
+def _cut_off(answer: Answer) -> list[str]:
+    """Return what is said of a traceback whose last line is not in the log."""
+    frames = [terminal.wrap(f"  {frame}", "  ", "    ") for frame in answer.log.open_frames[-3:]]
+    return [
+        terminal.wrap(
+            "The cause is not known: the log has a traceback without its last line, which names the exception. Its "
+            "last functions are:"
+        ),
+        *frames,
+        *[_quoted(line) for line in answer.lines[:MOST_SHOWN]],
+        "",
+        terminal.wrap("Give the log to its end, or the logs of all ranks."),
+    ]
 
 
 def _unknown_failure(answer: Answer, failure: Failure) -> list[str]:

@@ -13,6 +13,7 @@ from study.why.known import conclude
 from study.why.setting import Setting
 from study.why.steps import Row, Steps
 
+FEW_SOUND = 5  # rows before a loss that is not finite from which a divergence is likely
 FEW_ROWS = 3  # rows of which nothing is concluded
 SAME = 1e-6  # relative difference of numbers that are the same as printed
 SMALLEST_SCALE = 1.0  # a loss scale that makes fp16 no better than it is
@@ -78,7 +79,8 @@ def _not_finite(rows: Sequence[Row], setting: Setting) -> Iterator[Cause]:
         )  # fmt: skip
     elif sound:
         loss = f"{sound[-1].loss:.4g}"
-        yield conclude("wrong/diverged", (first.line,), where=where, after=after, loss=loss)
+        certainty: Certainty = "likely" if len(sound) >= FEW_SOUND else "possible"
+        yield conclude("wrong/diverged", (first.line,), certainty, where=where, after=after, loss=loss)
     else:
         yield conclude("wrong/nan-from-the-start", (first.line,), where=where, after=after)
 
