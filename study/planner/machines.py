@@ -182,7 +182,8 @@ def compare(
     """Compare machines with these GPUs, or with all GPUs whose price is known, for one training.
 
     Only strategies without offload are compared, on powers of two up to `MOST_GPUS`, or on `num_gpus`. Of a GPU without
-    a known machine, they are compared within one node, because no network between such nodes is known.
+    a known machine, and of machines with one GPU, they are compared within one node, because no network between such
+    nodes is known.
 
     Raises Refusal if the model is unknown, or if it fits on none of the machines.
     """
@@ -207,7 +208,9 @@ def compare(
 def _of_gpu(shape: ModelShape, request: Request, num_gpus: int | None) -> Iterator[Machine]:
     """Yield machines of one kind of GPU on which the model fits comfortably."""
     box = request.box(1)
-    most = box.gpus_per_node if hardware.has_assumed_host(box) else MOST_GPUS
+    # Instances with one GPU are not rented as a cluster with a fast network.
+    is_one_node = hardware.has_assumed_host(box) or box.gpus_per_node == 1
+    most = box.gpus_per_node if is_one_node else MOST_GPUS
     counts: Iterable[int] = [num_gpus] if num_gpus else [count for count in choose.GPU_COUNTS if count <= most]
     for count in counts:
         try:

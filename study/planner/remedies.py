@@ -32,6 +32,8 @@ CAUSES: dict[PeakPart, Cause] = {
 }
 LORA_RANK = 16
 MOST_REMEDIES = 4
+LEANER = 0.1  # of a GPU's memory that a change has to free
+COMFORTABLE = 0.15  # free share from which memory is no reason to change a training that fits
 SLOWED_DOWN = 1.2  # if the recommended strategy takes this many times as long as the fastest, memory decided
 Changes = dict[str, Any]  # new values of fields of a request
 CanStart = Callable[[Remedy], bool]
@@ -104,8 +106,9 @@ def find(advice: Advice, can_start: CanStart) -> list[Remedy]:
     offload with all changes that compute the same training is tried, too. A change counts only if `can_start` says that
     the requested program can start what is recommended then.
 
-    The list is empty if the recommended strategy already leaves enough memory free without offload, and if memory does
-    not make it slower than another one.
+    The list is empty if the recommended strategy leaves much memory free without offload, and if memory does not make
+    it slower than another one. Of a training that fits without offload, a change is only named if it is faster or
+    leaves more free.
     """
     if not _is_short_of_memory(advice):
         return []
@@ -116,6 +119,8 @@ def find(advice: Advice, can_start: CanStart) -> list[Remedy]:
 def _is_short_of_memory(advice: Advice) -> bool:
     now = advice.recommended
     if now is None or now.offloads or not now.has_enough_free:
+        return True
+    if now.free_share < COMFORTABLE:
         return True
     fastest = min((option for option in advice.options if option.fits), key=lambda option: option.seconds)
     return not fastest.has_enough_free and now.seconds > SLOWED_DOWN * fastest.seconds
@@ -139,6 +144,8 @@ class _Search:
         if now is None or now.offloads:
             yield from self._shared_sequences(same) if smallest is None else []
             yield from self._other_trainings(same)
+        elif now.free_share < COMFORTABLE or smallest is None:
+            yield from self._optimizer()
         if smallest is None and request.batch()[0] > 1:
             changes = {"global_batch_size": request.num_groups}
             if found := self._try_with("batch", changes, same):
@@ -162,6 +169,12 @@ class _Search:
         for name in ("context_parallel", "sequence_parallel"):
             tried = (self._try_with("sequence", {name: count}, same) for count in counts)
             yield from itertools.islice(filter(None, tried), 1)
+
+    def _optimizer(self) -> Iterator[Remedy]:
+        """Yield the 8-bit optimizer for a training that fits without it."""
+        changes = _8_bit_optimizer(self.advice.request, self.advice.shape)
+        if changes is not None and (found := self._try("optimizer", changes)):
+            yield found
 
     def _try_with(self, kind: RemedyKind, changes: Changes, more: Sequence[Changes]) -> Remedy | None:
         """Return a remedy with these changes alone, or with as few of `more` as are needed."""
@@ -223,8 +236,20 @@ class _Search:
         option = choose.recommend([each for each in options if each.has_enough_free])
         if option is None:
             return None
+        if not self._is_better(option):
+            return None
         remedy = Remedy(kind, _shown(self.advice.request, changes, option), option, request)
         return remedy if self.can_start(remedy) else None
+
+    def _is_better(self, option: StrategyPrediction) -> bool:
+        """Return whether an option is worth a change: now nothing fits without offload, or it is faster or leaner."""
+        now = self.advice.recommended
+        if now is None or now.offloads or not now.has_enough_free:
+            return True
+        return option.tokens_per_second > SLOWED_DOWN * now.tokens_per_second or (
+            option.free_share >= now.free_share + LEANER
+            and option.tokens_per_second >= now.tokens_per_second / SLOWED_DOWN
+        )
 
     def _try_more_gpus(self, changes: Changes) -> Remedy | None:
         """Return the smallest larger number of GPUs with which the training fits, with as many sequences per GPU.
