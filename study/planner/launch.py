@@ -526,6 +526,8 @@ FOUR_BITS = (
 )
 # Engines that shard the weights shard quantized ones only if they are stored in a floating-point type.
 SHARDED_STORAGE = ", bnb_4bit_quant_storage=torch.bfloat16"
+# transformers loads quantized weights onto the current GPU unless it is told otherwise. Sharded ones may not fit there.
+ON_HOST = 'device_map={"": "cpu"}, '
 # Programs with options or keys for adapters.
 WITH_OPTIONS: tuple[StackName, ...] = ("trl", "axolotl", "study")
 
@@ -545,8 +547,8 @@ def _of_adapters(advice: Advice) -> list[str]:
     model = "model"
     settings = []
     if adapter.is_quantized:
-        storage = SHARDED_STORAGE if _shards_weights(advice) else ""
-        settings.append(f"from_pretrained(..., quantization_config=BitsAndBytesConfig({FOUR_BITS}{storage}))")
+        storage, place = (SHARDED_STORAGE, ON_HOST) if _shards_weights(advice) else ("", "")
+        settings.append(f"from_pretrained(..., {place}quantization_config=BitsAndBytesConfig({FOUR_BITS}{storage}))")
         if advice.recommended is not None and adapter.has_fp32_stream(advice.recommended.prediction.engine):
             model = "prepare_model_for_kbit_training(model)"
     return [*settings, f"peft.get_peft_model({model}, LoraConfig({', '.join(arguments)}))"]
