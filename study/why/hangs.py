@@ -213,7 +213,8 @@ def _conclude(picture: _Picture, steps: Steps, log: Log) -> Iterator[Cause]:
         and not picture.absent
         and len(picture.calls) == 1
     ):
-        yield conclude("hang/first-collective", evidence, happened=happened)
+        is_number = first.elements is not None and first.elements <= FEW
+        yield conclude("hang/first-collective", evidence, "possible" if is_number else None, happened=happened)
     if picture.absent == (0,) and not steps.bars:
         yield conclude("hang/rank-0-elsewhere", evidence, happened=happened)
     if len(picture.calls) == 1:

@@ -50,7 +50,7 @@ _SECRETS = (
 
 # In rich's tracebacks a frame is `/path/file.py:12 in name`, and every line has a frame of box characters.
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)(?:, in (\S+))?')
-_RICH_FRAME = re.compile(r"^\s*(\S+\.py):(\d+) in (\S+)")
+_RICH_FRAME = re.compile(r"^\s*(?:File )?(\S+\.py):(\d+),? in (\w+)")  # also of notebooks
 _BOX = re.compile(r"^[\s]*[│╭╰╮╯|]\s?|\s*[│╮╯|]\s*$")
 _EXCEPTION = re.compile(
     r"^(?:\s{0,2}|E\s{2,7}|.*?(?<=\s)(?:ERROR|CRITICAL)\s[-:]?\s*|.*?\d+%\|.*?\]\s?|FAILED \S+ - )"

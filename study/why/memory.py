@@ -9,7 +9,7 @@ from study.terminal import bytes_text, count
 from study.why import memory_messages, phases, tensors
 from study.why.cause import Cause, Certainty
 from study.why.known import conclude
-from study.why.log import Line, Log
+from study.why.log import Failure, Line, Log
 from study.why.memory_messages import OutOfMemory
 from study.why.phases import Phase
 from study.why.setting import Setting
@@ -37,6 +37,14 @@ _BY_PHASE: dict[Phase | None, str] = {
 def causes(log: Log, steps: Steps, setting: Setting) -> list[Cause]:
     """Return the causes for which memory of a GPU ran out."""
     found = [message for failure in log.failures if (message := memory_messages.read(failure)) is not None]
+    known_lines = {message.failure.number for message in found}
+    # Warnings and reports of other programs quote the message.
+    quoted = [
+        Failure(line.number, line.rank, "OutOfMemoryError", line.text)
+        for line in log.lines
+        if line.number not in known_lines and "Tried to allocate" in line.text
+    ]
+    found += [message for failure in quoted[:5] if (message := memory_messages.read(failure)) is not None]
     causes_of_all = [cause for message in found[:20] for cause in _of(message, steps, setting)]
     known = [cause for cause in causes_of_all if cause.id != "memory/too-large"]
     return known or causes_of_all
