@@ -132,7 +132,7 @@ def running(folder: Path) -> list[int]:
 
 
 def wait_until(condition) -> None:
-    soak.wait(condition, 30, 0.02)
+    soak.wait(condition, 120, 0.02)
     assert condition()
 
 
