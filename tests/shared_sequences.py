@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import yaml
+from accelerate.state import AcceleratorState, GradientState
 from launching import ROOT
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -76,6 +77,8 @@ def run(
     program: Callable[[], Any] | None = None,
 ) -> dict[int, Any]:  # fmt: skip
     """Return the answers of rank 0, which is pretended, or of all ranks over gloo if there is a folder to meet in."""
+    AcceleratorState._reset_state(True)  # of an earlier test, which forked ranks would take for theirs
+    GradientState._reset_state()
     variables = world.launch_environment(file, world_size, "no" if precision == "fp32" else precision)
     job = dataclasses.replace(job, sequence_ranks=1)  # the engine divides the sequence
     program = program or trace.trainer(of_shape(shape, job.sequence_length), job, has_memory=True)
