@@ -364,7 +364,7 @@ ANSWERS = {
     ),
     "5 of 15 known changes may affect training": ("docs/releases.md", "5 of 15 known changes", "gradients are lost"),
     "The log states 5.8 GiB for a step, and 74.6 GiB were allocated: the whole model was gathered at once": (
-        "docs/why.md", "The log states 5.8 GiB for a step, and 74.6 GiB were allocated", "the whole model was gathered at",
+        "docs/why.md", "The log states 5.8 GiB for a step, and 74.6 GiB were allocated", "whole model was gathered at",
     ),
     "First difference: step 1, all 4 gradients are 0.5 times as large in B": (
         "docs/diff.md", "First difference: step 1, all 4 gradients that differ are 0.5 times as large in B",
