@@ -61,6 +61,12 @@ def score(folder: str = ".", strong: bool = False) -> str:
     )
 
 
+def unseen() -> str:
+    """Return how many answers to logs that were judged without a change of the rules are right."""
+    judged = [case["right"] for folder in ("held_out", "held_out_2") for case in cases(folder)]
+    return f"{judged.count('right')} of {len(judged)}"
+
+
 def complaints() -> str:
     """Return how many logs of sound trainings get a cause."""
     logs = sorted((CASES / "sound").glob("*.log"))
@@ -79,4 +85,5 @@ NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
     (PAGE, "held_out_2_score"): partial(score, "held_out_2"),
     (PAGE, "strong_score"): partial(score, "held_out_2", strong=True),
     (PAGE, "complaints"): complaints,
+    ("docs/why.md", "unseen"): unseen,
 }
