@@ -33,7 +33,8 @@ BY_EXTRA = {
         f"doctor {launching.ROOT / 'accelerate_configs' / 'ddp.yaml'}", f"predict buckets {GPU}",
         f"upgrade {launching.ROOT / 'constraints.txt'} {launching.ROOT / 'constraints.txt'}",
         f"advise --model gpt2 {GPU}", f"advise --model gpt2 {GPU} --strategy zero3_tuned --write own.yaml", "diff . .",
-        f"import {LOG} --output imported", f"why {launching.ROOT / 'tests' / 'why' / 'sound' / 'hf-trainer-deepspeed-4nodes.log'}",
+        f"import {LOG} --output imported",
+        f"why {launching.ROOT / 'tests' / 'why' / 'sound' / 'hf-trainer-deepspeed-4nodes.log'}",
     ],
     "train": [
         "train", "run smoke", "job smoke bert-imdb-tiny-ddp-2x-seed0", "conformance", "export runs",
