@@ -30,7 +30,6 @@ _WORK = re.compile(
 _WAITED = re.compile(
     r"Timeout at NCCL work: (\d+)|Received a dump signal due to a collective timeout from this local rank"
 )
-_NOTICED = re.compile(r"Observed flight recorder dump signal from another rank")
 _ENQUEUED = re.compile(r"[Ll]ast enqueued(?: NCCL)? work: (\d+)")
 # Without its message, the frames of PyTorch's library tell that a watchdog ended the process.
 _WATCHDOG_FRAME = re.compile(

@@ -35,7 +35,6 @@ _PREFIX = re.compile(
     r"(?:\(\w[\w.]*(?:[ ,]+(?:pid|ip)=[\w.:\[\]x]+)+\)\s?(?:\[repeated \d+x across cluster\][^\n]*)?"
     r"|(?:worker|node|host)[-_]?\d+:\s)"
 )
-_RAY_PROCESS = re.compile(r"\(\w[\w.]*[ ,]+pid=(\d+)")
 _BEGINS = frozenset("[( 0123456789wnh")  # letters with which a mark begins
 _INSIDE = re.compile(rf"(?<=\S)(?={_RANK})")
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-Z\\-_]")
@@ -111,10 +110,6 @@ class Failure:
     @property
     def first_line(self) -> str:
         return self.text.split("\n")[0]
-
-    def is_in(self, *words: str) -> bool:
-        """Return whether a file or function of the traceback contains one of these words."""
-        return any(word in f"{frame.file}:{frame.function}" for frame in self.frames for word in words)
 
 
 @dataclass

@@ -78,12 +78,6 @@ def _candidates(setting: Setting) -> Iterator[tuple[float, Tensor]]:
             yield size * shape.num_params / ranks, Tensor("all parameters", f"all parameters in {type_name}{share}")
 
 
-def tokens_of_logits(num_bytes: int, setting: Setting) -> int | None:
-    """Return how many tokens have logits of this size in 16 bits. None without a known model."""
-    shape = _shape(setting.model)
-    return None if shape is None else round(num_bytes / (2 * shape.vocabulary))
-
-
 @cache
 def _shape(model: str | None) -> ModelShape | None:
     """Return the shape of a model that the project knows without a network. None for others."""
