@@ -135,7 +135,7 @@ def _unknown_failure(answer: Answer, failure: Failure) -> list[str]:
         ),
     ]
     if answer.causes:
-        lines += ["", "It explains these lines:"]
+        lines += ["", "Consequences that the log also shows:"]
         lines += [terminal.wrap(f"* {cause.happened}", "", "  ") for cause in answer.causes[:MOST_OTHERS]]
     return lines
 
