@@ -32,11 +32,11 @@ def answer(advice: Advice) -> str:
             parts.append(_whole_sequences(advice) or "")
         return " ".join(filter(None, parts))
     if better is not None:
-        speed = _compared(better.option.tokens_per_second / option.tokens_per_second, is_speed=True)
+        time = _compared(better.option.tokens_per_second / option.tokens_per_second)
         return (
-            f"{_instruction(better)}. Without the change, {option.strategy.name} with {_settings(option)} leaves "
-            f"{percent(option.free_share)} of each GPU free{', but offloads to the host' * option.offloads}. With the "
-            f"change, the training is predicted to be {speed}."
+            f"{_instruction(better)}. Without the change, {option.strategy.name} with {_settings(option)} "
+            f"{'offloads to the host, ' * option.offloads}leaves {percent(option.free_share)} of each GPU free and "
+            f"{time}."
         )
     memory = f"{gib(option.free_bytes)} GiB ({percent(option.free_share)}) of each GPU"
     stays = "stay free" if option.traced_bytes is None else "stay free by the traced memory"
