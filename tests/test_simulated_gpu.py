@@ -7,6 +7,8 @@ run in the night, together with the list of lines that only a GPU reaches.
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from types import SimpleNamespace
 
 import gpu_only_lines
 import launching
@@ -27,6 +29,26 @@ IN_4_BITS = {
     "workload": "gpt-wikitext", "lora_rank": 4, "lora_target": "all-linear", "load_in_4bit": True, "max_steps": 6,
     "num_train_examples": 48, "num_eval_examples": 8, "timing_warmup_steps": 1, "checkpoint_every": 3,
 }  # fmt: skip
+
+
+def test_a_storage_takes_memory_until_it_is_freed(monkeypatch):
+    """A thread of gloo may release a tensor. The Python object of its storage can then be gone before the storage."""
+    import torch
+
+    monkeypatch.syspath_prepend(Path(__file__).parent / "simulated_gpu")
+    import simulated_memory
+
+    gpu = SimpleNamespace(total_memory=1 << 40)
+    monkeypatch.setattr(simulated_memory, "visible", lambda: [gpu])
+    tensor = torch.empty(1000)
+    simulated_memory.place(tensor, 0)
+    (block,) = simulated_memory._blocks.values()
+    block.of_python.__callback__(block.of_python)  # what Python calls when the object is gone
+    assert simulated_memory.allocator(0).requested == 4000
+    assert simulated_memory.gpu_of(tensor) == 0
+    del tensor
+    assert simulated_memory.allocator(0).requested == 0
+    assert not simulated_memory._blocks
 
 
 @pytest.mark.launches

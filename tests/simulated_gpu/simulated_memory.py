@@ -6,15 +6,16 @@ tensor there.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import torch
 from simulated_gpus import CONTEXT_BYTES, visible
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -88,20 +89,40 @@ def _rounded(num_bytes: int, unit: int) -> int:
 
 
 class _Block:
-    """The bytes that a storage takes of a GPU."""
+    """The bytes that a storage takes of a GPU.
 
-    __slots__ = ("gpu", "num_bytes", "reference")
+    No other storage has its address while the block exists, because the block refers to it.
+    """
 
-    def __init__(self, reference: Any, gpu: int, num_bytes: int) -> None:
-        self.reference, self.gpu, self.num_bytes = reference, gpu, num_bytes
+    __slots__ = ("gpu", "num_bytes", "of_python", "storage")
+
+    def __init__(self, storage: torch.UntypedStorage, gpu: int) -> None:
+        key = storage._cdata
+        self.gpu, self.num_bytes, self.storage = gpu, storage.nbytes(), StorageWeakRef(storage)
+        self.of_python = weakref.ref(storage, lambda _: _may_be_freed.append(key))
 
 
 allocators: dict[int, Allocator] = {}
 _blocks: dict[int, _Block] = {}  # by the address of the storage
+# Addresses of storages whose Python objects are gone. A thread of gloo may append to it at any time, and the storage
+# may exist a little longer.
+_may_be_freed: list[int] = []
+_releasing = threading.Lock()  # because a thread of the trainer samples the memory
 
 
 def allocator(gpu: int) -> Allocator:
+    _release_freed()
     return allocators.setdefault(gpu, Allocator())
+
+
+def _release_freed() -> None:
+    """Return the memory of storages that no longer exist to their GPUs."""
+    with _releasing:
+        for key in list(_may_be_freed):
+            if _blocks[key].storage.expired():
+                _may_be_freed.remove(key)
+                block = _blocks.pop(key)
+                allocators[block.gpu].change(block.num_bytes, 0, block.gpu)
 
 
 def used_bytes(gpu: int) -> int:
@@ -129,16 +150,9 @@ def place(tensor: torch.Tensor, gpu: int) -> None:
         return
     with torch._C.DisableTorchFunction():
         storage = tensor.untyped_storage()
-        key, num_bytes = storage._cdata, storage.nbytes()
-    if key in _blocks:
-        return
-    allocator(gpu).change(0, num_bytes, gpu)
-    _blocks[key] = _Block(weakref.ref(storage, partial(_forget, key)), gpu, num_bytes)
-
-
-def _forget(key: int, _: Any) -> None:
-    block = _blocks.pop(key)
-    allocator(block.gpu).change(block.num_bytes, 0, block.gpu)
+        if storage._cdata not in _blocks:
+            allocator(gpu).change(0, storage.nbytes(), gpu)
+            _blocks[storage._cdata] = _Block(storage, gpu)
 
 
 def resize(storage: torch.UntypedStorage, num_bytes: int) -> torch.UntypedStorage:

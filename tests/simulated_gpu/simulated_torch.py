@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import time
-import weakref
 from collections.abc import Callable
 from contextlib import contextmanager
 from functools import cache
@@ -18,11 +17,12 @@ import simulated_memory
 import torch
 from simulated_gpus import visible
 from simulated_memory import Placement, allocator, gpu_of, place
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
 _placement = Placement()
 _current = 0  # the current device
-_pinned: dict[int, Any] = {}  # storages in pinned memory, by their addresses
+_pinned: dict[int, StorageWeakRef] = {}  # storages in pinned memory, by their addresses
 _real_compile = torch.compile
 
 
@@ -190,8 +190,9 @@ def _pin(tensor: torch.Tensor, *_: Any, **options: Any) -> torch.Tensor:
 
 def _set_pinned(tensor: torch.Tensor) -> None:
     """Let a tensor's storage say that it is pinned, until it is freed."""
-    key = simulated_memory._key(tensor)
-    _pinned[key] = weakref.ref(tensor.untyped_storage(), lambda _: _pinned.pop(key))
+    for key in [key for key, storage in _pinned.items() if storage.expired()]:
+        del _pinned[key]
+    _pinned[simulated_memory._key(tensor)] = StorageWeakRef(tensor.untyped_storage())
 
 
 def _is_pinned(tensor: torch.Tensor, *_: Any, **options: Any) -> bool:
