@@ -99,14 +99,14 @@ class _Block:
     def __init__(self, storage: torch.UntypedStorage, gpu: int) -> None:
         key = storage._cdata
         self.gpu, self.num_bytes, self.storage = gpu, storage.nbytes(), StorageWeakRef(storage)
-        self.of_python = weakref.ref(storage, lambda _: _may_be_freed.append(key))
+        self.of_python = weakref.ref(storage, lambda _: _may_be_freed.add(key))
 
 
 allocators: dict[int, Allocator] = {}
 _blocks: dict[int, _Block] = {}  # by the address of the storage
-# Addresses of storages whose Python objects are gone. A thread of gloo may append to it at any time, and the storage
-# may exist a little longer.
-_may_be_freed: list[int] = []
+# Addresses of storages whose Python objects are gone. A thread of gloo may add one at any time, and the storage may
+# exist a little longer.
+_may_be_freed: set[int] = set()
 _releasing = threading.Lock()  # because a thread of the trainer samples the memory
 
 
