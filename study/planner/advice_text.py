@@ -120,7 +120,8 @@ def legend(options: Sequence[StrategyPrediction], request: Request) -> list[str]
         if any(option.is_measured for option in options)
         else "s/step: predicted seconds per optimizer step, with the interval of the prediction.",
     ]
-    if any(option.host_needed_bytes for option in options):
+    recommended, *_ = options
+    if recommended.host_needed_bytes or any(option.host_free_share < ENOUGH_FREE for option in options):
         process, system = (gib(size, digits=0) for size in (HOST_BYTES_PER_PROCESS, HOST_BYTES_OF_SYSTEM))
         sentences.append(
             f"With offload, {100 * ENOUGH_FREE:.0f} % of the host's memory should stay free, too, besides {process} "

@@ -36,7 +36,7 @@ def answer(advice: Advice) -> str:
     if better is not None:
         time = _compared(better.option.tokens_per_second / option.tokens_per_second)
         changed = _what_changes(better)
-        host = f" ({_host(advice, option)})" if option.offloads else ""
+        host = f" ({_host(advice, option)})" if _depends_on_host(advice, option) else ""
         parts = [
             f"{_instruction(better)}.",
             changed,
@@ -69,7 +69,7 @@ def better_change(advice: Advice) -> Remedy | None:
     kinds: set[RemedyKind] = {"same"}
     if option.offloads:
         kinds |= {"optimizer"}
-    if option.offloads and (option.host_free_share < ENOUGH_FREE or _is_host_assumed(advice)):
+    if option.offloads and _depends_on_host(advice, option):
         kinds |= {"precision", "adapters"}
     may_slow_down = (
         EQUALLY_FAST_IF_ROOMIER if option.free_share >= ENOUGH_FREE or option.offloads else 1 - 1 / FAR_SLOWER
@@ -223,7 +223,7 @@ def _risk(advice: Advice, option: StrategyPrediction) -> str:
         why = f"all that leave {ENOUGH} are far slower" if slower else "nothing here leaves more"
         what = "host memory" if option.free_share >= ENOUGH_FREE else "memory"
         parts.append(f"it may run out of {what}, but {why}")
-    if option.host_needed_bytes and (_is_host_assumed(advice) or option.host_free_share < ENOUGH_FREE):
+    if _depends_on_host(advice, option):
         parts.append(_host(advice, option))
     if option.is_measured:
         parts.append("the time is your measurement")
@@ -239,6 +239,11 @@ def _risk(advice: Advice, option: StrategyPrediction) -> str:
         step = option.prediction.step
         parts.append(f"the real time may be anywhere from {significant(step.low, 2)} to {significant(step.high, 2)} s")
     return ", and ".join(parts)
+
+
+def _depends_on_host(advice: Advice, option: StrategyPrediction) -> bool:
+    """Return whether an option needs host memory of which little stays free, or of which the size is only assumed."""
+    return bool(option.host_needed_bytes) and (_is_host_assumed(advice) or option.host_free_share < ENOUGH_FREE)
 
 
 def _host(advice: Advice, option: StrategyPrediction) -> str:
@@ -313,7 +318,8 @@ def _why_not(advice: Advice, option: StrategyPrediction) -> str:
         return lacks(option)
     if chosen is None:
         return ""
-    free = f"leaves only {percent(option.free_share)} free"
+    what = "" if option.free_share <= option.host_free_share else "of the host's memory "
+    free = f"leaves only {percent(option.scarcest_share)} {what}free"
     time = _compared(option.seconds / chosen.seconds)
     if not option.has_enough_free and chosen.has_enough_free:
         return f"{free}, and {time}" if option.seconds > (1 + EQUALLY_FAST) * chosen.seconds else f"{free}: too little"
@@ -327,7 +333,7 @@ def _why_not(advice: Advice, option: StrategyPrediction) -> str:
     is_simpler = choose.complexity(option) < choose.complexity(chosen)
     if is_simpler and option.has_enough_free and not option.offloads and not chosen.offloads:
         limit = f"{100 * choose.tolerance(option, fastest):.0f} %"
-        return f"simpler, but {time}; a difference of up to {limit} would not count"
+        return f"simpler, but {time}, and more than {limit} longer than {fastest.strategy.name}"
     if option.offloads and not chosen.offloads and option.seconds <= chosen.seconds:
         return f"{time}, less than the error of the prediction, but it needs host memory"
     within = option.seconds <= chosen.slowest_seconds and not chosen.is_rough and option.seconds > chosen.seconds

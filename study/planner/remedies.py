@@ -14,7 +14,7 @@ from study.errors import Refusal
 from study.planner import choose
 from study.planner.choose import (
     COMFORTABLY_FREE,
-    EQUALLY_FAST_IF_ROOMIER,
+    ENOUGH_FREE,
     Advice,
     Remedy,
     RemedyKind,
@@ -179,22 +179,22 @@ class _Search:
     def _shared_sequences(self, same: Sequence[Changes]) -> Iterator[Remedy]:
         """Yield how many GPUs should share a sequence, under FSDP2 and under ZeRO.
 
-        It is the smallest number that leaves `choose.COMFORTABLY_FREE`, and is as fast as the fastest. Without such a
-        number, it is the one that leaves the most. Nothing is yielded if something else than the tokens takes the
-        memory.
+        It is the smallest number that leaves `COMFORTABLY_FREE`, if necessary with changes that compute the same
+        training. Without such a number, it is the one that leaves the most. Nothing is yielded if something else than
+        the tokens takes the memory.
         """
         request, ranked = self.advice.request, self.advice.ranked
         if request.sequence_ranks > 1 or cause(ranked[0])[0] not in ("activations", "logits and loss"):
             return
         counts = [count for count in choose.GPU_COUNTS[1:] if request.num_gpus % count == 0]
         for name in ("context_parallel", "sequence_parallel"):
-            tried = (self._try_with("sequence", {name: count}, same) for count in counts)
-            found = [remedy for remedy in tried if remedy is not None]
-            fastest = max((remedy.option.tokens_per_second for remedy in found), default=0.0)
-            near = [r for r in found if r.option.tokens_per_second >= (1 - EQUALLY_FAST_IF_ROOMIER) * fastest]
-            roomy = (remedy for remedy in near if remedy.option.free_share >= COMFORTABLY_FREE)
-            best = next(roomy, None) or max(near, key=lambda remedy: remedy.option.free_share, default=None)
-            yield from filter(None, [best])
+            tried = (self._try_with("sequence", {name: count}, same, COMFORTABLY_FREE) for count in counts)
+            if roomy := next(filter(None, tried), None):
+                yield roomy
+                continue
+            narrow = filter(None, (self._try_with("sequence", {name: count}, same) for count in counts))
+            if best := max(narrow, key=lambda remedy: remedy.option.free_share, default=None):
+                yield best
 
     def _optimizer(self) -> Iterator[Remedy]:
         """Yield the 8-bit optimizer for a training that fits without it."""
@@ -202,9 +202,11 @@ class _Search:
         if changes is not None and (found := self._try("optimizer", changes)):
             yield found
 
-    def _try_with(self, kind: RemedyKind, changes: Changes, more: Sequence[Changes]) -> Remedy | None:
+    def _try_with(
+        self, kind: RemedyKind, changes: Changes, more: Sequence[Changes], enough: float = ENOUGH_FREE
+    ) -> Remedy | None:
         """Return a remedy with these changes alone, or with as few of `more` as are needed."""
-        return self._try(kind, changes) or self._try_smallest(kind, changes, more)
+        return self._try(kind, changes, enough) or self._try_smallest(kind, changes, more, enough)
 
     def _other_trainings(self, same: Sequence[Changes]) -> Iterator[Remedy]:
         """Yield the smallest change to each kind of training that suffices.
@@ -244,21 +246,23 @@ class _Search:
             )
             yield from [remedy] if self.can_start(remedy) else []
 
-    def _try_smallest(self, kind: RemedyKind, changes: Changes, more: Sequence[Changes]) -> Remedy | None:
+    def _try_smallest(
+        self, kind: RemedyKind, changes: Changes, more: Sequence[Changes], enough: float = ENOUGH_FREE
+    ) -> Remedy | None:
         """Return a remedy with as few of `more` changes as are needed. None if even all of them do not suffice."""
         needed = list(more)
-        found = self._try(kind, {**changes, **_together(needed)}) if needed else None
+        found = self._try(kind, {**changes, **_together(needed)}, enough) if needed else None
         for each in more if found else ():
             fewer = [other for other in needed if other is not each]
             combined = {**changes, **_together(fewer)}
-            if combined and (smaller := self._try(kind, combined)) is not None:
+            if combined and (smaller := self._try(kind, combined, enough)) is not None:
                 needed, found = fewer, smaller
         return found
 
-    def _try(self, kind: RemedyKind, changes: Changes) -> Remedy | None:
+    def _try(self, kind: RemedyKind, changes: Changes, enough: float = ENOUGH_FREE) -> Remedy | None:
         """Return the remedy that these changes are. None if they do not suffice, or if the program cannot do them.
 
-        A strategy must leave enough memory free without offload.
+        A strategy must leave this share of a GPU's memory free without offload.
         """
         try:
             request = _changed(self.advice.request, changes)
@@ -271,9 +275,7 @@ class _Search:
         except Refusal:
             return None
         option = choose.recommend([each for each in options if each.has_enough_free])
-        if option is None:
-            return None
-        if not self._is_better(option):
+        if option is None or option.free_share < enough or not self._is_better(option):
             return None
         remedy = Remedy(kind, _shown(self.advice.request, changes, option), option, request)
         return remedy if self.can_start(remedy) else None
