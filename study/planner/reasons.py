@@ -333,7 +333,8 @@ def _why_not(advice: Advice, option: StrategyPrediction) -> str:
     is_simpler = choose.complexity(option) < choose.complexity(chosen)
     if is_simpler and option.has_enough_free and not option.offloads and not chosen.offloads:
         limit = f"{100 * choose.tolerance(option, fastest):.0f} %"
-        return f"simpler, but {time}, and more than {limit} longer than {fastest.strategy.name}"
+        than = "" if fastest is chosen else f" than {fastest.strategy.name}"
+        return f"simpler, but {_compared(option.seconds / fastest.seconds)}{than} (up to {limit} would not count)"
     if option.offloads and not chosen.offloads and option.seconds <= chosen.seconds:
         return f"{time}, less than the error of the prediction, but it needs host memory"
     within = option.seconds <= chosen.slowest_seconds and not chosen.is_rough and option.seconds > chosen.seconds
