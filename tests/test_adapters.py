@@ -663,6 +663,34 @@ def test_sharded_weights_are_quantized_in_a_type_that_can_be_sharded() -> None:
     assert "bnb_4bit_quant_storage" not in " ".join(whole.settings)
 
 
+OF_QLORA = {"lora_rank": 16, "load_in_4bit": True}
+
+
+@pytest.mark.parametrize("stack", ["accelerate", "trainer", "trl", "axolotl"])
+def test_quantized_weights_that_fill_a_gpu_are_loaded_on_the_host(stack: Any) -> None:
+    """transformers 5.23 loads them onto the GPU of each process otherwise, as a whole."""
+    advice = advise("llama-3.1-70b", Request("rtx-3090", 2, stack=stack, **OF_QLORA))
+    option = advice.recommended
+    assert option is not None
+    assert option.loaded_bytes > option.prediction.usable_bytes
+    assert option.loads_on_host
+    assert option.host_needed_bytes >= 2 * option.loaded_bytes  # one copy in each process
+    start = launch.launch(advice)
+    assert start is not None
+    everything = " ".join([*start.files.values(), *start.settings])
+    assert ("cpu_ram_efficient_loading: true" if stack == "axolotl" else 'device_map={"": "cpu"}') in everything
+    small = launch.launch(advise("llama-3.1-8b", Request("rtx-3090", 2, stack=stack, strategy="fsdp2", **OF_QLORA)))
+    assert small is not None
+    assert "device_map" not in " ".join(small.settings)  # training needs more than loading
+
+
+def test_zero3_is_refused_if_it_cannot_load_quantized_weights() -> None:
+    advice = advise("llama-3.1-70b", Request("rtx-3090", 2, **OF_QLORA))
+    assert "zero3" in advice.left_out
+    with pytest.raises(Refusal, match="DeepSpeed places all 4-bit weights on each GPU"):
+        advise("llama-3.1-70b", Request("rtx-3090", 2, strategy="zero3", **OF_QLORA))
+
+
 def test_a_study_with_adapters_is_predicted_with_them():
     whole, adapter = (build_config(workload="gpt-wikitext", size="1.5b", lora_rank=rank) for rank in (None, 16))
     zero2 = read_by_name("zero2_tuned")

@@ -195,8 +195,8 @@ BATCH, GROUP, ON_ONE = ["--global-batch-size"], ["--shard-group-size"], ["--mode
         ),
         (["--gpu", "l4", "--gpus", "1", "--write", "x.yaml"], "--write x.yaml: needs both --model and --gpus"),
         (
-            ["--model", "llama-2-70b", "--gpu", "l4", "--gpus", "1", "--host-memory", "96", "--write", "x.yaml"],
-            "--write x.yaml: there is nothing to write. No strategy fits. zero3_nvme_offload comes nearest: it lacks ",
+            ["--model", "llama-2-70b", "--gpu", "l4", "--gpus", "1", "--strategy", "single", "--write", "x.yaml"],
+            "--write x.yaml: there is nothing to write. No strategy fits. single comes nearest: it lacks ",
         ),
     ],
 )

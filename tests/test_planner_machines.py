@@ -70,6 +70,35 @@ def test_the_cheapest_and_the_fastest_machine_keep_the_limits() -> None:
     assert "None of " in machines_text.answer_of_comparison(compared(budget=0.01))
 
 
+def test_more_gpus_are_named_if_they_would_keep_the_deadline() -> None:
+    late = machines.compare("llama-3.1-8b", Request("h100-sxm", tokens=1e9), ["h100-sxm"], 8, deadline=1.0)
+    assert late.within_limits == []
+    assert late.enough is not None
+    assert late.enough.num_gpus > 8
+    assert late.enough.training is not None
+    assert late.enough.training.hours <= 1
+    answer = machines_text.answer_of_comparison(late)
+    assert answer.count("8 x h100-sxm") == 1
+    assert f"{late.enough.num_gpus} x h100-sxm" in answer
+    assert machines_text.content_of_comparison(late)["enough"]["num_gpus"] == late.enough.num_gpus
+    never = machines.compare("llama-3.1-8b", Request("rtx-4090", tokens=1e9), ["rtx-4090"], 8, deadline=0.1)
+    assert never.enough is None
+    assert "would do" in machines_text.answer_of_comparison(never)
+
+
+def test_the_list_of_gpus_has_every_price_with_its_source(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["advise", "--gpu", "list"]) == 0
+    text = capsys.readouterr().out
+    table, _, sources = text.partition("Prices, with their date:")
+    rows = {line.split()[0]: line.split() for line in table.splitlines() if line.strip()}
+    for gpu in machines.GPUS.values():
+        if gpu.price_per_hour is not None:
+            assert f"{gpu.price_per_hour:.2f}" in rows[gpu.name]
+            assert gpu.price_date in sources
+            assert gpu.name in sources
+    assert max(map(len, text.splitlines())) <= 80
+
+
 def test_gpus_without_a_known_machine_are_compared_within_one_node() -> None:
     assert max(machine.num_gpus for machine in compared().machines if machine.gpu.name == "rtx-4090") == 8
     assert max(machine.num_gpus for machine in compared().machines) == machines.MOST_GPUS
@@ -134,6 +163,23 @@ def test_other_strategies_are_predicted_from_a_measured_step(capsys: pytest.Capt
     assert {each["strategy"]: each["seconds_per_step"] for each in found["others"]} == pytest.approx(
         {name: seconds for name, seconds in expected.items() if name != "zero3"}
     )
+
+
+def test_the_answer_uses_the_measured_step(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--measured-step-seconds", "9", "--tokens", "1e9")
+    content = measured(capsys, *words)
+    (option,) = content["strategies"]
+    assert {option[f"seconds_per_step{end}"] for end in ("", "_low", "_high")} == {9.0}
+    training = option["whole_training"]
+    assert training["hours"] == pytest.approx(training["steps"] * 9 / 3600)
+    assert "a step took 9 s" in content["answer"]
+    assert "predicted to take" not in content["answer"]
+    assert content["calibration"]["predicted_seconds_per_step"] < 9
+    question = ["advise", "--model", "llama-3.1-8b", "--gpu", "a100-80gb", "--gpus", "8", "--strategy", "zero3"]
+    assert cli.run([*question, *words]) == 0
+    text = capsys.readouterr().out
+    assert "9 (measured)" in text
+    assert "free" in text.splitlines()[[line.startswith("strategy") for line in text.splitlines()].index(True)]
 
 
 def test_a_measured_step_is_read_from_a_log(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:

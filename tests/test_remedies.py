@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from study import planner
-from study.planner import advice_text, choose, reasons, remedies
+from study.planner import advice_text, choose, launch, reasons, remedies
 from study.planner.choose import Advice
 from study.planner.request import Request
 
@@ -19,6 +21,9 @@ QUESTIONS: dict[str, tuple[str, str, int, dict[str, Any]]] = {
     "128k on 64 H100": ("llama-3.1-8b", "h100-sxm", 64, {"sequence_length": 131072}),
     "one 4090": ("llama-3.1-8b", "rtx-4090", 1, {}),
     "two 4090": ("llama-3.1-8b", "rtx-4090", 2, {}),
+    "two 4090 in a known host": ("llama-3.1-8b", "rtx-4090", 2, {"host_memory": 256.0}),
+    "7B on one A100": ("mistral-7b", "a100-80gb", 1, {"sequence_length": 4096, "stack": "trainer"}),
+    "70B on 16 H100": ("llama-3.1-70b", "h100-sxm", 16, {"sequence_length": 4096}),
     "13B on one 3090": ("llama-2-13b", "rtx-3090", 1, {}),
     "70B QLoRA on two 3090": ("llama-3.1-70b", "rtx-3090", 2, {"lora_rank": 16, "load_in_4bit": True}),
     "micro batch too large": ("llama-3.1-8b", "a100-80gb", 8, {"sequence_length": 8192, "micro_batch_size": 32}),
@@ -71,11 +76,17 @@ def test_gpus_share_sequences_that_fit_on_no_number_of_gpus(name: str) -> None:
     shared = {next(iter(remedy.changes)): remedy for remedy in advice.remedies if remedy.kind == "sequence"}
     assert shared.keys() == {"context_parallel", "sequence_parallel"}
     assert advice.remedies[0].kind == "sequence"
-    assert reasons.answer(advice).split(". ")[2].startswith("Use --context-parallel 2 ")
-    for remedy in shared.values():
-        assert remedy.option.has_enough_free
+    assert reasons.answer(advice).split(". ")[2].startswith("Use --context-parallel ")
+    for name, remedy in shared.items():
+        ranks = remedy.changes[name]
         assert remedy.option.is_rough
-        assert remedy.option.prediction.job.sequence_ranks == 2
+        assert remedy.option.prediction.job.sequence_ranks == ranks
+        # Fewer GPUs would leave too little room.
+        assert remedy.option.free_share >= choose.COMFORTABLY_FREE
+        if ranks > 2:
+            fewer = advice.request.replace(**{**remedy.changes, name: ranks // 2, "global_batch_size": None})
+            less = choose.recommend(choose.options_of(advice.shape, fewer.box(), fewer, has_offload=False)[0])
+            assert less is None or less.free_share < choose.COMFORTABLY_FREE
 
 
 def test_one_gpu_shares_no_sequence() -> None:
@@ -88,8 +99,12 @@ def test_adapters_are_named_where_all_weights_need_offload() -> None:
     def of_adapters(name: str) -> dict[str, Any]:
         return next(dict(remedy.changes) for remedy in ask(name).remedies if remedy.kind == "adapters")
 
-    assert "load_in_4bit" not in of_adapters("one 4090")
+    assert "load_in_4bit" not in of_adapters("two 4090")
     assert of_adapters("13B on one 3090")["load_in_4bit"]
+    # LoRA fits one 4090, but leaves little free. QLoRA leaves more and is as fast.
+    both = [remedy for remedy in ask("one 4090").remedies if remedy.kind == "adapters"]
+    assert ["load_in_4bit" in remedy.changes for remedy in both] == [True, False]
+    assert both[1].option.free_share < choose.COMFORTABLY_FREE <= both[0].option.free_share
 
 
 def test_offload_is_tried_with_an_assumed_host_and_says_so() -> None:
@@ -97,6 +112,8 @@ def test_offload_is_tried_with_an_assumed_host_and_says_so() -> None:
     assert option is not None
     assert option.strategy.name == "fsdp2_cpu_offload"
     assert "of host memory, and 256 GiB are assumed" in reasons.answer(ask("two 4090"))
+    assert ask("two 4090").change is not None  # nobody has confirmed the host, so adapters come first
+    assert ask("two 4090 in a known host").change is None
     own = planner.advise("llama-3.1-8b", Request("rtx-4090", 2, host_memory=64.0))
     assert all(option.prediction.lacking == "host memory" for option in own.options if option.offloads)
     assert own.recommended is None
@@ -119,6 +136,106 @@ def test_json_and_text_have_the_changes() -> None:
     assert [each["options"] for each in content] == [remedy.flags for remedy in advice.remedies]
     for remedy in advice.remedies:
         assert remedy.flags in " ".join(advice_text.text(advice).split())
+
+
+# ---------------------------------------------------------------- the host's memory
+
+
+def offloading(host_memory: float) -> choose.StrategyPrediction:
+    """Return the prediction of an offload on one GPU in a host with so many GiB."""
+    request = Request("rtx-4090", 1, host_memory=host_memory)
+    shape, request, _ = choose.find_model("llama-3.1-8b", request)
+    options, _ = choose.options_of(shape, request.box(), request)
+    return next(option for option in options if option.strategy.name == "fsdp2_cpu_offload")
+
+
+def test_a_host_needs_more_than_the_offloaded_data_and_some_free_memory() -> None:
+    stored = offloading(1000.0).prediction.host_bytes_per_node / 2**30
+    needed = offloading(1000.0).host_needed_bytes / 2**30
+    assert needed == pytest.approx(stored + 2 + 4)
+    for memory, fits, has_enough_free in (
+        (stored + 1, False, False), (needed + 1, True, False), (needed / 0.88, True, True),
+    ):  # fmt: skip
+        option = offloading(memory)
+        assert (option.fits, option.has_enough_free) == (fits, has_enough_free)
+        assert option.lacking == (None if fits else "host memory")
+
+
+def test_an_offload_that_fills_an_assumed_host_is_not_recommended() -> None:
+    advice = ask("one 4090")
+    assert advice.recommended is not None
+    assert advice.recommended.offloads
+    assert not advice.recommended.has_enough_free
+    assert advice.change is not None
+    assert advice.change.kind == "adapters"
+    answer = reasons.answer(advice)
+    assert answer.startswith("Use --lora-rank 16 ")
+    assert re.search(r"needs 12\d GiB of host memory, and 128 GiB are assumed", answer)
+
+
+# ---------------------------------------------------------------- pure bf16
+
+
+def test_pure_bf16_is_named_on_one_gpu_with_what_it_costs() -> None:
+    advice = ask("7B on one A100")
+    kinds = [remedy.kind for remedy in advice.remedies]
+    assert kinds[:3] == ["precision", "precision", "adapters"]
+    changes = [dict(remedy.changes) for remedy in advice.remedies[:2]]
+    pure = {"precision": "pure-bf16"}
+    assert changes == [{**pure, "optimizer": "adamw-8bit"}, pure]
+    text = " ".join(advice_text.text(advice).split())
+    assert "stochastic rounding" in text
+    assert "Kahan summation" in text
+    assert "precision" not in {remedy.kind for remedy in ask("70B on 16 H100").remedies}  # which can shard the masters
+
+
+def test_eight_bits_of_optimizer_come_before_offload() -> None:
+    advice = ask("70B on 16 H100")
+    assert advice.recommended is not None
+    assert advice.recommended.offloads
+    assert advice.change is not None
+    assert advice.change.kind == "optimizer"
+
+
+# ---------------------------------------------------------------- the recommended change is what is started
+
+
+@pytest.mark.parametrize("name", ["long on 8 H100", "8k on 4 A100", "tight", "one 4090", "128k on 8 H100"])
+def test_the_command_and_the_files_are_of_the_recommended_training(name: str, tmp_path: Path) -> None:
+    advice = ask(name)
+    change, changed = advice.change, advice.changed
+    assert change is not None
+    assert changed is not None
+    model, gpu, num_gpus, settings = QUESTIONS[name]
+    again = planner.advise(model, Request(**{"gpu": gpu, "num_gpus": num_gpus, **settings, **change.changes}))
+    assert again.change is None or again.change.kind != change.kind
+    assert launch.launch(changed) == launch.launch(again)
+    text = advice_text.text(advice)
+    start = launch.launch(changed)
+    assert start is not None
+    for line in start.command.split("\n"):
+        assert line in text
+    option = again.recommended
+    assert option is not None
+    table = text.partition("\nstrategy ")[2].splitlines()[1]
+    assert table.split()[0] == option.strategy.name
+    assert f"for {option.strategy.name}" in " ".join(text.partition("nvidia-smi")[2].split())
+    assert reasons.why_not(changed).keys() == reasons.why_not(again).keys()
+    content = advice_text.content(advice)
+    assert content["launch"]["command"] == start.command
+    assert content["recommended_change"]["options"] == change.flags
+    assert content["recommended_change"]["strategy"] == option.strategy.name
+    path = tmp_path / "mine.yaml"
+    launch.write(advice, path)
+    assert path.read_text() == next(iter((launch.launch(again, path) or start).files.values()))
+
+
+def test_without_a_change_everything_is_about_the_question() -> None:
+    advice = ask("two 4090 in a known host")
+    content = advice_text.content(advice)
+    assert advice.to_start is advice
+    assert content["recommended_change"] is None
+    assert content["launch_without_change"] is None
 
 
 # ---------------------------------------------------------------- what is recommended

@@ -63,7 +63,11 @@ def test_the_page_has_the_changes_that_help_and_the_whole_training():
     words = ["--model", "llama-3.1-8b", "--gpu", "rtx-4090", "--gpus", "2", "--tokens", "1e9"]
     answer, remedies = web.answer(words), web.as_json(words)["remedies"]
     assert "The whole training of 1,000,000,000 tokens" in answer["training"]
-    assert [each["options"] for each in answer["changes"]] == [each["options"] for each in remedies]
+    recommended, *others = [each["options"] for each in remedies]
+    assert answer["answer"].startswith(f"Use {recommended}: ")
+    assert [each["options"] for each in answer["changes"]] == others
+    assert next(each for each in answer["strategies"] if each["is_recommended"])["name"] == remedies[0]["strategy"]
+    assert answer["launch"] == web.as_json(words)["launch"]
 
 
 def test_everything_can_be_sent_to_the_page():

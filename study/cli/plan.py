@@ -221,7 +221,7 @@ def _advise(
     text: Callable[[Any], str] = advice_text.text_of_all if everything else advice_text.text
     content: Callable[[Any], dict[str, Any]] = advice_text.content
     if measured_step_seconds is not None:
-        text, content = _calibrated(advice, measured_step_seconds, text, content)
+        advice, text, content = _calibrated(advice, measured_step_seconds, text, content)
     verdict = show(advice, text, content)
     if write is not None:
         _write(advice, write, is_silent=as_json)
@@ -244,13 +244,14 @@ def _measured(log: Path) -> float:
 
 def _calibrated(
     advice: Advice, seconds: float, text: Callable[[Any], str], content: Callable[[Any], dict[str, Any]]
-) -> tuple[Callable[[Any], str], Callable[[Any], dict[str, Any]]]:
-    """Return how to print an answer together with what a measured step says of it."""
+) -> tuple[Advice, Callable[[Any], str], Callable[[Any], dict[str, Any]]]:
+    """Return the answer that uses a measured step, and how to print it together with what the step says."""
     from study.planner import advice_text, calibration
 
     found = calibration.calibrate(advice, seconds)
     lines = [*advice_text.wrapped(calibration.sentences(found)), "", *advice_text.aligned(calibration.rows(found)), ""]
     return (
+        calibration.measured_advice(advice, found),
         lambda given_advice: "\n".join([*lines, text(given_advice)]),
         lambda given_advice: {**content(given_advice), "calibration": calibration.content(found)},
     )
@@ -295,7 +296,8 @@ def _write(advice: Advice, path: Path, is_silent: bool) -> None:
     if is_silent:
         return
     kind = {"axolotl": "axolotl", "deepspeed": "DeepSpeed"}.get(advice.request.stack, "accelerate")
-    print(f"\nWrote the {kind} file of the recommended strategy to {path}")
+    change = "" if advice.change is None else f", with {advice.change.flags},"
+    print(f"\nWrote the {kind} file of the recommended strategy{change} to {path}")
     for more in written[1:]:
         print(f"Wrote {more}, which belongs to it")
 
@@ -311,15 +313,23 @@ def request_of(requested: dict[str, Any]) -> Request:
 
 
 def _print_gpus() -> None:
-    """Print all GPUs that --gpu takes, with their main numbers."""
+    """Print all GPUs that --gpu takes, with their main numbers, and the sources of their prices."""
     from study import terminal
+    from study.planner.training_text import price_of
     from study.theory import gpus
 
     meaning = (
-        "TFLOP/s: the dense peak in bf16 with accumulation in fp32 (t4 and v100: in fp16). link: between the GPUs of a "
-        "node, in one direction. The name that torch.cuda.get_device_name() returns works too."
+        "TFLOP/s: the dense peak in bf16 with accumulation in fp32 (t4 and v100: in fp16). mem.: of the GPU. link: "
+        "between the GPUs of a node, in one direction. $/hour: US dollars per GPU, rented on demand. "
+        "The name that torch.cuda.get_device_name() returns works too."
     )
-    print("\n".join([*terminal.table(*gpus.table()), "", terminal.wrap(meaning)]))
+    names: dict[str, list[str]] = {}
+    for gpu in gpus.GPUS.values():
+        if gpu.price_per_hour is not None:
+            names.setdefault(price_of(gpu), []).append(gpu.name)
+    sources = [terminal.wrap(f"{', '.join(sharing)}: {source}", "  ", "    ") for source, sharing in names.items()]
+    table = terminal.table(*gpus.table())
+    print("\n".join([*table, "", terminal.wrap(meaning), "", "Prices, with their date:", *sources]))
 
 
 def _check_complete(is_complete: bool, options: dict[str, Any]) -> None:

@@ -115,13 +115,14 @@ def _advise(words: Sequence[str]) -> Advice:
 
 
 def _content(advice: Advice, words: Sequence[str]) -> dict[str, Any]:
+    asked, advice = advice, advice.to_start
     shown, start = advice_text.short_list(advice), advice_text.launch_or_why(advice)
     why_not = reasons.why_not(advice)
     usable = advice.options[0].prediction.usable_bytes
     return {
         "command": shlex.join(["zero-study", "advise", *words]),
-        "answer": reasons.answer(advice),
-        "setting": advice_text.setting_line(advice),
+        "answer": reasons.answer(asked),
+        "setting": advice_text.setting(asked),
         "trained": advice_text.adapter_lines(advice.shape),
         "capacity": {"bytes": usable, "text": f"{gib(usable)} GiB"},
         "strategies": [
@@ -131,7 +132,7 @@ def _content(advice: Advice, words: Sequence[str]) -> dict[str, Any]:
         "left_out": {name: phrase for name, phrase in why_not.items() if name in advice.left_out},
         "legend": advice_text.legend(advice.options, advice.request),
         "training": whole_training_sentence(advice),
-        "changes": [{"options": flags, "predicted": predicted} for flags, predicted in reasons.changes(advice)],
+        "changes": [{"options": flags, "predicted": predicted} for flags, predicted in reasons.changes(asked)],
         "notes": advice.notes,
         "launch": _launch(start) if isinstance(start, Launch) else None,
         "no_launch": start if isinstance(start, str) else None,

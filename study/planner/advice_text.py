@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from study import terminal
 from study.errors import Refusal
 from study.planner import assumptions, launch, reasons
-from study.planner.choose import ENOUGH_FREE, gib
+from study.planner.choose import ENOUGH_FREE, HOST_BYTES_OF_SYSTEM, HOST_BYTES_PER_PROCESS, gib
 from study.planner.launch import Launch
 from study.planner.machines import whole_training
 from study.planner.request import CHECKPOINTED, SEQUENCES_PER_GPU, Request
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 NARROW = 80  # characters
 FAMILIAR = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp2")
+MEASURED = "the step that you measured"  # as evidence of a time
 MARK = "*"  # of rows with another precision than the requested one
 
 
@@ -34,32 +35,40 @@ def text(advice: Advice) -> str:
     """Return the advice as a text of 80 columns.
 
     It has the answer, a table with the meaning of its columns, why other strategies are not recommended, how to start
-    the training, and what is assumed.
+    the training, and what is assumed. If the answer recommends a change of the request, all of them are of the training
+    with the change.
     """
-    lines = [reasons.answer(advice), *filter(None, [whole_training_sentence(advice)])]
-    lines += ["", f"{setting_line(advice)}. {_basis(advice)}.", *adapter_lines(advice.shape)]
-    chosen = short_list(advice)
-    has_price = advice.box.gpu.price_per_hour is not None
+    start = advice.to_start
+    lines = [reasons.answer(advice), *filter(None, [whole_training_sentence(start)])]
+    lines += ["", f"{setting(advice)}. {_basis(start)}.", *adapter_lines(start.shape)]
+    chosen = short_list(start)
+    has_price = start.box.gpu.price_per_hour is not None
     # 80 columns have space for only one of these.
-    last = ("memory is",) if advice.is_traced else ("$/1e9 tok",) if has_price else ("tokens/s/GPU",)
+    last = ("memory is",) if start.is_traced else ("$/1e9 tok",) if has_price else ("tokens/s/GPU",)
     shown = ("strategy", "fits", "GiB", "free", "batch", "s/step", *last)
-    rows = [list(shown), *([cells(option, advice.request)[column] for column in shown] for option in chosen)]
+    rows = [list(shown), *([cells(option, start.request)[column] for column in shown] for option in chosen)]
     return "\n".join(
         [
             *wrapped(lines),
             "",
             *aligned(rows),
             "",
-            *wrapped([" ".join([*legend(chosen, advice.request), *shown_line(advice)])]),
-            *_reasons(advice),
+            *wrapped([" ".join([*legend(chosen, start.request), *shown_line(start)])]),
+            *_reasons(start),
             *_changes(advice),
-            *_start(advice),
+            *_start(start),
             "",
-            *block_lines("Assumed", _assumed_briefly(advice)),
+            *block_lines("Assumed", _assumed_briefly(start)),
             "",
-            *wrapped([_more(advice, len(chosen))]),
+            *wrapped([_more(start, len(chosen))]),
         ]
     )
+
+
+def setting(advice: Advice) -> str:
+    """Return the setting of the recommended training, with the change of the request if there is one."""
+    change = "" if advice.change is None else f", with {advice.change.flags}"
+    return f"{setting_line(advice.to_start)}{change}"
 
 
 def wrapped(lines: Iterable[str]) -> list[str]:
@@ -78,7 +87,12 @@ def shown_line(advice: Advice) -> list[str]:
     if option is None:
         return []
     low, usual, high = (gib(shown) for shown in _shown(option))
-    name = option.strategy.name
+    name, card = option.strategy.name, gib(advice.box.gpu.memory_bytes)
+    if usual == card:
+        return [
+            f"nvidia-smi may show the whole card ({low} to {high} GiB) for {name}, because PyTorch keeps memory that "
+            "it frees. This does not mean that the training runs out of memory."
+        ]
     return [f"nvidia-smi will show about {usual} GiB ({low} to {high}) for {name}: PyTorch keeps memory that it frees."]
 
 
@@ -102,10 +116,19 @@ def legend(options: Sequence[StrategyPrediction], request: Request) -> list[str]
     sentences = [
         "GiB, free: memory needed and left per GPU.",
         f"batch: micro batch x accumulation steps{''.join(f'; {mark}' for mark in marks)}.",
-        "s/step: predicted seconds per optimizer step, with the interval of the prediction.",
+        "s/step: seconds per optimizer step, as you measured it."
+        if any(option.is_measured for option in options)
+        else "s/step: predicted seconds per optimizer step, with the interval of the prediction.",
     ]
+    recommended, *_ = options
+    if recommended.host_needed_bytes or any(option.host_free_share < ENOUGH_FREE for option in options):
+        process, system = (gib(size, digits=0) for size in (HOST_BYTES_PER_PROCESS, HOST_BYTES_OF_SYSTEM))
+        sentences.append(
+            f"With offload, {100 * ENOUGH_FREE:.0f} % of the host's memory should stay free, too, besides {process} "
+            f"GiB for each process and {system} GiB for the system."
+        )
     if any(option.fits and not option.has_enough_free for option in options):
-        sentences.insert(0, f"tight: fits, but leaves less than {100 * ENOUGH_FREE:.0f} % free.")
+        sentences.insert(0, f"tight: fits, but leaves less than {100 * ENOUGH_FREE:.0f} % free{_of_host(options)}.")
     others = {option.prediction.engine.precision for option in options} - {request.chosen_precision}
     if others:
         kind = request.chosen_precision.removesuffix("-autocast")
@@ -114,6 +137,12 @@ def legend(options: Sequence[StrategyPrediction], request: Request) -> list[str]
         usual = precisions.get(request.chosen_precision, "{kind}").format(kind=kind)
         sentences.append(f"{MARK}: {meanings}; without a mark: {usual}.")
     return sentences
+
+
+def _of_host(options: Sequence[StrategyPrediction]) -> str:
+    """Return that the host's memory counts too, if an option leaves too little of it free."""
+    is_of_host = any(option.fits and option.host_free_share < ENOUGH_FREE for option in options)
+    return " of the GPU or of the host" if is_of_host else ""
 
 
 # What the precision classes with 16-bit products keep in fp32.
@@ -173,21 +202,24 @@ _ADAPTERS: dict[AdapterKind, str] = {"lora": "LoRA", "dora": "DoRA"}
 
 
 def _basis(advice: Advice) -> str:
-    return "Memory is traced or predicted, the rest is predicted" if advice.is_traced else "Predicted, not measured"
+    if advice.is_traced:
+        return "Memory is traced or predicted, the rest is predicted"
+    is_measured = any(option.is_measured for option in advice.options)
+    return "The time is measured, the rest is predicted" if is_measured else "Predicted, not measured"
 
 
 def short_list(advice: Advice) -> list[StrategyPrediction]:
     """Return the strategies of the short table, in the order of `Advice.ranked`.
 
-    They are the recommended one, or the one that lacks least memory if none fits; those of `FAMILIAR`; and the fastest
-    one with offload that fits.
+    They are the recommended one, or the one that lacks least memory if none fits; those of `FAMILIAR`; the fastest one
+    with offload that fits; and the fastest one with which the reason compares the recommended one.
     """
-    ranked = advice.ranked
+    ranked, compared = advice.ranked, reasons.fastest_of_preferred(advice)
     offloading = next((option for option in ranked if option.offloads and option.fits), None)
     return [
         option
         for option in ranked
-        if option in (ranked[0], offloading) or option.strategy.name in FAMILIAR or len(advice.options) == 1
+        if option in (ranked[0], offloading, compared) or option.strategy.name in FAMILIAR or len(advice.options) == 1
     ]
 
 
@@ -218,11 +250,14 @@ def _changes(advice: Advice) -> list[str]:
         terminal.wrap(f"{flags}: {predicted}", "  ", "      ", columns=NARROW)
         for flags, predicted in reasons.changes(advice)
     ]
-    title = "Changes that help (run the command again with the options of a line for its launch command and files):"
-    return ["", *wrapped([title]), *lines] if lines else []
+    title = "Changes that help"
+    if advice.change is not None:
+        title = f"Other changes that help, in place of {advice.change.flags}"
+    title += " (run the command again with the options of a line for its launch command and files):"
+    return ["", *wrapped([title]), *lines, *wrapped(reasons.price_of_changes(advice))] if lines else []
 
 
-def _start(advice: Advice) -> list[str]:
+def _start(advice: Advice, begin: str = "Start it") -> list[str]:
     """Return the command that starts the recommended strategy, and what the program has to set."""
     start = launch_or_why(advice)
     if start is None:
@@ -232,7 +267,6 @@ def _start(advice: Advice) -> list[str]:
     files = [Path(name).name for name in start.files]
     written = f" (--write {files[0]} writes the file)" if files else ""
     program = "this project's trainer" if start.stack == "study" else start.stack
-    begin = "Start it" if reasons.better_change(advice) is None else "Without the change, start it"
     lines = [
         *wrapped([f"{begin} with {program}{written}:"]),
         "",
@@ -275,14 +309,15 @@ def text_of_all(advice: Advice) -> str:
 
     It has what the short text has, all strategies, the parts of their memory, and the evidence behind the times.
     """
+    asked, advice = advice, advice.to_start
     request, box, shape = advice.request, advice.box, advice.shape
     nodes = f" in {box.num_nodes} nodes" if box.num_nodes > 1 else ""
     usable = gib(advice.options[0].prediction.usable_bytes)
     lines = [
-        reasons.answer(advice),
+        reasons.answer(asked),
         *filter(None, [whole_training_sentence(advice)]),
         "",
-        f"{setting_line(advice)}{nodes}. The model has {_size(shape)}. {usable} GiB of each GPU are usable.",
+        f"{setting(asked)}{nodes}. The model has {_size(shape)}. {usable} GiB of each GPU are usable.",
         f"{_basis(advice)}.",
         *adapter_lines(shape),
         *(f"Note: {note}." for note in advice.notes),
@@ -319,8 +354,9 @@ def text_of_all(advice: Advice) -> str:
             "",
             *map(terminal.wrap, [*meanings, *shown_line(advice)]),
             *_reasons(advice),
-            *_changes(advice),
+            *_changes(asked),
             *_start(advice),
+            *(_start(asked, "Without the change, start it") if asked.changed else []),
             "",
             *block_lines("Assumed", assumed_settings(request, box, groups_of(advice), advice.shape)),
             "",
@@ -341,8 +377,8 @@ def _evidence(advice: Advice) -> list[str]:
     """Return the evidence behind the intervals of the times, one line for all strategies that share it."""
     names: dict[str, list[str]] = {}
     for option in advice.options:
-        if not option.is_short:  # a note says that no evidence is known for short steps
-            names.setdefault(option.prediction.step.evidence.sentence, []).append(option.strategy.name)
+        if (sentence := _rests_on(option)) is not None:  # a note says that no evidence is known for short steps
+            names.setdefault(sentence, []).append(option.strategy.name)
     return [f"s/step of {', '.join(sharing)}: {sentence}." for sentence, sharing in names.items()]
 
 
@@ -449,9 +485,10 @@ def cells(option: StrategyPrediction, request: Request) -> dict[str, str]:
     job = prediction.job
     dollars = prediction.dollars_per_billion_tokens
     is_other = prediction.engine.precision != request.chosen_precision
-    low = terminal.significant(prediction.step.low, 2)
+    low = terminal.significant(option.fastest_seconds, 2)
     high = "?" if option.is_rough else terminal.significant(option.slowest_seconds, 2)
-    lacking = f"no, {prediction.lacking.split()[0]}" if prediction.lacking and option.free_bytes >= 0 else "no"
+    interval = "measured" if option.is_measured else f"{low}-{high}"
+    lacking = f"no, {option.lacking.split()[0]}" if option.lacking and option.free_bytes >= 0 else "no"
     return {
         "strategy": f"{option.strategy.name} {MARK}" if is_other else option.strategy.name,
         "precision": prediction.engine.precision,
@@ -459,12 +496,12 @@ def cells(option: StrategyPrediction, request: Request) -> dict[str, str]:
         "GiB": gib(option.needed_bytes),
         "free": gib(option.free_bytes),
         "batch": f"{job.micro_batch_size} x {job.gradient_accumulation_steps}{MARKS[job.activation_checkpointing]}",
-        "s/step": f"{terminal.significant(prediction.step.total)} ({low}-{high})",
+        "s/step": f"{terminal.significant(prediction.step.total)} ({interval})",
         "tokens/s/GPU": f"{prediction.tokens_per_second_per_gpu:,.0f}",
         "MFU": f"{100 * prediction.mfu:.0f} %",
         "sent GB": f"{prediction.communicated_bytes / 1e9:.2f}",
         "$/1e9 tok": "?" if dollars is None else f"{dollars:,.0f}",
-        "host GiB": gib(prediction.host_bytes_per_node) if prediction.peak.host_bytes else "",
+        "host GiB": gib(option.host_needed_bytes) if option.host_needed_bytes else "",
         "disk GiB": gib(prediction.disk_bytes_per_node) if prediction.peak.disk_bytes else "",
         "memory is": option.basis,
     }
@@ -487,6 +524,8 @@ UNITS = {
     "communicated_bytes_per_step": "bytes of a GPU",
     "collectives_per_step.bytes": "bytes of a GPU",
     "host_bytes_per_node": "bytes",
+    "host_needed_bytes_per_node": "bytes",
+    "host_free_share": "share of the host's memory, at most 1",
     "disk_bytes_per_node": "bytes",
     "shown_by_nvidia_smi_bytes_per_gpu": "bytes",
     "free_share": "share of usable_bytes_per_gpu, at most 1",
@@ -512,8 +551,7 @@ UNITS = {
 
 def content(advice: Advice) -> dict[str, Any]:
     """Return the advice as plain data for JSON. The key "units" has the unit of each number."""
-    gpu = advice.box.gpu
-    start = launch_or_why(advice)
+    gpu, start = advice.box.gpu, advice.to_start
     return {
         **_model_content(advice.shape),
         "gpu": gpu.name,
@@ -534,10 +572,29 @@ def content(advice: Advice) -> dict[str, Any]:
         ],
         "recommended": advice.recommended.strategy.name if advice.recommended else None,
         "reason": reasons.reason(advice),
-        "why_not": reasons.why_not(advice),
+        "answer": reasons.answer(advice),
+        "why_not": reasons.why_not(start),
         "remedies": [_remedy_content(remedy) for remedy in advice.remedies],
-        "launch": None if start is None or isinstance(start, str) else dataclasses.asdict(start),
+        "recommended_change": None if advice.change is None else _changed_content(advice.change, start),
+        "launch": _launch_content(start),
+        "launch_without_change": None if advice.change is None else _launch_content(advice),
         "units": UNITS,
+    }
+
+
+def _launch_content(advice: Advice) -> dict[str, Any] | None:
+    start = launch_or_why(advice)
+    return None if start is None or isinstance(start, str) else dataclasses.asdict(start)
+
+
+def _changed_content(change: Remedy, changed: Advice) -> dict[str, Any]:
+    """Return the recommended change, and the advice about the training with it. "launch" and "why_not" are of it."""
+    return _remedy_content(change) | {
+        "assumed": dict(assumed_settings(changed.request, changed.box, groups_of(changed), changed.shape)),
+        "strategies": [
+            _option_content(option) | {"whole_training": _training_content(option, changed.request)}
+            for option in changed.options
+        ],
     }
 
 
@@ -569,7 +626,7 @@ def _option_content(option: StrategyPrediction) -> dict[str, Any]:
     return {
         "strategy": option.strategy.name,
         "fits": option.fits,
-        "lacking": prediction.lacking,
+        "lacking": option.lacking,
         "peak_bytes_per_gpu": _whole(prediction.peak.total),
         "needed_bytes_per_gpu": _whole(option.needed_bytes),
         "needed_bytes_rests_on": memory_evidence(option),
@@ -589,9 +646,9 @@ def _option_content(option: StrategyPrediction) -> dict[str, Any]:
         "activation_checkpointing": _CHECKPOINTING[job.activation_checkpointing],
         "largest_micro_batch_size": option.largest_micro_batch,
         "seconds_per_step": float(prediction.step.total),
-        "seconds_per_step_low": float(prediction.step.low),
-        "seconds_per_step_high": None if option.is_rough else float(prediction.step.high),
-        "seconds_per_step_rests_on": None if option.is_short else prediction.step.evidence.sentence,
+        "seconds_per_step_low": option.fastest_seconds,
+        "seconds_per_step_high": None if option.is_rough else option.slowest_seconds,
+        "seconds_per_step_rests_on": _rests_on(option),
         "tokens_per_second_per_gpu": float(prediction.tokens_per_second_per_gpu),
         "mfu": float(prediction.mfu),
         "communicated_bytes_per_step": _whole(prediction.communicated_bytes),
@@ -601,8 +658,17 @@ def _option_content(option: StrategyPrediction) -> dict[str, Any]:
         ],
         "dollars_per_billion_tokens": prediction.dollars_per_billion_tokens,
         "host_bytes_per_node": _whole(prediction.host_bytes_per_node),
+        "host_needed_bytes_per_node": _whole(option.host_needed_bytes),
+        "host_free_share": option.host_free_share,
         "disk_bytes_per_node": _whole(prediction.disk_bytes_per_node),
     }
+
+
+def _rests_on(option: StrategyPrediction) -> str | None:
+    """Return the evidence behind the time of an option. None if there is none."""
+    if option.is_measured:
+        return MEASURED
+    return None if option.is_short else option.prediction.step.evidence.sentence
 
 
 def _traced_content(option: StrategyPrediction) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from study.errors import Refusal
-from study.planner import choose, launch, remedies
+from study.planner import choose, launch, reasons, remedies
 from study.planner.choose import Advice, Remedy, StrategyPrediction
 from study.planner.request import Request, find_model
 from study.theory import hardware
@@ -20,14 +20,31 @@ def advise(model: str, request: Request, trace: Trace | None = None) -> Advice:
     """Predict every strategy for a model on the requested GPUs, and recommend one.
 
     Each strategy is predicted with the requested split of the batch. If none is requested, every split is a candidate,
-    and `choose.best_option` chooses among them. `trace` replaces predicted memory by traced memory.
+    and `choose.best_option` chooses among them. `trace` replaces predicted memory by traced memory. What a change of
+    the request needs is only predicted.
 
     Raises Refusal if the model is unknown, or if the request cannot be satisfied.
     """
     shape, request, notes = find_model(model, request)
-    box = request.box()
     request.batch()  # an error in the batch concerns every strategy
     request.check_program(shape)
+    advice = _predicted(shape, request, notes, trace)
+    advice = dataclasses.replace(advice, remedies=remedies.find(advice, _can_start))
+    change = reasons.better_change(advice)
+    return advice if change is None else dataclasses.replace(advice, change=change, changed=_with(change, notes))
+
+
+def _with(change: Remedy, notes: Sequence[str]) -> Advice:
+    """Return the advice about a request with a change, which recommends what the change was found with."""
+    name = change.option.strategy.name
+    advice = _predicted(change.option.shape, change.request, [*notes])
+    same = next((option for option in advice.options if option.strategy.name == name), change.option)
+    return dataclasses.replace(advice, recommended=same)
+
+
+def _predicted(shape: ModelShape, request: Request, notes: Sequence[str], trace: Trace | None = None) -> Advice:
+    """Return the predictions of all strategies with the best of them, without changes of the request."""
+    box, notes = request.box(), [*notes]
     options, left_out = choose.options_of(shape, box, request)
     by_reason: dict[str, list[str]] = {}
     for name, reason in left_out.items():
@@ -40,8 +57,7 @@ def advise(model: str, request: Request, trace: Trace | None = None) -> Advice:
     notes += _short(options)
     if any(option.prediction.peak.host_bytes for option in options) and (note := hardware.whole_host_note(box)):
         notes.append(note)
-    advice = Advice(shape, request, box, notes, options, choose.recommend(options), left_out)
-    return dataclasses.replace(advice, remedies=remedies.find(advice, _can_start))
+    return Advice(shape, request, box, notes, options, choose.recommend(options), left_out)
 
 
 def _can_start(remedy: Remedy) -> bool:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any
 
 from study.errors import Refusal
 from study.planner import choose
-from study.planner.choose import Advice, StrategyPrediction
+from study.planner.choose import Advice, StrategyPrediction, gib
+from study.planner.reasons import percent
 from study.terminal import significant
 
 # Times of a measured run that are this close to the prediction need no explanation.
@@ -63,6 +65,40 @@ def calibrate(advice: Advice, seconds: float) -> Calibration:
     return Calibration(measured, seconds, sorted(others, key=lambda option: option.seconds))
 
 
+def measured_advice(advice: Advice, calibration: Calibration) -> Advice:
+    """Return the advice with the measured time in place of the predicted one.
+
+    The times of all changes of the training are multiplied by the same factor.
+    """
+    factor = calibration.factor
+
+    measured = dataclasses.replace(_scaled(calibration.measured, factor), is_short=False, is_measured=True)
+    remedies = [dataclasses.replace(each, option=_scaled(each.option, factor)) for each in advice.remedies]
+    changed = advice.changed
+    if changed is not None:
+        options = [_scaled(option, factor) for option in changed.options]
+        recommended = next(
+            (o for o in options if changed.recommended and o.strategy is changed.recommended.strategy), None
+        )
+        changed = dataclasses.replace(changed, options=options, recommended=recommended)
+    return dataclasses.replace(
+        advice,
+        options=[measured],
+        recommended=None if advice.recommended is None else measured,
+        remedies=remedies,
+        change=None if advice.change is None else remedies[advice.remedies.index(advice.change)],
+        changed=changed,
+    )
+
+
+def _scaled(option: StrategyPrediction, factor: float) -> StrategyPrediction:
+    """Return an option whose predicted time is multiplied by a factor."""
+    step = option.prediction.step
+    parts = ("forward", "backward", "recompute", "optimizer", "communication", "exposed_communication", "offload")
+    scaled = dataclasses.replace(step, **{name: factor * getattr(step, name) for name in parts})
+    return dataclasses.replace(option, prediction=dataclasses.replace(option.prediction, step=scaled))
+
+
 def sentences(calibration: Calibration) -> list[str]:
     """Return what the measured time means."""
     measured, factor = calibration.measured, calibration.factor
@@ -74,7 +110,10 @@ def sentences(calibration: Calibration) -> list[str]:
         f"the predicted {significant(step.total)} s, and {where} its interval ({significant(step.low, 2)} s {high})."
     ]
     if factor > 1 + CLOSE:
-        lines.append(f"The usual reasons for a longer step are {FEW_REASONS}.")
+        lines.append(
+            f"The usual reasons for a longer step are {FEW_REASONS}. The times below multiply each prediction by "
+            f"{factor:.2f}, which is right only if the reason slows down the other strategies in the same way."
+        )
     elif factor < 1 - CLOSE and not calibration.is_inside:
         lines.append(
             "A step that is much shorter than predicted often computes less: a smaller batch, shorter sequences, or "
@@ -85,10 +124,10 @@ def sentences(calibration: Calibration) -> list[str]:
 
 def rows(calibration: Calibration) -> list[list[str]]:
     """Return a table of the other strategies that fit, with their predicted time times the measured factor."""
-    head = ["strategy", "s/step, from your measurement", "compared with yours"]
+    head = ["strategy", "s/step, from your measurement", "compared with yours", "GiB", "free"]
     return [head, *(
         [option.strategy.name, significant(calibration.factor * option.seconds),
-         f"{option.seconds / calibration.measured.seconds:.2f}x"]
+         f"{option.seconds / calibration.measured.seconds:.2f}x", gib(option.needed_bytes), percent(option.free_share)]
         for option in calibration.others
     )]  # fmt: skip
 
@@ -103,7 +142,12 @@ def content(calibration: Calibration) -> dict[str, Any]:
         "is_inside_interval": calibration.is_inside,
         "meaning": sentences(calibration),
         "others": [
-            {"strategy": option.strategy.name, "seconds_per_step": calibration.factor * option.seconds}
+            {
+                "strategy": option.strategy.name,
+                "seconds_per_step": calibration.factor * option.seconds,
+                "needed_bytes_per_gpu": round(option.needed_bytes),
+                "free_share": option.free_share,
+            }
             for option in calibration.others
         ],
     }

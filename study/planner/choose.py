@@ -17,7 +17,7 @@ from study.errors import Refusal, refusing
 from study.planner.request import CHECKPOINTED, Request, find_model
 from study.strategy import file, in_theory
 from study.strategy.file import Strategy
-from study.theory import hardware, intervals, peaks, prediction, shapes
+from study.theory import adapters, hardware, intervals, peaks, prediction, shapes
 from study.theory.engine import Engine, PrecisionClass, StepConfig
 from study.theory.hardware import Cluster
 from study.theory.peaks import Peak
@@ -48,6 +48,11 @@ ENOUGH_FREE = 0.10
 # times as long. The largest configuration that was wrongly predicted to fit was predicted to leave 6 % free.
 VERY_LITTLE_FREE = 0.05
 FAR_SLOWER = 2.0
+# What a node's host needs besides offloaded data and weights that are being loaded. A process that imports PyTorch,
+# transformers, accelerate, datasets and DeepSpeed has 0.54 GiB in memory (measured without a GPU). The rest of
+# `HOST_BYTES_PER_PROCESS`, for CUDA's libraries and the data loader, and the operating system are assumed.
+HOST_BYTES_PER_PROCESS = 2 << 30
+HOST_BYTES_OF_SYSTEM = 4 << 30
 gib = functools.partial(terminal.gib, digits=1)  # formats bytes for all tables of the planner
 # Computing seconds per layer and micro step, below which a step counts as short. The published times behind the
 # intervals are all longer, except one with offload, where the host limits the speed. Shorter steps took 1.1 to 5.4
@@ -71,6 +76,7 @@ class StrategyPrediction:
     prediction: Prediction
     is_short: bool  # whether the step is shorter than all steps behind its interval
     traced: Traced | None = None
+    is_measured: bool = False  # whether the time is the user's own measurement
 
     @functools.cached_property
     def largest_micro_batch(self) -> int:
@@ -105,19 +111,65 @@ class StrategyPrediction:
         """The share of a GPU's usable memory that stays free. Negative if memory is missing."""
         return float(self.free_bytes) / self.prediction.usable_bytes
 
+    @functools.cached_property
+    def loaded_bytes(self) -> float:
+        """The bytes of the 4-bit weights that each process loads as a whole before they are sharded. 0 if it does not.
+
+        transformers 5.23 loads quantized weights in every process (modeling_utils.py), and accelerate 1.15 does not
+        keep them on the meta device (utils/fsdp_utils.py). DeepSpeed 0.19.8 moves them to the GPU before it partitions
+        them (runtime/engine.py).
+        """
+        engine, adapter = self.prediction.engine, self.shape.adapter
+        if adapter is None or not adapter.is_quantized or engine.zero_stage < 3:
+            return 0.0
+        return adapters.frozen_bytes(self.shape, engine)
+
+    @property
+    def loads_on_host(self) -> bool:
+        """Whether quantized weights have to be loaded in host memory, because they would fill a GPU before training.
+
+        FSDP2 then moves one block after another to the GPU. DeepSpeed cannot do this.
+        """
+        return self.prediction.engine.kind == "fsdp" and self.loaded_bytes > self.needed_bytes
+
+    @property
+    def host_needed_bytes(self) -> float:
+        """The bytes that a node's host needs, with those of its processes and of the operating system.
+
+        0 if the host neither stores offloaded data nor loads weights that do not fit a GPU.
+        """
+        box = self.prediction.box
+        loaded = self.loaded_bytes * min(box.num_gpus, box.gpus_per_node) if self.loads_on_host else 0.0
+        return host_needed_bytes(max(float(self.prediction.host_bytes_per_node), loaded), box)
+
+    @property
+    def host_free_share(self) -> float:
+        """The share of a node's host memory that stays free. 1 if the host is not needed, or if its size is unknown."""
+        return 1 - self.host_needed_bytes / (self.prediction.box.host_memory_bytes or math.inf)
+
+    @property
+    def lacking(self) -> str | None:
+        """What a node has too little of besides GPU memory: "host memory" or "disk". None if it has enough."""
+        return "host memory" if self.host_free_share < 0 else self.prediction.lacking
+
     @property
     def fits(self) -> bool:
-        return self.prediction.lacking is None and bool(self.free_bytes >= 0)
+        return self.lacking is None and bool(self.free_bytes >= 0)
+
+    @property
+    def scarcest_share(self) -> float:
+        """The share that stays free of a GPU's memory, or of a node's host memory if this is less."""
+        return min(self.free_share, self.host_free_share)
 
     @property
     def has_enough_free(self) -> bool:
-        """Whether the option fits and leaves at least `ENOUGH_FREE` of a GPU's memory free."""
-        return self.fits and self.free_share >= ENOUGH_FREE
+        """Whether the option fits and leaves at least `ENOUGH_FREE` free of a GPU's memory and of the host's."""
+        return self.fits and self.scarcest_share >= ENOUGH_FREE
 
     @property
     def is_rough(self) -> bool:
         """Whether the time has no upper end, because no published time of such a step is behind it."""
-        return self.is_short or self.prediction.step.evidence.is_rough
+        return not self.is_measured and (self.is_short or self.prediction.step.evidence.is_rough)
 
     @property
     def seconds(self) -> float:
@@ -129,8 +181,15 @@ class StrategyPrediction:
         return float(self.prediction.tokens_per_second_per_gpu)
 
     @property
+    def fastest_seconds(self) -> float:
+        """The lower end of the interval of the step time, or the measured time."""
+        return self.seconds if self.is_measured else float(self.prediction.step.low)
+
+    @property
     def slowest_seconds(self) -> float:
-        """The upper end of the interval of the step time. Infinite if there is none."""
+        """The upper end of the interval of the step time, or the measured time. Infinite if there is none."""
+        if self.is_measured:
+            return self.seconds
         return math.inf if self.is_rough else float(self.prediction.step.high)
 
     @property
@@ -144,7 +203,7 @@ class StrategyPrediction:
         prediction = self.prediction
         ranks = min(prediction.box.num_gpus, prediction.box.gpus_per_node)
         of_node = (
-            (prediction.host_bytes_per_node, prediction.box.host_memory_bytes),
+            (self.host_needed_bytes, prediction.box.host_memory_bytes),
             (prediction.disk_bytes_per_node, prediction.box.disk_bytes),
         )
         missing = [max(0.0, float(needed) - there) / ranks for needed, there in of_node if there is not None]
@@ -153,6 +212,16 @@ class StrategyPrediction:
     @property
     def basis(self) -> str:
         return "predicted" if self.traced_bytes is None else "traced"
+
+
+def host_needed_bytes(stored_bytes: float, box: Cluster) -> float:
+    """Return the bytes that a node's host needs to store so many bytes for a training. 0 if it stores none.
+
+    Python with its libraries, the data loader and the operating system are included.
+    """
+    if not stored_bytes:
+        return 0.0
+    return stored_bytes + min(box.num_gpus, box.gpus_per_node) * HOST_BYTES_PER_PROCESS + HOST_BYTES_OF_SYSTEM
 
 
 def _verdict(num_predicted: int, fits: bool, left_out: Mapping[str, str] = MappingProxyType({})) -> Verdict:
@@ -166,7 +235,7 @@ def _verdict(num_predicted: int, fits: bool, left_out: Mapping[str, str] = Mappi
 
 # What a remedy changes. "same": the same training, computed in another way. "sequence": the same, but GPUs share each
 # sequence.
-RemedyKind = Literal["same", "sequence", "optimizer", "adapters", "batch", "offload", "gpus"]
+RemedyKind = Literal["same", "sequence", "optimizer", "precision", "adapters", "batch", "offload", "gpus"]
 
 
 @dataclass(frozen=True)
@@ -201,6 +270,13 @@ class Advice:
     left_out: dict[str, str] = field(default_factory=dict)  # reasons by strategy
     # What would make a strategy fit without offload. Empty if one fits and leaves enough memory free.
     remedies: list[Remedy] = field(default_factory=list)
+    change: Remedy | None = None  # the remedy that is recommended in place of the request, if there is one
+    changed: Advice | None = None  # the advice about the request with this change
+
+    @property
+    def to_start(self) -> Advice:
+        """The advice about the training that is recommended: with the recommended change, if there is one."""
+        return self.changed or self
 
     @property
     def verdict(self) -> Verdict:
@@ -249,7 +325,15 @@ def options_of(
 def _option(shape: ModelShape, box: Cluster, request: Request, chosen: Strategy) -> StrategyPrediction:
     engine = engine_for(shape, request, chosen, box.num_gpus)
     with refusing():
-        return best_option([option_of(shape, chosen, split) for split in splits(shape, request, engine, box)])
+        option = best_option([option_of(shape, chosen, split) for split in splits(shape, request, engine, box)])
+    if engine.kind == "deepspeed" and option.loaded_bytes > option.prediction.usable_bytes:
+        reason = (
+            "DeepSpeed places all 4-bit weights on each GPU before it partitions them: "
+            f"{gib(option.loaded_bytes)} GiB, and {gib(option.prediction.usable_bytes)} GiB are usable"
+        )
+        is_named = request.strategy is not None
+        raise Refusal(f"--strategy {request.strategy}: {reason}. Use --strategy fsdp2." if is_named else reason)
+    return option
 
 
 def best_option(options: Sequence[StrategyPrediction]) -> StrategyPrediction:
@@ -263,18 +347,19 @@ def preferred(options: Sequence[StrategyPrediction]) -> list[StrategyPrediction]
 
     "Enough" is `ENOUGH_FREE` of a GPU's memory. Options that leave less, or that offload, are returned if all others
     are slower than the upper end of the predicted time of the fastest option that fits. If that one leaves less than
-    `VERY_LITTLE_FREE`, the others may also take `FAR_SLOWER` times as long. The list is empty if no option fits.
+    `VERY_LITTLE_FREE`, the others may also take `FAR_SLOWER` times as long. The memory of a host that is needed counts
+    in the same way. The list is empty if no option fits.
     """
     fitting = [option for option in options if option.fits]
     if not fitting:
         return []
     fastest = min(fitting, key=_seconds)
     limit = fastest.slowest_seconds
-    if fastest.free_share < VERY_LITTLE_FREE:
+    if fastest.scarcest_share < VERY_LITTLE_FREE:
         limit = max(limit, FAR_SLOWER * fastest.seconds)
     groups: dict[tuple[int, bool], list[StrategyPrediction]] = {}
     for option in fitting:
-        shortage = (option.free_share < ENOUGH_FREE) + (option.free_share < VERY_LITTLE_FREE)
+        shortage = (option.scarcest_share < ENOUGH_FREE) + (option.scarcest_share < VERY_LITTLE_FREE)
         groups.setdefault((shortage, option.offloads), []).append(option)
     return next(group for _, group in sorted(groups.items()) if min(map(_seconds, group)) <= limit)
 
@@ -319,10 +404,10 @@ def equally_fast(options: Sequence[StrategyPrediction]) -> list[StrategyPredicti
     fastest = max(options, key=_speed, default=None)
     if fastest is None:
         return []
-    return [option for option in options if _speed(option) >= (1 - _tolerance(option, fastest)) * _speed(fastest)]
+    return [option for option in options if _speed(option) >= (1 - tolerance(option, fastest)) * _speed(fastest)]
 
 
-def _tolerance(option: StrategyPrediction, fastest: StrategyPrediction) -> float:
+def tolerance(option: StrategyPrediction, fastest: StrategyPrediction) -> float:
     """Return by which share an option may be slower than the fastest one and still count as equally fast."""
     if option.free_share >= MUCH_FREE:
         return EQUALLY_FAST_IF_SHORT if option.is_short else EQUALLY_FAST_IF_MUCH_FREE
@@ -423,7 +508,7 @@ def largest_models(request: Request) -> LargestModels:
     for chosen in request.strategies(request.num_gpus):
 
         def is_too_large(shape: ModelShape, chosen: Strategy = chosen) -> bool:
-            return not prediction.fits(_peak(shape, request, chosen, job, box), box)
+            return not _fits(_peak(shape, request, chosen, job, box), box)
 
         fitting = bisect.bisect_left(family, True, key=is_too_large)
         largest[chosen.name] = family[fitting - 1] if fitting else None
@@ -449,9 +534,7 @@ def fewest_gpus(model: str, request: Request) -> FewestGpus:
             if fewest.get(chosen.name) is None:
                 box = request.box(num_gpus)
                 peak = _peak(shape, request, chosen, job, box)
-                fewest[chosen.name] = (
-                    (num_gpus, float(prediction.free_bytes(peak, box))) if prediction.fits(peak, box) else None
-                )
+                fewest[chosen.name] = (num_gpus, float(prediction.free_bytes(peak, box))) if _fits(peak, box) else None
     unsharded = frozenset(
         name for name in fewest if not engine_for(shape, request, file.read_by_name(name), counts[-1]).zero_stage
     )
@@ -486,6 +569,12 @@ def could_leave_enough_free(shape: ModelShape, request: Request, num_gpus: int) 
         for chosen in request.strategies(num_gpus)
         if not chosen.offloads
     )
+
+
+def _fits(peak: Peak, box: Cluster) -> bool:
+    """Return whether a peak fits the GPU, and the node with what its host needs besides."""
+    needed = host_needed_bytes(peak.host_bytes * min(box.num_gpus, box.gpus_per_node), box)
+    return prediction.fits(peak, box) and needed <= (box.host_memory_bytes or math.inf)
 
 
 def _peak(shape: ModelShape, request: Request, chosen: Strategy, job: StepConfig, box: Cluster) -> Peak:

@@ -58,15 +58,18 @@ def launch(advice: Advice, path: Path | None = None) -> Launch | None:
 
 
 def write(advice: Advice, path: Path) -> list[Path]:
-    """Write the files that the launch command reads; return their paths.
+    """Write the files that the launch command of the recommended training reads; return their paths.
+
+    If the advice recommends a change of the request, they are for the training with the change.
 
     Raises Refusal if no strategy is recommended, if the program needs no file, or if a file cannot be written.
     """
     stack = advice.request.stack
     check_free(path, stack)
+    answer, advice = reasons.answer(advice), advice.to_start
     start = launch(advice, path)
     if start is None:
-        raise Refusal(f"--write {path}: there is nothing to write. {reasons.answer(advice)}")
+        raise Refusal(f"--write {path}: there is nothing to write. {answer}")
     if not start.files:
         raise Refusal(f"--write {path}: {stack} needs no file, only a command. Leave --write out.")
     # DDP's settings are read from a JSON with the same name, without being requested.
@@ -148,6 +151,8 @@ def _trainer(
         flags += _type_of_trl(option)
     else:
         settings.insert(0, f"sequences of {job.sequence_length:,.0f} tokens")
+    if stack == "trl" and option.loads_on_host:
+        settings.append(LOADED_BY_SCRIPT)
     settings, script = [*settings, *parts.lines], f"{'sft' if stack == 'trl' else 'train'}.py"
     return _with_file(advice, option, path, stack, script, settings, [*flags, *parts.flags])
 
@@ -335,6 +340,8 @@ def _axolotl(advice: Advice, option: StrategyPrediction, path: Path | None, part
             "offload_params": engine.offload_param != "none",
             "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             "state_dict_type": "SHARDED_STATE_DICT",
+            # axolotl then loads on the host, in the first process only.
+            **({"cpu_ram_efficient_loading": True} if option.loads_on_host else {}),
         }
         if engine.replicas > 1:
             content |= {"dp_replicate_size": engine.replicas, "dp_shard_size": engine.num_shards}
@@ -526,8 +533,16 @@ FOUR_BITS = (
 )
 # Engines that shard the weights shard quantized ones only if they are stored in a floating-point type.
 SHARDED_STORAGE = ", bnb_4bit_quant_storage=torch.bfloat16"
-# transformers loads quantized weights onto the current GPU unless it is told otherwise. Sharded ones may not fit there.
+# transformers 5.23 loads quantized weights onto the current GPU unless it is told otherwise (quantizer_bnb_4bit.py), in
+# every process. FSDP2 then moves one block after another from the host to the GPU, and shards it.
 ON_HOST = 'device_map={"": "cpu"}, '
+# trl/scripts/sft.py of TRL 1.10 has no option for this, and SFTTrainer sets device_map to None. A model that the script
+# has loaded stays where it is.
+LOADED_BY_SCRIPT = (
+    "in sft.py, because it would load all 4-bit weights onto each GPU: SFTTrainer(model=model, ...), where model = "
+    f"AutoModelForCausalLM.from_pretrained(NAME, {ON_HOST}quantization_config=get_quantization_config(model_args), "
+    "**training_args.model_init_kwargs)"
+)
 # Programs with options or keys for adapters.
 WITH_OPTIONS: tuple[StackName, ...] = ("trl", "axolotl", "study")
 
@@ -547,7 +562,8 @@ def _of_adapters(advice: Advice) -> list[str]:
     model = "model"
     settings = []
     if adapter.is_quantized:
-        storage, place = (SHARDED_STORAGE, ON_HOST) if _shards_weights(advice) else ("", "")
+        storage = SHARDED_STORAGE if _shards_weights(advice) else ""
+        place = ON_HOST if _loads_on_host(advice) else ""
         settings.append(f"from_pretrained(..., {place}quantization_config=BitsAndBytesConfig({FOUR_BITS}{storage}))")
         if advice.recommended is not None and adapter.has_fp32_stream(advice.recommended.prediction.engine):
             model = "prepare_model_for_kbit_training(model)"
@@ -556,6 +572,10 @@ def _of_adapters(advice: Advice) -> list[str]:
 
 def _shards_weights(advice: Advice) -> bool:
     return advice.recommended is not None and advice.recommended.prediction.engine.zero_stage == 3
+
+
+def _loads_on_host(advice: Advice) -> bool:
+    return advice.recommended is not None and advice.recommended.loads_on_host
 
 
 def _lora_flags(advice: Advice) -> list[str]:

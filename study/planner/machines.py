@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -34,10 +35,11 @@ class WholeTraining:
     def of(cls, option: StrategyPrediction, tokens: float) -> WholeTraining:
         """Return the training of so many tokens with this strategy. Setup, evaluation and checkpoints are not in it."""
         prediction = option.prediction
-        job, step = prediction.job, prediction.step
+        job = prediction.job
         per_step = job.tokens * job.gradient_accumulation_steps * prediction.box.num_gpus
         steps = math.ceil(tokens / per_step)
-        low, middle, high = (steps * float(seconds) / 3600 for seconds in (step.low, step.total, step.high))
+        interval = (option.fastest_seconds, option.seconds, option.slowest_seconds)
+        low, middle, high = (steps * seconds / 3600 for seconds in interval)
         price = prediction.dollars_per_hour
         return cls(
             tokens, steps, middle, low, None if option.is_rough else high, None if price is None else price * middle
@@ -148,12 +150,14 @@ class Comparison:
     without_price: list[str]  # names of GPUs that were not compared
     budget: float | None  # US dollars
     deadline: float | None  # hours
+    enough: Machine | None = None  # the cheapest one with more GPUs that keeps the limits, if none of `machines` does
 
     @property
     def within_limits(self) -> list[Machine]:
-        return [machine for machine in self.machines if self._is_within(machine)]
+        return [machine for machine in self.machines if self.is_within(machine)]
 
-    def _is_within(self, machine: Machine) -> bool:
+    def is_within(self, machine: Machine) -> bool:
+        """Return whether a machine keeps the budget and the deadline."""
         training = machine.training
         if training is None:
             return True
@@ -202,15 +206,33 @@ def compare(
             f"{shape.name} leaves {100 * ENOUGH_FREE:.0f} % of the memory free on none of these machines without "
             "offload. Name one GPU and a number of them to see what would help."
         )
-    return Comparison(shape, request, notes, machines, without, budget, deadline)
+    comparison = Comparison(shape, request, notes, machines, without, budget, deadline)
+    if deadline is None or comparison.within_limits:
+        return comparison
+    larger = (_larger(comparison, gpu, num_gpus or MOST_GPUS) for gpu in gpus)
+    enough = min(filter(None, larger), key=lambda machine: machine.cost or math.inf, default=None)
+    return dataclasses.replace(comparison, enough=enough)
+
+
+def _larger(comparison: Comparison, gpu: Gpu, than: int) -> Machine | None:
+    """Return the machine with the fewest GPUs of a kind, more than `than`, that keeps the limits. None if none does."""
+    request = comparison.request.replace(gpu=gpu.name)
+    counts = (count for count in choose.GPU_COUNTS if than < count <= _most(request))
+    machines = (machine for count in counts for machine in _of_gpu(comparison.shape, request, count))
+    return next((machine for machine in machines if comparison.is_within(machine)), None)
+
+
+def _most(request: Request) -> int:
+    """Return up to how many GPUs of the kind of a request are known to be rented as one machine or as a cluster."""
+    box = request.box(1)
+    # Instances with one GPU are not rented as a cluster with a fast network.
+    is_one_node = hardware.has_assumed_host(box) or box.gpus_per_node == 1
+    return box.gpus_per_node if is_one_node else choose.GPU_COUNTS[-1]
 
 
 def _of_gpu(shape: ModelShape, request: Request, num_gpus: int | None) -> Iterator[Machine]:
     """Yield machines of one kind of GPU on which the model fits comfortably."""
-    box = request.box(1)
-    # Instances with one GPU are not rented as a cluster with a fast network.
-    is_one_node = hardware.has_assumed_host(box) or box.gpus_per_node == 1
-    most = box.gpus_per_node if is_one_node else MOST_GPUS
+    most = min(MOST_GPUS, _most(request))
     counts: Iterable[int] = [num_gpus] if num_gpus else [count for count in choose.GPU_COUNTS if count <= most]
     for count in counts:
         try:

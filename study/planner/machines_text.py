@@ -154,12 +154,7 @@ def answer_of_comparison(comparison: Comparison) -> str:
     """Return which machine is the cheapest and which is the fastest, within the limits of the user."""
     cheapest, fastest = comparison.cheapest, comparison.fastest
     if cheapest is None or fastest is None:
-        training = min((machine for machine in comparison.machines if machine.training), key=_hours)
-        least = comparison.machines[0]
-        return (
-            f"None of {len(comparison.machines)} machines keeps the limits. The cheapest is {_count(least)}: "
-            f"{_state(least)}. The fastest is {_count(training)}: {_state(training)}."
-        )
+        return _answer_beyond_limits(comparison)
     within = {(True, True): " within budget and deadline", (True, False): " within the budget",
               (False, True): " within the deadline", (False, False): ""}[
         comparison.budget is not None, comparison.deadline is not None
@@ -170,6 +165,32 @@ def answer_of_comparison(comparison: Comparison) -> str:
         f"The cheapest machine{within} is {_count(cheapest)}: {_state(cheapest)}. The fastest is {_count(fastest)}: "
         f"{_state(fastest)}."
     )
+
+
+def _answer_beyond_limits(comparison: Comparison) -> str:
+    """Return that no machine keeps the limits, which machines come nearest, and what would keep them."""
+    machines, enough = comparison.machines, comparison.enough
+    least, soonest = machines[0], min(machines, key=_hours)
+    limits = [
+        *([f"the budget of ${comparison.budget:,.0f}"] if comparison.budget is not None else []),
+        *([f"the deadline of {comparison.deadline:g} h"] if comparison.deadline is not None else []),
+    ]
+    if least is soonest:
+        no_machine = "No machine keeps" if len(machines) > 1 else "This machine does not keep"
+        parts = [f"{no_machine} {' and '.join(limits)}. {_count(least)}: {_state(least)}."]
+    else:
+        parts = [f"None of {len(machines)} machines keeps {' and '.join(limits)}. The cheapest is {_count(least)}:"]
+        parts.append(f"{_state(least)}. The fastest is {_count(soonest)}: {_state(soonest)}.")
+    if enough is not None:
+        parts.append(f"More GPUs would keep {'both' if len(limits) > 1 else 'it'}: {_count(enough)}: {_state(enough)}.")
+    elif comparison.deadline is None or (comparison.budget is not None and _hours(soonest) <= comparison.deadline):
+        parts.append(f"A budget of ${least.cost or 0:,.0f} or a shorter training would do.")
+    else:
+        parts.append(
+            "No larger machine or cluster of these GPUs that is predicted would do. Allow more, train fewer tokens, or "
+            "name another GPU."
+        )
+    return " ".join(parts)
 
 
 def _hours(machine: Machine) -> float:
@@ -220,6 +241,7 @@ def content_of_comparison(comparison: Comparison) -> dict[str, Any]:
         "deadline_hours": comparison.deadline,
         "cheapest": None if cheapest is None else content_of_machine(cheapest),
         "fastest": None if fastest is None else content_of_machine(fastest),
+        "enough": None if comparison.enough is None else content_of_machine(comparison.enough),
         "machines": [content_of_machine(machine) for machine in comparison.machines],
         "without_price": comparison.without_price,
         "notes": comparison.notes,

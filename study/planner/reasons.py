@@ -11,7 +11,7 @@ from study.theory import hardware
 from study.theory.intervals import MIXTURE, SHARED_SEQUENCES
 
 if TYPE_CHECKING:
-    from study.planner.choose import Advice, Remedy, StrategyPrediction
+    from study.planner.choose import Advice, Remedy, RemedyKind, StrategyPrediction
 
 # The strategies that people expect an answer about, besides CPU offload.
 EXPECTED = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp2")
@@ -23,25 +23,33 @@ def answer(advice: Advice) -> str:
 
     If a change of the request is better, it comes first. If no strategy fits, the sentences say what takes the memory.
     """
-    option, better = advice.recommended, better_change(advice)
+    option, better = advice.recommended, advice.change
     if option is None:
         nearest = advice.ranked[0]
         parts = [f"No strategy fits. {nearest.strategy.name} comes nearest: it {lacks(nearest)}{_cause(nearest)}."]
-        parts.append(_nothing_helps(advice) if better is None else f"{_instruction(better)}.")
+        parts.append(
+            _nothing_helps(advice) if better is None else f"{_instruction(better)}. {_what_changes(better)}".rstrip()
+        )
         if better is not None and not better.option.has_enough_free:
             parts.append(_whole_sequences(advice) or "")
         return " ".join(filter(None, parts))
     if better is not None:
         time = _compared(better.option.tokens_per_second / option.tokens_per_second)
-        return (
-            f"{_instruction(better)}. Without the change, {option.strategy.name} with {_settings(option)} "
+        changed = _what_changes(better)
+        host = f" ({_host(advice, option)})" if _depends_on_host(advice, option) else ""
+        parts = [
+            f"{_instruction(better)}.",
+            changed,
+            f"Without the change, {option.strategy.name} with {_settings(option)} "
             f"{'offloads to the host, ' * option.offloads}leaves {percent(option.free_share)} of each GPU free and "
-            f"{time}."
-        )
+            f"{time}{host}.",
+        ]
+        return " ".join(filter(None, parts))
     memory = f"{gib(option.free_bytes)} GiB ({percent(option.free_share)}) of each GPU"
     stays = "stay free" if option.traced_bytes is None else "stay free by the traced memory"
+    takes = "took" if option.is_measured else "is predicted to take"
     return (
-        f"Use {option.strategy.name} with {_settings(option)}: a step is predicted to take "
+        f"Use {option.strategy.name} with {_settings(option)}: a step {takes} "
         f"{significant(option.prediction.step.total)} s, and {memory} {stays}. "
         f"{reason(advice)}"
     )
@@ -50,15 +58,57 @@ def answer(advice: Advice) -> str:
 def better_change(advice: Advice) -> Remedy | None:
     """Return the change that is better than what is recommended without a change. None if there is none.
 
-    Any change is better if nothing fits. Otherwise it must compute the same training. It may be slower only if little
-    memory stays free without it.
+    Any change is better if nothing fits. Otherwise it must compute the same training, or the same with an 8-bit
+    optimizer if the alternative is offload. Adapters and pure bf16 are better than an offload that leaves too little of
+    the host's memory free, or that needs a host of which nothing is known. A change may be slower only if little memory
+    stays free without it.
     """
     changes, option = advice.remedies, advice.recommended
     if option is None:
         return changes[0] if changes else None
-    may_slow_down = EQUALLY_FAST_IF_ROOMIER if option.has_enough_free or option.offloads else 1 - 1 / FAR_SLOWER
+    kinds: set[RemedyKind] = {"same"}
+    if option.offloads:
+        kinds |= {"optimizer"}
+    if option.offloads and _depends_on_host(advice, option):
+        kinds |= {"precision", "adapters"}
+    may_slow_down = (
+        EQUALLY_FAST_IF_ROOMIER if option.free_share >= ENOUGH_FREE or option.offloads else 1 - 1 / FAR_SLOWER
+    )
     slowest = option.tokens_per_second * (1 - may_slow_down)
-    return next((each for each in changes if each.kind == "same" and each.option.tokens_per_second >= slowest), None)
+    return next((each for each in changes if each.kind in kinds and each.option.tokens_per_second >= slowest), None)
+
+
+def _is_host_assumed(advice: Advice) -> bool:
+    """Return whether the size of the host's memory is neither given nor known of a typical machine."""
+    return hardware.has_assumed_host(advice.box) and "host_memory_bytes" not in advice.box.requested
+
+
+# What a change of another kind of training costs, besides time.
+_LOST_UPDATES = (
+    "Pure bf16 keeps no fp32 copy of the weights: a weight has 8 significant bits, so that an update below 1/512 of "
+    "it is rounded away, and the loss may stop falling (arXiv:2010.06192). Compare a short run with fp32 copies, or "
+    "use an optimizer with stochastic rounding (torchao.optim.AdamW8bit(..., bf16_stochastic_round=True)) or with "
+    "Kahan summation"
+)
+
+
+def _what_changes(change: Remedy) -> str:
+    """Return a sentence that says how another training differs. Empty if the change computes the same."""
+    if change.kind == "precision":
+        return f"{_LOST_UPDATES}."
+    if change.kind == "optimizer":
+        return "The change stores the optimizer states in 8 bits."
+    if change.kind == "adapters":
+        bits = ", which are kept in four bits" if "load_in_4bit" in change.changes else ""
+        return f"The change trains adapters instead of all weights{bits}."
+    return ""
+
+
+def price_of_changes(advice: Advice) -> list[str]:
+    """Return what the changes that help cost in accuracy, if the answer has not said it."""
+    kinds = {each.kind for each in advice.remedies if each is not advice.change}
+    is_said = advice.change is not None and advice.change.kind == "precision"
+    return [f"{_LOST_UPDATES}."] if "precision" in kinds and not is_said else []
 
 
 def _instruction(change: Remedy) -> str:
@@ -144,8 +194,26 @@ def _why(advice: Advice, option: StrategyPrediction) -> str:
     sooner = f"{100 * (1 - fastest.seconds / option.seconds):.0f} %"
     return (
         f"{begin} the simplest of those that {which}; {fastest.strategy.name} is predicted to take {sooner} less time, "
-        "which is less than the error of the prediction"
+        f"and {_equal_up_to(option, fastest)}"
     )
+
+
+def fastest_of_preferred(advice: Advice) -> StrategyPrediction | None:
+    """Return the option with which the reason compares the recommended one. None if it compares it with none."""
+    option = advice.recommended
+    if option is None or option.prediction.engine.kind == "torch":
+        return None
+    return min(choose.preferred(advice.options), key=lambda candidate: candidate.seconds, default=None)
+
+
+def _equal_up_to(option: StrategyPrediction, fastest: StrategyPrediction) -> str:
+    """Return up to which difference an option counts as equally fast as the fastest one, and why."""
+    share = f"{100 * choose.tolerance(option, fastest):.0f} %"
+    if option.free_share < choose.MUCH_FREE:
+        return f"differences up to {share} are less than the error of the prediction"
+    if option.is_short:
+        return f"in such short steps, differences up to {share} are less than the error of the prediction"
+    return f"differences up to {share} count little while half of the GPU is free"
 
 
 def _risk(advice: Advice, option: StrategyPrediction) -> str:
@@ -153,11 +221,13 @@ def _risk(advice: Advice, option: StrategyPrediction) -> str:
     if not option.has_enough_free:
         slower = [other for other in advice.options if other.has_enough_free]
         why = f"all that leave {ENOUGH} are far slower" if slower else "nothing here leaves more"
-        parts.append(f"it may run out of memory, but {why}")
-    if option.offloads and hardware.has_assumed_host(advice.box):
-        memory = (advice.box.host_memory_bytes or 0) / GIB
-        parts.append(f"it needs {_host_need(option)} GiB of host memory, and {memory:,.0f} GiB are assumed")
-    if option.prediction.step.evidence.is_rough:
+        what = "host memory" if option.free_share >= ENOUGH_FREE else "memory"
+        parts.append(f"it may run out of {what}, but {why}")
+    if _depends_on_host(advice, option):
+        parts.append(_host(advice, option))
+    if option.is_measured:
+        parts.append("the time is your measurement")
+    elif option.prediction.step.evidence.is_rough:
         whose = {MIXTURE: "mixture of experts", SHARED_SEQUENCES: "training in which GPUs share a sequence"}
         guessed = whose[option.prediction.step.evidence.guessed or MIXTURE]
         parts.append(f"the time is a rough guess, because no {guessed} was compared with a measurement")
@@ -171,18 +241,35 @@ def _risk(advice: Advice, option: StrategyPrediction) -> str:
     return ", and ".join(parts)
 
 
-def _host_need(option: StrategyPrediction) -> str:
-    return f"{float(option.prediction.host_bytes_per_node) / GIB:,.0f}"
+def _depends_on_host(advice: Advice, option: StrategyPrediction) -> bool:
+    """Return whether an option needs host memory of which little stays free, or of which the size is only assumed."""
+    return bool(option.host_needed_bytes) and (_is_host_assumed(advice) or option.host_free_share < ENOUGH_FREE)
+
+
+def _host(advice: Advice, option: StrategyPrediction) -> str:
+    """Return how much host memory an option needs, and how much of it there is."""
+    memory, needed = advice.box.host_memory_bytes, f"{option.host_needed_bytes / GIB:,.0f}"
+    why = " to load the weights" if option.loads_on_host else ""
+    if memory is None:
+        return f"it needs {needed} GiB of host memory on each node{why}"
+    if _is_host_assumed(advice):
+        return f"it needs {needed} GiB of host memory{why}, and {memory / GIB:,.0f} GiB are assumed"
+    return f"it needs {needed} of the {memory / GIB:,.0f} GiB of host memory{why}"
 
 
 # ---------------------------------------------------------------- what would help
 
 
 def changes(advice: Advice) -> list[tuple[str, str]]:
-    """Return all changes that help, as pairs of the options of `advise` and of what is predicted with them."""
+    """Return the changes that help, as pairs of the options of `advise` and of what is predicted with them.
+
+    The recommended change is not among them, because the answer begins with it.
+    """
     now, num_gpus = advice.recommended, advice.box.num_gpus
     lines = []
     for change in advice.remedies:
+        if change is advice.change:
+            continue
         option, count = change.option, change.option.prediction.box.num_gpus
         speed = option.tokens_per_second * count
         compared = "" if now is None else f", {_compared(speed / (now.tokens_per_second * num_gpus), is_speed=True)}"
@@ -197,6 +284,7 @@ _OTHER_TRAINING = {
     "same": "",
     "sequence": " (GPUs share each sequence; the time is rough)",
     "optimizer": " (other optimizer states)",
+    "precision": " (no fp32 copy of the weights, see below)",
     "adapters": " (trains adapters only)",
     "batch": " (other global batch)",
     "offload": " (offloads to the host)",
@@ -230,14 +318,23 @@ def _why_not(advice: Advice, option: StrategyPrediction) -> str:
         return lacks(option)
     if chosen is None:
         return ""
-    free = f"leaves only {percent(option.free_share)} free"
+    what = "" if option.free_share <= option.host_free_share else "of the host's memory "
+    free = f"leaves only {percent(option.scarcest_share)} {what}free"
     time = _compared(option.seconds / chosen.seconds)
     if not option.has_enough_free and chosen.has_enough_free:
         return f"{free}, and {time}" if option.seconds > (1 + EQUALLY_FAST) * chosen.seconds else f"{free}: too little"
     if chosen.prediction.engine.kind == "torch" and not option.offloads:
         return f"nothing to shard on one GPU; {time}"
-    if option in choose.equally_fast(choose.preferred(advice.options)):
-        return f"as fast, {_less_simple(option, chosen)}"
+    near = choose.equally_fast(choose.preferred(advice.options))
+    if option in near:
+        is_same = abs(option.seconds / chosen.seconds - 1) <= EQUALLY_FAST
+        return f"{'as fast' if is_same else f'{time}, too little to count'}, {_less_simple(option, chosen)}"
+    fastest = fastest_of_preferred(advice) or chosen
+    is_simpler = choose.complexity(option) < choose.complexity(chosen)
+    if is_simpler and option.has_enough_free and not option.offloads and not chosen.offloads:
+        limit = f"{100 * choose.tolerance(option, fastest):.0f} %"
+        than = "" if fastest is chosen else f" than {fastest.strategy.name}"
+        return f"simpler, but {_compared(option.seconds / fastest.seconds)}{than} (up to {limit} would not count)"
     if option.offloads and not chosen.offloads and option.seconds <= chosen.seconds:
         return f"{time}, less than the error of the prediction, but it needs host memory"
     within = option.seconds <= chosen.slowest_seconds and not chosen.is_rough and option.seconds > chosen.seconds
@@ -251,8 +348,10 @@ def _less_simple(option: StrategyPrediction, chosen: StrategyPrediction) -> str:
     )
     if offload != offload_of_chosen:
         return "but it offloads more" if chosen.offloads else "but it needs host memory"
-    if stage != stage_of_chosen:
+    if stage > stage_of_chosen:
         return "but it shards more than is needed"
+    if stage < stage_of_chosen:
+        return "but it leaves less memory free"
     if has_file != file_of_chosen:
         return "but it has buffer sizes to set"
     return "and as simple: either is fine"
@@ -265,10 +364,10 @@ def lacks(option: StrategyPrediction) -> str:
         return f"lacks {gib(-option.free_bytes)} GiB per GPU"
     needed, there = (
         (prediction.disk_bytes_per_node, prediction.box.disk_bytes)
-        if prediction.lacking == "disk"
-        else (prediction.host_bytes_per_node, prediction.box.host_memory_bytes)
+        if option.lacking == "disk"
+        else (option.host_needed_bytes, prediction.box.host_memory_bytes)
     )
-    return f"lacks {(float(needed) - float(there or 0)) / GIB:,.0f} GiB of {prediction.lacking} per node"
+    return f"lacks {(float(needed) - float(there or 0)) / GIB:,.0f} GiB of {option.lacking} per node"
 
 
 def _compared(ratio: float, is_speed: bool = False) -> str:

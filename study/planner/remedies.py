@@ -6,14 +6,20 @@ them by hand: first those that compute the same training, then another optimizer
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from study.errors import Refusal
 from study.planner import choose
-from study.planner.choose import Advice, Remedy, RemedyKind, StrategyPrediction
+from study.planner.choose import (
+    COMFORTABLY_FREE,
+    ENOUGH_FREE,
+    Advice,
+    Remedy,
+    RemedyKind,
+    StrategyPrediction,
+)
 from study.planner.request import Request
 from study.theory import adapters, computation
 from study.theory.peaks import PeakPart
@@ -31,7 +37,7 @@ CAUSES: dict[PeakPart, Cause] = {
     "logits": "logits and loss",
 }
 LORA_RANK = 16
-MOST_REMEDIES = 4
+MOST_REMEDIES = 5
 LEANER = 0.1  # of a GPU's memory that a change has to free
 COMFORTABLE = 0.15  # free share from which memory is no reason to change a training that fits
 SLOWED_DOWN = 1.2  # if the recommended strategy takes this many times as long as the fastest, memory decided
@@ -42,8 +48,8 @@ CanStart = Callable[[Remedy], bool]
 def cause(option: StrategyPrediction) -> tuple[Cause, float]:
     """Return what takes most of the memory of an option that does not fit, and its bytes on a GPU, or on a node."""
     prediction = option.prediction
-    if option.free_bytes >= 0 and prediction.lacking is not None:
-        return "host memory", float(prediction.host_bytes_per_node)
+    if option.free_bytes >= 0 and option.lacking is not None:
+        return "host memory", option.host_needed_bytes
     sums: dict[Cause, float] = {}
     for part, num_bytes in prediction.peak.parts.items():
         sums[CAUSES[part]] = sums.get(CAUSES[part], 0.0) + float(num_bytes)
@@ -80,6 +86,17 @@ def _8_bit_optimizer(request: Request, _: ModelShape) -> Changes | None:
     return {"optimizer": "adamw-8bit"} if request.optimizer == "adamw" and request.lora_rank is None else None
 
 
+def _pure_bf16(request: Request, _: ModelShape) -> Changes | None:
+    """Keep no fp32 copies of the weights. Several GPUs can shard these copies, so this is for one GPU."""
+    is_usual = request.chosen_precision == "bf16" and request.lora_rank is None
+    return {"precision": "pure-bf16"} if is_usual and request.num_gpus == 1 else None
+
+
+def _pure_bf16_and_8_bit_optimizer(request: Request, shape: ModelShape) -> Changes | None:
+    changes, optimizer = _pure_bf16(request, shape), _8_bit_optimizer(request, shape)
+    return None if changes is None or optimizer is None else changes | optimizer
+
+
 def _lora(request: Request, _: ModelShape) -> Changes | None:
     return {"lora_rank": LORA_RANK, "lora_target": "all-linear"} if request.lora_rank is None else None
 
@@ -91,9 +108,11 @@ def _qlora(request: Request, shape: ModelShape) -> Changes | None:
 
 Change = Callable[[Request, ModelShape], Changes | None]
 SAME_TRAINING: tuple[Change, ...] = (_chunked_loss, _checkpointing, _small_micro_batch, _synchronized_micro_steps)
-OTHER_TRAINING: tuple[tuple[RemedyKind, Change], ...] = (
-    ("optimizer", _8_bit_optimizer), ("adapters", _lora), ("adapters", _qlora),
-)  # fmt: skip
+OTHER_TRAINING: tuple[tuple[RemedyKind, tuple[Change, ...]], ...] = (
+    ("optimizer", (_8_bit_optimizer,)),
+    ("precision", (_pure_bf16, _pure_bf16_and_8_bit_optimizer)),
+    ("adapters", (_lora, _qlora)),
+)
 
 
 # ---------------------------------------------------------------- trying them
@@ -158,17 +177,24 @@ class _Search:
         return [found for change in changes if (found := change(request, shape)) is not None]
 
     def _shared_sequences(self, same: Sequence[Changes]) -> Iterator[Remedy]:
-        """Yield the fewest GPUs that have to share a sequence, under FSDP2 and under ZeRO.
+        """Yield how many GPUs should share a sequence, under FSDP2 and under ZeRO.
 
-        Nothing is yielded if something else than the tokens takes the memory.
+        It is the smallest number that leaves `COMFORTABLY_FREE`, if necessary with changes that compute the same
+        training. Without such a number, it is the one that leaves the most. Nothing is yielded if something else than
+        the tokens takes the memory.
         """
         request, ranked = self.advice.request, self.advice.ranked
         if request.sequence_ranks > 1 or cause(ranked[0])[0] not in ("activations", "logits and loss"):
             return
         counts = [count for count in choose.GPU_COUNTS[1:] if request.num_gpus % count == 0]
         for name in ("context_parallel", "sequence_parallel"):
-            tried = (self._try_with("sequence", {name: count}, same) for count in counts)
-            yield from itertools.islice(filter(None, tried), 1)
+            tried = (self._try_with("sequence", {name: count}, same, COMFORTABLY_FREE) for count in counts)
+            if roomy := next(filter(None, tried), None):
+                yield roomy
+                continue
+            narrow = filter(None, (self._try_with("sequence", {name: count}, same) for count in counts))
+            if best := max(narrow, key=lambda remedy: remedy.option.free_share, default=None):
+                yield best
 
     def _optimizer(self) -> Iterator[Remedy]:
         """Yield the 8-bit optimizer for a training that fits without it."""
@@ -176,20 +202,33 @@ class _Search:
         if changes is not None and (found := self._try("optimizer", changes)):
             yield found
 
-    def _try_with(self, kind: RemedyKind, changes: Changes, more: Sequence[Changes]) -> Remedy | None:
+    def _try_with(
+        self, kind: RemedyKind, changes: Changes, more: Sequence[Changes], enough: float = ENOUGH_FREE
+    ) -> Remedy | None:
         """Return a remedy with these changes alone, or with as few of `more` as are needed."""
-        return self._try(kind, changes) or self._try_smallest(kind, changes, more)
+        return self._try(kind, changes, enough) or self._try_smallest(kind, changes, more, enough)
 
     def _other_trainings(self, same: Sequence[Changes]) -> Iterator[Remedy]:
-        """Yield at most one remedy of each kind of training. QLoRA is tried only if LoRA does not suffice."""
-        done: set[RemedyKind] = set()
-        for kind, change in OTHER_TRAINING:
-            changes = change(self.advice.request, self.advice.shape)
-            if kind in done or changes is None:
-                continue
-            if found := self._try_with(kind, changes, same):
-                done.add(kind)
-                yield found
+        """Yield the smallest change to each kind of training that suffices.
+
+        If it leaves less than `choose.COMFORTABLY_FREE`, the next one that leaves more follows, or comes first if it is
+        as fast.
+        """
+        for kind, kinds_of_changes in OTHER_TRAINING:
+            narrow: Remedy | None = None
+            for change in kinds_of_changes:
+                changes = change(self.advice.request, self.advice.shape)
+                found = None if changes is None else self._try_with(kind, changes, same)
+                if found is None or (narrow and found.option.free_share < narrow.option.free_share + LEANER):
+                    continue
+                if narrow is None and found.option.free_share < COMFORTABLY_FREE:
+                    narrow = found
+                    continue
+                is_as_fast = narrow is None or found.option.tokens_per_second >= narrow.option.tokens_per_second
+                yield from filter(None, [found, narrow] if is_as_fast else [narrow, found])
+                break
+            else:
+                yield from filter(None, [narrow])
 
     def with_offload(self) -> Iterator[Remedy]:
         """Yield what fits if everything is changed that computes the same training, even if it leaves little free."""
@@ -207,21 +246,23 @@ class _Search:
             )
             yield from [remedy] if self.can_start(remedy) else []
 
-    def _try_smallest(self, kind: RemedyKind, changes: Changes, more: Sequence[Changes]) -> Remedy | None:
+    def _try_smallest(
+        self, kind: RemedyKind, changes: Changes, more: Sequence[Changes], enough: float = ENOUGH_FREE
+    ) -> Remedy | None:
         """Return a remedy with as few of `more` changes as are needed. None if even all of them do not suffice."""
         needed = list(more)
-        found = self._try(kind, {**changes, **_together(needed)}) if needed else None
+        found = self._try(kind, {**changes, **_together(needed)}, enough) if needed else None
         for each in more if found else ():
             fewer = [other for other in needed if other is not each]
             combined = {**changes, **_together(fewer)}
-            if combined and (smaller := self._try(kind, combined)) is not None:
+            if combined and (smaller := self._try(kind, combined, enough)) is not None:
                 needed, found = fewer, smaller
         return found
 
-    def _try(self, kind: RemedyKind, changes: Changes) -> Remedy | None:
+    def _try(self, kind: RemedyKind, changes: Changes, enough: float = ENOUGH_FREE) -> Remedy | None:
         """Return the remedy that these changes are. None if they do not suffice, or if the program cannot do them.
 
-        A strategy must leave enough memory free without offload.
+        A strategy must leave this share of a GPU's memory free without offload.
         """
         try:
             request = _changed(self.advice.request, changes)
@@ -234,9 +275,7 @@ class _Search:
         except Refusal:
             return None
         option = choose.recommend([each for each in options if each.has_enough_free])
-        if option is None:
-            return None
-        if not self._is_better(option):
+        if option is None or option.free_share < enough or not self._is_better(option):
             return None
         remedy = Remedy(kind, _shown(self.advice.request, changes, option), option, request)
         return remedy if self.can_start(remedy) else None

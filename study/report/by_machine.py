@@ -128,7 +128,7 @@ def predicted(
                     "strategy": option.strategy.name,
                     "source": PREDICTED,
                     "fits": option.fits,
-                    "lacks": "" if option.fits else option.prediction.lacking or "GPU memory",
+                    "lacks": "" if option.fits else option.lacking or "GPU memory",
                     "capacity": option.prediction.usable_bytes / GIB,
                     **dict(zip(ENDS["memory"], (memory, *_around(memory)), strict=True)),
                     **(_speed_and_cost(*_rates(option), _price(option, prices)) if option.fits else {}),

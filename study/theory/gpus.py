@@ -229,7 +229,7 @@ def find(torch_name: str) -> Gpu | None:
 
 def table() -> tuple[list[str], list[list[str]]]:
     """Return the head and the rows of a table of all GPUs, for people who look for a name."""
-    head = ["name", "GiB", "TFLOP/s", "memory GB/s", "link GB/s", "link"]
+    head = ["name", "GiB", "TFLOP/s", "mem. GB/s", "link GB/s", "$/hour", "link"]
     rows = [
         [
             gpu.name,
@@ -237,7 +237,8 @@ def table() -> tuple[list[str], list[list[str]]]:
             f"{dense_16_bit_rate(gpu) / 1e12:,.0f}",
             f"{gpu.memory_bandwidth / 1e9:,.0f}",
             f"{gpu.link_bandwidth / 1e9:,.0f}",
-            gpu.link.partition(",")[0],
+            "" if gpu.price_per_hour is None else f"{gpu.price_per_hour:.2f}",
+            gpu.link.partition(",")[0].partition(" of ")[0],
         ]
         for gpu in GPUS.values()
     ]
