@@ -19,7 +19,7 @@ import samples
 from study.config import RunConfig, build_config
 from study.errors import Refusal
 from study.files import ROOT
-from study.planner import Request, advice_text, advise, launch
+from study.planner import Request, advice_text, advise, choose, launch
 from study.records.find import find
 from study.strategy import in_theory
 from study.strategy.file import read_by_name
@@ -689,6 +689,7 @@ def test_zero3_is_refused_if_it_cannot_load_quantized_weights() -> None:
     assert "zero3" in advice.left_out
     with pytest.raises(Refusal, match="DeepSpeed places all 4-bit weights on each GPU"):
         advise("llama-3.1-70b", Request("rtx-3090", 2, strategy="zero3", **OF_QLORA))
+    assert choose.fewest_gpus("llama-3.1-70b", Request("rtx-3090", **OF_QLORA)).fewest["zero3"] is None
 
 
 def test_a_study_with_adapters_is_predicted_with_them():

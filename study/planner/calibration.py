@@ -71,7 +71,6 @@ def measured_advice(advice: Advice, calibration: Calibration) -> Advice:
     The times of all changes of the training are multiplied by the same factor.
     """
     factor = calibration.factor
-
     measured = dataclasses.replace(_scaled(calibration.measured, factor), is_short=False, is_measured=True)
     remedies = [dataclasses.replace(each, option=_scaled(each.option, factor)) for each in advice.remedies]
     changed = advice.changed
@@ -109,6 +108,8 @@ def sentences(calibration: Calibration) -> list[str]:
         f"Measured: {significant(calibration.seconds)} s per step with {measured.strategy.name}, {factor:.2f} times "
         f"the predicted {significant(step.total)} s, and {where} its interval ({significant(step.low, 2)} s {high})."
     ]
+    if not measured.fits:
+        lines.append("The prediction says that this training does not fit, which your run refutes.")
     if factor > 1 + CLOSE:
         lines.append(
             f"The usual reasons for a longer step are {FEW_REASONS}. The times below multiply each prediction by "

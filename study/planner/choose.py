@@ -119,10 +119,7 @@ class StrategyPrediction:
         keep them on the meta device (utils/fsdp_utils.py). DeepSpeed 0.19.8 moves them to the GPU before it partitions
         them (runtime/engine.py).
         """
-        engine, adapter = self.prediction.engine, self.shape.adapter
-        if adapter is None or not adapter.is_quantized or engine.zero_stage < 3:
-            return 0.0
-        return adapters.frozen_bytes(self.shape, engine)
+        return _loaded_bytes(self.shape, self.prediction.engine)
 
     @property
     def loads_on_host(self) -> bool:
@@ -212,6 +209,19 @@ class StrategyPrediction:
     @property
     def basis(self) -> str:
         return "predicted" if self.traced_bytes is None else "traced"
+
+
+def _loaded_bytes(shape: ModelShape, engine: Engine) -> float:
+    """Return `StrategyPrediction.loaded_bytes` of a model under an engine."""
+    if shape.adapter is None or not shape.adapter.is_quantized or engine.zero_stage < 3:
+        return 0.0
+    return adapters.frozen_bytes(shape, engine)
+
+
+def _is_too_large_to_load(shape: ModelShape, engine: Engine, box: Cluster) -> bool:
+    """Return whether an engine would place more on each GPU than fits, before it shards it."""
+    usable = hardware.usable_memory_bytes(box.gpu, box.num_gpus)
+    return engine.kind == "deepspeed" and _loaded_bytes(shape, engine) > usable
 
 
 def host_needed_bytes(stored_bytes: float, box: Cluster) -> float:
@@ -326,13 +336,14 @@ def _option(shape: ModelShape, box: Cluster, request: Request, chosen: Strategy)
     engine = engine_for(shape, request, chosen, box.num_gpus)
     with refusing():
         option = best_option([option_of(shape, chosen, split) for split in splits(shape, request, engine, box)])
-    if engine.kind == "deepspeed" and option.loaded_bytes > option.prediction.usable_bytes:
+    if _is_too_large_to_load(shape, engine, box):
         reason = (
             "DeepSpeed places all 4-bit weights on each GPU before it partitions them: "
             f"{gib(option.loaded_bytes)} GiB, and {gib(option.prediction.usable_bytes)} GiB are usable"
         )
-        is_named = request.strategy is not None
-        raise Refusal(f"--strategy {request.strategy}: {reason}. Use --strategy fsdp2." if is_named else reason)
+        if request.strategy is None:
+            raise Refusal(reason)
+        raise Refusal(f"--strategy {request.strategy}: {reason}. Use fsdp2, or GPUs with more memory.")
     return option
 
 
@@ -508,7 +519,7 @@ def largest_models(request: Request) -> LargestModels:
     for chosen in request.strategies(request.num_gpus):
 
         def is_too_large(shape: ModelShape, chosen: Strategy = chosen) -> bool:
-            return not _fits(_peak(shape, request, chosen, job, box), box)
+            return not _fits(shape, request, chosen, job, box)
 
         fitting = bisect.bisect_left(family, True, key=is_too_large)
         largest[chosen.name] = family[fitting - 1] if fitting else None
@@ -533,8 +544,8 @@ def fewest_gpus(model: str, request: Request) -> FewestGpus:
         for chosen in request.strategies(num_gpus):
             if fewest.get(chosen.name) is None:
                 box = request.box(num_gpus)
-                peak = _peak(shape, request, chosen, job, box)
-                fewest[chosen.name] = (num_gpus, float(prediction.free_bytes(peak, box))) if _fits(peak, box) else None
+                free = float(prediction.free_bytes(_peak(shape, request, chosen, job, box), box))
+                fewest[chosen.name] = (num_gpus, free) if _fits(shape, request, chosen, job, box) else None
     unsharded = frozenset(
         name for name in fewest if not engine_for(shape, request, file.read_by_name(name), counts[-1]).zero_stage
     )
@@ -571,8 +582,11 @@ def could_leave_enough_free(shape: ModelShape, request: Request, num_gpus: int) 
     )
 
 
-def _fits(peak: Peak, box: Cluster) -> bool:
-    """Return whether a peak fits the GPU, and the node with what its host needs besides."""
+def _fits(shape: ModelShape, request: Request, chosen: Strategy, job: StepConfig, box: Cluster) -> bool:
+    """Return whether a training fits the GPU and the node, with what its host needs besides, and can be loaded."""
+    if _is_too_large_to_load(shape, engine_for(shape, request, chosen, box.num_gpus), box):
+        return False
+    peak = _peak(shape, request, chosen, job, box)
     needed = host_needed_bytes(peak.host_bytes * min(box.num_gpus, box.gpus_per_node), box)
     return prediction.fits(peak, box) and needed <= (box.host_memory_bytes or math.inf)
 

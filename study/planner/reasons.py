@@ -284,7 +284,7 @@ _OTHER_TRAINING = {
     "same": "",
     "sequence": " (GPUs share each sequence; the time is rough)",
     "optimizer": " (other optimizer states)",
-    "precision": " (no fp32 copy of the weights, see below)",
+    "precision": " (no fp32 copy of the weights)",
     "adapters": " (trains adapters only)",
     "batch": " (other global batch)",
     "offload": " (offloads to the host)",
