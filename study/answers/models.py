@@ -104,6 +104,7 @@ class ErrorAnswer(Envelope):
 class Answer(Envelope):
     """What a command prints if it has an answer. The commands add their own keys."""
 
+    verdict: Literal["sound", "found", "unknown"] | None
     error: None
 
 

@@ -139,13 +139,14 @@ def asks_for_json(words: Sequence[str]) -> bool:
         if isinstance(option, click.Option) and not option.is_flag
         for flag in option.opts
     }
+    may_follow = command.context_settings.get("allow_interspersed_args", True)
     is_value = False
     for word in words[1:]:
         if is_value:
             is_value = False
         elif word == "--json":
             return True
-        elif word == "--" or (not word.startswith("-") and not command.allow_interspersed_args):
+        elif word == "--" or (not word.startswith("-") and not may_follow):
             return False
         else:
             is_value = word in valued

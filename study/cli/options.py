@@ -59,8 +59,12 @@ class Command(command_line.Command):
         self.prints_itself = prints_itself
 
     def format_epilog(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the exit statuses below everything else."""
+        """Write the exit statuses below everything else. The short help of two has them in one line."""
         super().format_epilog(context, formatter)
+        if self.has_help_all and not context.meta.get(command_line.ALL):
+            meanings = (f"{status} {meaning[0].lower()}{meaning[1:]}" for status, meaning in MEANINGS.items())
+            formatter.write(f"\nExit status: {', '.join(meanings)}.\n")
+            return
         with formatter.section("Exit status"):
             formatter.write_dl(
                 [

@@ -126,7 +126,8 @@ def _fixed(fixed: tuple[Path, Sequence[KeyChange]] | None) -> dict[str, Any] | N
 def key_lines(path: Path) -> dict[str, int]:
     """Return the line of each dotted key of a YAML or JSON file, counted from 1. Empty if they are not known."""
     with suppress(yaml.YAMLError, OSError, Refusal, RecursionError, ValueError):
-        root = yaml.compose(read_whole(path).decode(), Loader=yaml.SafeLoader)
+        text = read_whole(path).decode().replace("\t", " ")  # which JSON may have between keys, and YAML may not
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
         return dict(islice(_key_lines(root, ""), MOST_KEYS))
     return {}
 
