@@ -41,9 +41,9 @@ TWO_NAMES = {
 LIGHT = [
     "answers", "claims", "cli", "command_line", "compare", "config", "conformance.cells", "conformance.results",
     "doctor", "dryrun.traced", "engines.extensions", "engines.keys.allowed", "engines.keys.known_keys",
-    "engines.this_machine", "errors", "files", "logs", "models", "planner", "processes", "progress", "public_runs", "records",
-    "report", "run", "running", "strategy", "terminal", "theory", "train", "upgrade", "verdict", "workloads.sources",
-    "__main__",
+    "engines.this_machine", "errors", "files", "logs", "models", "planner", "processes", "progress", "public_runs",
+    "records", "report", "run", "running", "strategy", "terminal", "theory", "train", "upgrade", "verdict",
+    "workloads.sources", "__main__",
 ]  # fmt: skip
 DRAWING = {"matplotlib", "study.report"}  # only the pages draw
 HEAVY = {"torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate"}
