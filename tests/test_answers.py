@@ -168,6 +168,7 @@ def test_why(answer):
     assert status == 1
     first = content["findings"][0]
     assert (first["id"], first["severity"]) == (f"why/{content['cause']['id']}", "error")
+    assert first["place"]["file"] == str(EXAMPLES / "oom.log")
     assert first["place"]["line"] == min(line["line"] for line in content["cause"]["evidence"])
 
 
@@ -289,9 +290,10 @@ def test_conformance():
 
 
 @pytest.mark.launches
-def test_exact_conformance(answer):
-    content, status = answer("conformance", "--exact", "--only", "ddp", "--ranks", "1")
-    assert (status, content["is_exact"]) == (0, True)
+def test_exact_conformance():
+    completed = launching.command_line(["conformance", "--exact", "--only", "ddp", "--ranks", "1", "--json"])
+    content = checked(json.loads(completed.stdout))
+    assert (completed.returncode, content["is_exact"], content["exit_status"]) == (0, True, 0)
     assert content["exact_cells"]
 
 

@@ -683,7 +683,7 @@ def _why(
     else:
         found = answer.answer_lines(_standard_input(), setting, recorded)
     if as_json:
-        return json_answer.of(found)
+        return json_answer.of(found, str(logs[0]) if len(logs) == 1 and logs != (Path("-"),) else None)
     print(text.text(found))
     return found.verdict
 

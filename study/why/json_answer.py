@@ -12,12 +12,12 @@ from study.why import known
 from study.why.answer import Answer
 
 
-def of(found: Answer) -> envelope.Answer:
-    """Return the answer on a log."""
-    return envelope.answer("why", found.verdict, findings(found), answers.content(found))
+def of(found: Answer, file: str | None = None) -> envelope.Answer:
+    """Return the answer on a log. `file` is its file, if there is only one."""
+    return envelope.answer("why", found.verdict, findings(found, file), answers.content(found))
 
 
-def findings(found: Answer) -> Iterator[envelope.Finding]:
+def findings(found: Answer, file: str | None = None) -> Iterator[envelope.Finding]:
     """Yield the causes, the first one as an error. If the first cause is not known, the others are notes."""
     for cause in found.causes:
         severity: Severity = "error" if cause is found.cause else "warning"
@@ -28,6 +28,7 @@ def findings(found: Answer) -> Iterator[envelope.Finding]:
             severity,
             f"{cause.happened} {cause.because}".strip(),
             "; ".join(cause.changes),
+            file=file,
             line=cause.line or None,
             rank=next((line.rank for line in cause.evidence), None),
         )
