@@ -275,7 +275,8 @@ def test_of_a_key_that_is_written_twice_the_engine_has_the_last(capsys):
     Path("names_it.yaml").write_text(yaml.safe_dump(deepspeed(deepspeed_config_file="twice.json")))
     for name in ("twice.json", "names_it.yaml"):
         assert cli.run(["doctor", name, "--json"]) == 1
-        (result,) = (each for each in json.loads(capsys.readouterr().out) if each["effect"] == "overridden")
+        (file,) = json.loads(capsys.readouterr().out)["files"]
+        (result,) = (each for each in file["findings"] if each["effect"] == "overridden")
         assert (result["key"], result["value"], result["engine_has"]) == ("zero_optimization.stage", 1, 3)
     assert cli.run(["doctor", "twice.json", "--fix", "mended.json"]) == 1
     assert json.loads(Path("mended.json").read_text())["zero_optimization"]["stage"] == 3
@@ -422,7 +423,7 @@ def test_extensions_are_judged_as_a_run_finds_them(tmp_path, monkeypatch):
 def test_the_command_says_all_of_it(monkeypatch, tmp_path):
     completed = launching.command_line(["doctor", "--json"], env={"RANK": "3", "PYTHONPATH": str(launching.ROOT)})
     assert completed.returncode == 1, completed.stderr
-    checks = {check["name"]: check for check in json.loads(completed.stdout)}
+    checks = {check["name"]: check for check in json.loads(completed.stdout)["checks"]}
     assert checks["environment"]["verdict"] == "bites"
     assert checks["two gloo ranks"]["verdict"] == "ok"
     assert checks["packages"]["verdict"] == "ok"

@@ -136,7 +136,9 @@ def test_an_unknown_file_is_not_judged_and_not_fixed(name, capsys):
     assert "not a file that I know" in output
     assert "Remove" not in output
     assert cli.run(["doctor", name, "--json"]) == 3
-    (finding,) = json.loads(capsys.readouterr().out)
+    content = json.loads(capsys.readouterr().out)
+    assert (content["verdict"], content["findings"]) == ("unknown", [])
+    (finding,) = content["files"][0]["findings"]
     assert (finding["effect"], finding["matters"]) == ("not examined", False)
     assert "Nothing was written" in refusal(cli.run, ["doctor", name, "--fix", f"fixed{Path(name).suffix}"])
     assert not Path(f"fixed{Path(name).suffix}").exists()

@@ -17,7 +17,7 @@ import click
 from study import cli, command_line, planner
 from study.cli import plan
 from study.errors import Refusal
-from study.planner import advice_text, reasons
+from study.planner import advice_text, json_answer, reasons
 from study.planner.choose import gib
 from study.planner.launch import Launch
 from study.planner.request import Request
@@ -82,7 +82,7 @@ def as_json(words: Sequence[str], config: str | None = None) -> dict[str, Any]:
     """Return what `zero-study advise --json` prints for a question that is not refused."""
     with _options(words, config) as options:
         advice = _advise(options)
-        return {**advice_text.content(advice), **advice.verdict.content()}
+        return json_answer.of(advice, advice_text.content(advice)).content
 
 
 @contextmanager
