@@ -11,8 +11,10 @@ import traceback
 from typing import Any
 
 from study import terminal
+from study.answers import envelope
+from study.answers.envelope import ErrorKind
 from study.errors import Refusal, RunFailed, describe_missing
-from study.verdict import REFUSED, UNKNOWN
+from study.verdict import FOUND, REFUSED, UNKNOWN
 
 # What is wrong with a place that was named, before anything is written to it; a full disk is not.
 UNUSABLE = {
@@ -20,6 +22,7 @@ UNUSABLE = {
     errno.ELOOP, errno.EINVAL,
 }  # fmt: skip
 LONGEST_PLACE = 200  # characters that are shown of it
+INTERRUPTED = 128 + signal.SIGINT
 NO_READER = 128 + signal.SIGPIPE  # the status that a shell reports for a program whose reader has gone
 
 
@@ -40,6 +43,7 @@ def main() -> None:
             status = UNKNOWN  # an error of the program is no finding
             if not (isinstance(error, OSError) and error.filename in terminal.STREAMS):
                 _report(error)
+                _print_json("internal", f"{type(error).__name__}: {error}", UNKNOWN)
         terminal.finish_output()
     sys.exit(status)
 
@@ -55,7 +59,7 @@ def _status() -> int:
         return _refuse(refusal)
     except RunFailed as failure:
         print(f"zero-study: {failure}", file=sys.stderr)
-        return 1
+        return _print_json("failed", str(failure), FOUND)
     except ModuleNotFoundError as error:
         if (message := describe_missing(error)) is None:
             raise
@@ -63,7 +67,7 @@ def _status() -> int:
     except KeyboardInterrupt:
         kept = "; finished runs are kept" if sys.argv[1:2] in (["run"], ["train"]) else ""
         print(f"zero-study: interrupted{kept}", file=sys.stderr)
-        return 130
+        return _print_json("interrupted", "The command was interrupted.", INTERRUPTED)
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -83,14 +87,27 @@ def _refuse_file(error: OSError) -> int:
     if error.filename is None:
         raise error
     place = str(error.filename)
-    _refuse(f"{place if len(place) <= LONGEST_PLACE else place[:LONGEST_PLACE] + '...'}: {error.strerror}")
-    return REFUSED if error.errno in UNUSABLE else UNKNOWN
+    status = REFUSED if error.errno in UNUSABLE else UNKNOWN
+    return _refuse(
+        f"{place if len(place) <= LONGEST_PLACE else place[:LONGEST_PLACE] + '...'}: {error.strerror}", status
+    )
 
 
-def _refuse(message: object) -> int:
+def _refuse(message: object, status: int = REFUSED) -> int:
     line = " ".join(str(message).splitlines())  # a file's name may have several
     print(f"zero-study: {line}", file=sys.stderr)
-    return REFUSED
+    return _print_json("refused" if status == REFUSED else "not checked", line, status)
+
+
+def _print_json(kind: ErrorKind, message: str, status: int) -> int:
+    """Print an error to standard output if the command line asks for JSON, and return the status."""
+    from study import cli
+
+    words = sys.argv[1:]
+    if cli.asks_for_json(words):
+        with contextlib.suppress(OSError):
+            print(envelope.error(cli.command_of(words), kind, message, status).text())
+    return status
 
 
 def _interrupt(*_: Any) -> None:

@@ -11,6 +11,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 SOUND, FOUND, REFUSED, UNKNOWN = 0, 1, 2, 3  # the exit statuses of every command; a refusal is an exception
+# What the exit statuses mean, for help texts and pages. Each command adds what that is in its case.
+MEANINGS = {
+    SOUND: "Sound",
+    FOUND: "Something found",
+    REFUSED: "Refused",
+    UNKNOWN: "Could not be checked",
+}
 
 
 class Checked(NamedTuple):

@@ -47,21 +47,30 @@ def text(name: str | None) -> str:
 
 
 def search(query: str) -> str:
-    """Return the sentences whose content, phrase, conditions, reason or id contains all words of `query`.
-
-    Upper and lower case do not matter.
-    """
+    """Return the sentences that `with_words` finds, as text."""
     shown = terminal.printable(" ".join(query.split()))
-    lines = []
-    for judged in sentences.read():
-        parts = [judged.says, judged.why]
-        parts += [part for _, claim, _ in judged.readings for part in (claim.phrase, claim.conditions, claim.id)]
-        if all(word in " ".join(parts).lower() for word in query.lower().split()):
-            lines.append(_line(f'{judged.head.claim.id}: "{judged.head.claim.phrase}": {judged.word}', "  ", "    "))
+    lines = [
+        _line(f'{judged.head.claim.id}: "{judged.head.claim.phrase}": {judged.word}', "  ", "    ")
+        for judged in with_words(query)
+    ]
     if not lines:
         return terminal.wrap(f"No sentence contains all of these words: {shown}")
     count = "1 sentence contains" if len(lines) == 1 else f"{len(lines)} sentences contain"
     return "\n".join([terminal.wrap(f"{count} all of these words: {shown}"), *lines])
+
+
+def with_words(query: str) -> list[JudgedSentence]:
+    """Return the sentences whose content, phrase, conditions, reason or id contains all words of `query`.
+
+    Upper and lower case do not matter.
+    """
+    found = []
+    for judged in sentences.read():
+        parts = [judged.says, judged.why]
+        parts += [part for _, claim, _ in judged.readings for part in (claim.phrase, claim.conditions, claim.id)]
+        if all(word in " ".join(parts).lower() for word in query.lower().split()):
+            found.append(judged)
+    return found
 
 
 def plain(value: str) -> str:

@@ -6,11 +6,16 @@ missing package affects only the commands that need it.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import click
 
 from study import __version__, command_line
+from study.answers.envelope import Answer
 from study.cli import check, compare, maintain, plan, public, train
 from study.cli.options import Command
 from study.errors import Refusal, describe_usage
@@ -79,7 +84,8 @@ def parse(words: list[str]) -> click.Context:
 def run(words: list[str]) -> int:
     """Run one command line, and return the exit status. Raises Refusal if the command refuses the request.
 
-    The status of a command that checks something follows from the Verdict that it returns.
+    The status of a command that checks something follows from the Verdict that it returns. With --json, a command
+    returns an Answer, which is the only thing that is printed to standard output.
     """
     try:
         context = parse(words)
@@ -87,5 +93,60 @@ def run(words: list[str]) -> int:
         return end.exit_code
     callback = context.command.callback
     assert callback is not None  # every command has one
-    result: Verdict | int | None = context.invoke(callback, **context.params)
-    return result.status if isinstance(result, Verdict) else result or 0
+    result: Verdict | Answer | int | None
+    if context.params.get("as_json") and not getattr(context.command, "prints_itself", False):
+        with _output_to_stderr():
+            result = context.invoke(callback, **context.params)
+        assert isinstance(result, Answer), f"{context.info_name} has no answer for --json"
+        print(result.text())
+    else:
+        result = context.invoke(callback, **context.params)
+    return result.status if isinstance(result, (Verdict, Answer)) else result or 0
+
+
+@contextlib.contextmanager
+def _output_to_stderr() -> Iterator[None]:
+    """Let everything that is printed to standard output, also by other processes, go to standard error."""
+    sys.stdout.flush()
+    output = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(output, 1)
+        os.close(output)
+
+
+def command_of(words: Sequence[str]) -> str | None:
+    """Return the name of the command in a command line. None if there is none of this name."""
+    return next((word for word in words[:1] if word in zero_study.commands), None)
+
+
+def asks_for_json(words: Sequence[str]) -> bool:
+    """Return whether a command line asks for JSON, even if it is wrong otherwise.
+
+    What follows the script of `prove` and `dry-run` belongs to the script. Without a command of this name, --json
+    counts anywhere.
+    """
+    name = command_of(words)
+    if name is None:
+        return "--json" in words
+    command = zero_study.commands[name]
+    valued = {
+        flag
+        for option in command.params
+        if isinstance(option, click.Option) and not option.is_flag
+        for flag in option.opts
+    }
+    is_value = False
+    for word in words[1:]:
+        if is_value:
+            is_value = False
+        elif word == "--json":
+            return True
+        elif word == "--" or (not word.startswith("-") and not command.allow_interspersed_args):
+            return False
+        else:
+            is_value = word in valued
+    return False

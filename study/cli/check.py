@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from study import files, progress, terminal
-from study.cli.options import PATH, TRAINING, command, require
+from study.cli.options import PATH, TRAINING, Statuses, command, json_option, require
 from study.command_line import NUMBER
 from study.errors import Refusal
 from study.files import require_clone
@@ -22,13 +22,23 @@ from study.strategy import file
 from study.verdict import NotChecked, Verdict
 
 if TYPE_CHECKING:
+    from study.answers.envelope import Answer
     from study.conformance.cells import Cell
 
 
-@command("doctor")
+@command(
+    "doctor",
+    statuses=Statuses(
+        "no key needs a change; without files, nothing on this machine would stop a run",
+        "a key needs a change; without files, something would stop a run",
+        "a file or an option is refused",
+        "no key of a file could be checked, for instance because its kind is unknown; without files, a check could not "
+        "be made",
+    ),
+)
 @click.argument("paths", type=PATH, nargs=-1, metavar="[FILE]...", help="configuration files, as listed below")
 @click.option("--all", "everything", is_flag=True, help="list all keys, including those that work as written")
-@click.option("--json", "as_json", is_flag=True, help="print the findings as JSON")
+@json_option
 @click.option("--fix", type=PATH, metavar="OUT", help="write a corrected copy of FILE to this new file")
 @click.option("--disk", type=PATH, metavar="DIR", help="without FILE: a folder on the disk to be measured [default: .]")
 @click.option(
@@ -36,17 +46,13 @@ if TYPE_CHECKING:
 )
 def _doctor(
     paths: tuple[Path, ...], everything: bool, as_json: bool, fix: Path | None, disk: Path | None, release: str | None
-) -> Verdict:
+) -> Verdict | Answer:
     """Check configuration files, or this machine.
 
     With one FILE or several, the command says what each key that accelerate, DeepSpeed or FSDP read really does with
     the supported versions. It knows files of accelerate, DeepSpeed, Trainer (fsdp_config and TrainingArguments), TRL,
     axolotl, LLaMA-Factory, ms-swift and torchtitan, and also checks the DeepSpeed and FSDP files that they name.
     Without FILE, it checks this machine for everything that would stop a run.
-
-    Exit status with files: 0 if no key needs a change; 1 if one does; 2 if a file or an option is refused; 3 if no key
-    of a file could be checked, for instance because its kind is unknown. Without files: 0 if nothing on this machine
-    would stop a run; 1 if something would; 3 if a check could not be made.
     """
     if not paths:
         about_a_file = {"--all": everything, "--fix": fix, "--for": release}
@@ -62,48 +68,62 @@ def _doctor(
     return _check_files(paths, release, everything, as_json)
 
 
-def _check_machine(disk: Path, as_json: bool) -> Verdict:
-    """Check this machine, print the result, and return the verdict."""
-    from study.doctor import checkup
+def _check_machine(disk: Path, as_json: bool) -> Verdict | Answer:
+    """Check this machine, print the result, and return the verdict, or the answer for JSON."""
+    from study.doctor import checkup, json_answer
 
     with progress.after_two_seconds(
         "Checking this machine: packages, compilers, two communicating processes, the disk"
     ):
         checks = checkup.examine(disk)
-    print(checkup.as_json(checks) if as_json else checkup.text(checks))
+    if as_json:
+        return json_answer.of_machine(checks, checkup.verdict(checks))
+    print(checkup.text(checks))
     return checkup.verdict(checks)
 
 
-def _check_file(file: Path, release: str | None, fix: Path | None, everything: bool, as_json: bool) -> Verdict:
+def _check_file(file: Path, release: str | None, fix: Path | None, everything: bool, as_json: bool) -> Verdict | Answer:
     """Print what the keys of a file do, write the corrected file to `fix`, and return the verdict.
 
     `fix` is None if no file is to be written.
     """
-    from study.doctor import examine, text
+    from study.doctor import examine, json_answer, text
 
     examined = examine.examine(file, release)
-    changes = None if fix is None else examine.write_mended(examined, fix)
-    print(examined.as_json() if as_json else text.text(examined, everything, release))
-    if fix is not None and changes is not None:
-        print(
-            ("" if as_json else "\n") + text.changes_text(examined, fix, changes), file=sys.stderr if as_json else None
-        )
-    return examined.verdict
+    fixed = None if fix is None else (fix, examine.write_mended(examined, fix))
+    if not as_json:
+        print(text.text(examined, everything, release))
+    if fixed is not None:  # with --json, standard error has it
+        print(("" if as_json else "\n") + text.changes_text(examined, *fixed))
+    return json_answer.of_file(examined, fixed) if as_json else examined.verdict
 
 
-def _check_files(paths: tuple[Path, ...], release: str | None, everything: bool, as_json: bool) -> Verdict:
+def _check_files(paths: tuple[Path, ...], release: str | None, everything: bool, as_json: bool) -> Verdict | Answer:
     """Print what the keys of several files do, then a summary, and return the verdict on all files.
 
     A file that cannot be read does not stop the check of the others.
     """
-    from study.doctor import several
+    from study.doctor import json_answer, several
 
     checked = several.examine(paths, release)
-    print(checked.as_json() if as_json else checked.text(everything, release))
+    if as_json:
+        return json_answer.of_files(checked)
+    print(checked.text(everything, release))
     return checked.verdict
 
 
-@command("prove", context_settings={"allow_interspersed_args": False})
+@command(
+    "prove",
+    context_settings={"allow_interspersed_args": False},
+    prints_itself=True,
+    statuses=Statuses(
+        "with --strict, everything was checked and nothing was found. Without --strict, the status is that of the "
+        "script",
+        "with --strict, training is wrong or is not as requested",
+        "there is no such script",
+        "with --strict, something could not be checked",
+    ),
+)
 @click.option("--strict", is_flag=True, help="fail if training is wrong, is not as requested, or could not be checked")
 @click.option("--allow-known-bad", is_flag=True, help="continue with a release that is known to train wrongly")
 @click.option(
@@ -112,9 +132,12 @@ def _check_files(paths: tuple[Path, ...], release: str | None, everything: bool,
     help="compare the gradients with those of the same samples without the engine, which takes memory for the whole "
     "model on every rank",
 )
+@json_option
 @click.argument("script", type=PATH, metavar="SCRIPT", help="the training script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, help="the arguments of the script")
-def _prove(strict: bool, allow_known_bad: bool, reference: bool, script: Path, arguments: tuple[str, ...]) -> int:
+def _prove(
+    strict: bool, allow_known_bad: bool, reference: bool, as_json: bool, script: Path, arguments: tuple[str, ...]
+) -> int:
     """Check a training script without changing it.
 
     The command runs SCRIPT in one process. It prints the engine that the script builds, what differs from the request,
@@ -123,14 +146,14 @@ def _prove(strict: bool, allow_known_bad: bool, reference: bool, script: Path, a
     For several processes, use a launcher: accelerate launch -m zero_study.prove SCRIPT, or torchrun --nproc-per-node 2
     -m zero_study.prove SCRIPT.
 
-    Exit status: that of the script. With --strict, if the script itself ends well: 0 if everything was checked and
-    nothing was found, 1 if training is wrong or is not as requested, 3 if something could not be checked. 2 if there is
-    no such script.
+    With --json, all that the script prints goes to standard error, and rank 0 prints the answer when the script ends.
     """
     require("torch")
     if not script.is_file():
         raise Refusal(f"{script}: no such file. Name a script, and then its arguments.")
-    flags = {"--strict": strict, "--allow-known-bad": allow_known_bad, "--reference": reference}
+    flags = {
+        "--strict": strict, "--allow-known-bad": allow_known_bad, "--reference": reference, "--json": as_json
+    }  # fmt: skip
     options = [flag for flag, is_set in flags.items() if is_set]
     sys.stdout.flush()
     # A new interpreter is needed, because the script may import its own package `study`, and this process has already
@@ -139,7 +162,16 @@ def _prove(strict: bool, allow_known_bad: bool, reference: bool, script: Path, a
     os.execv(sys.executable, words)
 
 
-@command("dry-run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@command(
+    "dry-run",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    statuses=Statuses(
+        "the ranks that were run make the same calls",
+        "they do not, which means a hang or wrong values, or a rank fails",
+        "the training cannot be simulated",
+        "nothing could be compared, because a script was run as a single rank, or issues no collectives",
+    ),
+)
 @click.option("--world", "world_size", type=NUMBER, required=True, help="number of simulated processes")
 @click.option(
     "--ranks",
@@ -163,31 +195,38 @@ def _prove(strict: bool, allow_known_bad: bool, reference: bool, script: Path, a
 )
 @click.option("--mixed-precision", type=click.Choice(("no", "bf16")), help="precision [default: that of the file]")
 @click.option("--output", type=PATH, metavar="FILE", help="JSON file to write, with all collectives in their order")
+@json_option
 @click.argument("strategy", metavar="STRATEGY", help=f"an accelerate file, or one of {', '.join(file.names())}")
 @click.argument(
     "script", nargs=-1, type=click.UNPROCESSED, help="a script to run instead of a model, and its arguments"
 )
 def _dry_run(
     strategy: str, script: tuple[str, ...], world_size: int, ranks: str | None, per_machine: int, output: Path | None,
-    **model: Any,
-) -> Verdict:  # fmt: skip
+    as_json: bool, **model: Any,
+) -> Verdict | Answer:  # fmt: skip
     """Simulate a training on many ranks without GPUs.
 
     The command runs the real engine on this machine as a few ranks of a larger world. It prints the memory and the
     collectives of these ranks, and finds places where they would wait for each other forever. The answer names the
     ranks that were run. Write options before STRATEGY.
-
-    Exit status: 0 if the ranks that were run make the same calls; 1 if they do not, which means a hang or wrong values,
-    or if a rank fails; 2 if the training cannot be simulated; 3 if nothing could be compared, because a script was run
-    as a single rank, or issues no collectives.
     """
     require(*TRAINING)
     from study.dryrun import command as dry_run
 
-    return dry_run.command(file.find_strategy(strategy), script, world_size, ranks, per_machine, output, **model)
+    path = file.find_strategy(strategy)
+    return dry_run.command(path, script, world_size, ranks, per_machine, output, as_json=as_json, **model)
 
 
-@command("upgrade")
+@command(
+    "upgrade",
+    statuses=Statuses(
+        "no known change may affect training",
+        "a known change may affect training",
+        "a file cannot be read",
+        "no change was found, but a package or a file that a line includes could not be compared, or a release is "
+        "unknown",
+    ),
+)
 @click.argument(
     "old", type=PATH, metavar="OLD", help="a lock file, requirements.txt, environment.yml or the output of `pip freeze`"
 )
@@ -217,19 +256,17 @@ def _dry_run(
     help="evaluate environment markers for this version of Python [default: compare for every version]",
 )
 @click.option("--output", type=PATH, metavar="FILE", help="JSON file to write, with each change in the OSV format")
+@json_option
 def _upgrade(
     old: Path, new: Path, config: Path | None, script: Path | None, imports: str | None, stage: int | None,
-    optimizer: str | None, python: str | None, output: Path | None,
-) -> Verdict:  # fmt: skip
+    optimizer: str | None, python: str | None, output: Path | None, as_json: bool,
+) -> Verdict | Answer:  # fmt: skip
     """List what an upgrade of DeepSpeed, torch, transformers, trl, peft and others changes in a training.
 
     A fault that ends changes a training as much as one that begins, so both count. With --config, --script and similar
     options, changes that cannot concern your training are left out and counted.
-
-    Exit status: 0 if no known change may affect training; 1 if one may; 2 if a file cannot be read; 3 if no change was
-    found, but a package or a file that a line includes could not be compared, or a release is unknown.
     """
-    from study.upgrade import changes, used
+    from study.upgrade import changes, json_answer, used
 
     options = (config, script, imports, stage, optimizer)
     use = used.of(*options) if any(option is not None for option in options) else None
@@ -238,25 +275,34 @@ def _upgrade(
     if output is not None:
         files.require_folder(output)
         files.write_json(output, changes.content(found))
+    if as_json:
+        return json_answer.of(found, before, after)
     print(changes.text(found, before, after))
     return found.verdict
 
 
-@command("diff")
+@command(
+    "diff",
+    statuses=Statuses(
+        "there is no difference",
+        "there is a difference",
+        "the trainings cannot be compared, for instance because a run with noise is not of the recorded training",
+        "the result is unknown, because a recording is damaged or mixed from several, because a training failed or "
+        "ended early, or because no weights are updated",
+    ),
+)
 @click.argument("a", type=PATH, metavar="A", help="folder of a recorded training, and of its runs with noise")
 @click.argument("b", type=PATH, metavar="B", help="folder of the other recorded training")
 @click.option("--output", type=PATH, metavar="FILE", help="JSON file to write, with all differences")
-def _diff(a: Path, b: Path, output: Path | None) -> Verdict:
+@json_option
+def _diff(a: Path, b: Path, output: Path | None, as_json: bool) -> Verdict | Answer:
     """Find the first tensor in which two trainings differ by more than rounding.
 
     Record each training first: python -m zero_study.diff --output A train.py. Record A once more with --noise 1, to
     measure what rounding does (docs/diff.md). The answer says which steps and which tensors were compared.
-
-    Exit status: 0 if there is no difference; 1 if there is one; 2 if the trainings cannot be compared, for instance
-    because a run with noise is not of the recorded training; 3 if the result is unknown, because a recording is
-    damaged or mixed from several, because a training failed or ended early, or because no weights are updated.
     """
-    from study.diff import compare, text
+    from study.answers import envelope
+    from study.diff import compare, json_answer, text
     from study.diff.recorded import Damaged, Recording
 
     if output is not None:
@@ -267,14 +313,26 @@ def _diff(a: Path, b: Path, output: Path | None) -> Verdict:
             shown = text.text(result)
     except Damaged as damaged:
         print(f"zero-study: {terminal.printable(str(damaged))}", file=sys.stderr)
-        return Verdict.of(0, (), [NotChecked("the recordings", str(damaged), True)])
+        verdict = Verdict.of(0, (), [NotChecked("the recordings", str(damaged), True)])
+        return envelope.error("diff", "not checked", str(damaged), verdict.status) if as_json else verdict
     if output is not None:
         files.write_json(output, text.content(result))
+    if as_json:
+        return json_answer.of(result)
     print(shown)
     return result.verdict
 
 
-@command("saved")
+@command(
+    "saved",
+    statuses=Statuses(
+        "nothing is wrong",
+        "something is wrong",
+        "the folder is refused",
+        "nothing could be checked, the comparison of --against could not be made, or --strict was given and something "
+        "could not be checked",
+    ),
+)
 @click.argument("folder", type=PATH, metavar="FOLDER", help="folder of a checkpoint, a saved model or an adapter")
 @click.option(
     "--against",
@@ -290,19 +348,15 @@ def _diff(a: Path, b: Path, output: Path | None) -> Verdict:
 )
 @click.option("--strict", is_flag=True, help="exit with status 3 if something could not be checked")
 @click.option("--trust-pickle", is_flag=True, help="also load files that run code when they are loaded")
-@click.option("--json", "as_json", is_flag=True, help="print the result as JSON")
+@json_option
 def _saved(
     folder: Path, against: Path | None, model: Path | None, strict: bool, trust_pickle: bool, as_json: bool
-) -> Verdict:
+) -> Verdict | Answer:
     """Check whether a checkpoint or a saved model is complete.
 
     The command reads checkpoints of DeepSpeed (ZeRO-0 to 3 and universal), of FSDP2 (DCP) and of accelerate, and
     folders of transformers and PEFT. It finds empty, missing, partial, untied and wrongly typed tensors, and files that
     do not belong together. With --against, it also compares the values.
-
-    Exit status: 0 if nothing is wrong; 1 if something is wrong; 2 if the folder is refused; 3 if nothing could be
-    checked, if the comparison of --against could not be made, or if --strict was given and something could not be
-    checked.
     """
     require("torch", "safetensors")
     from study.saved.command import command as check_saved
@@ -310,7 +364,17 @@ def _saved(
     return check_saved(folder, against, model, strict, trust_pickle, as_json)
 
 
-@command("conformance")
+@command(
+    "conformance",
+    statuses=Statuses(
+        "every cell that was compared is right, or a known failure; with --exact, every training has the bits of the "
+        "reference, and every planted fault was seen",
+        "a cell is wrong or crashed; with --exact, a training has other bits, or a planted fault was not seen",
+        "the request is refused",
+        "no cell could be compared, or a cell that is right in the file of --known is refused now; with --exact, a "
+        "strategy that --only names could not be trained",
+    ),
+)
 @click.option(
     "--only",
     multiple=True,
@@ -357,6 +421,7 @@ def _saved(
 )
 @click.option("--adapters", is_flag=True, help="check the cells that train a LoRA adapter of a frozen model")
 @click.option("--output", type=PATH, metavar="FILE", help="JSON file to write")
+@json_option
 def _conformance(
     only: tuple[str, ...],
     ranks: str | None,
@@ -369,18 +434,14 @@ def _conformance(
     optimizers: tuple[str, ...],
     adapters: bool,
     output: Path | None,
-) -> Verdict:
+    as_json: bool,
+) -> Verdict | Answer:
     """Check whether the installed engines train correctly.
 
     The command trains a small model in every way that the engines offer (each way is a cell), and compares each cell
     with a reference that uses no engine. It runs on a CPU and takes some minutes. With --exact, no sum is rounded, so
     every gradient, weight and momentum must have the bits of a reference in integers. The numbers of processes are then
     1,2,3,4,8 by default.
-
-    Exit status: 0 if every cell that was compared is right, or a known failure; 1 if one is wrong or crashed; 2 if the
-    request is refused; 3 if no cell could be compared, or if a cell that is right in the file of --known is refused
-    now. With --exact: 0 if every training has the bits of the reference and every planted fault was seen; 1 if not; 3
-    if a strategy that --only names could not be trained.
     """
     of_exact = {"--quick": quick, "--faults": with_faults, "--fault": fault_names}
     of_matrix = {
@@ -399,10 +460,11 @@ def _conformance(
         from study.exact import command as exact_command
 
         return exact_command.run(
-            quick=quick, only=only, ranks=ranks, with_faults=with_faults, fault_names=fault_names, output=output
-        )
+            quick=quick, only=only, ranks=ranks, with_faults=with_faults, fault_names=fault_names, output=output,
+            as_json=as_json,
+        )  # fmt: skip
     require(*TRAINING[:1], "deepspeed")
-    from study.conformance import matrix, matrix_file, releases, results
+    from study.conformance import json_answer, matrix, matrix_file, releases, results
 
     _check_ranks(ranks)
     chosen_releases = releases.parse(package_versions)
@@ -412,6 +474,8 @@ def _conformance(
     verdict = results.verdict(examined, earlier)
     if output is not None:
         files.write_json(output, {**examined, **verdict.content()})
+    if as_json:
+        return json_answer.of(examined, verdict, earlier)
     if earlier is not None:
         new = ", ".join(results.failed_cells(examined, earlier)) or "none"
         print(terminal.wrap(f"New failures compared with {known}: {new}."))
@@ -488,47 +552,47 @@ def _chosen_optimizers(names: tuple[str, ...]) -> list[str]:
     return chosen
 
 
-@command("claims")
+@command(
+    "claims",
+    statuses=Statuses(
+        "the answer was printed; with --check or --write, every verdict follows from the records",
+        "with --check or --write, a verdict does not follow from the records, or a sentence states another verdict "
+        "than its rule finds",
+        "the request is refused",
+        "with --check or --write, a claim could not be decided because its records are absent",
+    ),
+)
 @click.argument("name", required=False, metavar="[SOURCE|CLAIM]", help="the name of a source, or of a claim")
 @click.option("--search", metavar="WORDS", help="list the sentences that contain all these words")
-@click.option("--json", "as_json", is_flag=True, help="print everything about a source, or about all sources, as JSON")
+@json_option
 @click.option("--check", is_flag=True, help="decide every claim again, and list the differences")
 @click.option("--write", is_flag=True, help="decide every claim again, and write the verdicts")
-def _claims(name: str | None, search: str | None, as_json: bool, check: bool, write: bool) -> Verdict | None:
+def _claims(name: str | None, search: str | None, as_json: bool, check: bool, write: bool) -> Verdict | Answer | None:
     """Show the verdicts on published claims.
 
     With the name of a source or of a claim, the command prints its verdicts; without a name, it prints a summary of all
     sources.
-
-    Exit status: 0 if the answer was printed, 2 if the request is refused. With --check or --write: 0 if every verdict
-    follows from the records; 1 if one does not, or if a sentence states another verdict than its rule finds; 3 if a
-    claim could not be decided because its records are absent.
     """
-    import json
+    from study.claims import in_terminal, json_answer
 
-    from study.claims import in_terminal, sentences
-
-    if sum([check, write, as_json, search is not None]) > 1 or ((check or write or search is not None) and name):
+    if sum([check, write, search is not None]) > 1 or ((check or write or search is not None) and name):
         raise Refusal(
-            "--check, --write, --search and --json cannot be combined, and --check, --write and --search concern all "
-            "claims. Give only one of them, without a name."
+            "--check, --write and --search cannot be combined, and they concern all claims. Give only one of them, "
+            "without a name."
         )
     if check or write:
         require_clone("the records by which claims are decided")
         require("pandas", "scipy")
         with progress.after_two_seconds("Deciding every claim again from the committed records"):
-            return _decide_claims(write)
-    if search is not None:
-        print(in_terminal.search(search))
-    elif as_json:
-        print(json.dumps(sentences.content(sentences.read(name)), indent=1, ensure_ascii=False))
-    else:
-        print(in_terminal.text(name))
+            return _decide_claims(write, as_json)
+    if as_json:
+        return json_answer.of_sentences(name, search)
+    print(in_terminal.text(name) if search is None else in_terminal.search(search))
     return None
 
 
-def _decide_claims(write: bool) -> Verdict:
-    from study.claims import ledger, verdicts
+def _decide_claims(write: bool, as_json: bool) -> Verdict | Answer:
+    from study.claims import json_answer, ledger, verdicts
 
     missing: dict[str, str] = {}
     sources, now = ledger.read(), verdicts.decide_all(missing=missing)
@@ -544,6 +608,8 @@ def _decide_claims(write: bool) -> Verdict:
     committed = {name: verdict for name, verdict in verdicts.read().items() if name not in missing}
     wrong = verdicts.disagreeing(sources, now) | verdicts.outdated(committed, now)
     verdict = verdicts.check(now, wrong, missing)
+    if as_json:
+        return json_answer.of_check(verdict, wrong)
     if wrong:
         print(f"{len(wrong)} of {len(now)} claims differ from their committed verdicts:")
     elif now and not missing:
@@ -556,7 +622,15 @@ def _decide_claims(write: bool) -> Verdict:
     return verdict
 
 
-@command("why")
+@command(
+    "why",
+    statuses=Statuses(
+        "nothing is wrong with the steps that the log shows",
+        "a cause was found",
+        "the request is refused",
+        "the cause is not known",
+    ),
+)
 @click.argument(
     "logs",
     type=PATH,
@@ -577,7 +651,7 @@ def _decide_claims(write: bool) -> Verdict:
 )
 @click.option("--snapshot", type=PATH, metavar="FILE", help="a memory snapshot of PyTorch")
 @click.option("--trace", type=PATH, metavar="FILE", help="a trace of PyTorch's profiler (JSON)")
-@click.option("--json", "as_json", is_flag=True, help="print the answer as JSON")
+@json_option
 def _why(
     logs: tuple[Path, ...],
     flight_recorder: Path | None,
@@ -585,20 +659,15 @@ def _why(
     trace: Path | None,
     as_json: bool,
     **known: Any,
-) -> Verdict:
+) -> Verdict | Answer:
     """Find out why a run failed, is slow or trains wrongly, from what it printed.
 
     The command reads the output of any launcher, of one or of all ranks, finds the first cause among the lines that
     follow it, and says what to change. It knows messages of PyTorch, NCCL, accelerate, DeepSpeed, transformers and
     their launchers, and concludes from the numbers in them and from the logged steps. Nothing in a log is executed, no
     network is used, and tokens and passwords are masked in the answer.
-
-    Exit status: 0 if nothing is wrong with the steps that the log shows; 1 if a cause was found; 2 if the request is
-    refused; 3 if the cause is not known.
     """
-    import json
-
-    from study.why import answer, recordings, text
+    from study.why import answer, json_answer, recordings, text
     from study.why.setting import Setting
 
     recorded = [
@@ -614,9 +683,8 @@ def _why(
     else:
         found = answer.answer_lines(_standard_input(), setting, recorded)
     if as_json:
-        print(json.dumps(answer.content(found), indent=1, ensure_ascii=False))
-    else:
-        print(text.text(found))
+        return json_answer.of(found)
+    print(text.text(found))
     return found.verdict
 
 

@@ -10,12 +10,23 @@ from typing import TYPE_CHECKING
 import click
 
 from study import terminal
-from study.cli.options import A_STUDY, DATA_FOLDER, PATH, RECORDS, TRAINING, command, require
+from study.cli.options import (
+    A_STUDY,
+    DATA_FOLDER,
+    PATH,
+    RECORDS,
+    TRAINING,
+    Statuses,
+    command,
+    json_option,
+    require,
+)
 from study.errors import Refusal
 from study.files import require_clone
 from study.progress import after_two_seconds
 
 if TYPE_CHECKING:
+    from study.answers.envelope import Answer
     from study.compare.verdict_text import Judged
     from study.verdict import Verdict
 
@@ -37,7 +48,15 @@ VIEWS = {
 WITH_CONTROL = ("differences",)  # the tables that compare with one strategy
 
 
-@command("compare")
+@command(
+    "compare",
+    statuses=Statuses(
+        "the tables were printed; with --verdict, all strategies are shown to train to the loss of the control",
+        "with --verdict, the study does not show this for a strategy",
+        "the request is refused",
+        "with --verdict, a condition of the protocol is not met, or a strategy has no run that counts",
+    ),
+)
 @click.argument("records", type=PATH, nargs=-1, required=True, help=RECORDS)
 @click.option("--view", type=click.Choice(tuple(VIEWS)), default="short", help="The table to print.")
 @click.option(
@@ -55,26 +74,37 @@ WITH_CONTROL = ("differences",)  # the tables that compare with one strategy
     help="Judge the runs of a study by the protocol that its file fixed before the runs were made.",
 )
 @click.option("--markdown", is_flag=True, help="Print the tables in Markdown. By default, they are plain text.")
+@json_option
 def _compare(
-    records: tuple[Path, ...], view: str, control: str, each: bool, verdict: str | None, markdown: bool
-) -> Verdict | None:
+    records: tuple[Path, ...],
+    view: str,
+    control: str,
+    each: bool,
+    verdict: str | None,
+    markdown: bool,
+    as_json: bool,
+) -> Verdict | Answer | None:
     """Compare runs: loss, memory, time.
 
     By default, a short table: one row per strategy, with the ratio to the control (DDP, if it is there). --view selects
     tables with details, for instance `differences` with confidence intervals. Runs that `zero-study import` made from
     logs have a table of their own.
-
-    Exit status: 0 if the tables were printed, 2 if the request is refused. With --verdict: 0 if the study shows that
-    all strategies train to the loss of the control; 1 if it does not show this for a strategy; 3 if there is no
-    verdict, because a condition of the protocol is not met or a strategy has no run that counts.
     """
     from study.compare import plain_text
 
+    if as_json and markdown:
+        raise Refusal("--json and --markdown are two forms of the same answer. Give one of them.")
     judged = None
     with after_two_seconds("Reading the records and making the tables"):
         if verdict is not None:
             judged = _judge(records, view, control, each, verdict)
             page = judged.page
+            if as_json:
+                from study.compare import json_answer
+
+                return json_answer.of_verdict(verdict, judged)
+        elif as_json:
+            return _json_of(records, view, control, each)
         else:
             page = _page(records, view, control, each, markdown)
     is_plain = markdown or (verdict is None and view == SHORT)  # the short table is plain text already
@@ -84,6 +114,21 @@ def _compare(
     covered = f"Checked: {judged.verdict.coverage()}."
     print(f"\n{covered if markdown else terminal.wrap(covered)}")
     return judged.verdict
+
+
+def _json_of(records: tuple[Path, ...], view: str, control: str, each: bool) -> Answer:
+    """Return the answer of a view for JSON. Raises Refusal if the view does not support one of the options."""
+    from study.compare import json_answer, public_table, summary
+    from study.public_runs import archive
+    from study.records import find
+
+    page = _page(records, view, control, each, markdown=False)
+    if view != SHORT:
+        return json_answer.of(view, [page])
+    public = archive.find(records)
+    pages = [public_table.page(archive.read(public))] if public else []
+    numbers = summary.content(records, each) if not public or find.has_runs(records) else None
+    return json_answer.of(view, pages, numbers)
 
 
 def _judge(records: tuple[Path, ...], view: str, control: str, each: bool, verdict: str) -> Judged:
@@ -149,7 +194,7 @@ def _page_of_public_runs(paths: list[Path]) -> str:
     return plain_text.of_markdown(public_table.page(archive.read(paths)))
 
 
-@command("report")
+@command("report", statuses=Statuses("the notebooks were executed and written"))
 @click.argument("study", required=False, help=A_STUDY)
 @click.option(
     "--records",
@@ -187,7 +232,14 @@ def _report(study: str | None, records: tuple[Path, ...], output: Path | None, p
     print("\n".join(f"Wrote {path}" for path in (first, first.with_suffix(".png")) if path.exists()))
 
 
-@command("export")
+@command(
+    "export",
+    statuses=Statuses(
+        "the model was written",
+        None,
+        "there is no complete checkpoint, it is damaged or would run code, or the folder exists already",
+    ),
+)
 @click.argument("run", type=PATH, help="A run directory, or one of its checkpoints.")
 @click.argument("folder", type=PATH, required=False, help="Folder to write to. [default: RUN/model]")
 @click.option("--data-dir", type=PATH, help=DATA_FOLDER)
@@ -203,9 +255,6 @@ def _export(run: Path, folder: Path | None, data_dir: Path | None, merge: bool) 
     Writes the unsharded fp32 weights of the newest checkpoint. If the run trained an adapter, it writes the adapter for
     PeftModel.from_pretrained, or the merged model. To check the export, the command computes the loss on the run's
     held-out examples, and prints it next to the loss that the run recorded. It never runs code from the checkpoint.
-
-    Exit status: 0 if the model was written; 2 if there is no complete checkpoint, if it is damaged or would run code,
-    or if the folder exists already.
     """
     require(*TRAINING)
     from study.training import export

@@ -8,13 +8,18 @@ from typing import TYPE_CHECKING
 import click
 
 from study import terminal
-from study.cli.options import PATH, RECORDS, command
+from study.cli.options import PATH, RECORDS, Statuses, command
 
 if TYPE_CHECKING:
     from study.verdict import Verdict
 
 
-@command("pack")
+@command(
+    "pack",
+    statuses=Statuses(
+        "the runs were checked and written", None, "there is no finished run, or a file is damaged; nothing was written"
+    ),
+)
 @click.argument("records", type=PATH, nargs=-1, required=True, help=RECORDS)
 @click.argument("target", type=PATH, help="A file (my-machine.zip), or a folder to commit (reports/cpu/records/cpu).")
 def _pack(records: tuple[Path, ...], target: Path) -> Verdict:
@@ -22,9 +27,6 @@ def _pack(records: tuple[Path, ...], target: Path) -> Verdict:
 
     A file has digests of all records, which `zero-study merge` checks on another machine. A folder is meant to be
     committed: its files have one line per run.
-
-    Exit status: 0 if the runs were checked and written; 2 if there is no finished run, or if a file is damaged. Nothing
-    is written then.
     """
     from study.records import pack
 
@@ -36,15 +38,18 @@ def _pack(records: tuple[Path, ...], target: Path) -> Verdict:
     return _with_coverage(verdict)
 
 
-@command("merge")
+@command(
+    "merge",
+    statuses=Statuses(
+        "the runs were checked and are in the folder",
+        None,
+        "the file is not a pack or is damaged, or a different record is in the folder; nothing was written",
+    ),
+)
 @click.argument("packed", type=PATH, metavar="FILE", help="A file that `zero-study pack` wrote.")
 @click.argument("records", type=PATH, help="Folder to write to, for instance reports/STUDY/records/my-machine.")
 def _merge(packed: Path, records: Path) -> Verdict:
-    """Copy the records of a packed file to a folder.
-
-    Exit status: 0 if the runs were checked and are in the folder; 2 if the file is not a pack or is damaged, or if a
-    different record is in the folder, and then nothing is written.
-    """
+    """Copy the records of a packed file to a folder."""
     from study.records import pack
 
     return _with_coverage(pack.merge(packed, records))

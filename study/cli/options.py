@@ -8,11 +8,13 @@ from __future__ import annotations
 import functools
 import importlib.util
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import click
 
 from study import command_line
 from study.command_line import NUMBER, Option
+from study.verdict import MEANINGS
 
 # The packages that every run imports. DeepSpeed is needed only for some strategies.
 TRAINING = (
@@ -30,8 +32,42 @@ CHECKPOINT_EVERY = (
 )
 
 
+class Statuses(NamedTuple):
+    """What the exit statuses 0 to 3 mean for a command, in words that continue a sentence."""
+
+    sound: str = "the answer is complete"
+    found: str | None = None
+    refused: str | None = "the request is refused, and nothing was done"
+    unknown: str | None = "there is no answer, because of an error in zero-study"
+
+
 class Command(command_line.Command):
-    """A command that is only parsed, not called, and whose short help is shown in full."""
+    """A command that is only parsed, not called, and whose short help is shown in full.
+
+    Its help ends with the exit statuses, which are the same for all commands. `statuses` says what they mean for this
+    command: if it is sound, if something is found, if it is refused, and if something could not be checked. None: the
+    command never ends with this status.
+
+    `prints_itself` is True if the command is replaced by another program, which prints the answer of --json.
+    """
+
+    def __init__(
+        self, *arguments: Any, statuses: Statuses | None = None, prints_itself: bool = False, **attributes: Any
+    ) -> None:
+        super().__init__(*arguments, **attributes)
+        self.statuses = statuses or Statuses()
+        self.prints_itself = prints_itself
+
+    def format_epilog(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the exit statuses below everything else."""
+        super().format_epilog(context, formatter)
+        with formatter.section("Exit status"):
+            formatter.write_dl(
+                [
+                    (str(status), f"{meaning}: {text}." if text else f"{meaning}. This command never ends with it.")
+                    for (status, meaning), text in zip(MEANINGS.items(), self.statuses, strict=True)
+                ]
+            )
 
     def invoke(self, context: click.Context) -> click.Context:
         return context
@@ -42,6 +78,7 @@ class Command(command_line.Command):
 
 command = functools.partial(click.command, cls=Command)
 PATH = click.Path(path_type=Path)
+json_option = click.option("--json", "as_json", is_flag=True, help="print the answer as JSON (docs/json.md)")
 
 # The options of a command that is started on every machine of a run. Accelerate's launcher uses the same names.
 MACHINES = [

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from study.cli.options import A_STUDY, PATH, TRACING, command, require
+from study.cli.options import A_STUDY, PATH, TRACING, Statuses, command, json_option, require
 from study.command_line import NUMBER, Option, given, options_of
 from study.errors import Refusal
 from study.planner.request import GPUS, WORK, Request
 from study.progress import after_two_seconds
 
 if TYPE_CHECKING:
+    from study.answers.envelope import Answer
     from study.planner.choose import Advice
     from study.planner.machines import Comparison
     from study.verdict import Verdict
@@ -65,6 +66,12 @@ POSITIVE = _PositiveNumber()
 
 @command(
     "advise",
+    statuses=Statuses(
+        "a strategy fits",
+        "no strategy fits, or no machine keeps the limits",
+        "the request is refused",
+        "nothing could be predicted",
+    ),
     params=[
         Option(
             ["--model"],
@@ -127,7 +134,7 @@ POSITIVE = _PositiveNumber()
             group=OUTPUT,
             is_common=True,
             is_flag=True,
-            help="Print the answer as JSON, with the unit of every number.",
+            help="Print the answer as JSON, with the unit of every number (docs/json.md).",
         ),
         Option(
             ["--write"],
@@ -157,18 +164,18 @@ def _advise(
     measured_step_seconds: float | None,
     measured: Path | None,
     **requested: Any,
-) -> Verdict | None:
+) -> Verdict | Answer | None:
     """Choose a strategy for a model and GPUs.
 
     Without --model, it finds the largest model. Without --gpus, it finds how many GPUs the model needs. Without --gpu,
     or with several names, it compares machines.
-
-    Exit status: 0 if a strategy fits; 1 if none does; 2 if the request is refused; 3 if nothing could be predicted.
     """
     from study import planner
-    from study.planner import advice_text, machines, machines_text
+    from study.planner import advice_text, json_answer, machines, machines_text
 
     if requested["gpu"] == "list":
+        if as_json:
+            return json_answer.of_gpus()
         _print_gpus()
         return None
     if this_machine:
@@ -185,7 +192,7 @@ def _advise(
         {"--trace": trace, f"--write {write}": write, "--measured-step-seconds": measured_step_seconds,
          f"--measured {measured}": measured},
     )  # fmt: skip
-    show = _print_json if as_json else _print_text
+    show = _as_json if as_json else _print_text
     if model is not None and compared is not None:
         comparison = _compare(model, requested, compared, budget, deadline)
         return show(
@@ -335,12 +342,10 @@ def _check_write(path: Path, request: Request) -> None:
     launch.check_free(path, request.stack)
 
 
-def _print_json(advice: Any, _: Callable[[Any], str], content: Callable[[Any], dict[str, Any]]) -> Verdict:
-    import json
+def _as_json(advice: Any, _: Callable[[Any], str], content: Callable[[Any], dict[str, Any]]) -> Answer:
+    from study.planner import json_answer
 
-    verdict: Verdict = advice.verdict
-    print(json.dumps({**content(advice), **verdict.content()}, indent=1))
-    return verdict
+    return json_answer.of(advice, content(advice))
 
 
 def _print_text(advice: Any, text: Callable[[Any], str], _: Callable[[Any], dict[str, Any]]) -> Verdict:
@@ -365,30 +370,34 @@ def _advise_by_traces(model: str, request: Request) -> Advice:
     return planner.advise(model, request, functools.partial(trace_options, trace_step))
 
 
-@command("predict")
+@command("predict", statuses=Statuses("the predictions were written"))
 @click.argument("study", required=False, help=A_STUDY)
 @click.option("--gpu", metavar="NAME", help="Kind of GPU, as in `zero-study advise`.")
 @click.option("--gpus", "num_gpus", type=NUMBER, help="Number of GPUs. [default: 1]")
 @click.option("--output", type=PATH, default="reports/predicted", help="Folder to write to.")
-def _predict(study: str | None, gpu: str | None, num_gpus: int | None, output: Path) -> None:
+@json_option
+def _predict(study: str | None, gpu: str | None, num_gpus: int | None, output: Path, as_json: bool) -> Answer | None:
     """Predict a study's runs on other GPUs.
 
     Writes predicted memory and time to a JSON file. Without a study, all predictions of the project's reports are
     written.
     """
-    from study.running import predictions, studies
+    from study.running import json_answer, predictions, studies
 
     if study is None:
         if gpu or num_gpus:
             raise Refusal(
                 "--gpu and --gpus need a study. Name one, or leave both out to write all predictions of the reports."
             )
-        for path in predictions.write_all(output):
-            print(f"Wrote {path}")
-        return
-    if gpu is None:
+        paths = predictions.write_all(output)
+    elif gpu is None:
         raise Refusal("--gpu is missing. For instance: zero-study predict STUDY --gpu a100-80gb --gpus 8")
-    print(f"Wrote {predictions.write(output, predictions.predict_study(studies.find(study), gpu, num_gpus or 1))}")
+    else:
+        paths = [predictions.write(output, predictions.predict_study(studies.find(study), gpu, num_gpus or 1))]
+    if as_json:
+        return json_answer.of_predictions(paths)
+    print("\n".join(f"Wrote {path}" for path in paths))
+    return None
 
 
 COMMANDS = (_advise, _predict)

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from study import terminal
-from study.cli.options import PATH, command
+from study.cli.options import PATH, Statuses, command, json_option
 from study.progress import after_two_seconds
 
 if TYPE_CHECKING:
+    from study.answers.envelope import Answer
     from study.logs.imported import Imported
     from study.public_runs.schema import PublicRun
     from study.verdict import Verdict
@@ -21,7 +22,15 @@ _SHOWN = ("submitter", "benchmark", "system", "model", "gpu", "engine", "strateg
 MOST_MARKS = 3  # that are printed for each run
 
 
-@command("import")
+@command(
+    "import",
+    statuses=Statuses(
+        "all runs were written, or are in the folder already",
+        None,
+        "a log is damaged or of another kind, or another run of the same name is in the folder; nothing was written",
+        "no run could be read",
+    ),
+)
 @click.argument("logs", type=PATH, nargs=-1, required=True, metavar="LOG...", help="Files with the logs of trainings.")
 @click.option("--output", type=PATH, required=True, help="Folder to write to. Each run becomes one file in it.")
 @click.option("--name", help="Name of the run, if there is one log. [default: the log's name]")
@@ -32,18 +41,18 @@ MOST_MARKS = 3  # that are printed for each run
     metavar="FIELD=VALUE",
     help="State what the log does not, such as gpu=h100, num_gpus=8 or strategy=zero3. Repeat it for other fields.",
 )
-def _import(logs: tuple[Path, ...], output: Path, name: str | None, setting: tuple[str, ...]) -> Verdict:
+@json_option
+def _import(
+    logs: tuple[Path, ...], output: Path, name: str | None, setting: tuple[str, ...], as_json: bool
+) -> Verdict | Answer:
     """Turn logs of other trainings into runs that can be compared.
 
     It recognizes the format of each log: MLPerf's :::MLLOG lines, text of nanoGPT and modded-nanogpt, the Trainer's
     trainer_state.json, lines of torchtitan and DeepSpeed, Lightning's metrics.csv, exports of Weights & Biases,
     TensorBoard's event files, Megatron-LM's golden values, and any CSV, JSON or JSON lines with named columns. What a
     log does not state stays unknown.
-
-    Exit status: 0 if all runs were written, or are in the folder already; 2 if a log is damaged or of another kind, or
-    if another run of the same name is in the folder. Nothing is written then.
     """
-    from study.logs import imported
+    from study.logs import imported, json_answer
     from study.public_runs import folder
     from study.verdict import Checked, NotChecked, Verdict
 
@@ -52,14 +61,17 @@ def _import(logs: tuple[Path, ...], output: Path, name: str | None, setting: tup
         found = imported.read(logs, name, stated)
     with after_two_seconds("Writing the runs"):
         new = folder.write([run for run, _ in found], output)
-    for each in found:
-        print(_described(each))
-    print(_written(new, found, output))
-    return Verdict.of(
+    verdict = Verdict.of(
         0,
         [Checked(len(found), "run", f"read from {terminal.count(len(logs), 'log')}")],
         [NotChecked(f"{run.name}: {text}") for run, not_read in found for text in not_read],
     )
+    if as_json:
+        return json_answer.of(found, new, output, verdict)
+    for each in found:
+        print(_described(each))
+    print(_written(new, found, output))
+    return verdict
 
 
 def _described(imported: Imported) -> str:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,7 +18,9 @@ from study.cli.options import (
     MACHINES,
     PATH,
     TRAINING,
+    Statuses,
     command,
+    json_option,
     require,
 )  # fmt: skip
 from study.command_line import NUMBER, Option, given
@@ -26,11 +28,15 @@ from study.errors import Refusal
 from study.run import as_words
 from study.strategy import file
 
+if TYPE_CHECKING:
+    from study.answers.envelope import Answer
+
 LAUNCH = "Strategy and processes"
 
 
 @command(
     "train",
+    statuses=Statuses("the run is ok", "the run has another outcome, for instance out of memory"),
     params=[
         Option(
             ["--strategy"],
@@ -129,7 +135,7 @@ def _of_a_study(command: Any) -> Any:
     return command
 
 
-@command("plan")
+@command("plan", statuses=Statuses("the runs were listed"))
 @_of_a_study
 @click.option(
     "--slurm",
@@ -141,6 +147,7 @@ def _of_a_study(command: Any) -> Any:
     type=NUMBER,
     help="Largest number of processes on one machine. Larger runs are divided equally among machines. [default: all]",
 )
+@json_option
 def _plan(
     study: str,
     data_dir: Path | None,
@@ -151,14 +158,15 @@ def _plan(
     checkpoint_every: int | None,
     slurm: bool,
     per_machine: int | None,
-) -> None:
+    as_json: bool,
+) -> Answer | None:
     """List a study's runs, and how long they take.
 
     The plan says how many runs are to be run, are kept because they are finished, or are skipped, and why. It writes
     nothing.
     """
     from study.progress import after_two_seconds
-    from study.running import plan, studies
+    from study.running import json_answer, plan, studies
     from study.running.slurm import script
 
     with after_two_seconds("Reading earlier runs and checking this machine"):
@@ -170,12 +178,26 @@ def _plan(
             flags |= {"checkpoint_every": checkpoint_every}
             job = [sys.executable, "-m", "study", "job", *as_words(flags), study]
             text = script(chosen, runs, folder, timeout, job)
+            if as_json:
+                return json_answer.of_script(chosen.name, text)
         else:
-            text = plan.show(plan.make_plan(chosen, runs, folder, timeout)) + "\n"
+            made = plan.make_plan(chosen, runs, folder, timeout)
+            if as_json:
+                return json_answer.of_plan(made)
+            text = plan.show(made) + "\n"
     print(text, end="")
+    return None
 
 
-@command("run")
+@command(
+    "run",
+    statuses=Statuses(
+        "every run is ok or skipped",
+        "every run has an outcome, but some are not ok, for instance out of memory",
+        "the request is refused",
+        "some run has no outcome yet, after an interruption, --minutes or --fail-fast",
+    ),
+)
 @_of_a_study
 @click.option("--fail-fast", is_flag=True, help="Stop after the first run that is neither ok nor out of memory.")
 @click.option(
@@ -207,10 +229,6 @@ def _run(
 
     The runs are made one after another. Finished runs are kept, and an interrupted run resumes from its checkpoint if
     it has one. Each run has a folder RUNS_DIR/STUDY/RUN with its record, outcome and logs.
-
-    Exit status: 0 if every run is ok or skipped; 1 if every run has an outcome, but some are not ok (for instance out
-    of memory); 3 if some run has no outcome yet (after an interruption, --minutes or --fail-fast); 2 if the request is
-    refused.
     """
     from study.running import plan, runner, studies
     from study.training import pretraining
@@ -226,6 +244,7 @@ def _run(
 
 @command(
     "job",
+    statuses=Statuses("the run is ok", "the run has another outcome", "the request is refused"),
     params=[
         click.Argument(["study"], help=A_STUDY),
         click.Argument(["run_id"], metavar="RUN", help="The id of the run, as `zero-study plan` lists it."),
@@ -251,8 +270,6 @@ def _job(
     """Run one run of a study as a scheduler's job.
 
     Other runs of the study may run at the same time, here or elsewhere.
-
-    Exit status: 0 if the run is ok; 1 if it has another outcome; 2 if the request is refused.
     """
     from study.running import plan, runner, studies
     from study.training import pretraining

@@ -34,6 +34,17 @@ def of_markdown(page: str, width: int | None = None) -> str:
     return re.sub(r"\n{3,}", "\n\n", "\n".join(parts)).strip("\n")
 
 
+def tables(page: str) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+    """Yield the heading above each table of a page in Markdown, and the head and the rows of the table."""
+    heading = ""
+    for kind, block in _blocks(page.rstrip().splitlines()):
+        if kind == "heading":
+            heading = unmarked(block[-1].partition(" ")[2])
+        elif kind == "table" and len(block) > 1:
+            head, _, *rows = map(_cells, block)
+            yield heading, head, rows
+
+
 def _blocks(lines: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     """Divide lines into headings, tables, list items, paragraphs and empty lines."""
     for kind, block in itertools.groupby(lines, key=_kind):

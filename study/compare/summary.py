@@ -47,10 +47,8 @@ def table(folders: Sequence[Path], each: bool = False) -> str:
     Runs that differ only in seed and repeat share a row. With `each`, every run has a row of its own.
     """
     files = records.find(folders)
-    block_of: Callable[[RecordFile], str] = parity.same_training if each else parity.same_training_of_any_seed
-    runs = sorted(view.finished(files), key=block_of)
-    groups = [sorted(members, key=parity.order) for _, members in groupby(runs, key=block_of)]
-    groups.sort(key=len, reverse=True)
+    runs = view.finished(files)
+    groups = _groups(runs, each)
     several_machines = len({file.record.box for file in runs}) > 1
     blocks = [_rows(group, each) for group in groups[:MOST_GROUPS]]
     lines = [line for rows in blocks for line in _block(rows, several_machines, each)]
@@ -61,6 +59,61 @@ def table(folders: Sequence[Path], each: bool = False) -> str:
         lines += [f"{more} Name fewer folders.", ""]
     notes = [LEGEND, *([REPEATS] if any(len(row.files) > 1 for rows in blocks for row in rows) else []), MORE]
     return "\n".join([*lines, *notes, *view.not_ok(files)])
+
+
+def _groups(runs: Sequence[RecordFile], each: bool) -> list[list[RecordFile]]:
+    """Divide runs into groups that train the same, the largest group first."""
+    block_of: Callable[[RecordFile], str] = parity.same_training if each else parity.same_training_of_any_seed
+    members = groupby(sorted(runs, key=block_of), key=block_of)
+    return sorted((sorted(group, key=parity.order) for _, group in members), key=len, reverse=True)
+
+
+def content(folders: Sequence[Path], each: bool = False) -> dict[str, Any]:
+    """Return the numbers of the short table as plain data for JSON: the groups with their rows, the control first."""
+    files = records.find(folders)
+    blocks = [_rows(group, each) for group in _groups(view.finished(files), each)]
+    groups = [
+        {
+            "training": parity.heading(rows[0].first, _seeds(rows)),
+            "rows": [_row_content(row, rows[0]) for row in rows],
+        }
+        for rows in blocks
+    ]
+    return {"groups": groups, "not_ok": view.not_ok(files)}
+
+
+def _row_content(row: _Row, control: _Row) -> dict[str, Any]:
+    difference = None if row is control else _loss_difference(row, control)
+    return {
+        "strategy": row.first.strategy,
+        "name": row.name,
+        "num_ranks": row.first.world_size,
+        "seeds": _seeds([row]),
+        "runs": [file.record.run_id for file in row.files],
+        "final_loss": _numbers(row.losses),
+        "peak_bytes": _numbers(row.peaks),
+        "seconds_per_step": _numbers(row.seconds),
+        "are_times_comparable": bool(row.comparable_seconds),
+        "loss_compared_with_control": difference,
+        "peak_ratio_to_control": _ratio_number(row.peaks, control.peaks),
+        "seconds_ratio_to_control": _ratio_number(row.comparable_seconds, control.comparable_seconds),
+    }
+
+
+def _seeds(rows: Sequence[_Row]) -> list[int]:
+    return sorted({file.record.seed for row in rows for file in row.files})
+
+
+def _numbers(values: Sequence[float]) -> dict[str, float] | None:
+    if not values:
+        return None
+    return {"median": statistics.median(values), "low": min(values), "high": max(values)}
+
+
+def _ratio_number(values: Sequence[float], control_values: Sequence[float]) -> float | None:
+    if not values or not control_values or not (reference := statistics.median(control_values)):
+        return None
+    return statistics.median(values) / reference
 
 
 # ---------------------------------------------------------------- the rows of a block
@@ -157,7 +210,7 @@ def _block(rows: list[_Row], several_machines: bool, each: bool) -> list[str]:
     """Return the lines of a block: heading, answer, table, and the reasons why some times do not count."""
     control = rows[0]
     reference = control.first.strategy if len(control.first.strategy) <= len("zero1") else "1st"
-    seeds = sorted({file.record.seed for row in rows for file in row.files})
+    seeds = _seeds(rows)
     machine = f", {control.first.box}" if several_machines else ""
     heading = terminal.escape_markdown(parity.heading(control.first, seeds) + machine)
     lines = [*_wrapped(heading), *_wrapped(" ".join(_other_control(rows) if each else _answer(rows))), ""]

@@ -88,12 +88,15 @@ class Judged(NamedTuple):
 
     page: str
     verdict: CheckVerdict
+    not_shown: list[str]  # strategies that are not shown to train to the same loss as the control
 
 
 def judge(folders: Sequence[Path], study: Study) -> Judged:
     """Return the page and the verdict of a study that has a protocol. Raises Refusal as `decide` does."""
     decided = decide(folders, study)
-    return Judged(_page(decided, folders), _check(decided))
+    result = decided.verdict
+    not_shown = [] if result.lacks else _further([arm for arm in result.arms if not arm.is_broken])
+    return Judged(_page(decided, folders), _check(decided), not_shown)
 
 
 def _check(decided: Decided) -> CheckVerdict:

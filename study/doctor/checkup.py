@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib.metadata
 import importlib.util
-import json
 import os
 import re
 import resource
@@ -16,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -134,10 +133,6 @@ def verdict(checks: list[Check]) -> OfCommand:
         if check.verdict == "unknown"
     ]
     return OfCommand.of(sum(check.verdict == "bites" for check in checks), [checked], unknown)
-
-
-def as_json(checks: list[Check]) -> str:
-    return json.dumps([asdict(check) for check in checks], indent=1)
 
 
 def _has(package: str) -> bool:

@@ -70,13 +70,9 @@ class Examined:
             ],
         )
 
-    def as_json(self) -> str:
-        """Return the findings as the JSON text that --json prints."""
-        return json.dumps([finding.as_json() for finding in self.findings], indent=1, default=str)
-
     def as_content(self) -> dict[str, Any]:
-        """Return the file as an entry of the JSON that --json prints for several files."""
-        findings = json.loads(self.as_json())
+        """Return the file as an entry of the list `files` that --json prints."""
+        findings = json.loads(json.dumps([finding.as_json() for finding in self.findings], default=str))
         return {"file": str(self.path), "kind": self.kind, "findings": findings, **self.verdict.content()}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,10 +45,9 @@ class Several:
                 blocks.append(formatting.text(result, everything, release))
         return "\n\n".join(blocks)
 
-    def as_json(self) -> str:
-        """Return the results as JSON: the list `files`, and the verdict on all of them."""
-        entries = [_content(path, result) for path, result in self.results.items()]
-        return json.dumps({"files": entries, **self.verdict.content()}, indent=1, default=str)
+    def content(self) -> list[dict[str, Any]]:
+        """Return the result of each file for JSON: its findings, also on keys that work as written, and its verdict."""
+        return [_content(path, result) for path, result in self.results.items()]
 
 
 def examine(paths: Sequence[Path], release: str | None = None) -> Several:

@@ -14,7 +14,8 @@ from typing import Any
 import psutil
 
 from study import files, progress, terminal
-from study.dryrun import chosen, deadlock, models, real_ranks, script, text, trace, world
+from study.answers.envelope import Answer
+from study.dryrun import chosen, deadlock, json_answer, models, real_ranks, script, text, trace, world
 from study.dryrun.models import Trainable
 from study.dryrun.tracker import Call
 from study.dryrun.world import Environment
@@ -56,9 +57,12 @@ def command(
     sequence_length: int | None,
     mixed_precision: str | None,
     activation_checkpointing: bool,
+    as_json: bool = False,
     **batch: int,
-) -> Verdict:
+) -> Verdict | Answer:
     """Run the ranks, print their results, and return the verdict.
+
+    If `as_json` is True, the results are returned as the answer for JSON instead.
 
     Raises Refusal if the file, the script or the options cannot be simulated.
     """
@@ -92,10 +96,12 @@ def command(
         title, notes = f"{trainable.name}, {micro_batch_size} x {job.sequence_length} tokens", trainable.notes
     examined = _Examined(answers, place, trainable is not None)
     verdict = examined.verdict()
+    exchange = "real" if are_all_there else "pretended"
+    content = {"file": str(file), "world_size": world_size, "exchange": exchange}
     if output is not None:
-        exchange = "real" if are_all_there else "pretended"
-        content = {"file": str(file), "world_size": world_size, "exchange": exchange, **verdict.content()}
-        files.write_json(output, content | {"ranks": answers})
+        files.write_json(output, content | verdict.content() | {"ranks": answers})
+    if as_json:
+        return examined.answer(verdict, {**content, "notes": list(notes), "ranks": answers})
     ranks_text = f"rank {examined.ranks[0]}" if len(answers) == 1 else f"ranks {', '.join(map(str, examined.ranks))}"
     title_line = f"Dry run of {file.stem}: {title}, {ranks_text} of {world_size:,}."
     kind = text.REAL if are_all_there else text.TRACED
@@ -213,6 +219,11 @@ class _Examined:
         parts = ["\n".join(text.indented([*lines, *raised])), "\n".join(map(terminal.wrap, about))]
         parts += [text.memory(self._answers)] if self._is_model else []
         print("\n\n".join([*parts, text.communication(self._calls[self.ranks[0]], self._place.size)]))
+
+    def answer(self, verdict: Verdict, content: Mapping[str, Any]) -> Answer:
+        """Return the answer for JSON. `content` is what --output writes, without the verdict."""
+        failures = text.failures(self._answers, is_explained=bool(self._mismatches or self._lost))
+        return json_answer.of(verdict, content, self._mismatches, self._lost, self._waiting, failures)
 
     def _answer(self, verdict: Verdict) -> str:
         """Return the first sentence if nothing is wrong."""

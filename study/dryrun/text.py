@@ -105,14 +105,18 @@ def waiting(ranks: Mapping[int, Sequence[Call]]) -> Iterator[str]:
 
 
 def raised(ranks: Mapping[int, Mapping[str, Any]], is_explained: bool) -> list[str]:
-    """Return a sentence for each rank that raised an error or did not finish.
+    """Return a sentence for each rank that raised an error or did not finish, as `failures` finds them."""
+    return [f"rank {rank} {reason}" for rank, reason in failures(ranks, is_explained).items()]
+
+
+def failures(ranks: Mapping[int, Mapping[str, Any]], is_explained: bool) -> dict[int, str]:
+    """Return how ranks failed.
 
     An error that only follows from the end of another rank is left out if any rank has an error of its own, or if
     `is_explained` is True.
     """
-    endings = _endings(ranks)
     own = own_failures(ranks)
-    return [f"rank {rank} {reason}" for rank, reason in (own if own or is_explained else endings).items()]
+    return own if own or is_explained else _endings(ranks)
 
 
 def own_failures(ranks: Mapping[int, Mapping[str, Any]]) -> dict[int, str]:

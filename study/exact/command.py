@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from study import files, terminal
+from study.answers.envelope import Answer
 from study.errors import Refusal
-from study.exact import cells, faults, problem, reference
+from study.exact import cells, faults, json_answer, problem, reference
 from study.strategy import file
 from study.verdict import Checked, NotChecked, Verdict
 
@@ -34,8 +35,9 @@ def run(
     with_faults: bool = False,
     fault_names: Sequence[str] = (),
     output: Path | None = None,
-) -> Verdict:
-    """Train the chosen cells, print the results, and return the verdict.
+    as_json: bool = False,
+) -> Verdict | Answer:
+    """Train the chosen cells, print the results, and return the verdict, or the answer for JSON.
 
     `only` has names of strategies, and `ranks` numbers of processes, separated by commas. With `fault_names`, only
     trainings with the planted faults whose names contain one of these texts are run. A training that is not bitwise
@@ -61,7 +63,7 @@ def run(
     if output:
         files.write_json(output, _as_json(outcomes, faulty))
         print(f"Wrote {output}.")
-    return verdict
+    return json_answer.of(verdict, outcomes, faulty, _as_json(outcomes, faulty)) if as_json else verdict
 
 
 def _chosen_cells(

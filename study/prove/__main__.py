@@ -7,35 +7,39 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from ..answers import envelope
 from ..engines import scripts
 from ..engines.hooks import wrap_function
 from ..engines.readback.facts import base_optimizer, inner_module, is_deepspeed
-from ..verdict import FOUND, UNKNOWN, Verdict, combined
+from ..verdict import FOUND, REFUSED, UNKNOWN, Verdict, combined
 from ..verdict import NotChecked as NotCheckedPart
-from . import findings
+from . import findings, json_answer
 from .mismatch import ConfigMismatch, KnownFault, TrainingFault, Unverified
 from .rates import Rates
 from .ties import Ties
 from .watching import Loaders, StepWatcher, remove_earlier
 
+INTERRUPTED = 130  # the exit status of a program that Ctrl-C ended
 WRONG = "WRONG: "  # begins a reason for a missing proof that is a fault of the training
 
 
 def main(words: Sequence[str] | None = None) -> None:
     """Run a script as Python would, and check the training of its models."""
-    parser = argparse.ArgumentParser("python -m zero_study.prove", allow_abbrev=False, description=__doc__)
+    parser = _Parser("python -m zero_study.prove", allow_abbrev=False, description=__doc__)
     parser.add_argument(
         "--strict", action="store_true", help="fail if training is wrong, is not as requested, or could not be checked"
     )
@@ -48,13 +52,22 @@ def main(words: Sequence[str] | None = None) -> None:
         help="compare the gradients with those of the same samples without the engine, which takes memory for the "
         "whole model on every rank",
     )
+    parser.add_argument(
+        "--json", action="store_true", help="print the result as JSON, and everything else to standard error"
+    )
     given = scripts.parse(parser, words)
+    output = _move_output() if given.json else None
     for earlier in (Path("proof.json"), *Path().glob("proof-[0-9]*.json")):
         remove_earlier(earlier)
     pairs = _Pairs(given.strict, given.allow_known_bad, given.reference)
     status: Any = 0
+    failure: BaseException | None = None
     try:
         status = _run(given.script, given.arguments)
+    except BaseException as error:
+        if output is None:
+            raise
+        failure, status = error, INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
     finally:
         pairs.close()
     for watcher in pairs.watchers:
@@ -68,8 +81,34 @@ def main(words: Sequence[str] | None = None) -> None:
         _write_not_made(result, pairs.why_not_made())
     if given.strict and status in (None, 0):
         status = result.status
+    if output is not None and scripts.rank() == 0:
+        number = 0 if status is None else status if isinstance(status, int) else 1
+        proofs = [watcher.content for watcher in pairs.watchers]
+        reason = pairs.why_not_made() if pairs.waiting or not pairs.watchers else None
+        with suppress(BrokenPipeError), open(output, "w", encoding="utf-8") as file:
+            print(json_answer.of(result, proofs, reason, number).text(), file=file)
+    if failure is not None:
+        raise failure
     if status not in (None, 0):
         sys.exit(status)
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that also refuses a command line as JSON, if that is what the command line asks for."""
+
+    def error(self, message: str) -> NoReturn:
+        own = itertools.takewhile(lambda word: word.startswith("-"), sys.argv[1:])
+        if "--json" in own and scripts.rank() == 0:
+            print(envelope.error("prove", "refused", message, REFUSED).text(), flush=True)
+        super().error(message)
+
+
+def _move_output() -> int:
+    """Let everything that this process prints go to standard error, and return a descriptor of standard output."""
+    sys.stdout.flush()
+    output = os.dup(1)
+    os.dup2(2, 1)
+    return output
 
 
 def _run(script: Path, arguments: Sequence[str]) -> Any:

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..answers import envelope
+from ..answers.envelope import Answer
 from ..errors import Refusal
 from ..verdict import REFUSED
 from .command import command
@@ -27,7 +29,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     arguments = parser.parse_args(words)
     try:
-        verdict = command(
+        result = command(
             arguments.folder,
             arguments.against,
             arguments.model,
@@ -35,10 +37,16 @@ def main(words: Sequence[str] | None = None) -> None:
             arguments.trust_pickle,
             arguments.json,
         )
-        status = verdict.status
+        status = result.status
+        if isinstance(result, Answer):
+            print(result.text())
     except Refusal as refusal:
-        print(f"zero-study: {' '.join(str(refusal).split())}", file=sys.stderr)
+        message = " ".join(str(refusal).split())
         status = REFUSED
+        if arguments.json:
+            print(envelope.error("saved", "refused", message, status).text())
+        else:
+            print(f"zero-study: {message}", file=sys.stderr)
     sys.exit(status)
 
 

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from .. import progress
+from ..answers.envelope import Answer
 from ..errors import Refusal
 from ..verdict import Verdict
-from . import against, folders, recorded, text
+from . import against, folders, json_answer, recorded, text
 from .against import Comparison
 
 
 def command(
     folder: Path, other: Path | None, model: Path | None, is_strict: bool, trust: bool, as_json: bool
-) -> Verdict:
-    """Print what is wrong with a folder, and return the verdict. Raises Refusal. `other` is compared if given."""
+) -> Verdict | Answer:
+    """Print what is wrong with a folder, and return the verdict. Raises Refusal. `other` is compared if given.
+
+    If `as_json` is True, nothing is printed, and the answer for JSON is returned.
+    """
     # DeepSpeed prints to stdout when it is imported, where a program reads the result.
     with contextlib.redirect_stdout(sys.stderr), progress.after_two_seconds(f"Reading all tensors in {folder}"):
         saved = folders.read(folder, trust, model)
@@ -26,9 +29,8 @@ def command(
         if other is not None:
             compared += _made(lambda: recorded.compare_all(saved, other, trust), other)
     if as_json:
-        print(json.dumps(text.content(folder, saved, compared, is_strict), indent=1))
-    else:
-        print(text.text(folder, saved, compared, is_strict))
+        return json_answer.of(folder, saved, compared, is_strict)
+    print(text.text(folder, saved, compared, is_strict))
     return text.verdict(saved, compared, is_strict)
 
 

@@ -1,0 +1,37 @@
+"""The answers of `zero-study claims --json`: the sentences of sources, or which verdicts do not follow any more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from study.answers import envelope
+from study.answers.envelope import Answer
+from study.claims import in_terminal, ledger, sentences
+from study.verdict import Verdict
+
+OUTDATED = "claims/differing-verdict"
+
+
+def of_sentences(name: str | None, search: str | None = None) -> Answer:
+    """Return the sentences of a source, of a claim, of a search, or of all sources.
+
+    Raises Refusal if there is no such source or claim.
+    """
+    if search is not None:
+        found = in_terminal.with_words(search)
+    elif name is None or name in [source.source for source in ledger.read()]:
+        found = sentences.read(name)
+    else:
+        in_terminal.text(name)  # raises Refusal for an unknown name
+        found = [
+            judged
+            for judged in sentences.read()
+            if name in [reading.claim.id for reading in judged.readings + judged.aside]
+        ]
+    return envelope.answer("claims", None, (), sentences.content(found))
+
+
+def of_check(verdict: Verdict, wrong: Mapping[str, str]) -> Answer:
+    """Return which claims differ from their committed verdicts, or from the ledger."""
+    found = [envelope.Finding(OUTDATED, "error", f"{message}.", name=name) for name, message in wrong.items()]
+    return envelope.answer("claims", verdict, found, {"sentences": []})

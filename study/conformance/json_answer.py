@@ -1,0 +1,29 @@
+"""The answer of `zero-study conformance --json`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..answers import envelope
+from ..answers.envelope import Answer
+from ..verdict import Verdict
+from . import results
+
+IDS = {"wrong": "conformance/wrong-training", "crashed": "conformance/crashed-cell"}
+KNOWN = "conformance/known-failure"  # a cell that failed in the same way in the file of --known
+
+
+def of(matrix: Mapping[str, Any], verdict: Verdict, earlier: Mapping[str, Any] | None = None) -> Answer:
+    """Return the answer on a matrix. `earlier` is the matrix of --known."""
+    return envelope.answer("conformance", verdict, findings(matrix, earlier), {**matrix, "is_exact": False})
+
+
+def findings(matrix: Mapping[str, Any], earlier: Mapping[str, Any] | None = None) -> Iterator[envelope.Finding]:
+    """Yield the cells that are wrong or crashed. A failure that is known from an earlier matrix is a note."""
+    new = set(results.failed_cells(matrix, earlier))
+    for name in results.failed_cells(matrix):
+        cell = matrix["cells"][name]
+        identifier = IDS[cell["verdict"]] if name in new else KNOWN
+        severity: envelope.Severity = "error" if name in new else "note"
+        yield envelope.Finding(identifier, severity, results.explanation(cell), name=name)

@@ -1,0 +1,33 @@
+"""The answer of `zero-study conformance --exact --json`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from study.answers import envelope
+from study.answers.envelope import Answer
+from study.verdict import Verdict
+
+if TYPE_CHECKING:
+    from study.exact.runner import Outcome
+
+OTHER_BITS, UNSEEN = "conformance/other-bits", "conformance/unseen-fault"
+
+
+def of(verdict: Verdict, outcomes: Sequence[Outcome], faulty: Sequence[Outcome], content: Mapping[str, Any]) -> Answer:
+    """Return the answer on exact trainings. `content` is what --output writes; its list of cells is `exact_cells`."""
+    fields = {("exact_cells" if key == "cells" else key): value for key, value in content.items()}
+    return envelope.answer("conformance", verdict, findings(outcomes, faulty), {**fields, "is_exact": True})
+
+
+def findings(outcomes: Sequence[Outcome], faulty: Sequence[Outcome]) -> Iterator[envelope.Finding]:
+    """Yield the trainings with other bits than the reference, and the planted faults that were not seen."""
+    for outcome in outcomes:
+        if not (outcome.is_same or outcome.refusal):
+            step = outcome.difference["step"] if outcome.difference else None
+            yield envelope.Finding(OTHER_BITS, "error", outcome.text, name=outcome.cell.name, step=step)
+    for outcome in faulty:
+        if not outcome.is_seen:
+            text = f"The planted fault was not seen: {outcome.cell.fault}."
+            yield envelope.Finding(UNSEEN, "error", text, name=outcome.cell.name)

@@ -1,0 +1,62 @@
+"""The answer of `zero-study upgrade --json`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..answers import envelope
+from ..answers.envelope import Answer
+from . import changes
+from .changes import Change, Comparison
+from .locks import Lock
+
+# The ids of findings, by the kind of the change and its direction.
+IDS = {
+    ("fault", "comes"): "upgrade/fault-begins",
+    ("fault", "goes"): "upgrade/fault-ends",
+    ("fault", "stays"): "upgrade/fault-stays",
+    ("fault", "there"): "upgrade/fault-in-new",
+    ("crash", "comes"): "upgrade/crash-begins",
+    ("crash", "goes"): "upgrade/crash-ends",
+    ("crash", "stays"): "upgrade/crash-stays",
+    ("crash", "there"): "upgrade/crash-in-new",
+    ("change", "comes"): "upgrade/changed-behavior",
+    ("change", "goes"): "upgrade/changed-behavior-undone",
+    ("change", "stays"): "upgrade/changed-behavior-stays",
+    ("change", "there"): "upgrade/changed-behavior-in-new",
+    ("default", "comes"): "upgrade/changed-default",
+    ("new", "comes"): "upgrade/new-key",
+    ("gone", "goes"): "upgrade/removed-key",
+    ("pair", "comes"): "upgrade/conflicting-releases",
+}
+
+
+def of(found: Comparison, old: Lock, new: Lock) -> Answer:
+    """Return the answer on two lock files. `vulns` has all changes that can concern the training, in the OSV format."""
+    content = changes.content(found)
+    packages = {
+        name: {"old": old.pins.get(name), "new": new.pins.get(name)} for name in dict.fromkeys([*old.pins, *new.pins])
+    }
+    fields = {"vulns": content["vulns"], "left_out": content["left_out"], "packages": packages}
+    return envelope.answer("upgrade", found.verdict, findings(found, old, new), fields)
+
+
+def findings(found: Comparison, old: Lock, new: Lock) -> Iterator[envelope.Finding]:
+    """Yield the changes that can concern the training. Releases that are unknown could not be checked instead."""
+    for change in found.shown:
+        if change.kind == "unknown":
+            continue
+        yield envelope.Finding(
+            IDS[change.kind, change.how],
+            _severity(change),
+            change.summary,
+            changes.best_release(change.package, old, new, found.use) or "" if change.kind == "fault" else "",
+            name=change.package,
+        )
+
+
+def _severity(change: Change) -> envelope.Severity:
+    if not change.changes_training:
+        return "note"
+    is_worse = change.kind in ("fault", "crash", "pair") and change.how != "goes"
+    return "error" if is_worse else "warning"

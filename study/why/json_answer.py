@@ -1,0 +1,42 @@
+"""The answer of `zero-study why --json`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from study.answers import envelope
+from study.answers.envelope import Severity
+from study.why import answer as answers
+from study.why import known
+from study.why.answer import Answer
+
+
+def of(found: Answer) -> envelope.Answer:
+    """Return the answer on a log."""
+    return envelope.answer("why", found.verdict, findings(found), answers.content(found))
+
+
+def findings(found: Answer) -> Iterator[envelope.Finding]:
+    """Yield the causes, the first one as an error. If the first cause is not known, the others are notes."""
+    for cause in found.causes:
+        severity: Severity = "error" if cause is found.cause else "warning"
+        if cause.is_note or found.cause is None:
+            severity = "note"
+        yield envelope.Finding(
+            id_of(cause.id),
+            severity,
+            f"{cause.happened} {cause.because}".strip(),
+            "; ".join(cause.changes),
+            line=cause.line or None,
+            rank=next((line.rank for line in cause.evidence), None),
+        )
+
+
+def id_of(cause: str) -> str:
+    """Return the stable id of the finding that a cause makes, such as "why/memory/logits"."""
+    return f"why/{cause}"
+
+
+def ids() -> dict[str, str]:
+    """Return the ids of all causes that are known, with what they mean."""
+    return {id_of(rule.id): rule.because for rule in known.rules()}
