@@ -26,6 +26,11 @@ from .project import Project
 from .settings import Accepted, Settings
 
 DEEPSPEED = "deepspeed"
+# The ends of the ids of findings, and how their texts then begin.
+DIRECTIONS = {
+    "fault-begins": "A fault begins: ", "fault-ends": "A fault ends: ", "fault-stays": "A fault stays: ",
+    "crash-begins": "A crash begins: ", "crash-ends": "A crash ends: ", "crash-stays": "A crash stays: ",
+}  # fmt: skip
 
 
 @dataclass
@@ -76,8 +81,8 @@ def examine(paths: Sequence[Path], since: str | None = None) -> Report:
     """Check files and folders of a project, by default the current folder, and return what was found.
 
     A folder is searched for configuration and lock files. A checkpoint is checked if its folder is named, or, without
-    paths, if the settings list it. Lock files are compared with those in the commit `since`, by default the one of the settings. Raises
-    Refusal if a path does not exist, git does not know the commit, or the settings cannot be read.
+    paths, if the settings list it. Lock files are compared with those in the commit `since`, by default the one of the
+    settings. Raises Refusal if a path does not exist, git does not know the commit, or the settings cannot be read.
     """
     named = list(paths) or [Path()]
     for path in named:
@@ -147,9 +152,16 @@ def _check_locks(report: Report, paths: Sequence[Path], since: str, is_asked: bo
                 )
                 continue
             compared = changes.compare_locks(before, lock)
-            findings = [replace(each, file=str(path)) for each in of_upgrade.findings(compared, before, lock)]
+            findings = [_of_file(each, path, since) for each in of_upgrade.findings(compared, before, lock)]
             report.add(findings, compared.verdict.checked, compared.verdict.not_checked)
     return now
+
+
+def _of_file(finding: Finding, path: Path, since: str) -> Finding:
+    """Return a finding of `zero-study upgrade` in the words of a project, which has one file and an earlier commit."""
+    begin = next((words for end, words in DIRECTIONS.items() if finding.id.endswith(end)), "")
+    remedy = finding.remedy.replace("OLD (", f"{since} (").replace("NEW (", "this file (")
+    return replace(finding, file=str(path), text=f"{begin}{finding.text}", remedy=remedy)
 
 
 def _read(report: Report, path: Path) -> Lock | None:

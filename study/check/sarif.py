@@ -41,7 +41,7 @@ def _rule(name: str) -> dict[str, Any]:
 def _result(report: Report, finding: Finding) -> dict[str, Any]:
     text = f"{finding.text} {finding.remedy}".strip()
     path = report.path_of(finding)
-    same = "\0".join([finding.id, path, finding.key or "", finding.name or ""])
+    same = "\0".join([finding.id, path, finding.key or "", finding.name or "", finding.text])
     return {
         "ruleId": finding.id,
         "level": finding.severity,

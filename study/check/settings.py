@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field, ValidationError
 
@@ -16,6 +15,9 @@ from ..files import StrictModel, read_whole
 
 FILE = "pyproject.toml"
 SECTION = "zero-study"
+LONGEST_TEXT = 80  # characters of a finding's text in an entry that --accept prints
+# Findings of which a key of a file has at most one.
+OF_KEYS = {"doctor/ignored-key", "doctor/overridden-key", "doctor/acts-differently", "doctor/missing-key"}
 PLACEHOLDER = "TODO"  # how the reason of an entry begins that --accept prints
 
 
@@ -27,6 +29,7 @@ class Accepted(StrictModel):
     path: str = "*"  # pattern of the files, relative to the folder of pyproject.toml
     key: str | None = None  # of the file; None for every key
     name: str | None = None  # of the package or tensor; None for every one
+    text: str = ""  # a part of the finding's text
 
     def covers(self, finding: Finding, path: str) -> bool:
         """Return whether a finding in the file with this path is accepted."""
@@ -35,6 +38,7 @@ class Accepted(StrictModel):
             and fnmatchcase(path, self.path)
             and self.key in (None, finding.key)
             and self.name in (None, finding.name)
+            and self.text in finding.text
         )
 
     def __str__(self) -> str:
@@ -78,17 +82,19 @@ def read(path: Path) -> Settings:
     return settings
 
 
-def entries(found: list[tuple[Finding, str]]) -> Iterator[str]:
+def entries(found: Iterable[tuple[Finding, str]]) -> Iterator[str]:
     """Yield the lines of TOML that accept these findings, each of which comes with the path of its file.
 
     The reasons are placeholders, with which the settings are refused until somebody has replaced them.
     """
     for finding, path in found:
         yield f"[[tool.{SECTION}.accepted]]"
-        optional = {"key": finding.key, "name": finding.name}
-        values: dict[str, Any] = {"id": finding.id, "path": path} | {k: v for k, v in optional.items() if v is not None}
+        values = {"id": finding.id, "path": path, "key": finding.key, "name": finding.name}
+        if finding.id not in OF_KEYS:  # a key or a package may have several
+            values["text"] = finding.text[:LONGEST_TEXT]
         for key, value in (values | {"reason": f"{PLACEHOLDER}: say why"}).items():
-            yield f"{key} = {_quoted(str(value))}"
+            if value is not None:
+                yield f"{key} = {_quoted(value)}"
         yield ""
 
 
