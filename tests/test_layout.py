@@ -33,13 +33,13 @@ MAY_IMPORT = {
 
 # What is also imported as zero_study, in folders that may have a package `study` of their own (test_import_name.py).
 TWO_NAMES = {
-    "__init__", "conformance", "diff", "doctor", "engines", "errors", "files", "processes", "progress", "prove",
-    "ranks", "saved", "terminal", "upgrade", "verdict", "version",
+    "__init__", "answers", "conformance", "diff", "doctor", "engines", "errors", "files", "processes", "progress",
+    "prove", "ranks", "saved", "terminal", "upgrade", "verdict", "version",
 }  # fmt: skip
 
 # What needs no torch, so that a laptop redoes the whole analysis.
 LIGHT = [
-    "claims", "cli", "command_line", "compare", "config", "conformance.cells", "conformance.results", "doctor",
+    "answers", "claims", "cli", "command_line", "compare", "config", "conformance.cells", "conformance.results", "doctor",
     "dryrun.traced", "engines.extensions", "engines.keys.allowed", "engines.keys.known_keys", "engines.this_machine",
     "errors", "files", "logs", "models", "planner", "processes", "progress", "public_runs", "records",
     "report", "run", "running", "strategy", "terminal", "theory", "train", "upgrade", "verdict", "workloads.sources",

@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ..answers.envelope import Finding
+from ..answers.ids import IDS
 from ..version import __version__
 from .examine import Report
 
@@ -35,7 +36,7 @@ def content(report: Report) -> dict[str, Any]:
 
 
 def _rule(name: str) -> dict[str, Any]:
-    return {"id": name, "shortDescription": {"text": name.replace("/", ": ").replace("-", " ")}}
+    return {"id": name, "shortDescription": {"text": IDS[name]}}
 
 
 def _result(report: Report, finding: Finding) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from .locks import Lock
 IDS = {
     ("fault", "comes"): "upgrade/fault-begins",
     ("fault", "goes"): "upgrade/fault-ends",
-    ("fault", "stays"): "upgrade/fault-stays",
     ("fault", "there"): "upgrade/fault-in-new",
     ("crash", "comes"): "upgrade/crash-begins",
     ("crash", "goes"): "upgrade/crash-ends",
@@ -22,7 +21,6 @@ IDS = {
     ("crash", "there"): "upgrade/crash-in-new",
     ("change", "comes"): "upgrade/changed-behavior",
     ("change", "goes"): "upgrade/changed-behavior-undone",
-    ("change", "stays"): "upgrade/changed-behavior-stays",
     ("change", "there"): "upgrade/changed-behavior-in-new",
     ("default", "comes"): "upgrade/changed-default",
     ("new", "comes"): "upgrade/new-key",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from study.answers import envelope
@@ -38,5 +39,5 @@ def id_of(cause: str) -> str:
 
 
 def ids() -> dict[str, str]:
-    """Return the ids of all causes that are known, with what they mean."""
-    return {id_of(rule.id): rule.because for rule in known.rules()}
+    """Return the ids of all causes that are known, with what they mean. Values of a log are left out."""
+    return {id_of(rule.id): re.sub(r"\{\w+\}", "...", rule.because) for rule in known.rules()}

@@ -1,0 +1,460 @@
+"""The types of what commands print with --json. docs/schemas has the JSON Schemas that are made from them.
+
+A program may read an answer with them: `DoctorAnswer.model_validate_json(text)`. If a command refuses a request, or
+fails, it prints an `ErrorAnswer`, which has no keys of its own. Objects of a type `dict[str, Any]` are open: they may
+have any keys.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from .envelope import PREFIX, VERSIONS, ErrorKind, Severity
+
+Word = Literal["sound", "found", "refused", "unknown"]
+
+
+class Closed(BaseModel):
+    """An object that has no other keys than these."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+class Place(Closed):
+    """Where a finding is, as far as that is known."""
+
+    file: str | None
+    """The file or folder, as it was named or found."""
+    line: int | None
+    """The line of the file or of the log, counted from 1."""
+    key: str | None
+    """The key in the file, with dots between sections."""
+    name: str | None
+    """The tensor, package, cell, strategy, run, claim or check that the finding concerns."""
+    step: int | None
+    """The optimizer step, counted from 1."""
+    rank: int | None
+
+
+class Finding(Closed):
+    """One thing that was found."""
+
+    id: str
+    """A stable id, such as "doctor/ignored-key". docs/schemas/finding-ids.json lists all of them."""
+    severity: Severity
+    """error and warning make the verdict "found"; a note does not."""
+    place: Place
+    text: str
+    """What is the case, in sentences."""
+    remedy: str
+    """What to do. Empty if nothing is known."""
+
+
+class Checked(Closed):
+    """How much was compared."""
+
+    number: int
+    what: str
+
+
+class NotChecked(Closed):
+    """A check that could not be made."""
+
+    what: str
+    why: str
+    requested: bool
+    """Without this check, the verdict is "unknown" if nothing was found."""
+
+
+class Error(Closed):
+    """Why there is no answer."""
+
+    kind: ErrorKind
+    message: str
+    """One line: what is wrong, and what to do."""
+
+
+class Envelope(Closed):
+    """What every answer has."""
+
+    schema_name: str = Field(alias="schema")
+    """The name of the schema, such as "zero-study/doctor"."""
+    version: int
+    """The version of the schema."""
+    verdict: Word | None
+    """None if the command only reports, so that there is nothing to judge."""
+    exit_status: int
+    """The status with which the command ends: 0 sound, 1 something found, 2 refused, 3 could not be checked."""
+    findings: list[Finding]
+    checked: list[Checked]
+    could_not_check: list[NotChecked]
+    error: Error | None
+    """None if there is an answer."""
+
+
+class ErrorAnswer(Envelope):
+    """What a command prints if it refuses a request, or if it fails."""
+
+    findings: list[Finding] = Field(max_length=0)
+    error: Error
+
+
+class Answer(Envelope):
+    """What a command prints if it has an answer. The commands add their own keys."""
+
+    error: None
+
+
+class OpenAnswer(Answer):
+    """An answer whose own keys depend on the question."""
+
+    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
+
+
+class AdviseAnswer(OpenAnswer):
+    """The answer of `advise`. Which keys it has depends on the question, and the key `units` has their units.
+
+    One model on one machine: `strategies`, `recommended`, `reason`, `why_not`, `remedies`, `launch`. Several machines:
+    `cheapest`, `fastest`, `machines`. Without --gpus: `fewest_gpus`. Without --model: `largest_models`. --gpu list:
+    `gpus`.
+    """
+
+    model: str | None = None
+    gpu: str | None = None
+    num_gpus: int | None = None
+    recommended: str | None = None
+    """The recommended strategy. None if none fits."""
+    strategies: list[dict[str, Any]] | None = None
+    remedies: list[dict[str, Any]] | None = None
+    """Changes of the request with which a strategy fits."""
+    launch: dict[str, Any] | None = None
+    units: dict[str, str] | None = None
+
+
+class CheckAnswer(Answer):
+    """The answer of `check`."""
+
+    configuration_files: list[str]
+    lock_files: list[str]
+    checkpoints: list[str]
+    lock_files_compared_with: str | None
+    """The commit with whose lock files those of the project were compared."""
+    deepspeed_release: str | None
+    """The release whose known faults were looked up, such as deepspeed==0.19.8."""
+    accepted_findings: list[dict[str, Any]]
+    accepted_without_finding: list[dict[str, Any]]
+
+
+class ClaimsAnswer(Answer):
+    """The answer of `claims`. With --check and --write there are no sentences."""
+
+    sentences: list[dict[str, Any]]
+
+
+class Table(Closed):
+    """A table as it is printed, with all cells as texts."""
+
+    heading: str
+    columns: list[str]
+    rows: list[list[str]]
+
+
+class Spread(Closed):
+    """The values of several runs."""
+
+    median: float
+    low: float
+    high: float
+
+
+class ComparedRow(Closed):
+    """The runs of one strategy."""
+
+    strategy: str
+    name: str
+    """The strategy, and what distinguishes the row from others of the same strategy."""
+    num_ranks: int
+    seeds: list[int]
+    runs: list[str]
+    final_loss: Spread | None
+    peak_bytes: Spread | None
+    """The largest number of bytes that the tensors of one rank occupied."""
+    seconds_per_step: Spread | None
+    are_times_comparable: bool
+    loss_compared_with_control: str | None
+    """"same", a relative difference, or a word that says why losses cannot be compared."""
+    peak_ratio_to_control: float | None
+    seconds_ratio_to_control: float | None
+
+
+class ComparedGroup(Closed):
+    """Runs that train the same. The first row is the control."""
+
+    training: str
+    rows: list[ComparedRow]
+
+
+class CompareAnswer(Answer):
+    """The answer of `compare`. The short view has `groups`; the others, and imported runs, have `tables`."""
+
+    view: str
+    groups: list[ComparedGroup]
+    not_ok: list[str]
+    """Lines on runs that did not end well."""
+    tables: list[Table]
+
+
+class ConformanceAnswer(Answer):
+    """The answer of `conformance`. With --exact, the trainings are in `exact_cells` instead of `cells`."""
+
+    is_exact: bool
+    versions: dict[str, str | None]
+    cells: dict[str, dict[str, Any]] = {}
+    seconds: dict[str, float] = {}
+    python: str | None = None
+    num_cores: int | None = None
+    examined_at: str | None = None
+    problem: dict[str, Any] | None = None
+    sha256: dict[str, str] | None = None
+    exact_cells: list[dict[str, Any]] = []
+    faults: list[dict[str, Any]] = []
+
+
+class Difference(Closed):
+    """A tensor in which two trainings differ by more than rounding."""
+
+    step: int
+    kind: str
+    name: str
+    ranks: list[int]
+    distance: float | None
+    """Relative to the norm of A's tensor. None if it is not finite."""
+    bound: float | None
+    """What rounding explains, relative to the norm of A's tensor."""
+    factor: float | None
+    missing: str | None
+    broken: str
+
+
+class DiffAnswer(Answer):
+    """The answer of `diff`."""
+
+    same: bool
+    steps_compared: int
+    unfinished: list[str]
+    bound: str
+    a: dict[str, Any]
+    b: dict[str, Any]
+    notes: list[str]
+    replicas: list[str]
+    alike: int
+    furthest_of_bound: float | None
+    causes: list[str]
+    differences: list[Difference]
+
+
+class FileOfDoctor(Closed):
+    """A file that was checked."""
+
+    file: str
+    kind: str | None
+    findings: list[dict[str, Any]]
+    """All keys with their effects, also those that work as written."""
+    verdict: Word
+    exit_status: int
+    checked: list[Checked]
+    could_not_check: list[NotChecked]
+    error: str | None = None
+    """Why the file cannot be read."""
+
+
+class CheckOfMachine(Closed):
+    """A check of this machine."""
+
+    name: str
+    verdict: Literal["ok", "note", "bites", "unknown"]
+    message: str
+    remedy: str
+
+
+class DoctorAnswer(Answer):
+    """The answer of `doctor`. Without files, it has `checks` of this machine."""
+
+    files: list[FileOfDoctor]
+    checks: list[CheckOfMachine]
+    fixed: dict[str, Any] | None
+    """The file that --fix wrote, and its changes."""
+
+
+class DryRunAnswer(Answer):
+    """The answer of `dry-run`."""
+
+    file: str
+    world_size: int
+    exchange: Literal["real", "pretended"]
+    notes: list[str]
+    ranks: dict[str, dict[str, Any]]
+    """By rank: its calls in their order, and for a model the bytes and the seconds of its third step."""
+
+
+class ImportedRun(Closed):
+    """A run that was read from a log."""
+
+    name: str
+    file: str
+    is_new: bool
+    log_format: str
+    ending: str
+    num_logged_steps: int
+    num_evaluations: int
+    setting: dict[str, Any]
+    totals: dict[str, float]
+    not_read: list[str]
+
+
+class ImportAnswer(Answer):
+    """The answer of `import`."""
+
+    folder: str
+    runs: list[ImportedRun]
+
+
+class PlannedRun(Closed):
+    """A run of a study."""
+
+    run: str
+    strategy: str
+    num_ranks: int
+    action: Literal["run", "keep", "skip"]
+    reason: str | None
+    """Its earlier status if it is kept, or why it is skipped."""
+    estimated_seconds: float | None
+    num_earlier_runs: int | None
+    """On how many runs the estimate is based. 0: it is a guess."""
+
+
+class PlanAnswer(Answer):
+    """The answer of `plan`, which has no verdict. With --slurm, it has only the study and the script."""
+
+    study: str
+    slurm_script: str | None
+    question: str | None = None
+    folder: str | None = None
+    machine: str | None = None
+    timeout_seconds: float | None = None
+    estimated_seconds: float | None = None
+    num_to_run: int | None = None
+    num_kept: int | None = None
+    num_skipped: int | None = None
+    is_completely_checked: bool | None = None
+    runs: list[PlannedRun] = []
+
+
+class PredictAnswer(Answer):
+    """The answer of `predict`, which has no verdict."""
+
+    written: list[str]
+    studies: list[dict[str, Any]]
+    """The content of each written file."""
+
+
+class ProveAnswer(Answer):
+    """The answer of `prove`. Without --strict, `exit_status` is that of the script."""
+
+    proofs: list[dict[str, Any]]
+    """The content of each proof.json, one per model of the script."""
+    why_not_made: str | None
+
+
+class SavedModel(Closed):
+    """A saved model in the folder."""
+
+    folder: str
+    format: str
+    step: int | None
+    tensors: int
+    elements: int
+    optimizer_states: int
+    findings: list[dict[str, Any]]
+    not_checked: list[str]
+
+
+class SavedAnswer(Answer):
+    """The answer of `saved`."""
+
+    folder: str
+    status: int
+    saved: list[SavedModel]
+    compared: list[dict[str, Any]]
+
+
+class UpgradeAnswer(Answer):
+    """The answer of `upgrade`."""
+
+    vulns: list[dict[str, Any]]
+    """Each change that can concern the training, in the OSV format."""
+    left_out: dict[str, list[str]]
+    """By reason, the ids of changes that cannot concern the training."""
+    packages: dict[str, dict[str, str | None]]
+
+
+class WhyAnswer(Answer):
+    """The answer of `why`."""
+
+    cause: dict[str, Any] | None
+    other_causes: list[dict[str, Any]]
+    first_failure: dict[str, Any] | None
+    lines: list[dict[str, Any]]
+    num_lines: int
+    ranks: list[int]
+    num_steps: int
+    setting: dict[str, Any]
+    remedies: list[dict[str, Any]]
+    known_faults_of_the_releases: list[dict[str, Any]]
+
+
+# The type of each command's answer.
+ANSWERS: dict[str, type[Answer]] = {
+    "advise": AdviseAnswer, "check": CheckAnswer, "claims": ClaimsAnswer, "compare": CompareAnswer, "conformance": ConformanceAnswer,
+    "diff": DiffAnswer, "doctor": DoctorAnswer, "dry-run": DryRunAnswer, "import": ImportAnswer, "plan": PlanAnswer,
+    "predict": PredictAnswer, "prove": ProveAnswer, "saved": SavedAnswer, "upgrade": UpgradeAnswer, "why": WhyAnswer,
+}  # fmt: skip
+
+
+def validated(content: dict[str, Any]) -> Answer | ErrorAnswer:
+    """Return an answer as an object of its type. Raises pydantic's ValidationError if it does not follow its schema."""
+    if content.get("error") is not None:
+        return ErrorAnswer.model_validate(content)
+    command = str(content.get("schema")).removeprefix(PREFIX)
+    return ANSWERS[command].model_validate(content)
+
+
+def json_schema(command: str) -> dict[str, Any]:
+    """Return the JSON Schema of what a command prints: its answer, or an error.
+
+    It allows keys that it does not know, because later releases may add some.
+    """
+    answer, error = (kind.model_json_schema() for kind in (ANSWERS[command], ErrorAnswer))
+    definitions = answer.pop("$defs", {}) | error.pop("$defs", {})
+    for part in (answer, error):
+        part["properties"]["schema"]["const"] = f"{PREFIX}{command}"
+        part["properties"]["version"]["const"] = VERSIONS[command]
+    schema: dict[str, Any] = _open({
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"{PREFIX}{command}",
+        "description": f"What `zero-study {command} --json` prints.",
+        "anyOf": [answer, error],
+        "$defs": dict(sorted(definitions.items())),
+    })  # fmt: skip
+    return schema
+
+
+def _open(schema: Any) -> Any:
+    """Return a JSON Schema without the rule that objects have no other keys."""
+    if isinstance(schema, dict):
+        return {
+            key: _open(value) for key, value in schema.items() if (key, value) != ("additionalProperties", False)
+        }  # fmt: skip
+    return [_open(value) for value in schema] if isinstance(schema, list) else schema
