@@ -417,8 +417,9 @@ class WhyAnswer(Answer):
 
 # The type of each command's answer.
 ANSWERS: dict[str, type[Answer]] = {
-    "advise": AdviseAnswer, "check": CheckAnswer, "claims": ClaimsAnswer, "compare": CompareAnswer, "conformance": ConformanceAnswer,
-    "diff": DiffAnswer, "doctor": DoctorAnswer, "dry-run": DryRunAnswer, "import": ImportAnswer, "plan": PlanAnswer,
+    "advise": AdviseAnswer, "check": CheckAnswer, "claims": ClaimsAnswer, "compare": CompareAnswer,
+    "conformance": ConformanceAnswer, "diff": DiffAnswer, "doctor": DoctorAnswer, "dry-run": DryRunAnswer,
+    "import": ImportAnswer, "plan": PlanAnswer,
     "predict": PredictAnswer, "prove": ProveAnswer, "saved": SavedAnswer, "upgrade": UpgradeAnswer, "why": WhyAnswer,
 }  # fmt: skip
 
