@@ -44,7 +44,8 @@ from study.strategy import file
 pytestmark = pytest.mark.pages
 
 PAGE_PATTERNS = (
-    "README.md", "docs/*.md", "reports/*.md", "reports/*/README.md", "study/*/README.md", "tools/**/README.md",
+    "README.md", "AGENTS.md", "docs/*.md", "reports/*.md", "reports/*/README.md", "study/*/README.md",
+    "study/skills/**/*.md", "tools/**/README.md",
 )  # fmt: skip
 PAGES = sorted(path.relative_to(ROOT).as_posix() for pattern in PAGE_PATTERNS for path in ROOT.glob(pattern))
 

@@ -17,8 +17,8 @@ from ..verdict import FOUND, REFUSED, SOUND, UNKNOWN, Verdict
 # The commands that answer, with the version of each schema. A version changes only if a key is removed or changes its
 # meaning. New keys may come at any time.
 VERSIONS = {
-    "advise": 1, "claims": 1, "compare": 1, "conformance": 1, "diff": 1, "doctor": 1, "dry-run": 1, "import": 1,
-    "plan": 1, "predict": 1, "prove": 1, "saved": 1, "upgrade": 1, "why": 1,
+    "advise": 1, "check": 1, "claims": 1, "compare": 1, "conformance": 1, "diff": 1, "doctor": 1, "dry-run": 1,
+    "import": 1, "plan": 1, "predict": 1, "prove": 1, "saved": 1, "upgrade": 1, "why": 1,
 }  # fmt: skip
 PREFIX = "zero-study/"  # of the name of a schema
 OTHER = "zero-study/refusal"  # the schema of a refusal if the command is not one of these, for instance misspelt

@@ -134,6 +134,20 @@ class AdviseAnswer(OpenAnswer):
     units: dict[str, str] | None = None
 
 
+class CheckAnswer(Answer):
+    """The answer of `check`."""
+
+    configuration_files: list[str]
+    lock_files: list[str]
+    checkpoints: list[str]
+    lock_files_compared_with: str | None
+    """The commit with whose lock files those of the project were compared."""
+    deepspeed_release: str | None
+    """The release whose known faults were looked up, such as deepspeed==0.19.8."""
+    accepted_findings: list[dict[str, Any]]
+    accepted_without_finding: list[dict[str, Any]]
+
+
 class ClaimsAnswer(Answer):
     """The answer of `claims`. With --check and --write there are no sentences."""
 
@@ -404,8 +418,9 @@ class WhyAnswer(Answer):
 
 # The type of each command's answer.
 ANSWERS: dict[str, type[Answer]] = {
-    "advise": AdviseAnswer, "claims": ClaimsAnswer, "compare": CompareAnswer, "conformance": ConformanceAnswer,
-    "diff": DiffAnswer, "doctor": DoctorAnswer, "dry-run": DryRunAnswer, "import": ImportAnswer, "plan": PlanAnswer,
+    "advise": AdviseAnswer, "check": CheckAnswer, "claims": ClaimsAnswer, "compare": CompareAnswer,
+    "conformance": ConformanceAnswer, "diff": DiffAnswer, "doctor": DoctorAnswer, "dry-run": DryRunAnswer,
+    "import": ImportAnswer, "plan": PlanAnswer,
     "predict": PredictAnswer, "prove": ProveAnswer, "saved": SavedAnswer, "upgrade": UpgradeAnswer, "why": WhyAnswer,
 }  # fmt: skip
 

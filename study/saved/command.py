@@ -13,6 +13,7 @@ from ..errors import Refusal
 from ..verdict import Verdict
 from . import against, folders, json_answer, recorded, text
 from .against import Comparison
+from .content import Saved
 
 
 def command(
@@ -22,16 +23,24 @@ def command(
 
     If `as_json` is True, nothing is printed, and the answer for JSON is returned.
     """
+    saved, compared = examine(folder, other, model, trust)
+    if as_json:
+        return json_answer.of(folder, saved, compared, is_strict)
+    print(text.text(folder, saved, compared, is_strict))
+    return text.verdict(saved, compared, is_strict)
+
+
+def examine(
+    folder: Path, other: Path | None = None, model: Path | None = None, trust: bool = False
+) -> tuple[list[Saved], list[Comparison]]:
+    """Return what was saved in a folder, and its comparisons, among them the one with `other`. Raises Refusal."""
     # DeepSpeed prints to stdout when it is imported, where a program reads the result.
     with contextlib.redirect_stdout(sys.stderr), progress.after_two_seconds(f"Reading all tensors in {folder}"):
         saved = folders.read(folder, trust, model)
         compared = _made(lambda: against.cross_check(saved), folder)
         if other is not None:
             compared += _made(lambda: recorded.compare_all(saved, other, trust), other)
-    if as_json:
-        return json_answer.of(folder, saved, compared, is_strict)
-    print(text.text(folder, saved, compared, is_strict))
-    return text.verdict(saved, compared, is_strict)
+    return saved, compared
 
 
 def _made(compare: Callable[[], list[Comparison]], path: Path) -> list[Comparison]:

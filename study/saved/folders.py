@@ -52,6 +52,12 @@ def read(folder: Path, trust: bool = False, model: Path | None = None) -> list[S
     return saved
 
 
+def is_checkpoint(folder: Path) -> bool:
+    """Return whether a folder is itself that of a checkpoint or of a saved model."""
+    is_of_engine = any(recognizes(folder) for recognizes, _ in _READERS)
+    return is_of_engine or hugging_face.is_one(folder) or any((folder / name).is_file() for name in _LATEST)
+
+
 def _config_of(model: Path) -> dict[str, Any]:
     """Return the config.json of --model. Raises Refusal."""
     try:

@@ -17,7 +17,7 @@ import click
 import nbformat
 import web_page
 
-from study import cli
+from study import cli, skills
 from study.command_line import ALL
 from study.records.schema import Record
 from study.report import colab
@@ -32,6 +32,8 @@ LINK = re.compile(
     r"^ *```.*?^ *```|(?<!!)\[(?P<text>(?:`[^`]*`|[^\]`])*+)\]\((?P<to>[^)#\s:]+)(?P<anchor>#[^)\s]*)?\)|`[^`\n]+`",
     re.DOTALL | re.MULTILINE,
 )
+# A row of a table of guides.
+ROW = re.compile(r"\| \[(?P<title>[^\]]+)\]\((?P<to>[^)#\s:]+\.md)\) \| (?P<about>.+) \|")
 LARGEST = 200_000  # bytes of a linked file that is copied into the site
 PICTURES = ("reports/**/*.svg", "docs/**/*.svg")  # which pages show
 
@@ -136,6 +138,21 @@ def releases() -> Iterator[tuple[str, str]]:
             yield f"{package}-{version}", "\n\n".join([*lines, f"```text\n{report}\n```"])
 
 
+def llms(guides: str) -> str:
+    """Return llms.txt, the list of pages for language models (https://llmstxt.org), from the tables of docs/README.md.
+
+    The skill for agents follows the list. The links are relative, and lead to the pages of the site.
+    """
+    lines = [f"# zero-study\n\n> {guides.split(chr(10) * 2)[1]}\n"]
+    for line in guides.splitlines():
+        if line.startswith("## "):
+            lines.append(f"\n{line}\n")
+        elif row := ROW.fullmatch(line):
+            place = os.path.normpath(Path("docs") / row["to"]).removesuffix("README.md").removesuffix(".md")
+            lines.append(f"- [{row['title']}]({place.rstrip('/')}/): {row['about']}")
+    return "\n".join(lines) + "\n\n" + "\n\n".join(skills.texts()) + "\n"
+
+
 def main() -> None:
     """Write all pages, after removing the earlier ones."""
     shutil.rmtree(PAGES, ignore_errors=True)
@@ -163,6 +180,7 @@ def main() -> None:
     (reference / "releases.md").write_text(f"# Releases\n\n{listed}", encoding="utf-8")
     (reference / "commands.md").write_text("\n".join(commands()), encoding="utf-8")
     web_page.write(PAGES / "docs" / "web")
+    (PAGES / "llms.txt").write_text(llms(pages["docs/README.md"].read_text(encoding="utf-8")), encoding="utf-8")
     (reference / "record.schema.json").write_text(json.dumps(Record.model_json_schema(), indent=1), encoding="utf-8")
 
 

@@ -1,0 +1,210 @@
+"""Check a project: its configuration files, its lock files against a commit, and the checkpoints that are named."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ..answers.envelope import Finding
+from ..doctor import json_answer as of_doctor
+from ..doctor import several
+from ..doctor.examine import Examined
+from ..errors import Refusal
+from ..saved import command as saved_command
+from ..saved import folders as saved_folders
+from ..saved import json_answer as of_saved
+from ..saved import text as saved_text
+from ..upgrade import changes
+from ..upgrade import json_answer as of_upgrade
+from ..upgrade.locks import Lock
+from ..verdict import Checked, NotChecked, Verdict
+from . import project as projects
+from . import settings as reading
+from .project import Project
+from .settings import Accepted, Settings
+
+DEEPSPEED = "deepspeed"
+# The ends of the ids of findings, and how their texts then begin.
+DIRECTIONS = {
+    "fault-begins": "A fault begins: ", "fault-ends": "A fault ends: ", "fault-stays": "A fault stays: ",
+    "crash-begins": "A crash begins: ", "crash-ends": "A crash ends: ", "crash-stays": "A crash stays: ",
+}  # fmt: skip
+
+
+@dataclass
+class Report:
+    """What was checked in a project, and what was found in it."""
+
+    project: Project
+    settings: Settings
+    findings: list[Finding] = field(default_factory=list)
+    accepted: list[tuple[Finding, Accepted]] = field(default_factory=list)
+    configs: list[str] = field(default_factory=list)  # the files that were checked, relative to the project
+    locks: list[str] = field(default_factory=list)
+    checkpoints: list[str] = field(default_factory=list)
+    since: str | None = None  # the commit with which lock files were compared
+    release: str | None = None  # the release of DeepSpeed whose known faults were looked up
+    not_checked: list[NotChecked] = field(default_factory=list)
+    _checked: list[Checked] = field(default_factory=list)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict on the project. Notes and accepted findings do not count."""
+        return Verdict.of(sum(f.severity != "note" for f in self.findings), self._checked, self.not_checked)
+
+    @property
+    def unused(self) -> list[Accepted]:
+        """The accepted findings that do not occur any more."""
+        used = [entry for _, entry in self.accepted]
+        return [entry for entry in self.settings.accepted if entry not in used]
+
+    def path_of(self, finding: Finding) -> str:
+        """Return the path of a finding's file relative to the project. "" if it is about no file."""
+        return "" if finding.file is None else self.project.name_of(Path(finding.file))
+
+    def add(self, findings: Iterable[Finding], checked: Iterable[Checked], not_checked: Iterable[NotChecked]) -> None:
+        """Add the findings of a check, apart from those that the project accepts, and what it compared."""
+        for finding in findings:
+            path = self.path_of(finding)
+            entry = next((each for each in self.settings.accepted if each.covers(finding, path)), None)
+            if entry is None:
+                self.findings.append(finding)
+            else:
+                self.accepted.append((finding, entry))
+        self._checked.extend(checked)
+        self.not_checked.extend(not_checked)
+
+
+def examine(paths: Sequence[Path], since: str | None = None) -> Report:
+    """Check files and folders of a project, by default the current folder, and return what was found.
+
+    A folder is searched for configuration and lock files. A checkpoint is checked if its folder is named, or, without
+    paths, if the settings list it. Lock files are compared with those in the commit `since`, by default the one of the
+    settings. Raises Refusal if a path does not exist, git does not know the commit, or the settings cannot be read.
+    """
+    named = list(paths) or [Path()]
+    for path in named:
+        if not path.exists():
+            raise Refusal(f"{path}: there is no such file or folder. Name files or folders of the project.")
+    first = named[0] if named[0].is_dir() else named[0].parent
+    project, place = projects.find(first), reading.find(first.absolute())
+    settings = Settings() if place is None else reading.read(place)
+    report = Report(project, settings)
+    found = list(_files(project, settings, named))
+    locks = [path for path in found if projects.is_lock(path)]
+    pins = _check_locks(report, locks, since or settings.since, is_asked=since is not None)
+    _check_configs(report, [path for path in found if path not in locks], set(named), pins)
+    checkpoints = [path for path in named if path.is_dir() and saved_folders.is_checkpoint(path)]
+    if place is not None and not paths:
+        checkpoints += [place.parent / each for each in settings.checkpoints]
+    _check_checkpoints(report, checkpoints)
+    return report
+
+
+def _files(project: Project, settings: Settings, named: Sequence[Path]) -> Iterable[Path]:
+    """Return the files to look at: those that are named, and those in the folders that are named."""
+    found: dict[Path, None] = {}
+    for path in named:
+        if path.is_file():
+            found[path] = None
+        elif not saved_folders.is_checkpoint(path):
+            candidates = (each for each in project.files(path) if projects.is_lock(each) or projects.is_config(each))
+            found |= {_relative(each): None for each in candidates if not settings.excludes(project.name_of(each))}
+    return found
+
+
+def _relative(path: Path) -> Path:
+    """Return a path as a user would write it: from the current folder, if the file is in it."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+# ---------------------------------------------------------------- lock files
+
+
+def _check_locks(report: Report, paths: Sequence[Path], since: str, is_asked: bool) -> dict[Path, Lock]:
+    """Compare lock files with those of a commit, and return what they pin now."""
+    now = {path: lock for path in paths if (lock := _read(report, path)) is not None}
+    if is_asked:
+        report.project.require_commit(since)
+    if not now or not report.project.has_commit():
+        if now:
+            report.not_checked.append(
+                NotChecked("whether releases changed", "the project has no commit with which to compare", is_asked)
+            )
+        return now
+    report.project.require_commit(since)
+    report.since = since
+    with tempfile.TemporaryDirectory(prefix="zero-study-") as folder:
+        earlier = report.project.write_earlier(paths, since, Path(folder))
+        for path, lock in now.items():
+            report.locks.append(report.project.name_of(path))
+            if path not in earlier:
+                report.not_checked.append(NotChecked(str(path), f"the commit {since} does not have this file"))
+                continue
+            try:
+                before = changes.read_lock(earlier[path])
+            except Refusal:
+                report.not_checked.append(
+                    NotChecked(str(path), f"the file in the commit {since} pins no known package")
+                )
+                continue
+            compared = changes.compare_locks(before, lock)
+            findings = [_of_file(each, path, since) for each in of_upgrade.findings(compared, before, lock)]
+            report.add(findings, compared.verdict.checked, compared.verdict.not_checked)
+    return now
+
+
+def _of_file(finding: Finding, path: Path, since: str) -> Finding:
+    """Return a finding of `zero-study upgrade` in the words of a project, which has one file and an earlier commit."""
+    begin = next((words for end, words in DIRECTIONS.items() if finding.id.endswith(end)), "")
+    remedy = finding.remedy.replace("OLD (", f"{since} (").replace("NEW (", "this file (")
+    return replace(finding, file=str(path), text=f"{begin}{finding.text}", remedy=remedy)
+
+
+def _read(report: Report, path: Path) -> Lock | None:
+    """Return what a file pins. None if it pins no package that is known here."""
+    try:
+        return changes.read_lock(path)
+    except Refusal:
+        return None
+
+
+def _release(report: Report, pins: dict[Path, Lock]) -> str | None:
+    """Return the release of DeepSpeed that the lock files pin. None if they pin none, or different ones."""
+    versions = {str(path): lock.pins[DEEPSPEED] for path, lock in pins.items() if DEEPSPEED in lock.pins}
+    if len(set(versions.values())) > 1:
+        different = ", ".join(f"{version} in {path}" for path, version in versions.items())
+        report.not_checked.append(
+            NotChecked("the known faults of DeepSpeed", f"the lock files pin different releases: {different}")
+        )
+        return None
+    return next(iter(versions.values()), None)
+
+
+# ---------------------------------------------------------------- configuration files and checkpoints
+
+
+def _check_configs(report: Report, paths: Sequence[Path], named: set[Path], pins: dict[Path, Lock]) -> None:
+    """Check the files that a tool of training reads. Other files count only if they are named."""
+    release = _release(report, pins)
+    report.release = None if release is None else f"{DEEPSPEED}=={release}"
+    checked = several.examine(paths, report.release)
+    for path, result in checked.results.items():
+        is_known = isinstance(result, Examined) and result.kind is not None
+        if not is_known and path not in named:
+            continue  # some other YAML or JSON of the project
+        verdict = checked.verdicts[path]
+        findings = of_doctor.findings(result) if isinstance(result, Examined) else ()
+        report.configs.append(report.project.name_of(path))
+        report.add(findings, verdict.checked, verdict.not_checked)
+
+
+def _check_checkpoints(report: Report, folders: Sequence[Path]) -> None:
+    for folder in folders:
+        saved, compared = saved_command.examine(folder)
+        verdict = saved_text.verdict(saved, compared, is_strict=False)
+        report.checkpoints.append(report.project.name_of(folder))
+        report.add(of_saved.findings(folder, saved, compared), verdict.checked, verdict.not_checked)

@@ -1,0 +1,108 @@
+"""Find the files of a project that can be checked, and their content in an earlier commit."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import Refusal
+
+CONFIG_ENDINGS = (".yaml", ".yml", ".json", ".toml")
+LARGEST_CONFIG = 256 << 10  # bytes; people write these files
+# Names of files that pin releases. All of them are compared with those of the last commit.
+LOCK = re.compile(
+    r"(?:.*(?:requirements|constraints).*\.txt|.*\.lock|pylock(?:\..+)?\.toml|Pipfile\.lock|conda-lock\.ya?ml"
+    r"|environment.*\.ya?ml)",
+    re.IGNORECASE,
+)
+# Folders of installed packages and of results, where there is no git that says which files belong to the project.
+LEFT_OUT = {"node_modules", "build", "dist", "site-packages", "__pycache__", "wandb", "mlruns"}
+
+
+@dataclass(frozen=True)
+class Project:
+    """A folder with the files of a project."""
+
+    root: Path
+    has_git: bool
+
+    def name_of(self, path: Path) -> str:
+        """Return the path of a file relative to the project, with slashes. An outside file has its whole path."""
+        absolute = Path(os.path.abspath(path))
+        is_inside = absolute.is_relative_to(self.root)
+        return (absolute.relative_to(self.root) if is_inside else absolute).as_posix()
+
+    def files(self, folder: Path) -> list[Path]:
+        """Return the files of the project in a folder, sorted, without those that git ignores."""
+        if not self.has_git or not Path(os.path.abspath(folder)).is_relative_to(self.root):
+            return sorted(_walk(folder))
+        listed = _git(
+            self.root, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", os.path.abspath(folder)
+        )
+        names = (listed.stdout if listed.returncode == 0 else b"").split(b"\0")
+        return sorted(path for name in filter(None, names) if (path := self.root / os.fsdecode(name)).is_file())
+
+    def require_commit(self, commit: str) -> None:
+        """Raise Refusal if git does not know a commit."""
+        if commit.startswith("-") or not _resolves(self.root, commit):
+            raise Refusal(f"--since {commit}: git knows no such commit here. Name a commit, a tag or a branch.")
+
+    def has_commit(self) -> bool:
+        return self.has_git and _resolves(self.root, "HEAD")
+
+    def write_earlier(self, paths: Iterable[Path], commit: str, folder: Path) -> dict[Path, Path]:
+        """Write the files as they were in a commit into a folder, at the same relative paths.
+
+        Return the written file for each file that the commit has.
+        """
+        written: dict[Path, Path] = {}
+        for path in paths:
+            name = self.name_of(path)
+            shown = _git(self.root, "show", f"{commit}:{name}")
+            if shown.returncode == 0:
+                written[path] = folder / name
+                written[path].parent.mkdir(parents=True, exist_ok=True)
+                written[path].write_bytes(shown.stdout)
+        return written
+
+
+def find(folder: Path) -> Project:
+    """Return the project that a folder belongs to: its git repository, or the folder itself if there is no git."""
+    try:
+        top = _git(folder, "rev-parse", "--show-toplevel")
+    except OSError:  # git is not installed
+        return Project(folder.resolve(), has_git=False)
+    if top.returncode:
+        return Project(folder.resolve(), has_git=False)
+    return Project(Path(os.fsdecode(top.stdout.rstrip(b"\n"))), has_git=True)
+
+
+def is_config(path: Path) -> bool:
+    """Return whether a file may be a configuration file that people write."""
+    return path.suffix.lower() in CONFIG_ENDINGS and not is_lock(path) and path.stat().st_size <= LARGEST_CONFIG
+
+
+def is_lock(path: Path) -> bool:
+    """Return whether a file has the name of one that pins releases."""
+    return LOCK.fullmatch(path.name) is not None
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    for place, folders, names in os.walk(folder):
+        folders[:] = [
+            name for name in folders
+            if not name.startswith(".") and name not in LEFT_OUT and not (Path(place) / name / "pyvenv.cfg").exists()
+        ]  # fmt: skip
+        yield from (Path(place) / name for name in names)
+
+
+def _resolves(root: Path, commit: str) -> bool:
+    return _git(root, "rev-parse", "--quiet", "--verify", f"{commit}^{{commit}}").returncode == 0
+
+
+def _git(folder: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(["git", "-C", str(folder), *words], capture_output=True, check=False)

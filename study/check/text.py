@@ -1,0 +1,125 @@
+"""Format the report on a project as text for a terminal, and as the fields of its JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from .. import terminal
+from ..answers import envelope
+from ..answers.envelope import Answer, Finding
+from . import settings
+from .examine import Report
+
+_NOTHING = (
+    "Nothing was checked: there is no configuration file of a tool that is known, no lock file that pins a known "
+    "package, and no checkpoint was named."
+)
+
+
+def text(report: Report, everything: bool = False) -> str:
+    """Return the report as text: the summary, the findings by file, and what could not be checked.
+
+    Notes are only counted, unless `everything` is True.
+    """
+    blocks = [terminal.wrap(_summary(report))]
+    by_path: dict[str, list[Finding]] = {}
+    for finding in report.findings:
+        if everything or finding.severity != "note":
+            by_path.setdefault(report.path_of(finding), []).append(finding)
+    for path, findings in by_path.items():
+        blocks.append("\n".join([terminal.printable(path), *_lines(findings)]))
+    hidden = len(report.findings) - sum(map(len, by_path.values()))
+    if hidden:
+        blocks.append(f"{terminal.count(hidden, 'note')} not shown. Add --all to list them.")
+    if report.not_checked:
+        reasons = [f"Not checked: {terminal.printable(str(each))}" for each in dict.fromkeys(report.not_checked)]
+        blocks.append("\n".join(terminal.wrap(reason) for reason in reasons))
+    if report.unused:
+        entries = ", ".join(map(str, report.unused))
+        rest = f"Accepted in {settings.FILE}, but not found any more: {entries}. Remove the entries."
+        blocks.append(terminal.wrap(rest))
+    return "\n\n".join(blocks)
+
+
+def answer(report: Report) -> Answer:
+    """Return the report as `zero-study check --json` prints it."""
+    return envelope.answer("check", report.verdict, report.findings, _fields(report))
+
+
+def _fields(report: Report) -> dict[str, Any]:
+    return {
+        "configuration_files": report.configs,
+        "lock_files": report.locks,
+        "checkpoints": report.checkpoints,
+        "lock_files_compared_with": report.since,
+        "deepspeed_release": report.release,
+        "accepted_findings": [{**finding.content(), "reason": entry.reason} for finding, entry in report.accepted],
+        "accepted_without_finding": [entry.model_dump() for entry in report.unused],
+    }
+
+
+def markdown(report: Report) -> str:
+    """Return the report without notes, for a comment on a pull request or the summary of a job."""
+    lines = ["### zero-study check", "", terminal.escape_markdown(_summary(report))]
+    if found := [finding for finding in report.findings if finding.severity != "note"]:
+        rows = [[_place(report, finding), finding.severity, _text_and_remedy(finding)] for finding in found]
+        lines += ["", *terminal.markdown(["place", "severity", "finding"], rows, num_texts=3)]
+    unchecked = dict.fromkeys(report.not_checked)
+    lines += [f"\nNot checked: {terminal.escape_markdown(str(each))}" for each in unchecked]
+    return "\n".join(lines) + "\n"
+
+
+def baseline(report: Report) -> str:
+    """Return the lines of pyproject.toml that accept the findings, with placeholders for the reasons."""
+    found = [(finding, report.path_of(finding)) for finding in report.findings if finding.severity != "note"]
+    return "\n".join(settings.entries(found))
+
+
+def _summary(report: Report) -> str:
+    if not (report.configs or report.locks or report.checkpoints):
+        return _NOTHING
+    counts = [
+        (report.configs, "configuration file"), (report.locks, "lock file"), (report.checkpoints, "checkpoint"),
+    ]  # fmt: skip
+    checked = _listed([terminal.count(len(names), noun) for names, noun in counts if names])
+    severities = [finding.severity for finding in report.findings]
+    found = [terminal.count(severities.count(each), each) for each in ("error", "warning") if each in severities]
+    sentences = [f"Checked {checked}: {_listed(found) if found else 'nothing needs a change'}."]
+    if report.since is not None:
+        sentences.append(f"Lock files were compared with those of {report.since}.")
+    if report.release is not None:
+        sentences.append(f"The configuration files were also checked for the known faults of {report.release}.")
+    if report.accepted:
+        sentences.append(f"{terminal.count(len(report.accepted), 'finding')} accepted in {settings.FILE}.")
+    return " ".join(sentences)
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
+def _lines(findings: Sequence[Finding]) -> Iterator[str]:
+    """Yield the lines of the findings in a file. A remedy that several have is printed once, below the last of them."""
+    last = {finding.remedy: number for number, finding in enumerate(findings)}
+    for number, finding in enumerate(findings):
+        place = ", ".join(filter(None, [finding.line and f"line {finding.line}", finding.key or finding.name]))
+        begin = f"{finding.severity}: {f'{place}: ' if place else ''}{finding.text}"
+        is_own = sum(other.remedy == finding.remedy for other in findings) == 1
+        remedy = f" {finding.remedy}" if finding.remedy and is_own else ""
+        yield terminal.wrap(terminal.printable(f"{_ended(begin)}{remedy} [{finding.id}]"), "  ", "    ")
+        if finding.remedy and not is_own and last[finding.remedy] == number:
+            yield terminal.wrap(terminal.printable(finding.remedy), "  ")
+
+
+def _ended(sentence: str) -> str:
+    return sentence if sentence.endswith((".", ")", "?")) else f"{sentence}."
+
+
+def _place(report: Report, finding: Finding) -> str:
+    line = f":{finding.line}" if finding.line else ""
+    return " ".join(filter(None, [f"{report.path_of(finding)}{line}", finding.key or finding.name]))
+
+
+def _text_and_remedy(finding: Finding) -> str:
+    return " ".join(filter(None, [_ended(finding.text), finding.remedy, f"({finding.id})"]))

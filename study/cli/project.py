@@ -1,0 +1,101 @@
+"""The commands for a whole project: its check, and the skill for agents that work on it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from study import files
+from study.cli.options import PATH, Statuses, command, json_option
+from study.errors import Refusal
+from study.verdict import Verdict
+
+if TYPE_CHECKING:
+    from study.answers.envelope import Answer
+
+
+@command(
+    "check",
+    statuses=Statuses(
+        "nothing needs a change",
+        "something needs a change",
+        "a path, an option or a setting is refused",
+        "nothing in the project could be checked, or something that was named could not be",
+    ),
+)
+@click.argument("paths", type=PATH, nargs=-1, metavar="[PATH]...", help="files and folders [default: this folder]")
+@click.option("--since", metavar="COMMIT", help="compare lock files with those of this commit [default: HEAD]")
+@click.option("--all", "everything", is_flag=True, help="also list notes, which need no change")
+@json_option
+@click.option("--sarif", type=PATH, metavar="FILE", help="also write the findings as SARIF, for code hosts and editors")
+@click.option("--markdown", type=PATH, metavar="FILE", help="also write the report as Markdown, for a comment")
+@click.option("--accept", is_flag=True, help="print the lines of pyproject.toml that accept what is found, and stop")
+def _check(
+    paths: tuple[Path, ...], since: str | None, everything: bool, as_json: bool, sarif: Path | None,
+    markdown: Path | None, accept: bool,
+) -> Verdict | Answer | int:  # fmt: skip
+    """Check a project: its configuration files, its lock files, and the checkpoints that you name.
+
+    In folders, the command finds the files of the tools that doctor knows, without those that git ignores. Lock files
+    (requirements, uv, poetry, conda and others) are compared with those of the last commit, as `zero-study upgrade`
+    does. If they pin a release of DeepSpeed, the configuration files are also checked for its known faults. A folder
+    with a checkpoint is checked as `zero-study saved` does, if you name it.
+
+    Settings are in pyproject.toml, under [tool.zero-study]: `exclude`, `checkpoints`, `since`, and the findings that
+    the project accepts, each with a reason.
+    """
+    from study import check
+
+    for flag, path in {"--sarif": sarif, "--markdown": markdown}.items():
+        if path is not None and not path.absolute().parent.is_dir():
+            raise Refusal(f"{flag} {path}: the folder {path.parent} does not exist. Create it.")
+    if accept and as_json:
+        raise Refusal("--accept prints lines of TOML, so it cannot be combined with --json. Remove one of them.")
+    report = check.examine(paths, since)
+    if accept:
+        print(check.baseline(report), end="")
+        return 0
+    if sarif is not None:
+        files.write_json(sarif, check.sarif(report))
+    if markdown is not None:
+        files.write_whole(markdown, check.markdown(report).encode())
+    if as_json:
+        return check.answer(report)
+    print(check.text(report, everything))
+    return report.verdict
+
+
+@command(
+    "skills",
+    statuses=Statuses("the skill was printed or installed", None, "the folder is refused, and nothing was written"),
+)
+@click.argument("action", type=click.Choice(("install", "print")), help="install the skill, or print its text")
+@click.option(
+    "--target",
+    type=PATH,
+    metavar="DIR",
+    help="folder of skills, such as .claude/skills [default: .agents/skills]",
+)
+def _skills(action: str, target: Path | None) -> int:
+    """Install the skill for coding agents, or print it.
+
+    The skill tells an agent which command answers which question, and how to read the answer. Printed, it is a text for
+    the AGENTS.md of your project.
+    """
+    from study import skills
+
+    if action == "print":
+        if target is not None:
+            raise Refusal(f"--target {target} is only for `zero-study skills install`. Remove --target.")
+        sys.stdout.write("\n\n".join(skills.texts()) + "\n")
+        return 0
+    place = skills.install(target or skills.DEFAULT_TARGET)
+    print(f"Wrote the skill to {place}")
+    return 0
+
+
+CHECKS = (_check,)
+COMMANDS = (_skills,)

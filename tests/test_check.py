@@ -1,0 +1,271 @@
+"""Test `zero-study check`: what it finds in a project, what the project accepts, and its SARIF and Markdown."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import launching
+import pytest
+import yaml
+from refusing import refusal
+
+from study import check, cli
+from study.check import settings
+from study.check.project import is_lock
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = ROOT / "docs" / "examples"
+
+
+def git(*words: str) -> None:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    subprocess.run(["git", *identity, *words], check=True, capture_output=True)
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """Return the folder of a project with a faulty configuration file, and a lock file that changed since HEAD."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    Path("configs").mkdir()
+    shutil.copy(EXAMPLES / "my_zero3.json", "configs/ds.json")
+    shutil.copy(EXAMPLES / "old.lock", "requirements.txt")
+    Path("package.json").write_text('{"name": "other", "scripts": {"build": "true"}}')
+    Path("other.yaml").write_text("services: [a, b]\n")
+    Path(".gitignore").write_text("ignored\n")
+    git("init", "-q")
+    git("add", "-A")
+    git("commit", "-qm", "first")
+    shutil.copy(EXAMPLES / "new.lock", "requirements.txt")
+    return tmp_path
+
+
+def ids(report: check.Report, path: str) -> set[str]:
+    return {finding.id for finding in report.findings if report.path_of(finding) == path}
+
+
+def test_a_project_is_checked_at_once(project):
+    report = check.examine([])
+    assert report.configs == ["configs/ds.json"]
+    assert report.locks == ["requirements.txt"]
+    assert {"doctor/ignored-key", "doctor/fails-at-start-up"} <= ids(report, "configs/ds.json")
+    assert {"upgrade/fault-begins", "upgrade/fault-ends"} <= ids(report, "requirements.txt")
+    misspelt = next(finding for finding in report.findings if finding.key == "gradient_cliping")
+    assert "gradient_cliping" in Path("configs/ds.json").read_text().splitlines()[misspelt.line - 1]
+    assert report.verdict.status == 1
+    assert report.release == "deepspeed==0.17.6"
+
+
+def test_lock_files_are_compared_with_the_commit_that_is_named(project):
+    git("commit", "-qam", "second")
+    assert not ids(check.examine([]), "requirements.txt")
+    assert "upgrade/fault-begins" in ids(check.examine([], since="HEAD~1"), "requirements.txt")
+    for unknown in ("no-such-branch", "--output=x"):
+        assert f"--since {unknown}" in refusal(check.examine, [], since=unknown)
+
+
+def test_known_faults_of_the_pinned_release_are_looked_up(project):
+    Path("configs/ds.json").write_text(json.dumps({"train_batch_size": 8, "zero_optimization": {"stage": 2}}))
+    assert "doctor/release-fault" in ids(check.examine([]), "configs/ds.json")
+    Path("other.lock").write_text("deepspeed==0.19.8\n")
+    report = check.examine([])
+    assert report.release is None
+    assert any("0.19.8" in each.why and "0.17.6" in each.why for each in report.not_checked)
+
+
+def test_git_decides_which_files_are_of_the_project(project):
+    Path("ignored").mkdir()
+    shutil.copy("configs/ds.json", "ignored/ds.json")
+    shutil.copy("configs/ds.json", "configs/new.json")
+    assert check.examine([]).configs == ["configs/ds.json", "configs/new.json"]
+    assert check.examine([Path("ignored/ds.json")]).configs == ["ignored/ds.json"]  # it is named
+
+
+def test_without_git_installed_packages_are_left_out(project):
+    shutil.rmtree(".git")
+    for folder in ("node_modules", ".hidden", "environment"):
+        Path(folder).mkdir()
+        shutil.copy("configs/ds.json", f"{folder}/ds.json")
+    Path("environment/pyvenv.cfg").touch()
+    report = check.examine([])
+    assert report.configs == ["configs/ds.json"]
+    assert any("no commit" in each.why for each in report.not_checked)
+
+
+def test_a_project_without_anything_to_check_is_not_called_sound(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("package.json").write_text("{}")
+    assert check.examine([]).verdict.status == 3
+    assert check.text(check.examine([])).startswith("Nothing was checked")
+    # A file that is named has to be checked.
+    report = check.examine([Path("package.json")])
+    assert report.verdict.status == 3
+    assert "package.json" in check.text(report)
+    assert "there is no such file" in refusal(check.examine, [Path("missing")])
+
+
+def test_a_sound_project(project):
+    git("commit", "-qam", "second")
+    shutil.copy(ROOT / "accelerate_configs" / "zero2.yaml", "configs/zero2.yaml")
+    Path("configs/ds.json").unlink()
+    Path("requirements.txt").write_text("torch==2.13.0\n")
+    git("commit", "-qam", "third")
+    assert check.examine([]).verdict.status == 0
+
+
+def accept(**entry: str) -> None:
+    lines = [f"{key} = {json.dumps(value)}" for key, value in entry.items()]
+    with open("pyproject.toml", "a") as file:
+        file.write("\n".join(["[[tool.zero-study.accepted]]", *lines]) + "\n")
+
+
+def test_a_project_can_accept_findings_with_a_reason(project):
+    accept(id="doctor/ignored-key", path="configs/*", key="monitor_config", reason="Read by our own monitor.")
+    accept(id="doctor/ignored-key", path="configs/*", key="no_such_key", reason="Old.")
+    report = check.examine([])
+    assert [finding.key for finding, _ in report.accepted] == ["monitor_config"]
+    assert "monitor_config" not in {finding.key for finding in report.findings}
+    assert [entry.key for entry in report.unused] == ["no_such_key"]
+    assert "no_such_key" in check.text(report)
+
+
+@pytest.mark.parametrize("reason", ["", " ", f"{settings.PLACEHOLDER}: say why"])
+def test_an_accepted_finding_needs_a_reason(project, reason):
+    accept(id="doctor/ignored-key", reason=reason)
+    assert "has no reason" in refusal(check.examine, [])
+
+
+@pytest.mark.parametrize(
+    ("line", "message"), [("exclud = []", "unknown key 'exclud'"), ("since = 1", "since=1"), ("since =", "not TOML")]
+)
+def test_wrong_settings_are_refused(project, line, message):
+    Path("pyproject.toml").write_text(f"[tool.zero-study]\n{line}\n")
+    assert message in refusal(check.examine, [])
+
+
+def test_the_printed_baseline_accepts_everything_once_reasons_are_given(project):
+    printed = check.baseline(check.examine([]))
+    assert "doctor/works-with-a-note" not in printed
+    Path("pyproject.toml").write_text(printed)
+    assert "has no reason" in refusal(check.examine, [])
+    Path("pyproject.toml").write_text(printed.replace(settings.PLACEHOLDER, "Known"))
+    report = check.examine([])
+    assert report.verdict.status == 0
+    assert report.accepted
+    assert not report.unused
+
+
+def test_excluded_files_are_not_checked(project):
+    Path("pyproject.toml").write_text('[tool.zero-study]\nexclude = ["configs"]\n')
+    assert not check.examine([]).configs
+    assert check.examine([Path("configs/ds.json")]).configs  # it is named
+
+
+def test_checkpoints_are_checked_if_they_are_named(project):
+    Path("out").mkdir()
+    Path("out/optimizer.pt").touch()
+    Path("out/config.json").write_text('{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}')
+    assert not check.examine([]).checkpoints
+    report = check.examine([Path("out")])
+    assert report.checkpoints == ["out"]
+    assert report.verdict.status == 1
+    Path("pyproject.toml").write_text('[tool.zero-study]\ncheckpoints = ["out"]\n')
+    assert check.examine([]).checkpoints == ["out"]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("requirements.txt", True), ("requirements-dev.txt", True), ("constraints.txt", True), ("uv.lock", True),
+        ("pylock.toml", True), ("environment.yml", True), ("notes.txt", False), ("config.yaml", False),
+    ],
+)  # fmt: skip
+def test_names_of_lock_files(name, expected):
+    assert is_lock(Path(name)) == expected
+
+
+# ---------------------------------------------------------------- outputs
+
+
+def test_sarif_names_places_and_accepted_findings(project):
+    accept(id="doctor/ignored-key", path="configs/*", key="monitor_config", reason="Read by our own monitor.")
+    log = check.sarif(check.examine([]))
+    (run,) = log["runs"]
+    rules = {rule["id"] for rule in run["tool"]["driver"]["rules"]}
+    assert {result["ruleId"] for result in run["results"]} == rules
+    misspelt = next(result for result in run["results"] if "Write gradient_clipping" in result["message"]["text"])
+    place = misspelt["locations"][0]["physicalLocation"]
+    assert place["artifactLocation"]["uri"] == "configs/ds.json"
+    assert place["region"]["startLine"] == 4
+    assert misspelt["level"] == "warning"
+    suppressed = [result for result in run["results"] if "suppressions" in result]
+    assert [each["suppressions"][0]["justification"] for each in suppressed] == ["Read by our own monitor."]
+    prints = [result["partialFingerprints"]["zeroStudy/v1"] for result in run["results"]]
+    assert len(set(prints)) == len(prints)
+
+
+def test_the_command_writes_and_prints_what_it_found(project, capsys):
+    words = ["check", "--json", "--sarif", "found.sarif", "--markdown", "found.md"]
+    assert cli.run(words) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["schema"], answer["verdict"]) == ("zero-study/check", "found")
+    assert answer["lock_files_compared_with"] == "HEAD"
+    assert json.loads(Path("found.sarif").read_text())["version"] == "2.1.0"
+    assert "| configs/ds.json:4 gradient\\_cliping" in Path("found.md").read_text().replace(
+        "gradient_c", "gradient\\_c"
+    )
+    assert "does not exist" in refusal(cli.run, ["check", "--sarif", "no/folder.sarif"])
+    assert "--accept" in refusal(cli.run, ["check", "--accept", "--json"])
+
+
+# ---------------------------------------------------------------- the action
+
+
+def steps() -> dict[str, dict[str, str]]:
+    action = yaml.safe_load((ROOT / "action.yml").read_text())
+    return {step["name"]: step for step in action["runs"]["steps"]}
+
+
+def run_step(name: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a step of the action in bash as GitHub does, with a stand-in for the installed program."""
+    for file in ("output", "summary"):
+        (folder / file).touch()
+    fixed = {"RUNNER_TEMP": str(folder), "GITHUB_OUTPUT": str(folder / "output")}
+    fixed |= {"GITHUB_STEP_SUMMARY": str(folder / "summary")}
+    environment = {**os.environ, **fixed, **variables}
+    words = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", steps()[name]["run"]]
+    return subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.launches
+def test_the_action_checks_a_project_and_decides(project, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runner")
+    program = folder / "zero-study" / "bin" / "zero-study"
+    program.parent.mkdir(parents=True)
+    launching.use()
+    program.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m study "$@"\n')
+    program.chmod(0o755)
+    done = run_step("Check the project", folder, PATHS=".", SINCE="0" * 40)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "output").read_text() == "status=1\n"
+    assert "gradient_cliping" in (folder / "summary").read_text()
+    comments = folder / "gh"
+    comments.write_text(f'#!/bin/sh\necho "$@" > {folder}/comment\n')
+    comments.chmod(0o755)
+    path = f"{folder}:{os.environ['PATH']}"
+    assert run_step("Comment if a lock file changes what is trained", folder, REQUEST="7", PATH=path).returncode == 0
+    assert (folder / "comment").read_text().startswith("pr comment 7 --body-file")
+
+
+@pytest.mark.parametrize(
+    ("fail_on", "failing"), [("found", {"1"}), ("unknown", {"1", "3"}), ("never", set())]
+)  # fmt: skip
+def test_what_makes_the_action_fail(fail_on, failing, tmp_path):
+    statuses = {status: run_step("Decide", tmp_path, STATUS=status, FAIL_ON=fail_on).returncode for status in "013"}
+    assert {status for status, code in statuses.items() if code} == failing
+    assert all(code in (0, int(status)) for status, code in statuses.items())
