@@ -7,6 +7,7 @@ have any keys.
 
 from __future__ import annotations
 
+import json
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -431,6 +432,11 @@ def validated(content: dict[str, Any]) -> Answer | ErrorAnswer:
         return ErrorAnswer.model_validate(content)
     command = str(content.get("schema")).removeprefix(PREFIX)
     return ANSWERS[command].model_validate(content)
+
+
+def validated_text(text: str) -> Answer | ErrorAnswer:
+    """Return what a command printed with --json as an object of its type. Raises ValueError if it is something else."""
+    return validated(json.loads(text))
 
 
 def json_schema(command: str) -> dict[str, Any]:

@@ -95,13 +95,25 @@ def run(words: list[str]) -> int:
     assert callback is not None  # every command has one
     result: Verdict | Answer | int | None
     if context.params.get("as_json") and not getattr(context.command, "prints_itself", False):
-        with _output_to_stderr():
-            result = context.invoke(callback, **context.params)
-        assert isinstance(result, Answer), f"{context.info_name} has no answer for --json"
+        result = _answer(context)
         print(result.text())
     else:
         result = context.invoke(callback, **context.params)
     return result.status if isinstance(result, (Verdict, Answer)) else result or 0
+
+
+def answer_of(words: list[str]) -> Answer:
+    """Return the answer of one command line with --json. Raises Refusal if the command refuses the request."""
+    return _answer(parse(words))
+
+
+def _answer(context: click.Context) -> Answer:
+    callback = context.command.callback
+    assert callback is not None  # every command has one
+    with _output_to_stderr():
+        result = context.invoke(callback, **context.params)
+    assert isinstance(result, Answer), f"{context.info_name} has no answer for --json"
+    return result
 
 
 @contextlib.contextmanager

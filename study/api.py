@@ -1,0 +1,186 @@
+"""The commands of zero-study as functions. Each returns what the command prints with --json, as a typed object.
+
+    from zero_study import api
+
+    answer = api.doctor("ds_config.json")
+    if answer.verdict != "sound":
+        for finding in answer.findings:
+            print(finding.id, finding.place.line, finding.text, finding.remedy)
+
+A request that the command refuses raises Refusal, whose message says what is wrong and what to do. Further options have
+the names of the command line, with underscores: `global_batch_size=64` stands for `--global-batch-size 64`, `True` for
+an option without a value, and a list for an option that is repeated. Nothing is printed to standard output.
+
+These functions, their parameters, and the fields of the answers stay in later releases: a field is only added, and a
+parameter only gets a further default.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar, cast
+
+from study import cli
+from study.answers import envelope, models
+from study.answers.models import (
+    AdviseAnswer,
+    CheckAnswer,
+    ClaimsAnswer,
+    DiffAnswer,
+    DoctorAnswer,
+    DryRunAnswer,
+    ImportAnswer,
+    ProveAnswer,
+    SavedAnswer,
+    UpgradeAnswer,
+    WhyAnswer,
+)
+from study.errors import Refusal
+
+__all__ = [
+    "Refusal", "advise", "check", "claims", "diff", "doctor", "dry_run", "import_log", "prove", "saved", "upgrade",
+    "why",
+]  # fmt: skip
+
+Value = str | int | float | bool | Path | None
+Option = Value | Sequence[Value]
+_Answer = TypeVar("_Answer", bound=models.Answer)
+
+
+def advise(
+    model: str | Path | None = None, *, gpu: str | None = None, gpus: int | None = None, **options: Option
+) -> AdviseAnswer:
+    """Predict the memory, the time and the price of every strategy for a model on GPUs, and recommend one.
+
+    `model` is a known name, the id of a model on the Hugging Face hub, or the path of a config.json. Without `gpus`,
+    the answer says how many GPUs the model needs; without `gpu`, it compares machines.
+    """
+    return _ask(AdviseAnswer, "advise", [], model=model, gpu=gpu, gpus=gpus, **options)
+
+
+def check(*paths: str | Path, since: str | None = None) -> CheckAnswer:
+    """Check the configuration files, lock files and named checkpoints of a project, by default the current folder.
+
+    Lock files are compared with those of the commit `since`, by default HEAD.
+    """
+    return _ask(CheckAnswer, "check", paths, since=since)
+
+
+def claims(source: str | None = None, *, search: str | None = None) -> ClaimsAnswer:
+    """Return published sentences about ZeRO with their verdicts: of one source, or those that have some words."""
+    return _ask(ClaimsAnswer, "claims", [] if source is None else [source], search=search)
+
+
+def diff(a: str | Path, b: str | Path) -> DiffAnswer:
+    """Find the first tensor in which two recorded trainings differ by more than rounding.
+
+    `a` and `b` are folders that `python -m zero_study.diff --output` wrote.
+    """
+    return _ask(DiffAnswer, "diff", [a, b])
+
+
+def doctor(*files: str | Path, release: str | None = None) -> DoctorAnswer:
+    """Find out what each key of configuration files really does. Without files, check this machine.
+
+    With `release`, such as "deepspeed==0.18.2", also look up the known faults of that release.
+    """
+    return _ask(DoctorAnswer, "doctor", files, **{"for": release})
+
+
+def dry_run(
+    strategy: str | Path, script: str | Path | None = None, *arguments: str, world: int, **options: Option
+) -> DryRunAnswer:
+    """Simulate a training on `world` ranks without GPUs, and find ranks that would wait for each other forever.
+
+    `strategy` is an accelerate file or the name of a strategy. Without a script, a known model is trained (`model`).
+    """
+    words = [strategy] if script is None else [strategy, script, *arguments]
+    return _ask(DryRunAnswer, "dry-run", words, world=world, **options)
+
+
+def import_log(*logs: str | Path, output: str | Path, name: str | None = None, **setting: Value) -> ImportAnswer:
+    """Turn logs of other trainings into runs in the folder `output`, which `zero-study compare` can compare.
+
+    `setting` states what the logs do not, such as gpu="h100", num_gpus=8 or strategy="zero3".
+    """
+    stated = [f"{field}={value}" for field, value in setting.items()]
+    return _ask(ImportAnswer, "import", logs, output=output, name=name, set=stated)
+
+
+def prove(script: str | Path, *arguments: str, ranks: int = 1, reference: bool = False) -> ProveAnswer:
+    """Run a training script as so many processes, and check the engine, its settings and one optimizer step.
+
+    What the script prints goes to standard error. With `reference`, the gradients are compared with those without the
+    engine, which takes memory for the whole model on every rank.
+    """
+    if not Path(script).is_file():
+        raise Refusal(f"{script}: no such file. Name a script, and then its arguments.")
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    flags = ["--json", "--strict", *(["--reference"] if reference else [])]
+    words = [
+        sys.executable,
+        *(launcher if ranks > 1 else []),
+        "-m",
+        "zero_study.prove",
+        *flags,
+        str(script),
+        *arguments,
+    ]
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False)
+    if not done.stdout.strip():
+        raise RuntimeError(f"{script} ended with status {done.returncode} before there was an answer.")
+    return cast(ProveAnswer, _checked(models.validated_text(done.stdout)))
+
+
+def saved(folder: str | Path, *, against: str | Path | None = None, model: str | Path | None = None) -> SavedAnswer:
+    """Check whether a checkpoint or a saved model holds what was trained.
+
+    `against` is another checkpoint or a recording to compare it with. `model` is a folder with the model's config.json.
+    """
+    return _ask(SavedAnswer, "saved", [folder], against=against, model=model)
+
+
+def upgrade(
+    old: str | Path, new: str | Path, *, config: str | Path | None = None, script: str | Path | None = None
+) -> UpgradeAnswer:
+    """Return what an upgrade changes in a training, from two files that pin releases.
+
+    With `config` and `script`, changes that cannot concern this training are left out.
+    """
+    return _ask(UpgradeAnswer, "upgrade", [old, new], config=config, script=script)
+
+
+def why(*logs: str | Path, **options: Option) -> WhyAnswer:
+    """Find the first cause in the logs of a run that failed, hung, was slow or trained wrongly.
+
+    `logs` are those of one run, for instance one per rank. The options describe the setting: model, gpu, gpus, ...
+    """
+    return _ask(WhyAnswer, "why", logs, **options)
+
+
+def _ask(kind: type[_Answer], command: str, arguments: Sequence[str | Path], **options: Option) -> _Answer:
+    """Run a command as its command line would, and return its answer. Raises Refusal."""
+    given = [word for name, value in options.items() for word in _words(name, value)]
+    answer = cli.answer_of([command, "--json", *given, *map(str, arguments)])
+    return cast(_Answer, _checked(models.validated(envelope.plain(answer.content))))
+
+
+def _checked(answer: models.Answer | models.ErrorAnswer) -> models.Answer:
+    if isinstance(answer, models.ErrorAnswer):
+        raise Refusal(answer.error.message)
+    return answer
+
+
+def _words(name: str, value: Option) -> list[str]:
+    """Return an option as the words of a command line."""
+    flag = f"--{name.replace('_', '-')}"
+    if value is None or value is False:
+        return []
+    if value is True:
+        return [flag]
+    if isinstance(value, (str, int, float, Path)):
+        return [f"{flag}={value}"]
+    return [word for each in value for word in _words(name, each)]
