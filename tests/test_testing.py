@@ -325,7 +325,7 @@ def test_the_plugin_has_fixtures_and_imports_nothing_heavy(tmp_path):
     completed = run_pytest(tmp_path, "-rs", "-p", "no:xdist", "--zero-study-missing", "fail")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     assert "1 passed, 1 skipped" in completed.stdout
-    assert "ddp (torch is not installed)" in completed.stdout
+    assert "ddp (torch, accelerate are not installed)" in completed.stdout
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from .. import files, processes
 from ..errors import Refusal
 from ..verdict import FOUND, REFUSED, SOUND
 from . import outcomes, programs
-from .training import NEEDED, Strategy
+from .training import Strategy
 
 MOST_BLOCKS = 3  # pairs of ranks that a message describes
 
@@ -33,9 +33,8 @@ def check(
     if ranks < 2:
         raise Refusal(f"ranks={ranks} has no two ranks that could wait for each other. Choose at least 2.")
     chosen = Strategy.of(strategy)
-    packages = [*NEEDED, *([chosen.package] if chosen.package else [])]
-    if absent := [package for package in packages if not programs.is_installed(package)]:
-        outcomes.skip_or_fail(f"not checked: {chosen.name} ({', '.join(absent)} is not installed).", missing)
+    if absent := chosen.missing_packages():
+        outcomes.skip_or_fail(f"not checked: {chosen.name} ({absent}).", missing)
     with tempfile.TemporaryDirectory(prefix="zero-study-test-") as name:
         folder = Path(name)
         script = programs.script_of(train, arguments, folder)

@@ -40,6 +40,11 @@ class Strategy(NamedTuple):
         package = ENGINES.get(str(content.get("distributed_type")))
         return cls(file.stem, file, package, str(content.get("mixed_precision", "no")), file.stem == str(given))
 
+    def missing_packages(self) -> str:
+        """Return a text that names the packages that are not installed. Empty if there are all."""
+        absent = [each for each in (*NEEDED, self.package) if each and not programs.is_installed(each)]
+        return f"{terminal.names(absent)} {'is' if len(absent) == 1 else 'are'} not installed" if absent else ""
+
 
 def compare(
     train: programs.Trained,
@@ -64,12 +69,7 @@ def compare(
             f"The strategies train in several precisions ({', '.join(sorted(precisions))}), and one process trains in "
             "one. Compare them in several assertions, or pass mixed_precision."
         )
-    absent = {
-        each.name: package
-        for each in strategies
-        for package in (each.package, *NEEDED)
-        if package and not programs.is_installed(package)
-    }
+    absent = {each.name: missing_packages for each in strategies if (missing_packages := each.missing_packages())}
     present = [each for each in strategies if each.name not in absent]
     with tempfile.TemporaryDirectory(prefix="zero-study-test-") as name:
         folder = Path(name)
@@ -84,7 +84,7 @@ def compare(
     if unknown:
         raise outcomes.CouldNotBeChecked("\n\n".join(unknown))
     if absent:
-        reasons = ", ".join(f"{strategy} ({package} is not installed)" for strategy, package in absent.items())
+        reasons = ", ".join(f"{strategy} ({packages})" for strategy, packages in absent.items())
         done = f" {terminal.names([each.name for each in present])} trained as one process." if present else ""
         outcomes.skip_or_fail(f"not checked: {reasons}.{done}", missing)
 
