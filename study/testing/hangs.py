@@ -11,13 +11,13 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from .. import files, processes
+from .. import files, processes, terminal
 from ..errors import Refusal
 from ..verdict import FOUND, REFUSED, SOUND
 from . import outcomes, programs
 from .training import Strategy
 
-MOST_BLOCKS = 3  # pairs of ranks that a message describes
+PAIR = re.compile(r"(HANG|WRONG VALUES): ranks \d+ and \d+ ")  # begins the description of two ranks
 
 
 def check(
@@ -76,11 +76,12 @@ def _judge(title: str, completed: subprocess.CompletedProcess[str], output: Path
 
 
 def _shortened(answer: str) -> str:
-    """Return the first lines of an answer. If rank 0 makes another call than seven others, one pair is enough."""
+    """Return an answer with its first pair of ranks only. If rank 0 makes another call, seven pairs say the same."""
     blocks = re.split(r"\n(?=\S)", answer)
-    if len(blocks) <= MOST_BLOCKS:
-        return answer
-    return "\n".join([*blocks[:MOST_BLOCKS], f"... and {len(blocks) - MOST_BLOCKS} more lines of this kind"])
+    first, *others = [block for block in blocks if PAIR.match(block)] or [""]
+    rest = [block for block in blocks if not PAIR.match(block)]
+    more = [f"{terminal.count(len(others), 'more pair')} of ranks with different calls"] if others else []
+    return "\n".join(filter(None, [first, *more, *rest]))
 
 
 def _last_line(text: str) -> str:

@@ -179,10 +179,10 @@ def _judge(
 
     if outcome["failure"]:
         hint = "; assert_never_hangs names the lines where ranks wait" if "not done after" in outcome["failure"] else ""
-        return f"{script} fails under {title}: {outcome['failure']}{hint}.", None
+        return f"{script}: {title} fails: {outcome['failure']}{hint}.", None
     proofs = outcome["proofs"]
     if other := list(dict.fromkeys(line for proof in proofs for line in proof["not_as_requested"])):
-        return f"{script} does not train with {title}: {'; '.join(other)}.", None
+        return f"{script}: {title} is not what was trained: {'; '.join(other)}.", None
     wrong = list(dict.fromkeys(line for proof in proofs for line in proof["findings"]))
     # The names of the folders are shown, and these are gone when somebody reads them.
     a, b = (
@@ -190,7 +190,7 @@ def _judge(
         for folder, name in ((reference, REFERENCE), (recording, title))
     )
     result = comparing.compare(a, b)
-    lines = [f"{script} does not train under {title} as on {REFERENCE}."]
+    lines = [f"{script}: {title} does not train as {REFERENCE} does."]
     lines += _first_tensors(result.differences)
     lines += [f"Ranks differ: {line}." for line in result.replicas]
     lines += [f"Cause: {line}" for line in wrong] or [f"Likely cause: {line}" for line in result.causes]
@@ -199,11 +199,11 @@ def _judge(
         return "\n".join([*lines, *([details] if result.verdict.num_findings else [])]), None
     if not result.is_same:
         reasons = "; ".join(str(check) for check in result.not_checked if check.is_requested)
-        return None, f"{script} under {title} could not be compared with {REFERENCE}: {reasons or 'no tensor'}."
+        return None, f"{script}: {title} could not be compared with {REFERENCE}: {reasons or 'no tensor'}."
     reasons_of_proofs = [proof["reason"] for proof in proofs if proof["step"] is None]
     if reasons_of_proofs or not proofs:
         reason = reasons_of_proofs[0] if reasons_of_proofs else "there is no proof"
-        return None, f"{script} under {title}: whether this engine was used is not known, because {reason}."
+        return None, f"{script}: whether {title} was what trained is not known, because {reason}."
     return None, None
 
 
