@@ -53,6 +53,10 @@ def two_steps() -> None:
     sound(steps=2)
 
 
+def nothing() -> None:
+    """Train nothing."""
+
+
 def always_ddp() -> None:
     """Train with DDP, whatever the launcher requests."""
     torch.manual_seed(0)

@@ -77,7 +77,8 @@ class Training(NamedTuple):
 def main() -> None:
     """Train what the request in the first argument names, and send the outcomes to the process that started this one.
 
-    The result has an entry per training: the answers of its ranks, and why it failed, or None.
+    The result has an entry per training: the proofs of its ranks, and why it failed, or None. If the first training
+    fails or trains nothing, it is the only entry.
     """
     request = json.loads(sys.argv[1])
     script, num_steps = Path(request["script"]), request["steps"]
@@ -94,9 +95,10 @@ def main() -> None:
         )
         for training, variables in zip(trainings, environments, strict=True)
     ]
-    # A run with noise belongs to a recording, which has to be there before.
-    num_first = sum(training.file is None and training.noise is None for training in trainings)
-    results = [*_run(planned[:num_first]), *_run(planned[num_first:])]
+    # The others are compared with the first one, and a run with noise belongs to its recording.
+    results = _run(planned[:1])
+    if not _outcome(results[0])["failure"] and any(trainings[0].recording.glob("rank-*")):
+        results += _run(planned[1:])
     processes.send_result([_outcome(result) for result in results])
 
 

@@ -110,15 +110,16 @@ def _compare(
             for number, each in enumerate(strategies)
         ),
     ]
-    outcomes_by_training = _train(script, trainings, seconds)
-    for outcome, what in zip(outcomes_by_training, (f"on {REFERENCE}", f"on {REFERENCE} with noise"), strict=False):
-        if outcome["failure"]:
-            raise outcomes.CouldNotBeChecked(
-                f"{script.name} does not train {what}, so there is nothing to compare with: {outcome['failure']}."
-            )
+    alone, *others = _train(script, trainings, seconds)
+    failure = alone["failure"] or (None if any(reference.glob("rank-*")) else _why_no_proof(alone["proofs"]))
+    failure = failure or (others[0]["failure"] if others else None)  # of the run with noise
+    if failure:
+        raise outcomes.CouldNotBeChecked(
+            f"{script.name} does not train on {REFERENCE}, so there is nothing to compare with: {failure}."
+        )
     faults: list[str] = []
     unknown: list[str] = []
-    for each, training, outcome in zip(strategies, trainings[2:], outcomes_by_training[2:], strict=True):
+    for each, training, outcome in zip(strategies, trainings[2:], others[1:], strict=True):
         title = f"{each.name} on {ranks} ranks"
         fault, reason = _judge(script.name, title, reference, Path(training["recording"]), outcome)
         faults += [fault] if fault else []
@@ -177,34 +178,50 @@ def _judge(
     from ..diff import text
     from ..diff.recorded import Recording
 
-    if outcome["failure"]:
-        hint = "; assert_never_hangs names the lines where ranks wait" if "not done after" in outcome["failure"] else ""
-        return f"{script}: {title} fails: {outcome['failure']}{hint}.", None
+    if failure := outcome["failure"]:
+        if "not done after" in failure:  # it may wait forever, or it may be slow
+            hint = "Pass a larger timeout, or see with assert_never_hangs where ranks wait"
+            return None, f"{script}: {title} {failure}. {hint}."
+        return f"{script}: {title} fails: {failure}.", None
     proofs = outcome["proofs"]
-    if other := list(dict.fromkeys(line for proof in proofs for line in proof["not_as_requested"])):
+    if other := _lines(proofs, "not_as_requested"):
         return f"{script}: {title} is not what was trained: {'; '.join(other)}.", None
-    wrong = list(dict.fromkeys(line for proof in proofs for line in proof["findings"]))
+    if not any(recording.glob("rank-*")):
+        return None, f"{script}: {title} could not be compared with {REFERENCE}: {_why_no_proof(proofs)}."
     # The names of the folders are shown, and these are gone when somebody reads them.
     a, b = (
         replace(Recording.read(folder), folder=Path(name))
         for folder, name in ((reference, REFERENCE), (recording, title))
     )
     result = comparing.compare(a, b)
-    lines = [f"{script}: {title} does not train as {REFERENCE} does."]
-    lines += _first_tensors(result.differences)
-    lines += [f"Ranks differ: {line}." for line in result.replicas]
-    lines += [f"Cause: {line}" for line in wrong] or [f"Likely cause: {line}" for line in result.causes]
-    if result.verdict.num_findings or wrong:
-        details = f"The comparison, in which A is {REFERENCE} and B is {title}:\n{text.text(result)}"
-        return "\n".join([*lines, *([details] if result.verdict.num_findings else [])]), None
+    causes = [f"Cause: {line}" for line in _lines(proofs, "findings")]
+    if result.verdict.num_findings:
+        return "\n".join(
+            [
+                f"{script}: {title} does not train as {REFERENCE} does.",
+                *_first_tensors(result.differences),
+                *(f"Ranks differ: {line}." for line in result.replicas),
+                *(causes or [f"Likely cause: {line}" for line in result.causes]),
+                f"The comparison, in which A is {REFERENCE} and B is {title}:\n{text.text(result)}",
+            ]
+        ), None
+    if causes:
+        return "\n".join([f"{script}: {title} trains wrongly, in a way that {REFERENCE} does, too.", *causes]), None
     if not result.is_same:
         reasons = "; ".join(str(check) for check in result.not_checked if check.is_requested)
         return None, f"{script}: {title} could not be compared with {REFERENCE}: {reasons or 'no tensor'}."
-    reasons_of_proofs = [proof["reason"] for proof in proofs if proof["step"] is None]
-    if reasons_of_proofs or not proofs:
-        reason = reasons_of_proofs[0] if reasons_of_proofs else "there is no proof"
-        return None, f"{script}: whether {title} was what trained is not known, because {reason}."
+    if any(proof["step"] is None for proof in proofs) or not proofs:
+        return None, f"{script}: whether {title} was what trained is not known: {_why_no_proof(proofs)}."
     return None, None
+
+
+def _lines(proofs: Sequence[Mapping[str, Any]], key: str) -> list[str]:
+    """Return the texts of all ranks, each once."""
+    return list(dict.fromkeys(line for proof in proofs for line in proof[key]))
+
+
+def _why_no_proof(proofs: Sequence[Mapping[str, Any]]) -> str:
+    return next((str(proof["reason"]) for proof in proofs if proof["reason"]), "no optimizer step was seen")
 
 
 def _first_tensors(differences: Sequence[Any]) -> list[str]:
