@@ -34,7 +34,7 @@ MAY_IMPORT = {
 # What is also imported as zero_study, in folders that may have a package `study` of their own (test_import_name.py).
 TWO_NAMES = {
     "__init__", "answers", "conformance", "diff", "doctor", "engines", "errors", "files", "processes", "progress",
-    "prove", "ranks", "saved", "terminal", "upgrade", "verdict", "version",
+    "prove", "ranks", "saved", "terminal", "testing", "upgrade", "verdict", "version",
 }  # fmt: skip
 
 # What needs no torch, so that a laptop redoes the whole analysis.

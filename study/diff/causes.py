@@ -78,8 +78,10 @@ def _of_missing(first: Difference, side: str) -> str:
 
 def _of_batch(pattern: _Pattern) -> Iterator[str]:
     first = pattern.first
-    in_a, in_b = (sum(map(len, recording.rows(first.step))) for recording in (pattern.a, pattern.b))
-    if in_a != in_b:
+    a, b = pattern.a, pattern.b
+    in_a, in_b = (sum(map(len, recording.rows(first.step))) for recording in (a, b))
+    # One pass on each of several ranks is no more than one pass on a single rank.
+    if in_a != in_b and in_a * b.world_size != in_b * a.world_size:
         yield f"A has {in_a} forward passes and B has {in_b}: accumulation, evaluation mode or updates differ."
     yield (
         "the order of the data: seeds, samplers, shuffling or workers." if "order" in first.name else "the data differ."

@@ -11,7 +11,7 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -70,10 +70,7 @@ def main(words: Sequence[str] | None = None) -> None:
         failure, status = error, INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
     finally:
         pairs.close()
-    for watcher in pairs.watchers:
-        with suppress(Unverified):  # which the verdict contains
-            watcher.end()
-        watcher.add_late(pairs.rates.findings(watcher.optimizer))
+    pairs.end()
     result = pairs.verdict()
     if pairs.waiting or not pairs.watchers:
         print(f"proof: not made, {pairs.why_not_made()}", flush=True)
@@ -111,6 +108,30 @@ def _move_output() -> int:
     return output
 
 
+def proved(program: Callable[[], object], output: Path) -> dict[str, Any]:
+    """Run a program that trains in this process, and return what the proof found on this rank.
+
+    The result has the texts of the findings (`findings`), those that say that another engine or setting was built than
+    the launcher requested (`not_as_requested`), and the number of the examined step (`step`), or None. If there is
+    none, `reason` says why. A finding does not end the training, and an error of the program is raised. Rank 0 also
+    writes the proof to `output`.
+    """
+    pairs = _Pairs(False, True, False, output)
+    try:
+        program()
+    finally:
+        pairs.close()
+    pairs.end()
+    steps = [watcher.content["step"]["number"] for watcher in pairs.watchers if watcher.content.get("step")]
+    reason = None if steps else pairs.why_not_made() if not pairs.watchers else "training ended before a third step"
+    wrong = [reason.removeprefix(WRONG)] if reason and reason.startswith(WRONG) else []
+    for watcher in pairs.watchers:
+        wrong += [*watcher.content.get("known_wrong", []), *watcher.content.get("findings", [])]
+    different = [line for watcher in pairs.watchers for line in watcher.content.get("not_as_asked", [])]
+    step = steps[0] if steps else None
+    return {"findings": wrong, "not_as_requested": different, "step": step, "reason": reason}
+
+
 def _run(script: Path, arguments: Sequence[str]) -> Any:
     """Run a script, and return its exit status.
 
@@ -144,9 +165,11 @@ class _Pairs:
     The first step only shows which pairs there are, because PyTorch allows no new hook within a step.
     """
 
-    def __init__(self, strict: bool, allow_known_bad: bool, has_reference: bool) -> None:
+    def __init__(
+        self, strict: bool, allow_known_bad: bool, has_reference: bool, output: Path = Path("proof.json")
+    ) -> None:
         self.paired: set[int] = set()  # ids of optimizers whose model has been found
-        self._given = (strict, allow_known_bad, Path("proof.json"))
+        self._given = (strict, allow_known_bad, output)
         self._has_reference = has_reference
         self.watchers: list[StepWatcher] = []
         self._called: dict[int, torch.nn.Module] = {}
@@ -195,6 +218,13 @@ class _Pairs:
         self.leave()
         self.rates.close()
         self._ties.close()
+
+    def end(self) -> None:
+        """End all watches, and add the findings that only the end of the training shows."""
+        for watcher in self.watchers:
+            with suppress(Unverified):  # which the verdict contains
+                watcher.end()
+            watcher.add_late(self.rates.findings(watcher.optimizer))
 
     def verdict(self) -> Verdict:
         """Return the verdict on all models of the script."""

@@ -646,6 +646,11 @@ class StepWatcher:
         ]
 
     @property
+    def content(self) -> dict[str, Any]:
+        """The proof so far, with the keys of proof.json. Empty until the watch begins."""
+        return self._content
+
+    @property
     def verdict(self) -> Verdict:
         """The verdict so far. A difference from the request counts as a finding."""
         kinds = ("known_wrong", "findings", "not_as_asked")

@@ -1,0 +1,71 @@
+"""Load and call the function of a test in another process. Uses nothing but the standard library.
+
+The script that `programs.py` writes executes this file by its path, so it must not import any other module of this
+package.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pickle
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import IO, Any
+
+_MAIN = "__main__"
+
+
+class _Unpickler(pickle.Unpickler):
+    """An unpickler that finds the module of the function even if it cannot be imported by its name."""
+
+    def __init__(self, file: IO[bytes], name: str, path: str) -> None:
+        super().__init__(file)
+        self._name, self._path = name, path
+
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        if module_name != self._name:
+            return super().find_class(module_name, global_name)
+        found: Any = module(self._name, self._path)
+        for part in global_name.split("."):
+            found = getattr(found, part)
+        return found
+
+
+def module(name: str, path: str) -> ModuleType:
+    """Import a module by its name. If this gives another file or none, execute the file under this name."""
+    alias = "zero_study_test" if name == _MAIN else name
+    loaded = sys.modules.get(alias)
+    if loaded is None and name != _MAIN:
+        try:
+            loaded = importlib.import_module(name)
+        except ImportError:  # if the module itself raised it, executing the file raises it again
+            loaded = None
+    if loaded is not None and _is_same_file(loaded.__file__, path):
+        return loaded
+    spec = importlib.util.spec_from_file_location(alias, path)
+    assert spec is not None
+    assert spec.loader is not None
+    loaded = sys.modules[alias] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+def _is_same_file(file: str | None, path: str) -> bool:
+    return file is not None and Path(file).resolve() == Path(path).resolve()
+
+
+def load(pickled: str, name: str, path: str) -> Callable[..., Any]:
+    """Return the function that a file has, whose module has this name and path."""
+    with open(pickled, "rb") as file:
+        function: Callable[..., Any] = _Unpickler(file, name, path).load()
+    return function
+
+
+def run(run_name: str, pickled: str, name: str, path: str, words: Sequence[str]) -> None:
+    """Load the function, and call it if this runs as a script. A word is the strategy, if the function takes it."""
+    function = load(pickled, name, path)
+    if run_name == _MAIN:
+        function(**({"strategy": words[0]} if words else {}))

@@ -1,0 +1,19 @@
+"""Check a configuration file: `assert_does_what_it_says`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..doctor import examine, text
+from . import outcomes
+
+
+def check(file: Path, release: str | None) -> None:
+    """Do what `assert_does_what_it_says` promises."""
+    __tracebackhide__ = True
+    examined = examine.examine(file, release)
+    verdict = examined.verdict
+    if verdict.result == "found":
+        raise AssertionError(text.text(examined, release=release))
+    if verdict.result == "unknown":
+        raise outcomes.CouldNotBeChecked(text.text(examined, release=release))

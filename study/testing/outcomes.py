@@ -1,0 +1,26 @@
+"""How an assertion ends that could not be made."""
+
+from __future__ import annotations
+
+import os
+import unittest
+
+from ..errors import Refusal
+
+MISSING = "ZERO_STUDY_MISSING_ENGINE"  # environment variable: skip (default) or fail
+CHOICES = ("skip", "fail")
+
+
+class CouldNotBeChecked(AssertionError):
+    """The error for an assertion that could not be checked, so that it is neither true nor false."""
+
+
+def skip_or_fail(reason: str, missing: str | None) -> None:
+    """Skip the test because a package is missing, or fail. `missing` is skip, fail, or None: as the user has set."""
+    __tracebackhide__ = True
+    chosen = missing or os.environ.get(MISSING, CHOICES[0])
+    if chosen not in CHOICES:
+        raise Refusal(f"{chosen!r} is no choice for a missing engine. Choose skip or fail.")
+    if chosen == "fail":
+        raise CouldNotBeChecked(reason)
+    raise unittest.SkipTest(reason)

@@ -1,0 +1,67 @@
+"""Check a saved folder against what was trained: `assert_saved_is_complete`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import Refusal
+from . import outcomes, programs
+
+if TYPE_CHECKING:
+    import torch
+
+
+def check(
+    folder: Path,
+    trained: torch.nn.Module | Mapping[str, torch.Tensor] | str | os.PathLike[str],
+    model: Path | None,
+    missing: str | None,
+) -> None:
+    """Do what `assert_saved_is_complete` promises."""
+    __tracebackhide__ = True
+    if not programs.is_installed("torch"):
+        outcomes.skip_or_fail(f"not checked: {folder} (torch is not installed).", missing)
+    from ..saved import against, recorded, text
+    from ..saved import read as read_folder
+
+    with contextlib.redirect_stdout(sys.stderr):  # DeepSpeed prints when it is imported
+        saved = read_folder(folder, False, model)
+        compared = against.cross_check(saved)
+        if isinstance(trained, (str, os.PathLike)):
+            compared += recorded.compare_all(saved, Path(trained), False)
+        else:
+            state = _state(trained)
+            parts = [each for each in saved if each.tensors]
+            compared += [against.compare(each, state, "what was trained") for each in parts]
+    verdict = text.verdict(saved, compared, False)
+    if verdict.result == "found":
+        raise AssertionError(f"{folder} does not hold what was trained.\n{text.text(folder, saved, compared, False)}")
+    if verdict.result == "unknown":
+        raise outcomes.CouldNotBeChecked(
+            f"{folder} could not be compared with what was trained.\n{text.text(folder, saved, compared, False)}"
+        )
+
+
+def _state(trained: Any) -> dict[str, torch.Tensor]:
+    """Return the tensors of a model or of a state by name. Raises Refusal for something else."""
+    import torch
+
+    state = trained.state_dict() if isinstance(trained, torch.nn.Module) else trained
+    if not isinstance(state, Mapping) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise Refusal(
+            "trained= is neither a model nor tensors by name. Pass the trained model, its state_dict(), or the folder "
+            "of a recording by zero-study diff."
+        )
+    if not state:
+        raise Refusal("trained= has no tensor, so there is nothing to compare with. Pass the trained model.")
+    if sharded := [name for name, value in state.items() if hasattr(value, "full_tensor") or not value.numel()]:
+        raise Refusal(
+            f"trained= has only a shard of {sharded[0]}, so it cannot be compared. Gather the parameters, and pass the "
+            "whole state."
+        )
+    return dict(state)
