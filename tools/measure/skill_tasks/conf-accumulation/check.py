@@ -1,18 +1,20 @@
-"""Start with the file of the task on two CPU processes, and count the micro batches between two optimizer steps.
+"""Start with the file of the task in one CPU process, and count the micro batches between two optimizer steps.
 
-accelerate launch --config_file accelerate.yaml --num_processes 2 --mixed_precision no check.py
+accelerate launch --config_file accelerate.yaml --num_processes 1 --mixed_precision no check.py
 """
 
 import os
+import sys
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
-import deepspeed.comm.torch
+import deepspeed.comm.torch  # noqa: F401
 import torch
 from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-deepspeed.comm.torch.build_shm_op = lambda: None  # gloo alone is enough, so nothing has to be compiled
+# The attribute deepspeed.comm.torch is torch itself, so the module is taken by its name.
+sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # gloo alone is enough, so nothing has to be compiled
 
 accelerator = Accelerator(gradient_accumulation_steps=2)
 loader = DataLoader(TensorDataset(torch.randn(256, 8)), batch_size=4, drop_last=True)

@@ -5,6 +5,7 @@ flag for both (engine.py, ADAM_W_MODE).
 """
 
 import os
+import sys
 
 os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="29671")
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -13,7 +14,8 @@ import deepspeed.comm.torch
 import torch
 from torch import nn
 
-deepspeed.comm.torch.build_shm_op = lambda: None  # gloo alone is enough, so nothing has to be compiled
+# The attribute deepspeed.comm.torch is torch itself, so the module is taken by its name.
+sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # gloo alone is enough, so nothing has to be compiled
 
 HYPER = {"lr": 2e-4, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}
 

@@ -1,4 +1,4 @@
-"""The Trainer's first SGD step on two gloo processes whose labels have 100 and 20 counted tokens.
+"""The Trainer's first SGD step on two gloo processes with 100 and 20 labels that are not -100.
 
     PYTHONPATH=FOLDER_WITH_THE_RELEASE torchrun --nproc-per-node 2 check.py
 
@@ -27,9 +27,9 @@ model = LlamaForCausalLM(config).double()
 plain = LlamaForCausalLM(config).double()
 plain.load_state_dict(model.state_dict())
 before = [p.detach().clone() for p in model.parameters()]
-rows = torch.randint(0, 32, (2, 101))  # one row per process
+rows = torch.randint(0, 32, (2, 100))  # one row per process
 labels = rows.clone()
-labels[1, 21:] = -100  # the first label is shifted away: 100 and 20 tokens are counted
+labels[1, 20:] = -100
 data = [{"input_ids": row, "labels": label} for row, label in zip(rows, labels, strict=True)]
 sums = []
 for row, label in zip(rows, labels, strict=True):
