@@ -656,11 +656,6 @@ class StepWatcher:
         kinds = ("known_wrong", "findings", "not_as_asked")
         return Verdict.of(sum(len(self._content.get(kind, [])) for kind in kinds), self._checked, self._not_checked)
 
-    @property
-    def content(self) -> dict[str, Any]:
-        """The content of proof.json so far. Empty if the engine could not be read back."""
-        return self._content
-
     def _let_go(self) -> None:
         """Remove everything except the hook on updates, which has no effect from then on.
 
