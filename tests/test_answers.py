@@ -298,7 +298,7 @@ def test_exact_conformance():
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize(("script", "status"), [("train_hang.py", 1), (None, 0)])
+@pytest.mark.parametrize(("script", "status"), [pytest.param("train_hang.py", 1, marks=pytest.mark.slow), (None, 0)])
 def test_dry_run(script, status, tmp_path):
     words = ["dry-run", "--world", "2", "--json", "ddp"]
     words[3:3] = [] if script else ["--model", "gpt2", "--sequence-length", "8"]
@@ -328,9 +328,9 @@ END
 @pytest.mark.parametrize(
     ("change", "words", "status", "verdict"),
     [
-        (("END", ""), [], 0, "sound"),
-        (("END", "raise SystemExit(5)"), [], 5, "sound"),
-        (("END", "1 / 0"), [], 1, "sound"),
+        pytest.param(("END", ""), [], 0, "sound", marks=pytest.mark.slow),
+        pytest.param(("END", "raise SystemExit(5)"), [], 5, "sound", marks=pytest.mark.slow),
+        pytest.param(("END", "1 / 0"), [], 1, "sound", marks=pytest.mark.slow),
         (("    optimizer.step()\n", ""), ["--strict"], 1, "found"),
     ],
 )
