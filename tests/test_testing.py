@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import runpy
 import subprocess
 import sys
+import tomllib
 import unittest
 from collections.abc import Callable
 from pathlib import Path
@@ -303,8 +305,11 @@ def test_a_function_becomes_a_script(function, arguments, takes_strategy, writte
 
 
 def run_pytest(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run pytest with the plugin, with warnings as errors."""
-    env = {"PYTEST_ADDOPTS": "", "PYTEST_XDIST_WORKER": None}
+    """Run pytest with the plugin, with warnings as errors.
+
+    An installed project has loaded the plugin by its entry point, and pytest accepts no plugin twice.
+    """
+    env = {"PYTEST_ADDOPTS": "", "PYTEST_XDIST_WORKER": None, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return launching.attempt(["python", "-m", "pytest", "-q", *PLUGIN, *words], cwd=folder, env=env)
 
 
@@ -329,10 +334,17 @@ def test_a_skip(monkeypatch, assert_same_training):
 def test_the_plugin_has_fixtures_and_imports_nothing_heavy(tmp_path):
     (tmp_path / "test_it.py").write_text(FIXTURES)
     (tmp_path / "ddp.yaml").write_text((launching.ROOT / "accelerate_configs" / "ddp.yaml").read_text())
-    completed = run_pytest(tmp_path, "-rs", "-p", "no:xdist", "--zero-study-missing", "fail")
+    completed = run_pytest(tmp_path, "-rs", "--zero-study-missing", "fail")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     assert "1 passed, 1 skipped" in completed.stdout
     assert "ddp (torch, accelerate are not installed)" in completed.stdout
+
+
+def test_the_entry_point_is_that_of_the_plugin():
+    project = tomllib.loads((launching.ROOT / "pyproject.toml").read_text())["project"]
+    (module,) = project["entry-points"]["pytest11"].values()
+    assert module == "zero_study.testing.plugin"
+    assert hasattr(importlib.import_module(module), "pytest_addoption")
 
 
 @pytest.mark.slow
@@ -342,7 +354,7 @@ def test_the_examples_pass_and_fail_at_the_same_time(tmp_path):
     names = ("test_training.py", "test_training_wrong.py", "test_training_hang.py")
     for name in names:
         (tmp_path / name).write_text((EXAMPLES / name).read_text())
-    completed = run_pytest(tmp_path, "-n", "2", "-rA", *names)
+    completed = run_pytest(tmp_path, "-p", "xdist", "-n", "2", "-rA", *names)
     said = completed.stdout
     assert completed.returncode == 1, said + completed.stderr
     assert "2 failed, 2 passed" in said
