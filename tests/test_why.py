@@ -192,6 +192,7 @@ EXAMPLES: dict[str, list[str]] = {
     "memory/clip-gradients": out_of_memory("train.py:main", "torch/nn/utils/clip_grad.py:_get_total_norm"),
     "memory/log-probabilities": out_of_memory("trl/trainer/utils.py:selective_log_softmax"),
     "memory/entropy": out_of_memory("verl/utils/torch_functional.py:entropy_from_logits"),
+    "memory/one-large-tensor": out_of_memory(tried="24.00 GiB")[-1:],
     "memory/merge": out_of_memory("peft/tuners/lora/layer.py:merge_and_unload", "peft/x.py:get_delta_weight"),
     "start-up/packages-do-not-fit": [
         "Traceback (most recent call last):",
@@ -462,11 +463,17 @@ def test_a_warning_that_the_logged_norms_refute_is_no_note():
     warning = "UserWarning: None of the inputs have requires_grad=True. Gradients will be None"
     assert first([warning, *steps(5, loss=falling, grad_norm=norms)]) is None
     assert first([warning]) == "wrong/no-gradient"
+    ignored = (
+        "UserWarning: Could not find response key `[1]` in the following instance: x This instance will be ignored"
+    )
+    assert first([ignored, *steps(5, loss=falling, grad_norm=norms)]) is None
+    assert first([ignored, *steps(5, loss=lambda _: 0.0)]) == "wrong/response-template"
 
 
 def test_the_phase_is_the_last_activity_if_there_is_no_traceback():
     assert first(["***** Running Evaluation *****", *out_of_memory()[1:]]) == "memory/evaluation"
     assert first(["python train.py --eval_steps 5", *out_of_memory()[1:]]) == "memory/too-large"
+    assert first(["grpo --use_vllm True", *out_of_memory()[1:]]) == "memory/generation"
 
 
 def test_lines_of_ranks_that_are_written_into_each_other_are_read():

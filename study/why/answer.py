@@ -158,9 +158,16 @@ def _of_end(log: Log, steps: Steps, setting: Setting) -> Iterator[Cause]:
 
 
 def _not_refuted(causes: Iterable[Cause], steps: Steps) -> Iterator[Cause]:
-    """Yield the causes without warnings that the logged numbers refute: where norms are logged, gradients arrive."""
-    has_gradients = any(row.norm for row in steps.rows)
-    yield from (cause for cause in causes if not (cause.id == "wrong/no-gradient" and has_gradients))
+    """Yield the causes without warnings that the logged numbers refute.
+
+    Where norms are logged, gradients arrive. Where all losses are above 0, most samples count for the loss.
+    """
+    losses = [row.loss for row in steps.rows if row.loss is not None]
+    refuted = {
+        "wrong/no-gradient": any(row.norm for row in steps.rows),
+        "wrong/response-template": bool(losses) and all(loss > 0 for loss in losses),
+    }
+    yield from (cause for cause in causes if not refuted.get(cause.id, False))
 
 
 def _faults(setting: Setting) -> Iterator[Fault]:

@@ -20,6 +20,7 @@ GIB = 1 << 30
 OTHERS = 0.05  # share of a GPU that other processes use if they are named as the cause
 OUTSIDE, FAR_OUTSIDE = 4 * GIB, 8 * GIB  # bytes of a process outside of PyTorch that are more than usual, and far more
 UNUSED = 0.1  # share of a GPU that is reserved and unallocated if fragmentation is named as the cause
+LARGE = 0.2  # share of a GPU that one tensor has if its size is the question
 LONG_SAMPLE = 8.0  # times the typical length
 WHOLE_MODEL = 3.0  # times the memory of a step
 NEAR = 30  # lines between what a program announces and a message
@@ -141,6 +142,18 @@ def _by_place(
     may_be_activations = phase in (None, "forward", "attention", "backward")
     if may_be_activations and not steps.num_steps and "no checkpointing" in features:
         yield conclude("memory/no-checkpointing", evidence, happened=happened)
+    if phase is None and {"engine", "reinforcement"} <= features:
+        yield conclude(
+            "memory/generation", evidence, "possible", 1, happened=happened, tensor="", late="", short="",
+            basis="the kind of training that the log states, and no traceback",
+        )  # fmt: skip
+    total = message.total or 0
+    if phase is None and message.tried >= max(GIB, LARGE * total) and total:
+        share = f"{message.tried / total:.0%}".replace("%", " %")
+        yield conclude(
+            "memory/one-large-tensor", evidence, happened=happened, tried=bytes_text(message.tried), share=share,
+            tokens=_tokens(message, setting),
+        )  # fmt: skip
     if phase is None and "quantized" in features and "checkpointing" not in features:
         yield conclude("memory/quantized-activations", evidence, happened=happened)
 
