@@ -194,7 +194,7 @@ class Rule(BaseModel):
         pattern = compiled(self.match)
         if self.where == "end":
             if not log.failures and not log.open_frames:
-                for line in reversed(log.last):
+                for line in log.last:
                     if match := pattern.search(line.text):
                         yield line, match
             return
