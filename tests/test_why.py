@@ -8,6 +8,7 @@ import json
 import math
 import pickle
 import random
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -85,6 +86,11 @@ def norms(step: int) -> float:
     return round(1 + 0.1 * math.sin(step), 4)
 
 
+WATCHDOG_STUCK = (
+    "[rank1]:[E518 12:05:59.05 ProcessGroupNCCL.cpp:1870] [PG ID 0 PG GUID 0(default_pg) Rank 1] ProcessGroupNCCL's "
+    "watchdog got stuck for 480 seconds without making progress in monitoring enqueued collectives."
+)
+
 EXAMPLES: dict[str, list[str]] = {
     "hang/preparation": [
         "Tokenizing (num_proc=8):  92%|████| 328986/359152 [29:58<12:05, 41.59 examples/s]",
@@ -109,6 +115,25 @@ EXAMPLES: dict[str, list[str]] = {
     "hang/gather-on-rank-0": waiting((0, 517, "_ALLGATHER_BASE", 11_718_912)),
     "hang/rank-0-elsewhere": waiting((1, 22, "ALLREDUCE", 1), (2, 22, "ALLREDUCE", 1)),
     "hang/gradients": waiting((0, 517, "ALLREDUCE", 11_718_912), (1, 517, "ALLREDUCE", 11_718_912)),
+    "hang/barrier-at-start": waiting((1, 2, "ALLREDUCE", 1), (2, 2, "ALLREDUCE", 1)),
+    "hang/mixed-modalities": [
+        "--model_name_or_path Qwen/Qwen2.5-VL-7B-Instruct",
+        *waiting((0, 517, "_ALLGATHER_BASE", 11_718_912), (1, 517, "_ALLGATHER_BASE", 11_718_912)),
+    ],
+    "hang/experts": [
+        "--model_name_or_path mistralai/Mixtral-8x7B-v0.1",
+        *waiting((0, 517, "_ALLGATHER_BASE", 11_718_912), (1, 517, "_ALLGATHER_BASE", 11_718_912)),
+    ],
+    "hang/uneven-batches": [
+        " 99%|█████████▉| 1245/1250 [3:38:58<00:49, 9.94s/it]",
+        *waiting((0, 9517, "ALLREDUCE", 11_718_912), (1, 9517, "ALLREDUCE", 11_718_912)),
+    ],
+    "hang/rollout": [
+        "{'loss': 0.1, 'rewards/accuracy': 0.5} grpo",
+        *waiting((0, 517, "ALLREDUCE", 11_718_912), (1, 517, "ALLREDUCE", 11_718_912)),
+    ],
+    "hang/watchdog-stuck-at-start": [WATCHDOG_STUCK],
+    "hang/watchdog-stuck": [*steps(9, loss=lambda step: 3.0 / step, grad_norm=lambda step: 1.0 / step), WATCHDOG_STUCK],
     "hang/time-out": ["[rank0]: watchdog thread terminated with exception"],
     "memory/long-sample": [
         "perf 272: {'rollout/response_len/median': 680.0, 'rollout/response_len/max': 61565}",
@@ -149,6 +174,32 @@ EXAMPLES: dict[str, list[str]] = {
     "memory/generation": out_of_memory("transformers/generation/utils.py:generate", "x/modeling.py:forward"),
     "memory/saving": out_of_memory("transformers/trainer.py:save_model", "torch/nn/modules/module.py:state_dict"),
     "memory/too-large": out_of_memory(),
+    "memory/evaluation-outputs": out_of_memory(
+        "transformers/trainer.py:evaluation_loop", "transformers/trainer_pt_utils.py:nested_concat"
+    ),
+    "memory/inference-engine-start": out_of_memory("vllm/worker/worker.py:determine_num_available_blocks"),
+    "memory/state-dict-8-bit": out_of_memory(
+        "transformers/trainer.py:save_model", "bitsandbytes/nn/modules.py:_save_to_state_dict"
+    ),
+    "memory/loaded-checkpoint": out_of_memory("train.py:resume", "torch/serialization.py:_load"),
+    "memory/resumed": ["Resuming from out/ckpt.pt", *out_of_memory()[1:]],
+    "memory/building-quantized": [
+        "load_in_4bit: true",
+        *out_of_memory("transformers/modeling_utils.py:from_pretrained"),
+    ],
+    "memory/no-checkpointing": ["gradient_checkpointing: False", *out_of_memory()[1:]],
+    "memory/quantized-activations": ["load_in_4bit: True", *out_of_memory()[1:]],
+    "memory/clip-gradients": out_of_memory("train.py:main", "torch/nn/utils/clip_grad.py:_get_total_norm"),
+    "memory/log-probabilities": out_of_memory("trl/trainer/utils.py:selective_log_softmax"),
+    "memory/entropy": out_of_memory("verl/utils/torch_functional.py:entropy_from_logits"),
+    "memory/one-large-tensor": out_of_memory(tried="24.00 GiB")[-1:],
+    "memory/merge": out_of_memory("peft/tuners/lora/layer.py:merge_and_unload", "peft/x.py:get_delta_weight"),
+    "start-up/packages-do-not-fit": [
+        "Traceback (most recent call last):",
+        '  File "/env/lib/python3.11/site-packages/transformers/trainer.py", line 1, in train',
+        '  File "/env/lib/python3.11/site-packages/accelerate/accelerator.py", line 1, in prepare',
+        "TypeError: prepare() takes 2 positional arguments but 3 were given",
+    ],
     "launch/signal-1": ["torch.distributed.elastic.multiprocessing.api.SignalException: Process 41 got signal: 1"],
     "launch/signal-4": ["  exitcode  : -4 (pid: 212)"],
     "launch/signal-6": ["  exitcode  : -6 (pid: 212)"],
@@ -163,6 +214,35 @@ EXAMPLES: dict[str, list[str]] = {
         f"iter {n}: loss {falling(n + 1)}, time {900 if n % 8 == 7 else 200 + n % 3}ms" for n in range(48)
     ],
     "slow/other-work": ["step: 1 loss: 1.5", "Finished saving the checkpoint in 393.86 seconds."],
+    "slow/stated-network": [
+        "--nnodes=4 --fsdp full_shard",
+        *[f"iter {n}: loss {falling(n + 1)}, time {9000 + n % 3}ms" for n in range(20)],
+    ],
+    "slow/stated-offload": [
+        "offload_optimizer: {device: cpu}",
+        *[f"iter {n}: loss {falling(n + 1)}, time {9000 + n % 3}ms" for n in range(20)],
+    ],
+    "slow/stated-generation": [
+        "algorithm: grpo",
+        *[f"iter {n}: loss {falling(n + 1)}, time {9000 + n % 3}ms" for n in range(20)],
+    ],
+    "slow/stated-eager": [
+        "attn_implementation: eager",
+        *[f"iter {n}: loss {falling(n + 1)}, time {9000 + n % 3}ms" for n in range(20)],
+    ],
+    "wrong/nan-fp16": ["fp16: true", *steps(6, loss=falling, grad_norm=lambda _: math.nan)],
+    "wrong/nan-softcap": [
+        "--model_name_or_path google/gemma-2-9b",
+        *steps(6, loss=lambda step: 2.0 / step, grad_norm=lambda _: math.nan),
+    ],
+    "wrong/evaluation-nan": [*steps(6, loss=falling, grad_norm=norms), "{'eval_loss': nan, 'epoch': 1.0}"],
+    "wrong/evaluation-nan-fp16": [
+        "fp16: true",
+        *steps(6, loss=falling, grad_norm=norms),
+        "{'eval_loss': nan, 'epoch': 1.0}",
+    ],
+    "wrong/loss-zero-of-policy": steps(8, loss=lambda _: 0.0, grad_norm=norms, reward=lambda _: 0.5),
+    "wrong/rewards-equal": steps(8, loss=lambda _: 0.0, grad_norm=lambda _: 0.0, reward=lambda _: 0.5),
     "wrong/gradients-nan": steps(6, loss=falling, grad_norm=lambda _: math.nan),
     "wrong/gradients-nan-zero2": ["--deepspeed ds_zero2.json", *steps(6, loss=falling, grad_norm=lambda _: math.nan)],
     "wrong/loss-zero": steps(8, loss=lambda _: 0.0, grad_norm=lambda _: 0.0),
@@ -222,7 +302,7 @@ ELSEWHERE = {  # tested with files below
 
 
 def test_every_conclusion_has_an_example():
-    conclusions = {rule.id for rule in known.rules() if rule.match is None}
+    conclusions = {rule.id for rule in known.rules() if rule.is_conclusion}
     assert conclusions == EXAMPLES.keys() | ELSEWHERE
 
 
@@ -327,15 +407,73 @@ def test_a_traceback_without_its_end_is_no_sound_training():
     assert "main" in text.text(found)
 
 
+@pytest.mark.parametrize(
+    ("frame", "id"),
+    [
+        ('File "/env/torch/amp/grad_scaler.py", line 338, in unscale_', "start-up/unscale-cut-off"),
+        ('File "/env/transformers/modeling_utils.py", line 3, in from_pretrained', "memory/building"),
+        ('File "/x/train.py", line 3, in main', None),
+    ],
+)
+def test_the_functions_of_a_traceback_without_its_end_decide(frame, id):
+    found = answer.answer_lines(["Traceback (most recent call last):", f"  {frame}"])
+    assert (found.cause.id if found.cause else None) == id
+    assert found.cause is None or found.cause.certainty != "certain"
+
+
+def test_what_the_log_states_decides_between_causes():
+    killed = "ERROR: failed (exitcode: -9) local_rank: 1 (pid: 47139) of binary: /usr/bin/python"
+    assert first([killed]) == "memory/host-killed"
+    assert first(['"offload_optimizer": {"device": "cpu"}', killed]) == "memory/host-killed-offload"
+    assert first(['"offload_optimizer": {"device": "none"}', killed]) == "memory/host-killed"
+
+
+def test_a_log_that_ends_at_the_start_of_a_run_is_explained_only_if_nothing_was_trained():
+    start = "[INFO] [comm.py:668:init_distributed] Initializing TorchBackend in DeepSpeed with backend nccl"
+    assert first([start]) == "hang/rendezvous-silent"
+    assert first([*steps(5, loss=falling), start]) is None
+
+
+def test_the_tokens_of_an_allocation_follow_from_the_vocabulary_that_the_log_states():
+    lines = ["vocab_size: 152064", *out_of_memory("verl/utils/torch_functional.py:logprobs_from_logits")]
+    cause = answer.answer_lines(lines).cause
+    assert cause is not None
+    assert f"{1.5 * GIB / 4 / 152_064:,.0f} tokens" in cause.because
+
+
+def test_a_folder_of_a_model_is_a_known_model():
+    shape = tensors.shape_of("/data/models/Qwen2.5-7B-Instruct")
+    assert shape is not None
+    assert shape.vocabulary == tensors.shape_of("qwen/qwen2.5-7b").vocabulary
+    assert tensors.shape_of("/data/models/own") is None
+
+
+def test_packages_are_named_only_if_the_exception_is_inside_of_one():
+    lines = [
+        "Traceback (most recent call last):",
+        '  File "/x/train.py", line 1, in main',
+        "AttributeError: 'Model' object has no attribute 'own'",
+    ]
+    assert first(lines) is None
+    inside = [*lines[:2], '  File "/env/site-packages/frob/core.py", line 1, in call', lines[2]]
+    assert first(inside) == "start-up/packages-do-not-fit"
+
+
 def test_a_warning_that_the_logged_norms_refute_is_no_note():
     warning = "UserWarning: None of the inputs have requires_grad=True. Gradients will be None"
     assert first([warning, *steps(5, loss=falling, grad_norm=norms)]) is None
     assert first([warning]) == "wrong/no-gradient"
+    ignored = (
+        "UserWarning: Could not find response key `[1]` in the following instance: x This instance will be ignored"
+    )
+    assert first([ignored, *steps(5, loss=falling, grad_norm=norms)]) is None
+    assert first([ignored, *steps(5, loss=lambda _: 0.0)]) == "wrong/response-template"
 
 
 def test_the_phase_is_the_last_activity_if_there_is_no_traceback():
     assert first(["***** Running Evaluation *****", *out_of_memory()[1:]]) == "memory/evaluation"
     assert first(["python train.py --eval_steps 5", *out_of_memory()[1:]]) == "memory/too-large"
+    assert first(["grpo --use_vllm True", *out_of_memory()[1:]]) == "memory/generation"
 
 
 def test_lines_of_ranks_that_are_written_into_each_other_are_read():
@@ -620,6 +758,27 @@ def test_a_long_log_needs_little_memory(tmp_path):
     tracemalloc.stop()
 
 
+def test_the_rows_of_a_long_log_are_its_first_and_last_ones():
+    lines = steps(30_000, loss=lambda step: float(step), step=lambda step: step)
+    rows = answer.answer_lines(lines).steps.rows
+    assert [int(row.loss) for row in rows[:2000]] == list(range(1, 2001))
+    assert [int(row.loss) for row in rows[-2000:]] == list(range(28_001, 30_001))
+
+
+def test_a_failure_is_found_in_lines_that_were_seen_before_with_other_digits():
+    lines = [f"[rank{n % 2}]: loading shard {n}" for n in range(50)]
+    lines += ["[rank1]: Traceback (most recent call last):", '[rank1]:   File "/x/t.py", line 3, in f', "[rank1]: Frob"]
+    (failure,) = log.read(lines).failures
+    assert (failure.kind, failure.rank) == ("Frob", 1)
+
+
+def test_words_of_a_pattern_are_in_each_text_that_it_matches():
+    for rule in known.rules():
+        if rule.match is not None and (match := re.search(rule.match, rule.example)):
+            words = known.words_of(rule.match)
+            assert not words or any(word in match[0].lower() for word in words), rule.id
+
+
 # ---------------------------------------------------------------- the command
 
 
@@ -632,6 +791,13 @@ def test_the_command_reads_a_file_and_prints_json(tmp_path, capsys):
     assert content["verdict"] == "found"
     assert cli.run(["why", str(path)]) == 1
     assert "What to change" in capsys.readouterr().out
+
+
+def test_an_unknown_strategy_is_refused(tmp_path):
+    path = tmp_path / "log"
+    path.write_text("step: 1 loss: 1.5")
+    with pytest.raises(Refusal, match="zero9"):
+        cli.run(["why", str(path), "--strategy", "zero9"])
 
 
 def test_an_empty_log_is_refused(tmp_path):

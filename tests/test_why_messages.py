@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from study.why import answer, known
 
 KINDS = ("start-up", "save", "launch")
-MESSAGES = [rule for rule in known.rules() if rule.match is not None]
+MESSAGES = [rule for rule in known.rules() if not rule.is_conclusion]
 OWN = [rule for rule in MESSAGES if rule.kind in KINDS]
 PACKAGES = Path(torch.__file__).parents[1]
 
@@ -81,6 +81,38 @@ SOURCES = {
     "start-up/different-devices": ("torch/lib/libtorch_cpu.so", "Expected all tensors to be on the same device, but "),
     "start-up/gpu-too-new": ("torch/cuda/__init__.py", "is not compatible with the current PyTorch installation"),
     "start-up/compiler-version": ("torch/utils/cpp_extension.py", "maximum required version by CUDA"),
+    "save/adapter-rank": ("torch/nn/modules/module.py", "size mismatch for "),
+    "save/vocabulary-size": ("torch/nn/modules/module.py", "size mismatch for "),
+    "save/write-cut-off": ("torch/serialization.py", "def save("),
+    "start-up/unscale-cut-off": ("torch/amp/grad_scaler.py", "Attempting to unscale FP16 gradients"),
+    "start-up/dtensor-operator": (
+        "torch/distributed/tensor/_sharding_prop.py",
+        "does not have a sharding strategy registered",
+    ),
+    "start-up/fsdp-compute-device": ("torch/distributed/fsdp/_init_utils.py", "Inconsistent compute device and"),
+    "start-up/fsdp-uniform-dtype": (
+        "torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py",
+        "uniform original parameter dtype",
+    ),
+    "start-up/loader-timeout": ("torch/utils/data/dataloader.py", "DataLoader timed out after"),
+    "start-up/no-chat-template": (
+        "transformers/tokenization_utils_base.py",
+        "chat template functions because tokenizer.chat_template is not set",
+    ),
+    "start-up/no-samples": ("torch/utils/data/sampler.py", "num_samples should be a positive integer"),
+    "start-up/tokenizer-class": ("transformers/models/auto/tokenization_auto.py", "Tokenizer class"),
+    "start-up/unknown-split": ("datasets/arrow_reader.py", "Unknown split"),
+    "start-up/zero3-embedding": ("torch/nn/functional.py", "Padding_idx must be within num_embeddings"),
+    "start-up/zero3-order": ("deepspeed/runtime/zero/partitioned_param_coordinator.py", "tracing error at step"),
+    "start-up/zero-reduced-twice": (
+        "deepspeed/runtime/zero/stage_1_and_2.py",
+        "Gradient computed twice for this partition",
+    ),
+    "launch/no-gpu-cut-off": ("torch/cuda/__init__.py", "def _lazy_init"),
+    "start-up/extension-cut-off": ("torch/utils/cpp_extension.py", "def _jit_compile"),
+    "start-up/hub-cut-off": ("transformers/utils/hub.py", "def cached_files"),
+    "start-up/collator-shapes": ("torch/lib/libtorch_cpu.so", "stack expects each tensor to be equal size"),
+    "start-up/hub-limit": ("huggingface_hub/utils/_http.py", "Too Many Requests"),
     "start-up/no-compiler": ("torch/_inductor/exc.py", "No working C++ compiler found"),
 }
 
@@ -95,6 +127,47 @@ ELSEWHERE = {
     "start-up/flash-attention-type": "flash-attn",
     "start-up/wandb-key": "wandb",
     "start-up/gpu-unknown-to-nvcc": "nvcc",
+    "launch/command-not-found": "the shell",
+    "launch/cublas": "PyTorch's build for CUDA",
+    "launch/cuda-unknown-error": "PyTorch's build for CUDA",
+    "launch/driver-mismatch": "NVIDIA's driver",
+    "launch/illegal-access": "PyTorch's build for CUDA",
+    "launch/name-in-own-script": "Python",
+    "launch/network-mount": "the operating system",
+    "launch/rank-variable": "Python",
+    "launch/syntax": "Python",
+    "launch/threads": "the operating system",
+    "launch/wandb-network": "wandb",
+    "save/hub-push": "the hub",
+    "save/rank-file-missing": "Python",
+    "save/rename-race": "Python",
+    "save/storage": "PyTorch, in C++",
+    "start-up/adapter-of-newer-peft": "Python",
+    "start-up/bitsandbytes-library": "Python",
+    "start-up/chat-roles": "the chat templates of models",
+    "start-up/column-missing": "Python",
+    "start-up/compile-failed": "the compiler of PyTorch",
+    "start-up/cuda-library-missing": "the loader of Linux",
+    "start-up/cudnn-version": "PyTorch's build for CUDA",
+    "start-up/divisible": "several programs",
+    "start-up/engine-parallel": "vLLM",
+    "start-up/engine-server": "TRL",
+    "start-up/engine-start": "vLLM",
+    "start-up/engine-weight-names": "vLLM",
+    "start-up/glibc": "the loader of Linux",
+    "start-up/hub-of-other-release": "Python",
+    "start-up/kv-cache-too-small": "vLLM",
+    "start-up/model-code-of-other-release": "Python",
+    "start-up/not-picklable": "Python",
+    "start-up/numpy-aliases": "NumPy",
+    "start-up/prompt-too-long": "vLLM",
+    "start-up/pydantic-of-other-release": "pydantic",
+    "start-up/quantized-moved": "transformers with bitsandbytes on a GPU",
+    "save/step-from-name": "scripts that resume",
+    "start-up/torch-too-old": "Python",
+    "start-up/torchvision-of-other-torch": "torchvision",
+    "start-up/triton-of-other-torch": "Python",
+    "start-up/triton-shared-memory": "Triton on a GPU",
 }
 
 STARTS_PYTHON = {"launch/script-not-found"}  # the raising function starts another Python
@@ -125,7 +198,7 @@ def test_a_rule_is_the_first_cause_of_its_example(rule: known.Rule):
 def test_every_sentence_can_be_filled():
     for rule in MESSAGES:
         cause = next(cause for cause in answer.answer_lines(rule.example.splitlines()).causes if cause.id == rule.id)
-        names = re.compile(rule.match).groupindex
+        names = re.compile(rule.match or "").groupindex
         text = "\n".join((cause.happened, cause.because, *cause.changes, cause.check))
         assert not [name for name in names if f"{{{name}}}" in text], rule.id
 
@@ -177,16 +250,24 @@ def test_an_installed_file_has_the_message(rule: str):
         assert content.find(part.encode()) >= 0
 
 
-def test_every_rule_is_raised_or_in_a_source_or_has_a_reason():
+def test_every_rule_is_raised_or_in_a_source_or_in_a_public_thread_or_has_a_reason():
     proved = {*why_errors.RAISERS, *SOURCES}
-    assert {rule.id for rule in OWN} == {*proved, *ELSEWHERE}
+    with_thread = {rule.id for rule in OWN if rule.seen}
+    assert {rule.id for rule in OWN} == {*proved, *ELSEWHERE, *with_thread}
     assert proved.isdisjoint(ELSEWHERE)
-    assert len(why_errors.RAISERS) > len(OWN) / 2
+    assert len(proved) > len(OWN) / 2
+
+
+def test_threads_of_rules_have_even_numbers():
+    """Threads with odd numbers are kept for judging the answers. Nobody who writes rules reads them."""
+    for rule in known.rules():
+        for address in rule.seen:
+            assert int(address.rpartition("/")[2]) % 2 == 0, (rule.id, address)
 
 
 def test_every_rule_says_who_raises_it_and_what_to_change():
     for rule in OWN:
-        assert rule.raised_by, rule.id
+        assert rule.raised_by or rule.seen, rule.id
         assert rule.changes, rule.id
         for file in re.findall(r"[\w-]+(?:/[\w-]+)+\.py", rule.raised_by):
             assert (PACKAGES / file).is_file(), (rule.id, file)
@@ -199,7 +280,7 @@ def test_every_rule_says_who_raises_it_and_what_to_change():
 
 @pytest.mark.parametrize("rule", MESSAGES, ids=lambda rule: rule.id)
 def test_a_rule_is_fast_on_long_lines(rule: known.Rule):
-    pattern = re.compile(rule.match)
+    pattern = re.compile(rule.match or rule.cut_off)
     words = ("a", "a.", "a/b", "ab:", "'a", "[0, ", "/a.so", "a_", "1", "a ", " ", f"{rule.example} ")
     begin = time.process_time()
     for word in words:

@@ -675,6 +675,8 @@ def _why(
         *(recordings.snapshot(snapshot) if snapshot else []),
         *(recordings.trace(trace) if trace else []),
     ]
+    if known["strategy"] is not None:
+        file.find_strategy(known["strategy"])
     setting = Setting(**known)
     if logs and logs != (Path("-"),):
         found = answer.answer(logs, setting, recorded)

@@ -13,7 +13,7 @@ from study.logs import formats
 from study.upgrade.changes import known_faults
 from study.upgrade.faults import Fault
 from study.verdict import Checked, NotChecked, Verdict
-from study.why import hangs, known, launch, memory, memory_messages, planned, slow, training
+from study.why import hangs, known, launch, memory, planned, slow, training, versions
 from study.why.cause import Cause, rank_causes
 from study.why.log import Failure, Line, Log, Reader, mask
 from study.why.setting import Setting, SettingReader
@@ -94,10 +94,11 @@ def answer_lines(lines: Iterable[str], requested: Setting | None = None, recorde
     return _answer(reader.log, steps, stated, requested, recorded)
 
 
-def _read(lines: Iterable[str]) -> tuple[_Reader, Steps, SettingReader]:
-    reader, steps, stated = _Reader(), Steps(), SettingReader()
-    reader.others = (steps.take, stated.take)
+def _read(lines: Iterable[str]) -> tuple[Reader, Steps, SettingReader]:
+    steps, stated = Steps(), SettingReader()
+    reader = Reader((steps, stated))
     reader.read(lines)
+    steps.finish()
     return reader, steps, stated
 
 
@@ -120,16 +121,27 @@ def _answer(
     if not log.num_lines and not recorded:
         raise Refusal("The log is empty. Name the file that has what the run printed, or write it to standard input.")
     setting = stated.setting(requested or Setting())
-    messages = [found for failure in log.failures if (found := memory_messages.read(failure)) is not None]
+    messages = memory.messages(log)
     if setting.gpu is None and messages:
         setting = replace(setting, gpu=planned.gpu_of(messages[0].total))
-    causes = rank_causes(
-        _not_refuted([
-            *recorded, *known.causes(log), *memory.causes(log, steps, setting), *hangs.causes(log, steps),
-            *training.causes(steps, setting), *slow.causes(steps, setting), *launch.causes(log),
-            *planned.slower_than_predicted(steps, setting),
-        ], steps)
-    )  # fmt: skip
+    found = list(
+        _not_refuted(
+            [
+                *recorded,
+                *known.causes(log, setting.features),
+                *memory.causes(messages, steps, setting),
+                *hangs.causes(log, steps, setting),
+                *training.causes(steps, setting),
+                *slow.causes(steps, setting),
+                *launch.causes(log),
+                *planned.slower_than_predicted(steps, setting),
+            ],
+            steps,
+        )
+    )
+    if not any(not cause.is_note and not cause.is_consequence for cause in found):
+        found += [*versions.causes(log), *memory.of_cut_off(log), *_of_end(log, steps, setting)]
+    causes = rank_causes(found)
     first = causes[0] if causes else None
     is_of_gpu = bool(messages) and first is not None and first.kind == "memory"
     remedies = planned.remedies(setting) if is_of_gpu else ()
@@ -138,10 +150,24 @@ def _answer(
     return Answer(tuple(causes), tuple(_first_lines(log)), log, steps, setting, remedies, faults)
 
 
+def _of_end(log: Log, steps: Steps, setting: Setting) -> Iterator[Cause]:
+    """Yield what the end of a log says in which nothing failed. A run that has trained does not hang at its start."""
+    for cause in known.causes_of_end(log, setting.features):
+        if cause.kind != "hang" or not steps.num_steps:
+            yield cause
+
+
 def _not_refuted(causes: Iterable[Cause], steps: Steps) -> Iterator[Cause]:
-    """Yield the causes without warnings that the logged numbers refute: where norms are logged, gradients arrive."""
-    has_gradients = any(row.norm for row in steps.rows)
-    yield from (cause for cause in causes if not (cause.id == "wrong/no-gradient" and has_gradients))
+    """Yield the causes without warnings that the logged numbers refute.
+
+    Where norms are logged, gradients arrive. Where all losses are above 0, most samples count for the loss.
+    """
+    losses = [row.loss for row in steps.rows if row.loss is not None]
+    refuted = {
+        "wrong/no-gradient": any(row.norm for row in steps.rows),
+        "wrong/response-template": bool(losses) and all(loss > 0 for loss in losses),
+    }
+    yield from (cause for cause in causes if not refuted.get(cause.id, False))
 
 
 def _faults(setting: Setting) -> Iterator[Fault]:
@@ -154,17 +180,6 @@ def _faults(setting: Setting) -> Iterator[Fault]:
             continue
         if change.kind == "fault" and change.effect == "training" and change.is_among(releases):
             yield change
-
-
-class _Reader(Reader):
-    """A reader that also hands each line to others."""
-
-    others: tuple[Any, ...] = ()
-
-    def _take(self, line: Line) -> None:
-        super()._take(line)
-        for take in self.others:
-            take(line)
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -201,7 +216,11 @@ def content(answer: Answer) -> dict[str, Any]:
         "num_lines": answer.log.num_lines,
         "ranks": sorted(answer.log.ranks),
         "num_steps": answer.steps.num_steps,
-        "setting": {name: value for name, value in vars(answer.setting).items() if value not in (None, False)},
+        "setting": {
+            name: sorted(value) if isinstance(value, frozenset) else value
+            for name, value in vars(answer.setting).items()
+            if value not in (None, False)
+        },
         "remedies": list(answer.remedies),
         "known_faults_of_the_releases": [
             {"id": fault.id, "summary": fault.summary, "fixed_in": fault.fixed} for fault in answer.faults

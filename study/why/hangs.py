@@ -19,11 +19,12 @@ from study.terminal import count
 from study.why.cause import Cause, Certainty
 from study.why.known import conclude
 from study.why.log import Failure, Line, Log
+from study.why.setting import Setting
 from study.why.steps import Bar, Steps
 
 _WORK = re.compile(
     r"WorkNCCL\((?:SeqNum=(?P<number>\d+)|\.\.\.)?,? ?OpType=(?P<operation>\w+)"
-    r"(?:, TensorShape=\[(?P<shape>[\d, ]*)\])?(?:, NumelIn=(?P<inputs>\d+), NumelOut=(?P<outputs>\d+))?"
+    r"(?:, TensorShape=\[(?P<shape>[\d, ]*)\])?(?:, Numel[Il]n=(?P<inputs>\d+), NumelOut=(?P<outputs>\d+))?"
     r"[^)]*?Timeout\(ms\)=(?P<limit>\d+)\)"
 )
 # Lines that say that a rank waited, without its call, and that a rank ended because others waited.
@@ -48,6 +49,9 @@ _STORE_TIMEOUT = re.compile(
     r"waitForInput: socket .* timed out|wait timeout after \d+ ?ms|Timed out waiting \d+ ?ms for (?:recv|send)"
 )
 
+_WATCHDOG_STUCK = re.compile(r"watchdog (?:thread )?got stuck for (\d+) seconds")
+
+END_OF_EPOCH = 0.97  # share of the steps from which a hang is at the end
 FEW_STEPS = 100  # by which ranks that wait for each other may differ
 FEW = 16  # elements of a collective that is of a number, such as a metric, and not of weights
 NEAR = 40  # lines between an activity and a time-out
@@ -81,6 +85,7 @@ class _Picture:
     """What all ranks together show."""
 
     waiting: tuple[Waiting, ...]
+    ranks: tuple[int, ...]  # that waited
     absent: tuple[int, ...]  # ranks of the log that did not wait
     failures: tuple[Failure, ...]  # of ranks that ended by themselves
 
@@ -126,7 +131,7 @@ def _silent_ranks(log: Log) -> dict[int, Line]:
     return ranks
 
 
-def causes(log: Log, steps: Steps) -> list[Cause]:
+def causes(log: Log, steps: Steps, setting: Setting) -> list[Cause]:
     """Return the causes for which collectives timed out."""
     found, silent = waiting(log), _silent_ranks(log)
     if not found and silent:
@@ -134,7 +139,7 @@ def causes(log: Log, steps: Steps) -> list[Cause]:
         number = _ENQUEUED.search(line.text)
         found = [Waiting(line, rank, int(number[1]) if number else 0, "", None, 0)]
     if not found:
-        return list(_without_numbers(log, steps))
+        return [*_without_numbers(log, steps), *_stuck(log, steps)]
     ranks = {each.rank for each in found if each.rank is not None} | silent.keys()
     known = log.ranks | ranks
     last = max(known, default=0)
@@ -144,7 +149,20 @@ def causes(log: Log, steps: Steps) -> list[Cause]:
         failure for failure in log.failures
         if failure.number < first_line and not failure.is_handled and not _is_of_waiting(failure)
     )  # fmt: skip
-    return list(_conclude(_Picture(tuple(found), absent, failures), steps, log))
+    picture = _Picture(tuple(found), tuple(sorted(ranks)), absent, failures)
+    return list(_conclude(picture, steps, log, setting))
+
+
+def _stuck(log: Log, steps: Steps) -> Iterator[Cause]:
+    """Yield what is known if the watchdog itself did not get an answer."""
+    line = next((line for line, _ in log.search(_WATCHDOG_STUCK)), None)
+    if line is None:
+        return
+    number = _WATCHDOG_STUCK.search(line.text)
+    seconds = number[1] if number else "many"
+    done = steps.num_steps
+    id = "hang/watchdog-stuck" if done else "hang/watchdog-stuck-at-start"
+    yield conclude(id, (line,), seconds=seconds, steps=count(done, "step"))
 
 
 def _without_numbers(log: Log, steps: Steps) -> Iterator[Cause]:
@@ -193,33 +211,65 @@ def _is_of_waiting(failure: Failure) -> bool:
     return failure.kind in ("DistBackendError", "ChildFailedError") or "Watchdog" in failure.text
 
 
-def _conclude(picture: _Picture, steps: Steps, log: Log) -> Iterator[Cause]:
+def _conclude(picture: _Picture, steps: Steps, log: Log, setting: Setting) -> Iterator[Cause]:
     first = min(picture.waiting, key=lambda each: each.line.number)
     evidence = tuple(each.line for each in picture.waiting[:4])
     minutes = first.milliseconds / 60000
-    ranks = sorted({each.rank for each in picture.waiting if each.rank is not None} | _silent_ranks(log).keys())
-    who, time = _list("Rank", ranks) if ranks else "A rank", f" {minutes:,.0f} minutes" if minutes else ""
+    who, time = (
+        _list("Rank", picture.ranks) if picture.ranks else "A rank",
+        f" {minutes:,.0f} minutes" if minutes else "",
+    )
     happened = f"{who} waited{time} in {first}."
     if picture.failures:
         return  # a rank ended before: what it raised is the cause
     yield from _different_calls(picture, evidence, minutes)
     if (bar := _preparation(steps)) is not None:
         yield _prepared(bar, happened, evidence)
-    elif (
-        0 < first.number <= START
-        and first.operation
-        and not steps.num_steps
-        and not picture.absent
-        and len(picture.calls) == 1
-    ):
+    elif 0 < first.number <= START and first.operation and not steps.num_steps and len(picture.calls) == 1:
         is_number = first.elements is not None and first.elements <= FEW
-        yield conclude("hang/first-collective", evidence, "possible" if is_number else None, happened=happened)
+        if is_number and first.operation == "ALLREDUCE" and 0 not in picture.ranks:
+            certainty: Certainty = "likely" if picture.ranks or first.number > 1 else "possible"
+            yield conclude("hang/barrier-at-start", evidence, certainty, happened=happened)
+        if not picture.absent:
+            yield conclude("hang/first-collective", evidence, "possible" if is_number else None, happened=happened)
     if picture.absent == (0,) and not steps.bars:
         yield conclude("hang/rank-0-elsewhere", evidence, happened=happened)
     if len(picture.calls) == 1:
         yield from _different_steps(steps, first.line, happened, evidence)
         yield from _alone(steps, first.line, happened, evidence)
+        yield from _by_setting(picture, first, happened, evidence, steps, setting)
     yield from _by_size(picture, first, happened, evidence, log)
+
+
+def _by_setting(
+    picture: _Picture, first: Waiting, happened: str, evidence: tuple[Line, ...], steps: Steps, setting: Setting
+) -> Iterator[Cause]:
+    """Yield the usual causes for what the log states of the model, the data and the place in the epoch."""
+    features = setting.features
+    is_of_weights = (first.elements or 0) > FEW and first.operation in (*_GATHERS, *_REDUCTIONS)
+    has_begun = bool(steps.num_steps) or first.number > START
+    if is_of_weights and has_begun and "vision" in features:
+        yield conclude("hang/mixed-modalities", evidence, happened=happened)
+    if is_of_weights and has_begun and "experts" in features and first.operation != "ALLREDUCE":
+        yield conclude("hang/experts", evidence, happened=happened)
+    if (where := _end_of_epoch(steps)) and has_begun:
+        yield conclude("hang/uneven-batches", evidence, happened=happened, where=where)
+    elif has_begun and "stream" in features:
+        where = "The data are a stream, which has no length that the ranks could agree on."
+        yield conclude("hang/uneven-batches", evidence, happened=happened, where=where)
+    if "reinforcement" in features and not picture.failures:
+        yield conclude("hang/rollout", evidence, happened=happened)
+
+
+def _end_of_epoch(steps: Steps) -> str:
+    """Return a sentence that says that the log stops at the end of an epoch. Empty if it does not."""
+    bar = steps.step_bar
+    if bar is not None and bar.total >= FEW and END_OF_EPOCH * bar.total <= bar.done <= bar.total:
+        return f"The progress bar stops at {bar.done:,.0f} of {bar.total:,.0f} steps."
+    epochs = [row.epoch for row in steps.rows if row.epoch is not None]
+    if len(epochs) > 1 and epochs[-1] >= 0.9 and abs(epochs[-1] - round(epochs[-1])) <= 1 - END_OF_EPOCH:
+        return f"The last logged step is at epoch {epochs[-1]:g}."
+    return ""
 
 
 def _preparation(steps: Steps) -> Bar | None:

@@ -7,19 +7,66 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
 from study.why.cause import Cause, Certainty, Kind
 from study.why.log import Failure, Line, Log, mask
+from study.why.setting import Feature
 
 FOLDER = Path(__file__).parent / "rules"
 MOST_EVIDENCE = 3  # lines of a rule that are shown
 _PLACE = re.compile(r"\{(\w+)\}")  # of a value in a sentence
+SHORTEST_WORD = 3  # letters of a text by which rules are chosen before their patterns are searched
 _PLACES = re.compile(r"(?:\{\w+\})+")
 LONGEST_GROUP = 120  # characters of a text from the log that are quoted in a sentence
+CUT_OFF_FRAMES = 3  # the innermost frames of a traceback without its last line that decide
+
+
+@cache
+def compiled(pattern: str) -> re.Pattern[str]:
+    """Return a compiled pattern. Python itself remembers only 512 of them."""
+    return re.compile(pattern)
+
+
+@cache
+def words_of(pattern: str) -> tuple[str, ...]:
+    """Return texts of which one is in every text that a pattern matches, in lower case. Empty if there are none.
+
+    Searching for them is far faster than searching for the pattern.
+    """
+    try:
+        parsed = re._parser.parse(pattern)  # type: ignore[attr-defined]
+    except AttributeError:  # another Python keeps its parser elsewhere
+        return ()
+    return tuple(_words(parsed) or ())
+
+
+def _words(parsed: Any) -> list[str] | None:
+    """Return the texts of which one is in every match, for a parsed pattern. None if no text is long enough."""
+    found: list[list[str]] = []
+    literal = ""
+    for operation, argument in [*parsed, (None, None)]:
+        name = str(operation)
+        if name == "LITERAL":
+            literal += chr(argument).lower()
+            continue
+        if len(literal) >= SHORTEST_WORD:
+            found.append([literal])
+        literal = ""
+        inner: list[str] | None = None
+        if name == "SUBPATTERN":
+            inner = _words(argument[-1])
+        elif name in ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT") and argument[0] > 0:
+            inner = _words(argument[2])
+        elif name == "BRANCH":
+            branches = [_words(branch) for branch in argument[1]]
+            inner = None if None in branches else [word for branch in branches for word in branch or ()]
+        if inner:
+            found.append(inner)
+    return max(found, key=lambda words: min(map(len, words)), default=None)
 
 
 class Rule(BaseModel):
@@ -34,10 +81,13 @@ class Rule(BaseModel):
     id: str
     kind: Kind
     match: str | None = None  # a regular expression, searched in a line, or in the text of an exception
-    where: Literal["line", "exception"] = "line"
+    where: Literal["line", "exception", "end"] = "line"  # end: the last lines of a log in which nothing failed
     frames: str | None = None  # a regular expression that a frame of the traceback must match
     code: str | None = None  # a regular expression for the lines before an exception, such as its line of code
     without: str | None = None  # the rule says nothing if this is found in the text, too
+    cut_off: str | None = None  # a regular expression for the last frames and code of a traceback without its last line
+    needs: tuple[Feature, ...] = ()  # what the log must state of the setting, all of it
+    excludes: tuple[Feature, ...] = ()  # what it must not state
     certainty: Certainty = "likely"
     happened: str
     because: str
@@ -50,8 +100,9 @@ class Rule(BaseModel):
     is_note: bool = False
     strength: int = 0
     example: str = ""  # a text that the pattern matches, as it is printed
+    seen: tuple[str, ...] = ()  # public threads in which the cause of the message was found
 
-    @field_validator("match", "frames", "code", "without")
+    @field_validator("match", "frames", "code", "without", "cut_off")
     @classmethod
     def _compiles(cls, pattern: str | None) -> str | None:
         if pattern is not None:
@@ -60,26 +111,48 @@ class Rule(BaseModel):
 
     @model_validator(mode="after")
     def _has_example(self) -> Rule:
-        if (self.match is None) != (not self.example):
+        if self.is_conclusion != (not self.example):
             raise ValueError("a rule has an example exactly if it has a pattern")
         return self
 
-    def found(self, log: Log) -> Cause | None:
-        """Return the cause that the pattern finds in a log, or None."""
+    @property
+    def is_conclusion(self) -> bool:
+        """Whether a program finds the cause, and not a pattern."""
+        return self.match is None and self.cut_off is None
+
+    def found(self, log: Log, features: frozenset[Feature] = frozenset()) -> Cause | None:
+        """Return the cause that the pattern finds in a log whose setting has these features, or None."""
+        if not features.issuperset(self.needs) or not features.isdisjoint(self.excludes):
+            return None
         by_line: dict[int, tuple[Line, re.Match[str]]] = {}
         for line, match in self._matches(log):
             by_line.setdefault(line.number, (line, match))
         matches = list(by_line.values())
         if not matches:
-            return None
+            return self._found_cut_off(log)
         groups: dict[str, str] = {}
         for _, match in matches:
             for name, value in match.groupdict().items():
                 if value:
                     groups.setdefault(name, mask(value.strip())[:LONGEST_GROUP])
-        names = re.compile(self.match or "").groupindex
-        values = {name: groups.get(name) for name in names}
-        return self.cause(tuple(line for line, _ in matches[:MOST_EVIDENCE]), values)
+        return self.cause(tuple(line for line, _ in matches[:MOST_EVIDENCE]), self._values(groups))
+
+    def _found_cut_off(self, log: Log) -> Cause | None:
+        """Return the cause if the functions of a traceback without its last line show it."""
+        if self.cut_off is None or not log.open_frames:
+            return None
+        texts = [*map(str, log.open_frames[-CUT_OFF_FRAMES:]), *log.open_code]
+        if not any(compiled(self.cut_off).search(text) for text in texts):
+            return None
+        line = Line(log.num_lines, None, str(log.open_frames[-1]))
+        return replace(
+            self.cause((line,), self._values({})),
+            certainty="possible" if self.certainty == "possible" else "likely",
+            basis="the last functions of a traceback whose last line is missing",
+        )
+
+    def _values(self, groups: Mapping[str, str]) -> dict[str, str | None]:
+        return {name: groups.get(name) for name in compiled(self.match or "").groupindex}
 
     def cause(self, evidence: Sequence[Line], values: Mapping[str, str | None]) -> Cause:
         """Return the cause with values in its sentences.
@@ -118,7 +191,13 @@ class Rule(BaseModel):
         """Yield exceptions before lines: a traceback also quotes the code that raised, which has no values in it."""
         if self.match is None:
             return
-        pattern = re.compile(self.match)
+        pattern = compiled(self.match)
+        if self.where == "end":
+            if not log.failures and not log.open_frames:
+                for line in log.last:
+                    if match := pattern.search(line.text):
+                        yield line, match
+            return
         for failure in log.failures:
             match = pattern.search(failure.text)
             if match and self._has_frame(failure) and not self._is_excluded(failure.text):
@@ -129,12 +208,12 @@ class Rule(BaseModel):
                     yield line, match_of_line
 
     def _has_frame(self, failure: Failure) -> bool:
-        if self.code is not None and not any(re.search(self.code, line) for line in failure.before):
+        if self.code is not None and not any(compiled(self.code).search(line) for line in failure.before):
             return False
-        return self.frames is None or any(re.search(self.frames, str(frame)) for frame in failure.frames)
+        return self.frames is None or any(compiled(self.frames).search(str(frame)) for frame in failure.frames)
 
     def _is_excluded(self, text: str) -> bool:
-        return self.without is not None and re.search(self.without, text) is not None
+        return self.without is not None and compiled(self.without).search(text) is not None
 
 
 @cache
@@ -165,9 +244,29 @@ def conclude(
 
 @cache
 def _conclusions() -> dict[str, Rule]:
-    return {rule.id: rule for rule in rules() if rule.match is None}
+    return {rule.id: rule for rule in rules() if rule.is_conclusion}
 
 
-def causes(log: Log) -> list[Cause]:
-    """Return the causes that known messages name."""
-    return [cause for rule in rules() if (cause := rule.found(log)) is not None]
+def causes(log: Log, features: frozenset[Feature] = frozenset()) -> list[Cause]:
+    """Return the causes that known messages name. `features` are what the log states of the setting."""
+    texts = [failure.text for failure in log.failures] + [line.text for line in log.lines]
+    whole = "\n".join(texts).lower()
+    return [
+        cause
+        for rule in rules()
+        if rule.where != "end" and ((rule.cut_off and log.open_frames) or _may_match(rule, whole))
+        if (cause := rule.found(log, features)) is not None
+    ]
+
+
+def causes_of_end(log: Log, features: frozenset[Feature] = frozenset()) -> list[Cause]:
+    """Return what the last lines of a log say, if nothing in it failed: the run may stand still there."""
+    return [cause for rule in rules() if rule.where == "end" if (cause := rule.found(log, features)) is not None]
+
+
+def _may_match(rule: Rule, whole: str) -> bool:
+    """Return whether a word that each match of a rule has is in the text."""
+    if rule.match is None:
+        return False
+    words = words_of(rule.match)
+    return not words or any(word in whole for word in words)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from study.terminal import printable
 
@@ -37,6 +37,8 @@ _PREFIX = re.compile(
 )
 _BEGINS = frozenset("[( 0123456789wnh")  # letters with which a mark begins
 _INSIDE = re.compile(rf"(?<=\S)(?={_RANK})")
+_NO_DIGITS = str.maketrans("", "", "0123456789█▉▊▋▌▍▎▏")  # what changes from step to step
+MOST_SHAPES = 4096  # of lines that are remembered
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-Z\\-_]")
 _SECRETS = (
     re.compile(r"\b(hf_|sk-(?:ant-|proj-)?|ghp_|gho_|github_pat_|glpat-|xox[abps]-|AKIA|wandb_v1_)[A-Za-z0-9_\-]{8,}"),
@@ -67,7 +69,12 @@ MATTERING = (
     "unable", "invalid", "refused", "denied", "no space", "no device", "bus error", "segmentation", "terminated",
     "exit", "skipping", "expected", "unused", "deprecat", "cache flushes", "invalidate trace", "recompil",
     "falling back", "disk quota", "duplicate", "_dynamo", "hit config", " hang", "read-only", "due to preemption",
-    "due to job requeue", "more processors",
+    "due to job requeue", "more processors", "trainable", "too many", "divisible", "not match", "killing subprocess",
+    "died", "dead",
+)  # fmt: skip
+_SIGNS = (
+    "NCCL ", "Traceback (most", 'File "', ".py:", "uring handling of the above", "was the direct cause of the",
+    "Error", "Exception", "Interrupt", "Timeout", "Exit", "Failure", "Empty", "Refusal",
 )  # fmt: skip
 _RAISES = ("Error", "Exception", "Interrupt", "Timeout", "Exit", "Failure", "Empty", "Refusal")  # names of exceptions
 
@@ -121,6 +128,7 @@ class Log:
     failures: list[Failure] = field(default_factory=list)
     lines: list[Line] = field(default_factory=list)  # that may matter, in order
     open_frames: tuple[Frame, ...] = ()  # of a traceback whose exception is not in the log
+    open_code: tuple[str, ...] = ()  # the last lines of this traceback
     num_left_out: int = 0  # lines that may matter and were not kept
     last: deque[Line] = field(default_factory=lambda: deque(maxlen=CONTEXT))
 
@@ -168,11 +176,34 @@ def _plain(text: str) -> str:
     return printable(text.replace("\t", "    "))
 
 
-class Reader:
-    """Takes the lines of a log one by one, and keeps what matters."""
+class Taker(Protocol):
+    """What also wants to see the lines of a log."""
 
-    def __init__(self) -> None:
+    @property
+    def wants_all(self) -> bool:
+        """Whether the next line is of interest whatever it is."""
+        ...
+
+    def concerns(self, text: str) -> bool:
+        """Return whether a line may say something. It must not depend on the digits of the line."""
+        ...
+
+    def take(self, line: Line) -> None:
+        """Take a line that concerns it."""
+        ...
+
+
+class Reader:
+    """Takes the lines of a log one by one, and keeps what matters.
+
+    Most lines of a long log differ from earlier ones only in their digits. Whether such a line concerns anybody is
+    remembered by its shape, which is the line without its digits.
+    """
+
+    def __init__(self, others: Sequence[Taker] = ()) -> None:
         self.log = Log()
+        self._others = others
+        self._shapes: dict[str, tuple[bool, list[bool]]] = {}
         self._frames: dict[int | None, deque[Frame]] = {}
         self._open: dict[int | None, tuple[Failure, int]] = {}  # exceptions whose message may go on, and its lines
         self._before: dict[int | None, deque[str]] = {}  # the last lines
@@ -187,14 +218,49 @@ class Reader:
             failure = next((each for each in reversed(self.log.failures) if each.rank == rank), None)
             if failure is not None and not failure.frames:
                 failure.frames = tuple(frames)
+                failure.before = (*failure.before, *self._before.get(rank, ()))
             elif frames:
                 self.log.open_frames = tuple(frames)
+                self.log.open_code = tuple(self._before.get(rank, ()))
         return self.log
 
     def _take(self, line: Line) -> None:
-        log, rank = self.log, line.rank
+        rank, text = line.rank, line.text
         if rank is not None:
-            log.ranks.add(rank)
+            self.log.ranks.add(rank)
+        shape = text.translate(_NO_DIGITS)
+        known = self._shapes.get(shape)
+        if known is None:
+            known = self._concerns(text), [other.concerns(text) for other in self._others]
+            if len(self._shapes) >= MOST_SHAPES:
+                self._shapes.clear()
+            self._shapes[shape] = known
+        if known[0] or rank in self._open or rank in self._frames:
+            self._read(line)
+        else:
+            self.log.last.append(line)
+            self._remember(rank, text)
+        for other, concerned in zip(self._others, known[1], strict=True):
+            if concerned or other.wants_all:
+                other.take(line)
+
+    @staticmethod
+    def _concerns(text: str) -> bool:
+        """Return whether a line may be of a failure. It does not depend on digits."""
+        lower = text.lower()
+        return not text.strip() or any(word in lower for word in MATTERING) or any(word in text for word in _SIGNS)
+
+    def _remember(self, rank: int | None, text: str) -> None:
+        if not text.strip(" ^~"):  # the marks below a line of code
+            return
+        before = self._before.get(rank)
+        if before is None:
+            before = self._before[rank] = deque(maxlen=BEFORE)
+        before.append(text)
+
+    def _read(self, line: Line) -> None:
+        """Read a line that may be of a failure."""
+        log, rank = self.log, line.rank
         if not line.text.strip():
             self._open.pop(rank, None)
             return
@@ -215,7 +281,7 @@ class Reader:
         lower = text.lower()
         if any(word in lower for word in MATTERING) or "NCCL " in text:
             self._keep(line)
-        self._before.setdefault(rank, deque(maxlen=BEFORE)).append(text)
+        self._remember(rank, text)
 
     def _exception(self, rank: int | None, text: str) -> re.Match[str] | None:
         """Return the match of an exception's name and message, or None."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 
 from study.terminal import bytes_text, count
 from study.why import memory_messages, phases, tensors
@@ -19,12 +20,32 @@ GIB = 1 << 30
 OTHERS = 0.05  # share of a GPU that other processes use if they are named as the cause
 OUTSIDE, FAR_OUTSIDE = 4 * GIB, 8 * GIB  # bytes of a process outside of PyTorch that are more than usual, and far more
 UNUSED = 0.1  # share of a GPU that is reserved and unallocated if fragmentation is named as the cause
+LARGE = 0.2  # share of a GPU that one tensor has if its size is the question
 LONG_SAMPLE = 8.0  # times the typical length
 WHOLE_MODEL = 3.0  # times the memory of a step
 NEAR = 30  # lines between what a program announces and a message
+MOST = 20  # messages that are examined
 LATE = 20  # steps after which a training has shown that its usual steps fit
 
 
+# Functions that show more than the phase. The first one that is found decides.
+_PLACES = tuple(
+    (id, re.compile(pattern, re.MULTILINE))
+    for id, pattern in (
+        ("memory/evaluation-outputs", r"nested_concat|pad_across_processes|nested_gather|:gather_for_metrics|"
+         r"trainer_pt_utils\.py:(?:add|numpy_pad_and_concatenate|torch_pad_and_concatenate)"),
+        ("memory/inference-engine-start", r"vllm/.*(?:profile|determine_num_available_blocks|initialize_cache|"
+         r"_allocate_kv_cache|initialize_kv_cache|load_model|create_weights)|sglang/.*(?:init_memory_pool|load_model)"),
+        ("memory/state-dict-8-bit", r"bitsandbytes/nn/\w+\.py:_save_to_state_dict|undo_layout"),
+        ("memory/loaded-checkpoint", r"torch/serialization\.py:|_load_optimizer_and_scheduler|:load_optimizer_state|"
+         r"optimizer\.py:load_state_dict|torch/_utils\.py:_rebuild|:_load_from_checkpoint|torch\.load\("),
+        ("memory/clip-gradients", r"clip_grad(?:_norm|s)?\w*\.py:|:clip_grad_norm_?$|_foreach_norm|:_clip_grads"),
+        ("memory/entropy", r"compute_entropy\w*(?:$|\()|entropy_from_logits\w*$|:entropy$"),
+        ("memory/log-probabilities", r"logprobs?_from_logits|selective_log_softmax|per_token_logps|compute_log_?probs?|"
+         r"calculate_log_probs|get_batch_logps|logps|entropy_from_logits|log_probs_and_entropy|_logprob"),
+        ("memory/merge", r"merge_and_unload|:merge_adapter|get_delta_weight"),
+    )
+)  # fmt: skip
 _BY_PHASE: dict[Phase | None, str] = {
     "building": "memory/building", "wrapping": "memory/wrapping", "optimizer step": "memory/optimizer-states",
     "gathering": "memory/gathered-parameters", "loss": "memory/logits", "attention": "memory/attention",
@@ -34,8 +55,8 @@ _BY_PHASE: dict[Phase | None, str] = {
 }  # fmt: skip
 
 
-def causes(log: Log, steps: Steps, setting: Setting) -> list[Cause]:
-    """Return the causes for which memory of a GPU ran out."""
+def messages(log: Log) -> list[OutOfMemory]:
+    """Return what a log says of memory of a GPU that ran out: in exceptions, and in lines that quote one."""
     found = [message for failure in log.failures if (message := memory_messages.read(failure)) is not None]
     known_lines = {message.failure.number for message in found}
     # Warnings and reports of other programs quote the message.
@@ -44,10 +65,47 @@ def causes(log: Log, steps: Steps, setting: Setting) -> list[Cause]:
         for line in log.lines
         if line.number not in known_lines and "Tried to allocate" in line.text
     ]
-    found += [message for failure in quoted[:5] if (message := memory_messages.read(failure)) is not None]
-    causes_of_all = [cause for message in found[:20] for cause in _of(message, steps, setting)]
+    return [*found, *(message for failure in quoted[:5] if (message := memory_messages.read(failure)) is not None)]
+
+
+def causes(found: Sequence[OutOfMemory], steps: Steps, setting: Setting) -> list[Cause]:
+    """Return the causes for which memory of a GPU ran out, by the messages that say so."""
+    causes_of_all = [cause for message in found[:MOST] for cause in _of(message, steps, setting)]
     known = [cause for cause in causes_of_all if cause.id != "memory/too-large"]
     return known or causes_of_all
+
+
+# Phases in which a traceback without its last line is most often of memory.
+_OFTEN_MEMORY: tuple[Phase | None, ...] = (
+    "building",
+    "wrapping",
+    "optimizer step",
+    "saving",
+    "loss",
+    "backward",
+    "evaluation",
+)
+
+
+def of_cut_off(log: Log) -> list[Cause]:
+    """Return what a traceback without its last line, which names the exception, most often is of. Empty if unknown."""
+    if not log.open_frames:
+        return []
+    inner = phases.phase_of(log.open_frames[-3:])  # the last functions decide, if they show a phase
+    phase = inner or phases.phase_of(log.open_frames, log.open_code)
+    if phase is None or phase not in _OFTEN_MEMORY:
+        return []
+    happened = (
+        f"The traceback ends {phases.place_of(phase)}, without its last line, which names the exception. There, it is "
+        "most often that memory of the GPU runs out."
+    )
+    line = Line(log.num_lines, None, str(log.open_frames[-1]))
+    basis = "the last functions of a traceback whose last line is missing"
+    return [
+        conclude(
+            _BY_PHASE[phase], (line,), "possible", happened=happened, tensor="", late="", short="", basis=basis
+        )
+    ]  # fmt: skip
 
 
 def _of(message: OutOfMemory, steps: Steps, setting: Setting) -> Iterator[Cause]:
@@ -62,7 +120,54 @@ def _of(message: OutOfMemory, steps: Steps, setting: Setting) -> Iterator[Cause]
     if phase == "gathering" and (cause := _whole_model(message, happened, evidence, steps)):
         yield cause
     tensor = tensors.identify(message.tried, phase, setting)
-    yield _by_phase(message, phase, happened, evidence, steps, tensor)
+    yield from _by_place(message, phase, happened, evidence, setting, steps)
+    yield _by_phase(message, phase, happened, evidence, steps, tensor, setting)
+
+
+def _by_place(
+    message: OutOfMemory, phase: Phase | None, happened: str, evidence: tuple[Line, ...], setting: Setting, steps: Steps
+) -> Iterator[Cause]:
+    """Yield causes that certain functions of the traceback show, or what the log states of the setting."""
+    frames = "\n".join(f"{frame.file}:{frame.function}" for frame in message.failure.frames)
+    code = "\n".join(message.failure.before)
+    features = setting.features
+    for id, pattern in _PLACES:
+        if pattern.search(frames) or pattern.search(code):
+            yield conclude(id, evidence, happened=happened, tokens=_tokens(message, setting))
+            return
+    if setting.is_resumed and not steps.num_steps and phase in (None, "optimizer step", "building"):
+        yield conclude("memory/resumed", evidence, happened=happened)
+    if phase == "building" and "quantized" in features:
+        yield conclude("memory/building-quantized", evidence, happened=happened)
+    may_be_activations = phase in (None, "forward", "attention", "backward")
+    if may_be_activations and not steps.num_steps and "no checkpointing" in features:
+        yield conclude("memory/no-checkpointing", evidence, happened=happened)
+    if phase is None and {"engine", "reinforcement"} <= features:
+        yield conclude(
+            "memory/generation", evidence, "possible", 1, happened=happened, tensor="", late="", short="",
+            basis="the kind of training that the log states, and no traceback",
+        )  # fmt: skip
+    total = message.total or 0
+    if phase is None and message.tried >= max(GIB, LARGE * total) and total:
+        share = f"{message.tried / total:.0%}".replace("%", " %")
+        yield conclude(
+            "memory/one-large-tensor", evidence, happened=happened, tried=bytes_text(message.tried), share=share,
+            tokens=_tokens(message, setting),
+        )  # fmt: skip
+    if phase is None and "quantized" in features and "checkpointing" not in features:
+        yield conclude("memory/quantized-activations", evidence, happened=happened)
+
+
+def _tokens(message: OutOfMemory, setting: Setting) -> str:
+    """Return a sentence that says how many tokens the allocation is for, if it has a row of logits for each token."""
+    vocabulary = tensors.vocabulary_of(setting, message.failure.before)
+    if vocabulary is None or message.tried < 1 << 26:
+        return ""
+    tokens = message.tried / vocabulary / 4
+    return (
+        f" With a vocabulary of {vocabulary:,}, {bytes_text(message.tried)} are the logits of about {tokens:,.0f} "
+        f"tokens in fp32, or {2 * tokens:,.0f} in 16 bits."
+    )
 
 
 def _activity(message: OutOfMemory, steps: Steps) -> Phase | None:
@@ -162,6 +267,7 @@ def _by_phase(
     evidence: tuple[Line, ...],
     steps: Steps,
     tensor: tensors.Tensor | None,
+    setting: Setting,
 ) -> Cause:
     """Return the cause that the training as it is needs too much in its phase."""
     missing = None if message.free is None else message.tried - message.free
@@ -174,6 +280,8 @@ def _by_phase(
         )
     id = "memory/logits" if tensor is not None and tensor.kind == "logits" else _BY_PHASE[phase]
     named = f" What could not be allocated has the size of {tensor.name}." if tensor is not None else ""
+    if not named and id == "memory/logits":
+        named = _tokens(message, setting)
     basis = "the functions of the traceback" if phase else "only the message: there is no traceback"
     if phase and not message.failure.frames:
         basis = "the lines before the message"

@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict
 
 from study.why.log import Line
+
+# What a log can state of a setting beside its numbers. features.yaml has the signs.
+Feature = Literal[
+    "quantized", "vision", "experts", "stream", "engine", "checkpointing", "no checkpointing", "offload",
+    "reinforcement", "eager", "fp16", "fsdp", "several machines",
+]  # fmt: skip
+FILE = Path(__file__).with_name("features.yaml")
 
 
 @dataclass(frozen=True)
@@ -25,6 +37,8 @@ class Setting:
     num_epochs: float | None = None
     is_resumed: bool = False
     total_steps: int | None = None
+    vocabulary: int | None = None
+    features: frozenset[Feature] = frozenset()
     versions: tuple[tuple[str, str], ...] = ()  # releases of packages
 
 
@@ -45,6 +59,7 @@ _NUMBERS = {
     "sequence_length": (
         r"(?:max_seq_length|max_length|cutoff_len|sequence_len|seq_length|model_max_length|seq_len)[\"']?[=: ]+(\d+)",
     ),
+    "vocabulary": (r"(?:padded_)?vocab(?:ulary)?_?\s?size[\"']?\s*[=:]+\s*([\d,]+)",),
     "num_examples": (r"Num examples = ([\d,]+)",),
     "total_steps": (r"Total optimization steps = ([\d,]+)",),
     "num_gpus": (
@@ -67,10 +82,37 @@ _RESUMED = re.compile(
     r"Continuing training from (?:checkpoint|epoch|global step)|resume_from_checkpoint[= ]|Resuming from|"
     r"Loading checkpoint at step|loaded checkpoint .* at (?:step|iteration)|Resumed from", re.IGNORECASE,
 )  # fmt: skip
+_VALUES = {
+    "{on}": r"[\"']?(?:\s*[:=]\s*|\s+)[\"']?(?:true\b|1\b)",
+    "{off}": r"[\"']?(?:\s*[:=]\s*|\s+)[\"']?(?:false\b|0\b)",
+}
+
+
+class _Signs(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    feature: Feature
+    signs: tuple[str, ...]
+
+    @property
+    def pattern(self) -> re.Pattern[str]:
+        text = "|".join(self.signs)
+        for name, value in _VALUES.items():
+            text = text.replace(name, value)
+        return re.compile(text, re.IGNORECASE)
+
+
+@cache
+def _features() -> dict[Feature, re.Pattern[str]]:
+    entries = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    return {signs.feature: signs.pattern for signs in map(_Signs.model_validate, entries)}
+
+
+MOST_FEATURE_LINES = 3000  # lines in which features are looked for; longer logs repeat what they state
 # Words of which one stands in each line that states a setting, so that other lines need no pattern.
 _STATES = re.compile(
-    r"version|deepspeed|torch|transformers|accelerate|model|batch|accum|length|len\b|Num |steps|world|nproc|num_|"
-    r"grad_norm|clip|zero|[Rr]esum|Continuing|checkpoint"
+    r"version|vocab|deepspeed|torch|transformers|accelerate|model|batch|accum|length|len\b|Num |steps|world|nproc|num_|"
+    r"max_grad|max_norm|clip|zero|[Rr]esum|Continuing|checkpoint"
 )
 
 
@@ -80,6 +122,8 @@ class SettingReader:
     def __init__(self) -> None:
         self.stated: dict[str, object] = {}
         self.versions: dict[str, str] = {}
+        self.features: set[Feature] = set()
+        self._num_feature_lines = 0
         self._patterns = [
             (name, re.compile(pattern), kind)
             for kind, table in ((int, _NUMBERS), (float, _DECIMALS))
@@ -87,10 +131,20 @@ class SettingReader:
             for pattern in patterns
         ]
 
+    wants_all = False
+
+    def concerns(self, text: str) -> bool:
+        """Return whether a line may state a setting. It does not depend on digits."""
+        if self._num_feature_lines < MOST_FEATURE_LINES:  # this is asked once for lines that differ only in digits
+            self._num_feature_lines += 1
+            self.features.update(
+                name for name, pattern in _features().items() if name not in self.features and pattern.search(text)
+            )
+        return _STATES.search(text) is not None
+
     def take(self, line: Line) -> None:
+        """Take what a line states."""
         if line.number > FIRST_LINES and "esum" not in line.text and "ontinu" not in line.text:
-            return
-        if not _STATES.search(line.text):
             return
         for name, pattern, kind in self._patterns:
             if name not in self.stated and (match := pattern.search(line.text)):
@@ -112,4 +166,6 @@ class SettingReader:
         stated: dict[str, Any] = {
             name: value for name, value in self.stated.items() if getattr(requested, name) in (None, False)
         }
-        return replace(requested, **stated, versions=tuple(sorted(self.versions.items())))
+        return replace(
+            requested, **stated, features=frozenset(self.features), versions=tuple(sorted(self.versions.items()))
+        )

@@ -17,13 +17,36 @@ SECONDS = 5.0  # that a first step takes if it is worth a word
 PEAK = 2.0  # times the usual step that a slow step takes
 GROWTH = 1.5  # times the first quarter that the last quarter takes
 LONG = 60.0  # seconds of saving or evaluating from which they are worth a note
+NOTED = 5.0  # seconds of a step from which what the log states is worth a note
 FEW = 12  # steps of which nothing is concluded
 
 
 def causes(steps: Steps, setting: Setting) -> list[Cause]:
     """Return what the times of the steps show."""
     times = _times(steps)
-    return [*_other_work(steps), *(_patterns(times, steps) if len(times) >= 3 else ())]
+    patterns = list(_patterns(times, steps)) if len(times) >= 3 else []
+    return [*_other_work(steps), *patterns, *(() if patterns else _stated(times, steps, setting))]
+
+
+def _stated(times: Sequence[tuple[float, float]], steps: Steps, setting: Setting) -> Iterator[Cause]:
+    """Yield a note on what the log states that usually makes long steps longer, the most likely first."""
+    usual = statistics.median(seconds for _, seconds in times) if times else 0.0
+    if usual < NOTED:
+        return
+    features = setting.features
+    bar = steps.step_bar
+    evidence = (steps.rows[0].line,) if steps.rows else (bar.line,) if bar is not None else ()
+    shards = setting.strategy == "zero3" or "fsdp" in features
+    reasons = {
+        "slow/stated-network": shards and "several machines" in features,
+        "slow/stated-offload": "offload" in features,
+        "slow/stated-generation": "reinforcement" in features and "engine" not in features,
+        "slow/stated-eager": "eager" in features,
+    }
+    for id, holds in reasons.items():
+        if holds:
+            yield conclude(id, evidence, usual=f"{usual:,.3g}")
+            return
 
 
 def _other_work(steps: Steps) -> Iterator[Cause]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,8 +17,9 @@ from typing import Any, NamedTuple
 from study.why.log import Line
 
 MOST_PRINTED = 60  # lines of a dictionary
-MANY = 50_000  # lines of steps after which only every 16th is read, and those that are odd
 FIRST, LAST = 2000, 2000  # rows that are kept of a long log
+# Lines of steps, and of progress bars, after which only the last ones are read, at the end, and those that are odd.
+MANY = 4 * FIRST
 
 _NUMBER = r"[-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf(?:inity)?)"
 # A pair such as 'loss': 1.5, lm loss: 1.5E+00, loss=1.5 or "grad_norm": "nan". Names of metrics may contain / and _.
@@ -51,6 +53,8 @@ _DURATION = re.compile(
 _SECONDS_TEXT = re.compile(r"\b(?:step[-_ ]?time|time|dt|elapsed)[:=]?\s+([\d.]+)\s?(ms|s|secs?|seconds)\b")
 _COUNTED = re.compile(r"\bstep=(\d+), skipped=\d+|\bstep[: ] ?(\d+)/\d+")
 _ODD = re.compile(r"(?i)\bnan\b|\binf|[\"': ]0\.0\b")
+# Words of which one is in every line that says something of a step, besides what a program does.
+_CONCERNING = ("%|", "step", "OVERFLOW", "oss", "norm", "len", "second")
 _COLUMNS_SPACED = {
     "loss": "loss",
     "cross-entropy-loss": "loss",
@@ -75,6 +79,7 @@ _LOSSES = {
     "act_loss",
     "reduced_train_loss",
 }
+_EVALUATIONS = {"eval_loss", "eval/loss", "val_loss", "val/loss", "validation_loss", "valid_loss"}
 _NORMS = {"grad_norm", "grad norm", "gnorm", "train/grad_norm", "gradient_norm", "global_grad_norm", "actor/grad_norm"}
 _RATES = {"learning_rate", "lr", "learning rate", "train/learning_rate", "actor/lr", "train/lr"}
 _SCALES = {"loss_scale", "loss scale", "scale"}
@@ -132,6 +137,10 @@ class Series:
         self.count += 1
         (self.first if len(self.first) < FIRST else self.last).append(row)
 
+    def sort(self) -> None:
+        """Put the last rows into the order of their lines."""
+        self.last = deque(sorted(self.last, key=lambda row: row.line.number), maxlen=LAST)
+
     @property
     def rows(self) -> list[Row]:
         return [*self.first, *self.last]
@@ -158,9 +167,26 @@ class Steps:
     lengths: Lengths | None = None
     activities: deque[tuple[Line, str]] = field(default_factory=lambda: deque(maxlen=20))
     _lines_of_steps: int = 0
+    _lines_of_bars: int = 0
+    _last_lines: deque[Line] = field(default_factory=lambda: deque(maxlen=2 * LAST))  # of steps, not read yet
+    _last_bars: deque[Line] = field(default_factory=lambda: deque(maxlen=64))
     _printed: dict[int | None, list[Line]] = field(default_factory=dict)  # lines of a dictionary that has not ended
+    evaluations: list[tuple[Line, float]] = field(default_factory=list)  # losses of evaluations
     durations: list[tuple[Line, str, float]] = field(default_factory=list)  # what a log says of other work, in seconds
     recent: deque[tuple[Line, int, int]] = field(default_factory=lambda: deque(maxlen=8))  # states of bars of steps
+
+    @property
+    def wants_all(self) -> bool:
+        """Whether a dictionary that is printed over several lines has begun."""
+        return bool(self._printed)
+
+    @staticmethod
+    def concerns(text: str) -> bool:
+        """Return whether a line may say something of a step. It does not depend on digits."""
+        if any(word in text for word in _CONCERNING) or text.rstrip().endswith("{"):
+            return True
+        may_be_activity = "ing" in text or "aved" in text or "fit" in text
+        return may_be_activity and _ACTIVITY.search(text[:LONGEST_ACTIVITY]) is not None
 
     def take(self, line: Line) -> None:
         """Take what a line says of a step."""
@@ -172,7 +198,11 @@ class Steps:
         if line.rank in self._printed:
             return
         if "%|" in text:
-            self._take_bar(line)
+            self._lines_of_bars += 1
+            if self._lines_of_bars < MANY:
+                self._take_bar(line)
+            else:
+                self._last_bars.append(line)
         if "step" in text and (match := _COUNTED.search(text)):
             self.num_engine_steps = max(self.num_engine_steps, int(match[1] or match[2]))
         if "OVERFLOW" in text and (match := _OVERFLOW.search(text)):
@@ -181,14 +211,29 @@ class Steps:
                 self.overflows.append((line, float(match["scale"])))
         if ("oss" in text or "norm" in text or "len" in text) and "rror" not in text:
             self._lines_of_steps += 1
-            if self._lines_of_steps < MANY or self._lines_of_steps % 16 == 0 or _ODD.search(text):
+            is_odd = ("0.0" in text or "nan" in text or "nf" in text or "aN" in text) and _ODD.search(text)
+            if self._lines_of_steps < MANY or is_odd:
                 self._take_pairs(line)
+            else:
+                self._last_lines.append(line)
         if "second" in text and (match := _DURATION.search(text)) and len(self.durations) < FIRST:
             self.durations.append((line, match[1], float(match[2])))
         if "ing" in text or "aved" in text or "fit" in text:
             match = _ACTIVITY.search(text) if len(text) < LONGEST_ACTIVITY else None
             if match:
                 self.activities.append((line, match[0]))
+
+    def finish(self) -> None:
+        """Read the last lines of a long log. It is called once, after all lines were taken."""
+        for line in self._last_bars:
+            self._take_bar(line)
+        for line in self._last_lines:
+            self._take_pairs(line)
+        if self._last_lines:
+            for series in self.by_rank.values():
+                series.sort()
+        self._last_bars.clear()
+        self._last_lines.clear()
 
     def _join(self, line: Line) -> Line | None:
         """Return a dictionary that is printed over several lines as one line when it ends. None until then."""
@@ -227,6 +272,12 @@ class Steps:
         return max(len(self.rows), int(bar.done) if bar else 0, max(steps, default=0), self.num_engine_steps)
 
     @property
+    def usual_seconds(self) -> float | None:
+        """The seconds that a step usually takes, by rows or the progress bar. None if the log does not state them."""
+        times = [row.seconds for row in self.rows if row.seconds] or [seconds for _, seconds in self.bar_times]
+        return statistics.median(times) if times else None
+
+    @property
     def step_bar(self) -> Bar | None:
         """The bar of the training's steps."""
         return self.bars.get("steps")
@@ -248,14 +299,18 @@ class Steps:
 
     def _take_pairs(self, line: Line) -> None:
         values: dict[str, float] = {}
-        for name, text in _SPACED.findall(line.text):
-            values.setdefault(_COLUMNS_SPACED[name.lower()], _value(text, ""))
+        lower = line.text.lower()
+        if any(word in lower for word in ("loss ", "norm ", "rate ", "lr ")):
+            for name, text in _SPACED.findall(line.text):
+                values.setdefault(_COLUMNS_SPACED[name.lower()], _value(text, ""))
         seconds = None
         lengths: dict[str, float] = {}
         for name, text, factor in _PAIR.findall(line.text):
             name = name.lower()
             value = _value(text, factor)
             column = _COLUMNS.get(name)
+            if name in _EVALUATIONS and len(self.evaluations) < FIRST:
+                self.evaluations.append((line, value))
             if column is not None and not (column == "step" and "step" in values):
                 values.setdefault(column, value)
             elif name in _SECONDS:
@@ -269,12 +324,13 @@ class Steps:
             and (self.lengths is None or longest / typical > self.lengths.longest / self.lengths.typical)
         ):
             self.lengths = Lengths(line, typical, longest)
+        if "loss" not in values and "norm" not in values:
+            return
         if "step" not in values and (numbered := _NUMBERED.search(line.text)):
             values["step"] = float(numbered[1])
         if seconds is None and (stated := _SECONDS_TEXT.search(line.text)):
             seconds = float(stated[1]) * (1e-3 if stated[2] == "ms" else 1.0)
-        if "loss" in values or "norm" in values:
-            self.by_rank.setdefault(line.rank, Series()).add(Row(line, **values, seconds=seconds))
+        self.by_rank.setdefault(line.rank, Series()).add(Row(line, **values, seconds=seconds))
 
 
 def _amount(text: str) -> float:

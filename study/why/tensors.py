@@ -6,11 +6,11 @@ PyTorch's allocator rounds sizes up before it names them: to 2 MiB, to 20 MiB be
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Literal, NamedTuple
 
-from study.errors import Refusal
 from study.theory import shapes
 from study.theory.shapes import ModelShape
 from study.why.phases import Phase
@@ -60,17 +60,18 @@ def identify(num_bytes: int, phase: Phase | None, setting: Setting) -> Tensor | 
 def _candidates(setting: Setting) -> Iterator[tuple[float, Tensor]]:
     yield 2 * BUCKET_ELEMENTS, Tensor("bucket", "a bucket of DeepSpeed (reduce_bucket_size 5e8 in 16 bits)")
     yield 4 * BUCKET_ELEMENTS, Tensor("bucket", "a bucket of DeepSpeed (reduce_bucket_size 5e8 in fp32)")
-    shape = _shape(setting.model)
-    if shape is None:
+    shape, vocabulary = shape_of(setting.model), vocabulary_of(setting)
+    if vocabulary is None:
         return
-    vocabulary, hidden = shape.vocabulary, shape.hidden
     for size, type_name in TYPES.items():
         if setting.micro_batch_size and setting.sequence_length:
             for cut in (0, 1):
                 tokens = setting.micro_batch_size * (setting.sequence_length - cut)
                 name = f"the logits of {tokens:,} tokens in {type_name} ({tokens:,} x {vocabulary:,})"
                 yield size * tokens * vocabulary, Tensor("logits", name)
-        yield size * vocabulary * hidden, Tensor("weight", f"the embedding or the output layer in {type_name}")
+        if shape is None:
+            continue
+        yield size * vocabulary * shape.hidden, Tensor("weight", f"the embedding or the output layer in {type_name}")
         block = shape.block_params
         yield size * block, Tensor("layer", f"all parameters of one layer in {type_name}")
         for ranks in {1, setting.num_gpus or 1}:
@@ -79,11 +80,28 @@ def _candidates(setting: Setting) -> Iterator[tuple[float, Tensor]]:
 
 
 @cache
-def _shape(model: str | None) -> ModelShape | None:
-    """Return the shape of a model that the project knows without a network. None for others."""
+def shape_of(model: str | None) -> ModelShape | None:
+    """Return the shape of a model that the project knows without a network. None for others.
+
+    A log often names a folder, such as /data/Qwen2.5-7B-Instruct, instead of an id of the hub.
+    """
     if model is None:
         return None
-    try:
-        return shapes.find_known(model)
-    except Refusal:
-        return None
+    name = model.rstrip("/").rpartition("/")[2]
+    names = (model, name, _TUNED.sub("", name))
+    return next((shape for each in names if (shape := shapes.find_known(each)) is not None), None)
+
+
+_TUNED = re.compile(r"(?i)(?:-(?:instruct|chat|base|hf|it|pt|bnb-4bit|unsloth|v\d[\d.]*))+$")
+_EMPTY = re.compile(
+    r"empty_strided\w*\(\(\s*\w+, (?:\w+, )?(\d{5,6})\)|\b[sS]hape\D{0,12}\[?\(?(?:\d+, ?){1,2}(\d{5,6})[\])]"
+)
+
+
+def vocabulary_of(setting: Setting, code: Sequence[str] = ()) -> int | None:
+    """Return the number of logits per token, from the model, the log, or the line of code that allocated them."""
+    for line in code:
+        if match := _EMPTY.search(line):
+            return int(match[1] or match[2])
+    shape = shape_of(setting.model)
+    return shape.vocabulary if shape is not None and shape.vocabulary else setting.vocabulary

@@ -66,10 +66,20 @@ def _quoted(line: Line) -> str:
 def _unknown(answer: Answer) -> list[str]:
     if answer.is_sound:
         steps = terminal.count(answer.steps.num_steps, "step")
+        seconds = answer.steps.usual_seconds
+        speed = (
+            ""
+            if seconds is None or answer.setting.model is None
+            else (
+                f" A step takes {seconds:,.3g} s. If this seems slow, --model, --gpu, --gpus, --strategy, "
+                "--micro-batch-size and --sequence-length compare it with a prediction."
+            )
+        )
         return [
             terminal.wrap(
                 f"Nothing wrong was found: the log has {steps} of a training, without an exception, and the losses, "
                 "gradient norms and times that it states show nothing unusual. What it does not state was not checked."
+                + speed
             )
         ]
     lines = terminal.count(answer.log.num_lines, "line")

@@ -7,11 +7,11 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 
-from study.theory import shapes
 from study.why.cause import Cause, Certainty
 from study.why.known import conclude
 from study.why.setting import Setting
 from study.why.steps import Row, Steps
+from study.why.tensors import shape_of
 
 FEW_SOUND = 5  # rows before a loss that is not finite from which a divergence is likely
 FEW_ROWS = 3  # rows of which nothing is concluded
@@ -35,7 +35,16 @@ def causes(steps: Steps, setting: Setting) -> list[Cause]:
         found += _first_losses(rows, setting)
     if len(rows) > 1:
         found += [*_jump(rows, setting)]
-    return [*found, *_epoch(steps, setting)]
+    return [*found, *_epoch(steps, setting), *_evaluation(steps, setting)]
+
+
+def _evaluation(steps: Steps, setting: Setting) -> Iterator[Cause]:
+    """Yield the cause that the loss of an evaluation is NaN although the training is sound."""
+    bad = next((line for line, value in steps.evaluations if not math.isfinite(value)), None)
+    losses = [value for _, value in _with(steps.rows, "loss")]
+    if bad is not None and losses and all(math.isfinite(value) and value > 0 for value in losses):
+        id = "wrong/evaluation-nan-fp16" if "fp16" in setting.features else "wrong/evaluation-nan"
+        yield conclude(id, (bad,))
 
 
 def _with(rows: Sequence[Row], name: str) -> list[tuple[Row, float]]:
@@ -71,6 +80,8 @@ def _not_finite(rows: Sequence[Row], setting: Setting) -> Iterator[Cause]:
     if bad_loss is None and _is_skipped(rows):
         return
     where = _step(first, rows)
+    if (cause := _by_setting(first, where, sound, setting)) is not None:
+        yield cause
     after = f", after {len(sound):,} sound steps" if sound else ", the first logged step"
     if is_forward_sound and not sound:
         yield conclude(
@@ -85,6 +96,16 @@ def _not_finite(rows: Sequence[Row], setting: Setting) -> Iterator[Cause]:
         yield conclude("wrong/nan-from-the-start", (first.line,), where=where, after=after)
 
 
+def _by_setting(first: Row, where: str, sound: Sequence[Row], setting: Setting) -> Cause | None:
+    """Return what usually makes NaN for what the log states of the model and its types. None if nothing is known."""
+    model = (setting.model or "").lower()
+    if ("gemma-2" in model or "gemma2" in model) and not sound:
+        return conclude("wrong/nan-softcap", (first.line,), where=where)
+    if "fp16" in setting.features:
+        return conclude("wrong/nan-fp16", (first.line,), where=where)
+    return None
+
+
 def _is_skipped(rows: Sequence[Row]) -> bool:
     """Return whether the norms that are not finite are of steps that a loss scale of fp16 skipped, which is usual."""
     norms = [value for _, value in _with(rows, "norm")]
@@ -94,7 +115,11 @@ def _is_skipped(rows: Sequence[Row]) -> bool:
 def _zero(rows: Sequence[Row]) -> Iterator[Cause]:
     losses = _with(rows, "loss")
     zero = [row for row, value in losses if value == 0.0 and not (row.norm is not None and not math.isfinite(row.norm))]
-    if len(zero) > max(2, len(losses) // 2) and not any(row.norm for row in zero):
+    many = len(zero) > max(2, len(losses) // 2)
+    if many and "reward" in zero[0].line.text:
+        id = "wrong/loss-zero-of-policy" if any(row.norm for row in zero) else "wrong/rewards-equal"
+        yield conclude(id, (zero[0].line,), zeros=f"{len(zero):,}", rows=f"{len(losses):,}")
+    elif many and not any(row.norm for row in zero):
         yield conclude("wrong/loss-zero", (zero[0].line,), zeros=f"{len(zero):,}", rows=f"{len(losses):,}")
 
 
@@ -180,7 +205,7 @@ def _loss(rows: Sequence[Row], setting: Setting) -> Iterator[Cause]:
     if max(values) - min(values) <= SAME * abs(max(values)):
         yield conclude("wrong/loss-constant", (first.line,), value=f"{values[0]:g}", values=f"{len(values):,}")
         return
-    shape = shapes.find_known(setting.model) if setting.model else None
+    shape = shape_of(setting.model)
     uniform = math.log(shape.vocabulary) if shape is not None else None
     is_random = begin > 7.5 if uniform is None else math.isclose(begin, uniform, rel_tol=0.06)
     if abs(end - begin) <= STUCK * abs(begin) and is_random:
@@ -195,7 +220,7 @@ def _loss(rows: Sequence[Row], setting: Setting) -> Iterator[Cause]:
 def _first_losses(rows: Sequence[Row], setting: Setting) -> Iterator[Cause]:
     """Yield the cause that a language model's first losses are far above that of a guess."""
     losses = [value for _, value in _with(rows[:5], "loss") if math.isfinite(value)]
-    shape = shapes.find_known(setting.model) if setting.model else None
+    shape = shape_of(setting.model)
     if not losses or shape is None or not shape.vocabulary:
         return
     chance, first = math.log(shape.vocabulary), statistics.median(losses)

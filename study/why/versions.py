@@ -1,0 +1,53 @@
+"""What an exception inside of installed packages says of their releases, if its message is not known."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from study.why.cause import Cause
+from study.why.known import conclude
+from study.why.log import Failure, Frame, Line, Log
+
+_KINDS = ("AttributeError", "TypeError", "ImportError", "NameError", "NotImplementedError")
+# An object without something, or a call with other arguments than the function has.
+_OF_INTERFACE = re.compile(
+    r"has no attribute|unexpected keyword argument|required positional argument|positional arguments? but|"
+    r"cannot import name|is not defined|multiple values for|abstract"
+)
+_PACKAGE = re.compile(r"(?:site|dist)-packages/([A-Za-z_]\w*)")
+
+
+def causes(log: Log) -> Iterator[Cause]:
+    """Yield that two installed packages do not fit each other, for exceptions that say so."""
+    for failure in log.failures:
+        if failure.kind in _KINDS and not failure.is_handled and _OF_INTERFACE.search(failure.text):
+            packages = _packages(failure.frames)
+            if packages:
+                line = Line(failure.number, failure.rank, failure.first_line)
+                yield _cause(failure, packages, line)
+                return
+
+
+def _cause(failure: Failure, packages: list[str], line: Line) -> Cause:
+    inner = packages[0]
+    other = packages[1] if len(packages) > 1 else ""
+    who = f"{other} called {inner}, and {inner}" if other else f"A function of {inner}"
+    both = f"{inner} and {other}" if other else inner
+    return conclude(
+        "start-up/packages-do-not-fit", (line,), what=failure.first_line[:160], who=who, both=both,
+        names=f"{inner} {other}".strip(),
+    )  # fmt: skip
+
+
+def _packages(frames: tuple[Frame, ...]) -> list[str]:
+    """Return the packages of a traceback, the innermost first. Empty if the innermost frame is in no package."""
+    found: list[str] = []
+    for frame in reversed(frames):
+        match = _PACKAGE.search(frame.file)
+        name = match[1] if match else ""
+        if not found and not name:
+            return []
+        if name and name not in found and (name != "torch" or not found):
+            found.append(name)
+    return found[:2]
