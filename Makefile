@@ -154,7 +154,7 @@ lint: setup
 	@.venv/bin/ruff format --check .
 
 types: setup
-	@.venv/bin/mypy study zero_study.py
+	@.venv/bin/mypy study zero_study
 
 setup: .venv/.installed
 	@:
