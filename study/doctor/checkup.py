@@ -147,9 +147,7 @@ def _has(package: str) -> bool:
 def _packages() -> Iterator[Check]:
     missing = [name for name in ("torch", "accelerate", "transformers", "deepspeed", "datasets") if not _has(name)]
     if missing:
-        yield Check(
-            "packages", "bites", f"{', '.join(missing)} not installed.", f"Run `{install_command('train')}`."
-        )
+        yield Check("packages", "bites", f"{', '.join(missing)} not installed.", f"Run `{install_command('train')}`.")
     else:
         yield Check("packages", "ok", "torch, accelerate, transformers, deepspeed and datasets are installed.")
 
