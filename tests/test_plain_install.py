@@ -221,6 +221,54 @@ def test_what_only_a_clone_holds_is_refused_elsewhere(monkeypatch, tmp_path):
         files.require_clone("these")
 
 
+# ---------------------------------------------------------------- the hook of pre-commit
+
+HOOKS = launching.ROOT / ".pre-commit-hooks.yaml"
+RIGHT = dict.fromkeys(("gradient_accumulation_steps", "train_micro_batch_size_per_gpu", "gradient_clipping"), "auto")
+WRONG = {**RIGHT, "gradient_cliping": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("path", "is_checked"),
+    [
+        ("configs/ds_config.json", True), ("ds-config-zero3.json", True), ("deepspeed.yaml", True),
+        ("accelerate_configs/zero2.yaml", True), ("zero-3.json", True), ("fsdp2_config.yml", True),
+        ("package.json", False), ("accelerate_configs/notes.yaml", False), ("deepspeed.py", False),
+        ("zero_shot.json", False), ("ids_config.json", False),
+    ],
+)  # fmt: skip
+def test_the_hook_checks_files_by_their_names(path, is_checked):
+    from pre_commit import clientlib
+
+    (hook,) = clientlib.load_manifest(HOOKS)
+    assert bool(re.search(hook["files"], path)) == is_checked
+    program, *words = hook["entry"].split()
+    assert (program, cli.parse([*words, path]).command.name) == ("zero-study", "doctor")
+
+
+@pytest.mark.slow
+@pytest.mark.launches
+def test_the_hook_stops_a_commit(tmp_path):
+    """Of a repository that pre-commit clones and installs into its own environment."""
+    launching.use()
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    copy_sources(ours)
+    shutil.copy(HOOKS, ours)
+    theirs.mkdir()
+    env = launching.environment({"PYTHONPATH": None, "PRE_COMMIT_HOME": str(tmp_path / "home")})
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for folder in (ours, theirs):
+        for words in (["init", "-q"], ["add", "."], [*identity, "commit", "-q", "--allow-empty", "-m", "all"]):
+            subprocess.run(["git", *words], cwd=folder, env=env, check=True)
+    hook = [sys.executable, "-m", "pre_commit", "try-repo", str(ours), "zero-study-doctor", "--all-files"]
+    for content, status in ((WRONG, 1), (RIGHT, 0)):
+        (theirs / "ds_config.json").write_text(json.dumps(content))
+        subprocess.run(["git", "add", "."], cwd=theirs, env=env, check=True)
+        completed = subprocess.run(hook, cwd=theirs, env=env, capture_output=True, text=True)
+        assert completed.returncode == status, completed.stdout + completed.stderr
+        assert ("gradient_cliping" in completed.stdout) == (content is WRONG)
+
+
 # ---------------------------------------------------------------- a wheel
 
 
@@ -235,13 +283,19 @@ def sources() -> list[str]:
     return [name.rstrip("/") for line in lines for name in line.split()]
 
 
-def built_wheel(folder: Path) -> Path:
-    """Build a wheel as `python -m build` does, from a source distribution, of a copy: a build leaves folders behind."""
+def copy_sources(folder: Path) -> None:
+    """Copy what the wheel is built from: a build leaves folders behind."""
+    folder.mkdir(exist_ok=True)
     for name in sources():
         if (launching.ROOT / name).is_dir():
             shutil.copytree(launching.ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(launching.ROOT / name, folder)
+
+
+def built_wheel(folder: Path) -> Path:
+    """Build a wheel as `python -m build` does, from a source distribution."""
+    copy_sources(folder)
     command = [sys.executable, "-m", "build", "--no-isolation"]
     completed = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert completed.returncode == 0, completed.stderr

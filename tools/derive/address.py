@@ -119,7 +119,7 @@ def _tagged(notebook: dict[str, Any], tag: str) -> list[dict[str, Any]]:
 
 
 def _cell(kind: str, name: str, text: str) -> dict[str, Any]:
-    of_code = {"execution_count": None, "outputs": []} if kind == "code" else {}
+    of_code: dict[str, Any] = {"execution_count": None, "outputs": []} if kind == "code" else {}
     cell = {"cell_type": kind, "id": name, "metadata": {"tags": [TAG]}, "source": text.splitlines(keepends=True)}
     return dict(sorted({**cell, **of_code}.items()))
 
