@@ -82,7 +82,7 @@ def colab_sentence() -> str:
     return (
         "The project has no public address yet. Upload a notebook to Colab and run its set-up cells: the first one "
         "asks for the zip file of the repository, or for the project's wheel. The wheel is enough for the notebooks "
-        "about the planner, machines and releases, and for those that train first. All other notebooks need the zip "
+        "`a100-or-h100` and `article`, and for those that train first. All other notebooks need the zip "
         "file, because the stored results are only part of the repository."
     )
 
