@@ -137,7 +137,7 @@ iproute2:
 	$(call APT_GET,iproute2,under 1 min)
 
 # In this order: each reads what those before it wrote. A page of a comparison names its own command in its last line.
-DERIVED = "tools/derive/schemas.py" "tools/derive/api_page.py" "tools/derive/keys.py" "tools/derive/config_defaults.py" "tools/derive/planner_accuracy.py --write" \
+DERIVED = "tools/derive/address.py" "tools/derive/schemas.py" "tools/derive/api_page.py" "tools/derive/keys.py" "tools/derive/config_defaults.py" "tools/derive/planner_accuracy.py --write" \
 	"-m study predict" "-m study claims --write" "tools/derive/first_screen.py" "tools/derive/dry_run_figure.py" \
 	"tools/derive/drawings.py" "tools/derive/docs_tables.py" "tools/derive/page_numbers.py" "tools/derive/first_hour.py --write" "-m study report"
 
@@ -154,7 +154,7 @@ lint: setup
 	@.venv/bin/ruff format --check .
 
 types: setup
-	@.venv/bin/mypy study zero_study.py
+	@.venv/bin/mypy study zero_study
 
 setup: .venv/.installed
 	@:

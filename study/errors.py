@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import difflib
 import importlib.metadata
+import json
 import re
 import reprlib
+import shlex
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
 if TYPE_CHECKING:  # `prove` and `diff` run where neither is installed
     import click
@@ -165,8 +169,40 @@ def describe_missing(error: ModuleNotFoundError) -> str | None:
         name, extra = re.split(r"[^\w.-]", line)[0], re.search(r"extra == ['\"](\w+)", line)
         # markdown-it-py is imported as markdown_it.
         if extra and missing and f"{name.lower().replace('-', '_')}_".startswith(f"{missing}_"):
-            return f"{name} is not installed; run: pip install 'zero-study[{extra[1]}]' (in a clone: '.[{extra[1]}]')"
+            return f"{name} is not installed; run: {install_command(extra[1])}"
     return None
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra of this project from the place that the project itself came from.
+
+    The name `zero-study` is enough only if the project came from a package index. Otherwise the command names the
+    clone, the wheel or the address.
+    """
+    clone = Path(__file__).resolve().parents[1]
+    if (clone / "pyproject.toml").is_file():
+        return f"pip install -e {shlex.quote(f'{_from_here(clone)}[{extra}]')}"
+    try:
+        recorded = importlib.metadata.distribution("zero-study").read_text("direct_url.json")
+    except importlib.metadata.PackageNotFoundError:  # the modules were copied, for instance into a web page
+        return f"pip install 'PATH_OF_THE_WHEEL[{extra}]'"
+    if not recorded:
+        return f"pip install 'zero-study[{extra}]'"
+    source = json.loads(recorded)
+    address = source["url"]
+    if address.startswith("file:"):
+        place = Path(unquote(urlsplit(address).path))
+        return f"pip install {shlex.quote(f'{_from_here(place)}[{extra}]')}"
+    if revision := source.get("vcs_info"):
+        address = f"{revision['vcs']}+{address}@{revision['commit_id']}"
+    return f"pip install {shlex.quote(f'zero-study[{extra}] @ {address}')}"
+
+
+def _from_here(place: Path) -> str:
+    """Return a path as pip needs it from the current folder. Of a file that has been removed, the name is left."""
+    if place == Path.cwd():
+        return "."
+    return str(place) if place.exists() else f"./{place.name}"
 
 
 @contextmanager

@@ -25,6 +25,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict
 
 from .errors import Refusal
+from .version import REPOSITORY
 
 ROOT = Path(__file__).resolve().parents[1]  # folder of the project in an editable installation
 
@@ -48,8 +49,9 @@ def require_clone(what: str) -> None:
     `what` names the files that only a clone of the repository has.
     """
     if not (ROOT / "pyproject.toml").is_file():
+        address = f" from {REPOSITORY}" if REPOSITORY else ""
         raise Refusal(
-            f"{what} are only part of a clone of the project. Clone it, and run in the clone: pip install -e ."
+            f"{what} are only part of a clone of the project. Clone it{address}, and run in the clone: pip install -e ."
         )
 
 

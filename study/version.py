@@ -1,3 +1,7 @@
-"""The version of this distribution, which `study` and `zero_study` both report."""
+"""The version of this distribution, which `study` and `zero_study` both report, and the address of its repository."""
 
 __version__ = "0.1.0"
+
+# https://github.com/OWNER/NAME, or empty as long as the project is not published. Everything that shows the address is
+# written from this line by tools/release/address.py.
+REPOSITORY = ""

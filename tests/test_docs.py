@@ -199,9 +199,13 @@ def check_sky(words: list[str]) -> None:
 
 
 def check_papermill(words: list[str]) -> None:
-    declared = papermill.inspect_notebook(ROOT / words[0])
-    (given,) = (yaml.safe_load(text) for flag, text in itertools.pairwise(words) if flag == "-y")
-    assert given.keys() <= declared.keys()
+    (notebook,) = (word for word in words if word.startswith("notebooks/"))
+    declared = papermill.inspect_notebook(ROOT / notebook)
+    given = [name for flag, name in itertools.pairwise(words) if flag == "-p"]
+    for flag, text in itertools.pairwise(words):
+        given += yaml.safe_load(text) if flag == "-y" else []
+    assert given or words[0] == "--help-notebook"
+    assert set(given) <= declared.keys()
 
 
 CHECKS: dict[str, Callable[[list[str]], None]] = {

@@ -152,3 +152,16 @@ def test_the_check_of_this_machine(project, monkeypatch):
     launching.use()
     monkeypatch.chdir(project)
     assert checkup._why_no_sum("gloo") is None
+
+
+@pytest.mark.launches
+def test_the_planner_is_imported_or_says_why_not(project, tmp_path):
+    code = ["python", "-c", "from zero_study import Request, advise; print(advise.__module__)"]
+    assert launching.attempt(code, cwd=tmp_path).stdout == "study.planner.answer\n"
+    # This folder has a package `study` of its own, which must not be imported.
+    env = {"PYTHONPATH": f"{project}:{launching.ROOT}"}
+    completed = launching.attempt(code, cwd=project, env=env)
+    assert completed.returncode == 1
+    last = completed.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: zero_study.Request needs the package study of this distribution")
+    assert str(project / "study" / "__init__.py") in last

@@ -195,7 +195,7 @@ def tools_by_room() -> dict[str, dict[str, Path]]:
 
 def test_tools_import_neither_tests_nor_other_rooms():
     rooms = tools_by_room()
-    assert set(rooms) == {"collect", "derive", "measure"}
+    assert set(rooms) == {"collect", "derive", "measure", "release"}
     names = [name for modules in rooms.values() for name in modules]
     assert len(names) == len(set(names))  # pytest has all rooms on its path
     tests = {path.stem for path in (launching.ROOT / "tests").glob("*.py")}

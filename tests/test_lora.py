@@ -108,7 +108,7 @@ def test_headings_name_the_adapter(config, shown):
 def test_a_package_that_is_missing_is_named(monkeypatch, tmp_path):
     real = checks.importlib.util.find_spec
     monkeypatch.setattr(checks.importlib.util, "find_spec", lambda name: None if name == "peft" else real(name))
-    with pytest.raises(Refusal, match=r"zero-study\[peft\]"):
+    with pytest.raises(Refusal, match=r"pip install .*\[peft\]"):
         checks.check(make_run(build_config(lora_rank=4, output_dir=tmp_path / "run"), read_by_name("ddp"), 2))
 
 

@@ -1,27 +1,36 @@
-"""Test each command without extras installed: it works, or one message names the extra that it needs."""
+"""Test each command without extras installed: it works, or one message names the extra that it needs.
+
+Also test the wheel, and the Dockerfile, which builds it.
+"""
 
 from __future__ import annotations
 
+import email
 import gzip
 import importlib.metadata
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import launching
 import pytest
+from packaging.requirements import Requirement
 from test_layout import commands
 
-from study import cli, errors, files
+from study import cli, errors, files, version
 from study.cli import options
 from study.errors import Refusal
 
 RECORDS = launching.ROOT / "reports" / "cpu" / "records" / "smoke"
 LOG = launching.ROOT / "tests" / "fixtures" / "logs" / "juniper_h100_n1_result_0.txt"
+SOUND = launching.ROOT / "tests" / "why" / "sound" / "hf-trainer-deepspeed-4nodes.log"
 GPU = "--gpu l4 --gpus 2"
 
 # Each command as a user types it, by the extra that it needs.
@@ -34,7 +43,7 @@ BY_EXTRA = {
         f"upgrade {launching.ROOT / 'constraints.txt'} {launching.ROOT / 'constraints.txt'}",
         f"advise --model gpt2 {GPU}", f"advise --model gpt2 {GPU} --strategy zero3_tuned --write own.yaml", "diff . .",
         f"import {LOG} --output imported",
-        f"why {launching.ROOT / 'tests' / 'why' / 'sound' / 'hf-trainer-deepspeed-4nodes.log'}",
+        f"why {SOUND}",
     ],
     "train": [
         "train", "run smoke", "job smoke bert-imdb-tiny-ddp-2x-seed0", "conformance", "export runs",
@@ -115,7 +124,7 @@ def test_a_command_works_or_names_the_extra(line, extra, plain_install):
         assert out
     else:
         package = r"[\w-]+"
-        said = rf"zero-study: {package} is not installed; run: pip install 'zero-study\[{extra}\]' \(in a clone: .*\)\n"
+        said = rf"zero-study: {package} is not installed; run: pip install -e '.*\[{extra}\]'\n"
         assert re.fullmatch(said, err), err
         assert (status, out) == (2, "")
 
@@ -160,7 +169,47 @@ def test_a_clone_that_is_not_installed(monkeypatch, name, said):
 )
 def test_a_missing_module_is_told_by_its_package(module, package, extra):
     said = errors.describe_missing(ModuleNotFoundError(name=module))
-    assert said.startswith(f"{package} is not installed; run: pip install 'zero-study[{extra}]' ")
+    assert said == f"{package} is not installed; run: {errors.install_command(extra)}"
+
+
+COMMIT = "0123abc"
+
+
+@pytest.mark.parametrize(
+    ("source", "command"),
+    [
+        (None, "pip install 'zero-study[train]'"),
+        ({"url": "file:///nowhere/my%20wheels/zero_study-0.1.0.whl", "archive_info": {}},
+         "pip install './zero_study-0.1.0.whl[train]'"),
+        ({"url": "https://example.org/zero_study.whl", "archive_info": {}},
+         "pip install 'zero-study[train] @ https://example.org/zero_study.whl'"),
+        ({"url": "https://example.org/zero-study", "vcs_info": {"vcs": "git", "commit_id": COMMIT}},
+         f"pip install 'zero-study[train] @ git+https://example.org/zero-study@{COMMIT}'"),
+    ],
+    ids=["index", "removed wheel", "address", "git"],
+)  # fmt: skip
+def test_the_command_for_an_extra_names_where_the_project_came_from(source, command, monkeypatch, tmp_path):
+    text = None if source is None else json.dumps(source)
+    monkeypatch.setattr(errors, "__file__", str(tmp_path / "study" / "errors.py"))  # in no clone
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda _: SimpleNamespace(read_text=lambda _: text))
+    assert errors.install_command("train") == command
+    words = shlex.split(command)
+    if "@" in words[2]:
+        assert Requirement(words[2]).extras == {"train"}
+
+
+def test_the_command_for_an_extra_names_the_wheel_or_the_clone(monkeypatch, tmp_path):
+    monkeypatch.chdir(launching.ROOT)
+    assert errors.install_command("report") == "pip install -e '.[report]'"
+    monkeypatch.chdir(tmp_path)
+    assert errors.install_command("report") == f"pip install -e '{launching.ROOT}[report]'"
+    wheel = tmp_path / "a folder" / "zero_study.whl"
+    wheel.parent.mkdir()
+    wheel.touch()
+    text = json.dumps({"url": wheel.as_uri(), "archive_info": {}})
+    monkeypatch.setattr(errors, "__file__", str(tmp_path / "study" / "errors.py"))
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda _: SimpleNamespace(read_text=lambda _: text))
+    assert errors.install_command("report") == f"pip install '{wheel}[report]'"
 
 
 def test_what_only_a_clone_holds_is_refused_elsewhere(monkeypatch, tmp_path):
@@ -172,15 +221,81 @@ def test_what_only_a_clone_holds_is_refused_elsewhere(monkeypatch, tmp_path):
         files.require_clone("these")
 
 
+# ---------------------------------------------------------------- the hook of pre-commit
+
+HOOKS = launching.ROOT / ".pre-commit-hooks.yaml"
+RIGHT = dict.fromkeys(("gradient_accumulation_steps", "train_micro_batch_size_per_gpu", "gradient_clipping"), "auto")
+WRONG = {**RIGHT, "gradient_cliping": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("path", "is_checked"),
+    [
+        ("configs/ds_config.json", True), ("ds-config-zero3.json", True), ("deepspeed.yaml", True),
+        ("accelerate_configs/zero2.yaml", True), ("zero-3.json", True), ("fsdp2_config.yml", True),
+        ("package.json", False), ("accelerate_configs/notes.yaml", False), ("deepspeed.py", False),
+        ("zero_shot.json", False), ("ids_config.json", False),
+    ],
+)  # fmt: skip
+def test_the_hook_checks_files_by_their_names(path, is_checked):
+    from pre_commit import clientlib
+
+    (hook,) = clientlib.load_manifest(HOOKS)
+    assert bool(re.search(hook["files"], path)) == is_checked
+    program, *words = hook["entry"].split()
+    assert (program, cli.parse([*words, path]).command.name) == ("zero-study", "doctor")
+
+
+@pytest.mark.slow
+@pytest.mark.launches
+def test_the_hook_stops_a_commit(tmp_path):
+    """Of a repository that pre-commit clones and installs into its own environment."""
+    launching.use()
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    copy_sources(ours)
+    shutil.copy(HOOKS, ours)
+    theirs.mkdir()
+    env = launching.environment({"PYTHONPATH": None, "PRE_COMMIT_HOME": str(tmp_path / "home")})
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for folder in (ours, theirs):
+        for words in (["init", "-q"], ["add", "."], [*identity, "commit", "-q", "--allow-empty", "-m", "all"]):
+            subprocess.run(["git", *words], cwd=folder, env=env, check=True)
+    hook = [sys.executable, "-m", "pre_commit", "try-repo", str(ours), "zero-study-doctor", "--all-files"]
+    for content, status in ((WRONG, 1), (RIGHT, 0)):
+        (theirs / "ds_config.json").write_text(json.dumps(content))
+        subprocess.run(["git", "add", "."], cwd=theirs, env=env, check=True)
+        completed = subprocess.run(hook, cwd=theirs, env=env, capture_output=True, text=True)
+        assert completed.returncode == status, completed.stdout + completed.stderr
+        assert ("gradient_cliping" in completed.stdout) == (content is WRONG)
+
+
 # ---------------------------------------------------------------- a wheel
 
 
+PACKAGES = ("study", "zero_study", "accelerate_configs")
+DOCKERFILE = launching.ROOT / "Dockerfile"
+LARGEST_WHEEL = 5 << 20  # bytes
+
+
+def sources() -> list[str]:
+    """The files and folders that the Dockerfile copies: with them and nothing else, the wheel is built."""
+    lines = re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE.read_text(), re.MULTILINE)
+    return [name.rstrip("/") for line in lines for name in line.split()]
+
+
+def copy_sources(folder: Path) -> None:
+    """Copy what the wheel is built from: a build leaves folders behind."""
+    folder.mkdir(exist_ok=True)
+    for name in sources():
+        if (launching.ROOT / name).is_dir():
+            shutil.copytree(launching.ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(launching.ROOT / name, folder)
+
+
 def built_wheel(folder: Path) -> Path:
-    """Build a wheel as `python -m build` does, from a source distribution, of a copy: a build leaves folders behind."""
-    for name in ("study", "accelerate_configs"):
-        shutil.copytree(launching.ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("zero_study.py", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(launching.ROOT / name, folder)
+    """Build a wheel as `python -m build` does, from a source distribution."""
+    copy_sources(folder)
     command = [sys.executable, "-m", "build", "--no-isolation"]
     completed = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert completed.returncode == 0, completed.stderr
@@ -188,18 +303,55 @@ def built_wheel(folder: Path) -> Path:
     return wheel
 
 
+def test_the_dockerfile_copies_what_is_sent_to_it():
+    lines = (launching.ROOT / ".dockerignore").read_text().splitlines()
+    assert {line[1:].rstrip("/") for line in lines if line.startswith("!")} == set(sources())
+    assert f"zero_study-{version.__version__}" not in DOCKERFILE.read_text()  # a release would have to change it
+
+
 @pytest.mark.launches
-def test_a_wheel_holds_what_commands_read(tmp_path):
+def test_a_wheel_holds_what_commands_read_and_nothing_else(tmp_path):
     path = built_wheel(tmp_path)
     files_there = {
         str(path.relative_to(tmp_path))
-        for name in ("study", "accelerate_configs")
+        for name in PACKAGES
         for path in (tmp_path / name).rglob("*")
         if path.is_file() and path.parts[-1] != "README.md"  # written for those who work in a clone
     }
     assert len(files_there) > 100
+    assert {"study/py.typed", "zero_study/py.typed", "zero_study/prove.pyi"} <= files_there
     with zipfile.ZipFile(path) as wheel:
-        assert {"zero_study.py", *files_there} <= set(wheel.namelist())
+        names = set(wheel.namelist())
+        described = email.message_from_bytes(wheel.read(f"zero_study-{version.__version__}.dist-info/METADATA"))
+    assert files_there <= names
+    others = [name for name in names - files_there if ".dist-info/" not in name and not name.endswith("README.md")]
+    assert not others
+    assert path.stat().st_size < LARGEST_WHEEL
+    assert f"zero_study-{version.__version__}.dist-info/licenses/LICENSE" in names
+    assert described["License-Expression"] == "Apache-2.0"
+    assert {"Typing :: Typed", "Programming Language :: Python :: 3.11"} <= set(described.get_all("Classifier"))
+    addresses = [line.partition(", ")[2] for line in described.get_all("Project-URL", [])]
+    assert all(version.REPOSITORY and address.startswith(version.REPOSITORY) for address in addresses)
+    with tarfile.open(next((tmp_path / "dist").glob("*.tar.gz"))) as source:
+        assert not [name for name in source.getnames() if "/tests" in name]
+
+
+# A user's script. mypy takes the types of zero_study from the installed wheel.
+TYPED_SCRIPT = """
+from pathlib import Path
+import zero_study.prove
+from zero_study import Request, __version__, advise, diff, prove, saved
+def strategies(model: str, gpus: int) -> list[str]:
+    advice = advise(model, Request(gpu="h100-sxm", num_gpus=gpus))
+    return [option.strategy.name for option in advice.options]
+def findings(a: Path, b: Path) -> int:
+    diff.assert_same_training(a, b)
+    return sum(len(folder.findings) for folder in saved.read(a))
+def is_fault(error: Exception) -> bool:
+    return isinstance(error, prove.TrainingFault | zero_study.prove.KnownFault)
+from zero_study import not_there  # type: ignore[attr-defined]
+print(strategies("gpt2-xl", 8), __version__)
+"""
 
 
 @pytest.mark.slow
@@ -221,7 +373,13 @@ def test_a_wheel_works_in_an_environment_of_its_own(tmp_path):
     run(own / "bin" / "python", "-m", "pip", "install", "-q", "-c", launching.ROOT / "constraints.txt", wheel)
     shutil.copy(launching.ROOT / "accelerate_configs" / "ddp.yaml", tmp_path / "elsewhere")
     assert "gpt2" in run(own / "bin" / "zero-study", "advise", "--model", "gpt2", *GPU.split())
-    assert run(own / "bin" / "zero-study", "doctor", "ddp.yaml")
+    for words in (["doctor", "ddp.yaml"], ["claims"], ["why", SOUND]):
+        assert run(own / "bin" / "zero-study", *words)
+    # What is missing is installed from the same wheel.
+    lines = [own / "bin" / "python", "-c", "from study import errors; print(errors.install_command('train'))"]
+    assert run(*lines) == f"pip install '{wheel}[train]'\n"
+    (tmp_path / "elsewhere" / "script.py").write_text(TYPED_SCRIPT)
+    run(sys.executable, "-m", "mypy", "--strict", "--python-executable", own / "bin" / "python", "script.py")
     (packages,) = own.glob("lib/*/site-packages")
     with_torch = f"import sys; sys.path += {[path for path in sys.path if path.endswith('site-packages')]!r}"
     code = f"{with_torch}; import study.prove as prove; print(prove.__file__)"

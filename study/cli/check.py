@@ -16,7 +16,7 @@ import click
 from study import files, progress, terminal
 from study.cli.options import PATH, TRAINING, Statuses, command, json_option, require
 from study.command_line import NUMBER
-from study.errors import Refusal
+from study.errors import Refusal, install_command
 from study.files import require_clone
 from study.strategy import file
 from study.verdict import NotChecked, Verdict
@@ -546,8 +546,8 @@ def _chosen_optimizers(names: tuple[str, ...]) -> list[str]:
         library = LIBRARY_OF.get(name)
         if library and find_spec(library) is None:
             raise Refusal(
-                f"--optimizer {name}: {library} is not installed, so {name} could not be checked. Install it with "
-                "pip install zero-study[optimizers], or name other optimizers."
+                f"--optimizer {name}: {library} is not installed, so {name} could not be checked. Install it "
+                f"with {install_command('optimizers')}, or name other optimizers."
             )
     return chosen
 

@@ -24,7 +24,7 @@ import psutil
 from .. import processes, terminal
 from ..engines import extensions, inductor, this_machine, torch_locks
 from ..engines.keys import allowed
-from ..errors import Refusal, RunFailed
+from ..errors import Refusal, RunFailed, install_command
 from ..files import ROOT, why_not_writable
 from ..upgrade import changes
 from ..verdict import Checked, NotChecked
@@ -142,9 +142,7 @@ def _has(package: str) -> bool:
 def _packages() -> Iterator[Check]:
     missing = [name for name in ("torch", "accelerate", "transformers", "deepspeed", "datasets") if not _has(name)]
     if missing:
-        yield Check(
-            "packages", "bites", f"{', '.join(missing)} not installed.", "Run `pip install 'zero-study[train]'`."
-        )
+        yield Check("packages", "bites", f"{', '.join(missing)} not installed.", f"Run `{install_command('train')}`.")
     else:
         yield Check("packages", "ok", "torch, accelerate, transformers, deepspeed and datasets are installed.")
 
@@ -265,7 +263,7 @@ def _gpus() -> Iterator[Check]:
 def _ranks() -> Iterator[Check]:
     """Check that two processes can communicate over gloo, and over NCCL if there are two GPUs."""
     if not _has("torch"):
-        yield Check("two ranks", "unknown", "torch is not installed.", "Run `pip install 'zero-study[train]'`.")
+        yield Check("two ranks", "unknown", "torch is not installed.", f"Run `{install_command('train')}`.")
         return
     num_gpus = len(this_machine.find().gpu_memory_bytes)
     for backend in ("gloo", *(["nccl"] if num_gpus > 1 else [])):

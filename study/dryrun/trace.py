@@ -21,7 +21,7 @@ from study.dryrun.fake import without_memory
 from study.dryrun.models import Trainable
 from study.dryrun.traced import Traced, check_traceable
 from study.engines import extensions
-from study.errors import Refusal
+from study.errors import Refusal, install_command
 from study.ranks import forks
 from study.theory.engine import Engine, StepConfig
 from study.theory.shapes import ModelShape
@@ -76,7 +76,7 @@ def trace_deepspeed(shape: ModelShape, engine: Engine, job: StepConfig) -> dict[
     of `engine` have their defaults. Raises Refusal if DeepSpeed is not installed, or if the rank refuses.
     """
     if find_spec("deepspeed") is None:
-        raise Refusal("DeepSpeed is not installed, so it cannot be traced. Run: pip install 'zero-study[train]'")
+        raise Refusal(f"DeepSpeed is not installed, so it cannot be traced. Run: {install_command('train')}")
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     extensions.use_own_folder()

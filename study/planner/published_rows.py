@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from study.errors import Refusal
-from study.files import ROOT
+from study.files import ROOT, require_clone
 from study.theory import measured_by_others, peaks, prediction, step_time
 from study.theory.measured_by_others import MeasuredCase, MeasuredRow
 
@@ -66,6 +66,8 @@ def load(path: Path = VALIDATION) -> Validation:
 
     Raises Refusal if the file is missing or not valid, or if it belongs to other published rows.
     """
+    if path == VALIDATION:
+        require_clone("the stored errors of predictions")
     again = f"run {COMMAND} --write"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, mod
 
 from study import progress
 from study.command_line import choices, is_optional, kind, option, unit
-from study.errors import Refusal, refusing
+from study.errors import Refusal, install_command, refusing
 from study.planner import stack_options
 from study.planner.stack_options import Training
 from study.strategy import file
@@ -35,7 +35,6 @@ from study.theory.hardware import Cluster
 from study.theory.shapes import DEFAULT_LENGTH, ModelShape
 from study.theory.stacks import DEFAULT_STACK, STACKS, GradientType, Stack, StackName
 
-INSTALL = "pip install 'zero-study[train]'"
 CLASS_NAME = re.compile(r"[A-Z]\w*For[A-Z]\w+|[A-Z]\w*LMHeadModel")
 CHECKPOINTED: dict[Checkpointing, bool | Literal["selective", "selective-op"]] = {
     "full": True, "selective": "selective", "selective-op": "selective-op", "none": False,
@@ -776,7 +775,8 @@ def _traced(name: str, not_known: str) -> ModelShape:
     installed.
     """
     if find_spec("torch") is None or find_spec("transformers") is None:
-        raise Refusal(f"{str(not_known).rstrip('.')}. With PyTorch, other models of transformers are traced: {INSTALL}")
+        command = install_command("train")
+        raise Refusal(f"{str(not_known).rstrip('.')}. With PyTorch, other models of transformers are traced: {command}")
     from study.dryrun import models
 
     found = models.find_class(name)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from study.errors import Refusal
 from study.records import machine
+from study.version import REPOSITORY
 
 STRATEGIES = ("single", "zero2", "zero3")  # on a GPU, none of them needs a compiled extension
 ON_CORES = ("ddp", "zero3")
@@ -21,17 +21,9 @@ class ColabGpu(NamedTuple):
     capability: float  # CUDA's compute capability
 
 
-def repository() -> str:
-    """Return the address of the repository from the package's metadata. Empty if the metadata has no address."""
-    with suppress(importlib.metadata.PackageNotFoundError):
-        urls = importlib.metadata.metadata("zero-study").get_all("Project-URL", [])
-        return next((url.removeprefix("Repository, ") for url in urls if url.startswith("Repository, ")), "")
-    return ""
-
-
 def address(notebook: str) -> str:
     """Return the address at which Colab opens a notebook of the published project."""
-    in_colab = repository().replace("github.com", "colab.research.google.com/github")
+    in_colab = REPOSITORY.replace("github.com", "colab.research.google.com/github")
     return f"{in_colab}/blob/main/notebooks/{notebook}.ipynb"
 
 
@@ -66,8 +58,9 @@ def commands(gpu: ColabGpu | None) -> dict[str, list[str]]:
 def train(committed: str | list[str], clone: Path) -> list[str]:
     """Train the strategies on this machine, and return the folder of the new runs.
 
-    If no run leaves a record, return the `committed` folders instead. A run that fails does not stop the others. A run
-    that already has a record is not repeated.
+    If no run leaves a record, return the `committed` folders instead. Raises Refusal if the clone has none, because it
+    is only a folder with a wheel. A run that fails does not stop the others. A run that already has a record is not
+    repeated.
     """
     gpu = find_gpu()
     place = f"{gpu.name}: the paper preset in {precision(gpu)}" if gpu else "no GPU: a tiny BERT on two cores"
@@ -80,8 +73,14 @@ def train(committed: str | list[str], clone: Path) -> list[str]:
             print(" ".join(command), flush=True)
             _run([sys.executable, "-m", "study", *command[1:]], clone)
     if not any((clone / RUNS).glob("*/record.json")):
+        folders = [clone / folder for folder in ([committed] if isinstance(committed, str) else committed)]
+        if not any(folder.exists() for folder in folders):
+            raise Refusal(
+                "No run left a record, and the wheel does not contain the stored results. Delete the folder "
+                f"{clone}, run the set-up cells again, and upload the zip file of the repository."
+            )
         print("No run left a record. This notebook shows the committed runs instead.")
-        return [str(clone / folder) for folder in ([committed] if isinstance(committed, str) else committed)]
+        return [str(folder) for folder in folders]
     return [str(clone / RUNS)]
 
 

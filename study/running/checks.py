@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from study import files
 from study.engines import extensions, inductor
-from study.errors import Refusal
+from study.errors import Refusal, install_command
 from study.files import why_not_writable
 from study.records.schema import CUT_OFF, RENAMED
 from study.run import Run
@@ -242,10 +242,7 @@ def _check_packages(run: Run) -> None:
         raise Refusal(f"{run.strategy.name} needs deepspeed, which is not installed. Run: make setup")
     for package, flag in (("peft", "lora-rank"), ("bitsandbytes", "load-in-4bit")):
         if getattr(run.config, flag.replace("-", "_")) and importlib.util.find_spec(package) is None:
-            raise Refusal(
-                f"--{flag} needs {package}, which is not installed. Run: pip install 'zero-study[peft]' (in a clone: "
-                "'.[peft]')"
-            )
+            raise Refusal(f"--{flag} needs {package}, which is not installed. Run: {install_command('peft')}")
     tracker = run.config.log_with
     if tracker != "none" and importlib.util.find_spec(tracker) is None:
         raise Refusal(f"--log-with {tracker}: the package is not installed. Run: pip install {tracker}")

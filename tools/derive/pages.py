@@ -20,9 +20,9 @@ import web_page
 from study import cli, skills
 from study.command_line import ALL
 from study.records.schema import Record
-from study.report import colab
 from study.upgrade import changes
 from study.upgrade.locks import Lock
+from study.version import REPOSITORY
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "build" / "pages"
@@ -66,7 +66,7 @@ def linked(text: str, source: Path, place: str, places: dict[Path, str]) -> str:
     A link to a page or a small file leads to its copy in the site. Any other link leads to the published repository, if
     there is one; otherwise only its text remains.
     """
-    published = colab.repository()
+    published = REPOSITORY
 
     def link(match: re.Match[str]) -> str:
         if not match["to"]:

@@ -1,0 +1,54 @@
+"""Test what a release changes: version, changelog, citation, and the links of README on an index."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+import pytest
+import release
+
+DAY = datetime.date(2027, 1, 31)
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / "version.py").write_text('__version__ = "0.2.0"\n\nREPOSITORY = ""\n')
+    (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## Unreleased\n\n- new\n\n## 0.2.0 (2027-01-01)\n\n- old\n")
+    (tmp_path / "CITATION.cff").write_text("cff-version: 1.2.0\nversion: 0.2.0\n")
+    return tmp_path
+
+
+def test_a_release_moves_the_changes_below_its_heading(clone):
+    texts = {path.name: text for path, text in release.edited(clone, "0.3.0", DAY).items()}
+    assert texts["version.py"] == '__version__ = "0.3.0"\n\nREPOSITORY = ""\n'
+    assert "## Unreleased\n\n## 0.3.0 (2027-01-31)\n\n- new\n\n## 0.2.0 (2027-01-01)" in texts["CHANGELOG.md"]
+    assert texts["CITATION.cff"] == "cff-version: 1.2.0\nversion: 0.3.0\n"
+
+
+@pytest.mark.parametrize("version", ["0.2.0", "0.1.9", "new", "0.2.0.dev1"])
+def test_a_version_that_is_not_newer_is_refused(version, clone):
+    with pytest.raises(ValueError, match=version):
+        release.edited(clone, version, DAY)
+
+
+def test_a_release_without_changes_is_refused(clone):
+    (clone / "CHANGELOG.md").write_text("# Changelog\n\n## 0.2.0\n")
+    with pytest.raises(ValueError, match="Unreleased"):
+        release.edited(clone, "0.3.0", DAY)
+
+
+def test_the_first_release_may_have_the_version_of_the_clone():
+    texts = {path.name: text for path, text in release.edited(release.ROOT, "0.1.0", DAY).items()}
+    assert '__version__ = "0.1.0"' in texts["version.py"]
+    assert "## 0.1.0 (2027-01-31)" in texts["CHANGELOG.md"]
+
+
+def test_links_of_the_readme_are_absolute_on_an_index():
+    readme = '[a](docs/a.md#b) [c](https://c.org) [d](#d) <img src="reports/x.svg"> <source srcset="reports/y.svg">'
+    assert release.with_absolute_links(readme, "https://github.com/o/n", "1.0") == (
+        "[a](https://github.com/o/n/blob/v1.0/docs/a.md#b) [c](https://c.org) [d](#d) "
+        '<img src="https://raw.githubusercontent.com/o/n/v1.0/reports/x.svg"> '
+        '<source srcset="https://raw.githubusercontent.com/o/n/v1.0/reports/y.svg">'
+    )
