@@ -158,13 +158,19 @@ def shape_of_class(built: type[Any], config: Any, name: str) -> ModelShape:
     Raises Refusal if it cannot be built or traced.
     """
     content = config.to_diff_dict() | {"model_type": config.model_type, "architectures": [built.__name__]}
+    rates = build_model.dropout_rates(config)
     # In a fork, because a process in which a backward pass has run cannot be forked later.
     answer = forks.run(lambda: to_content(count.count(built, config)), {0: nullcontext()})[0]
     counts = from_content(answer)
-    is_image = reads_images(built)
-    notes = ["each sequence is one image, and the tokens per second are images per second"] if is_image else []
-    notes += ignored_settings(content, window_switch="use_sliding_window" if "use_sliding_window" in content else None)
-    return shapes.shape_from_counts(name, counts, _longest(built, config), tuple(notes), content)
+    image = size_of_image(built, config) if reads_images(built) else None
+    notes = ignored_settings(content, window_switch="use_sliding_window" if "use_sliding_window" in content else None)
+    return shapes.shape_from_counts(name, counts, _longest(built, config), tuple(notes), content, rates, image)
+
+
+def size_of_image(built: type[Any], config: Any) -> str:
+    """Return the size of an image that a model reads, in words."""
+    image = build_model.image_shape(config, set(inspect.signature(built.forward).parameters))
+    return f"{image[0]} patches" if len(image) == 2 else f"{image[1]} x {image[2]} pixels"
 
 
 def _longest(built: type[Any], config: Any) -> int:

@@ -15,6 +15,7 @@ from study.planner.launch import Launch
 from study.planner.machines import whole_training
 from study.planner.request import CHECKPOINTED, SEQUENCES_PER_GPU, Request
 from study.planner.training_text import price_of, whole_training_sentence
+from study.planner.units import unit_of
 from study.strategy import file
 from study.theory import adapters, hardware, intervals, model_states, peaks, prediction
 from study.theory.adapters import AdapterKind
@@ -22,6 +23,7 @@ from study.theory.prediction import ALLOCATOR_SLACK
 
 if TYPE_CHECKING:
     from study.planner.choose import Advice, FewestGpus, LargestModels, Remedy, StrategyPrediction
+    from study.planner.machines import WholeTraining
     from study.theory.hardware import Cluster
     from study.theory.shapes import ModelShape
 
@@ -39,9 +41,9 @@ def text(advice: Advice) -> str:
     lines = [reasons.answer(advice), *filter(None, [whole_training_sentence(advice)])]
     lines += ["", f"{setting_line(advice)}. {_basis(advice)}.", *adapter_lines(advice.shape)]
     chosen = short_list(advice)
-    has_price = advice.box.gpu.price_per_hour is not None
+    has_price, unit = advice.box.gpu.price_per_hour is not None, unit_of(advice.shape)
     # 80 columns have space for only one of these.
-    last = ("memory is",) if advice.is_traced else ("$/1e9 tok",) if has_price else ("tokens/s/GPU",)
+    last = ("memory is",) if advice.is_traced else (unit.price_column,) if has_price else (unit.rate_column,)
     shown = ("strategy", "fits", "GiB", "free", "batch", "s/step", *last)
     rows = [list(shown), *([cells(option, advice.request)[column] for column in shown] for option in chosen)]
     return "\n".join(
@@ -149,9 +151,11 @@ def setting_line(advice: Advice) -> str:
     why = ""
     if request.has_other_default_batch:
         why = f" ({each} per GPU, because the default of {SEQUENCES_PER_GPU} is not a multiple of it)"
+    batch = f"{advice.shape.name} on {box.num_gpus} x {box.gpu.name}{hourly}, global batch {each * request.num_groups}"
+    if advice.shape.reads_images:
+        return f"{batch} images of {advice.shape.image}{why}"
     return (
-        f"{advice.shape.name} on {box.num_gpus} x {box.gpu.name}{hourly}, global batch {each * request.num_groups}"
-        f"{why}, {length:,} {'token' if length == 1 else 'tokens'} per sequence"
+        f"{batch}{why}, {length:,} {'token' if length == 1 else 'tokens'} per sequence"
         f"{'' if request.sequence_ranks == 1 else f', each shared by {request.sequence_ranks} GPUs'}"
     )
 
@@ -288,7 +292,7 @@ def text_of_all(advice: Advice) -> str:
         *(f"Note: {note}." for note in advice.notes),
     ]
     ranked = advice.ranked
-    columns = HEAD if advice.is_traced else HEAD[:-1]
+    columns = head_of(advice.shape) if advice.is_traced else head_of(advice.shape)[:-1]
     rows = [
         [(cells(option, advice.request) | {"largest": str(option.largest_micro_batch)})[column] for column in columns]
         for option in ranked
@@ -407,8 +411,13 @@ def _model_content(shape: ModelShape) -> dict[str, Any]:
 
 _CHECKPOINTING = {value: name for name, value in CHECKPOINTED.items()}
 MARKS = {False: "", True: " c", "selective": " s", "selective-op": " s"}
-HEAD = ("strategy", "precision", "fits", "GiB", "free", "batch", "largest", "s/step", "tokens/s/GPU", "MFU",
-        "sent GB", "$/1e9 tok", "host GiB", "disk GiB", "memory is")  # fmt: skip
+
+
+def head_of(shape: ModelShape) -> tuple[str, ...]:
+    """Return the columns of the table that has every strategy."""
+    unit = unit_of(shape)
+    return ("strategy", "precision", "fits", "GiB", "free", "batch", "largest", "s/step", unit.rate_column, "MFU",
+            "sent GB", unit.price_column, "host GiB", "disk GiB", "memory is")  # fmt: skip
 
 
 def assumed_settings(
@@ -433,8 +442,13 @@ def _assumed_briefly(advice: Advice) -> list[tuple[str, str]]:
     defaults = dict(assumed_settings(usual, usual.box(), shape=shape))
     offloads = advice.recommended is not None and advice.recommended.offloads
     always = {"stack", "precision", *(["host", "machine"] if offloads else [])}
+    always |= {"dropout"} if shape.default_dropout else set()
     pairs = assumed_settings(request, advice.box, shape=shape)
-    return [(label, value) for label, value in pairs if label in always or defaults.get(label) != value]
+    return [
+        (label, value)
+        for label, value in pairs
+        if (label in always or defaults.get(label) != value) and (label, value) != ("dropout", "off")
+    ]
 
 
 def groups_of(advice: Advice) -> str:
@@ -446,8 +460,7 @@ def groups_of(advice: Advice) -> str:
 def cells(option: StrategyPrediction, request: Request) -> dict[str, str]:
     """Return the cells of an option by the name of the column, without "largest", which takes long to compute."""
     prediction = option.prediction
-    job = prediction.job
-    dollars = prediction.dollars_per_billion_tokens
+    job, unit = prediction.job, unit_of(option.shape)
     is_other = prediction.engine.precision != request.chosen_precision
     low = terminal.significant(prediction.step.low, 2)
     high = "?" if option.is_rough else terminal.significant(option.slowest_seconds, 2)
@@ -460,10 +473,10 @@ def cells(option: StrategyPrediction, request: Request) -> dict[str, str]:
         "free": gib(option.free_bytes),
         "batch": f"{job.micro_batch_size} x {job.gradient_accumulation_steps}{MARKS[job.activation_checkpointing]}",
         "s/step": f"{terminal.significant(prediction.step.total)} ({low}-{high})",
-        "tokens/s/GPU": f"{prediction.tokens_per_second_per_gpu:,.0f}",
+        unit.rate_column: f"{prediction.tokens_per_second_per_gpu:,.0f}",
         "MFU": f"{100 * prediction.mfu:.0f} %",
         "sent GB": f"{prediction.communicated_bytes / 1e9:.2f}",
-        "$/1e9 tok": "?" if dollars is None else f"{dollars:,.0f}",
+        unit.price_column: unit.price_in_words(unit.dollars(prediction)),
         "host GiB": gib(prediction.host_bytes_per_node) if prediction.peak.host_bytes else "",
         "disk GiB": gib(prediction.disk_bytes_per_node) if prediction.peak.disk_bytes else "",
         "memory is": option.basis,
@@ -493,11 +506,13 @@ UNITS = {
     "seconds_per_step": "seconds",
     "seconds_per_step_low": "seconds",
     "seconds_per_step_high": "seconds",
-    "tokens_per_second_per_gpu": "tokens per second",
+    "tokens_per_second_per_gpu": "tokens per second; an image counts as one token",
+    "images_per_second_per_gpu": "images per second, for models that read images only",
     "mfu": "share of the dense peak rate, at most 1",
     "price_per_gpu_hour": "US dollars",
     "dollars_per_hour": "US dollars, all GPUs",
     "dollars_per_billion_tokens": "US dollars",
+    "dollars_per_million_images": "US dollars, for models that read images only",
     "sequence_length": "tokens",
     "global_batch_size": "sequences",
     "micro_batch_size": "sequences",
@@ -543,7 +558,13 @@ def content(advice: Advice) -> dict[str, Any]:
 
 def _training_content(option: StrategyPrediction, request: Request) -> dict[str, Any] | None:
     training = whole_training(option, request)
-    return None if training is None else dataclasses.asdict(training)
+    return None if training is None else training_content(training, option.shape)
+
+
+def training_content(training: WholeTraining, shape: ModelShape) -> dict[str, Any]:
+    """Return a whole training for JSON."""
+    images = {"images": training.tokens} if shape.reads_images else {}
+    return dataclasses.asdict(training) | images
 
 
 def _remedy_content(remedy: Remedy) -> dict[str, Any]:
@@ -559,6 +580,17 @@ def _remedy_content(remedy: Remedy) -> dict[str, Any]:
         "gradient_accumulation_steps": option.prediction.job.gradient_accumulation_steps,
         "seconds_per_step": option.seconds,
         "tokens_per_second_per_gpu": option.tokens_per_second,
+        **images_content(option),
+    }
+
+
+def images_content(option: StrategyPrediction) -> dict[str, Any]:
+    """Return speed and price of a model that reads images for JSON. Empty for other models."""
+    if not option.shape.reads_images:
+        return {}
+    return {
+        "images_per_second_per_gpu": option.tokens_per_second,
+        "dollars_per_million_images": unit_of(option.shape).dollars(option.prediction),
     }
 
 
@@ -600,6 +632,7 @@ def _option_content(option: StrategyPrediction) -> dict[str, Any]:
             for collective in prediction.collectives
         ],
         "dollars_per_billion_tokens": prediction.dollars_per_billion_tokens,
+        **images_content(option),
         "host_bytes_per_node": _whole(prediction.host_bytes_per_node),
         "disk_bytes_per_node": _whole(prediction.disk_bytes_per_node),
     }
@@ -678,7 +711,8 @@ def text_of_fewest(fewest: FewestGpus) -> str:
         legend.append("never: the strategy does not shard, so every GPU needs memory for all of it.")
     foot = ["", *legend] if legend else []
     block = block_lines("Assumed", _assumed_of_memory(request, request.box(1), fewest.fewest))
-    return "\n".join([_with_conditions(head, request), *notes, "", *aligned(rows), *foot, "", *block])
+    conditions = _with_conditions(head, request, shape)
+    return "\n".join([conditions, *notes, "", *aligned(rows), *foot, "", *block])
 
 
 def content_of_fewest(fewest: FewestGpus) -> dict[str, Any]:
@@ -713,11 +747,11 @@ def _assumed_of_memory(request: Request, box: Cluster, names: Iterable[str]) -> 
     return assumed_settings(request, box, f"groups of {size}" if size else groups)
 
 
-def _with_conditions(head: str, request: Request) -> str:
+def _with_conditions(head: str, request: Request, shape: ModelShape | None = None) -> str:
     checkpointed = {"none": "", "selective": " and selective activation checkpointing"}.get(
         request.activation_checkpointing or "full", " and activation checkpointing"
     )
-    return terminal.wrap(
-        f"{head}, with one sequence of {request.sequence_length:,} tokens per {request.group}{checkpointed}. "
-        "Predicted, not measured."
-    )
+    example = f"one sequence of {request.sequence_length:,} tokens"
+    if shape is not None and shape.reads_images:
+        example = "one image"
+    return terminal.wrap(f"{head}, with {example} per {request.group}{checkpointed}. Predicted, not measured.")

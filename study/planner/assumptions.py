@@ -74,15 +74,20 @@ def described(request: Request, shape: ModelShape | None = None) -> list[tuple[s
 
 
 def _dropout(request: Request, attention: Attention, shape: ModelShape | None) -> str:
-    if shape is None or not request.dropout:
+    if shape is None:
         return "on" if request.dropout else "off"
+    rates = ", ".join(f"{name} {rate:g}" for name, rate in shape.default_dropout.items())
+    if not request.dropout:
+        if request.stack in ("study", "torchtitan") or not rates or not shape.counts.has_dropout_outside_attention:
+            return "off"
+        return f"not counted, although {shape.name} has it by default ({rates}): add --dropout to count it"
     if not shape.counts.is_dropout_counted:
         return f"on, but not counted for {shape.name}: the prediction is without dropout"
     if not shape.counts.has_dropout:
         return f"on, but without an effect: the modules of {shape.name} have no dropout"
     if not shape.counts.has_dropout_outside_attention and attention != "eager":
         return "on, in attention only, where the fused kernel saves no mask: it has no effect on memory"
-    return "on"
+    return f"on, as {shape.name} has it by default ({rates})" if rates else "on"
 
 
 def _frozen(request: Request) -> str:

@@ -18,6 +18,7 @@ from study import files
 from study.errors import Refusal
 from study.planner import reasons, stack_options
 from study.planner.stack_tables import Parts
+from study.planner.units import unit_of
 from study.theory.shapes.adapter import ALL_LINEAR
 
 if TYPE_CHECKING:
@@ -115,7 +116,9 @@ def _accelerate(advice: Advice, option: StrategyPrediction, path: Path | None, p
     path = path or Path(f"{option.strategy.name}.yaml")
     job = option.prediction.job
     group = advice.request.group
-    settings = [f"batches of {job.micro_batch_size} sequences of {job.sequence_length:,.0f} tokens on each {group}"]
+    settings = [
+        f"batches of {unit_of(option.shape).batch(int(job.micro_batch_size), job.sequence_length)} on each {group}"
+    ]
     steps, engine = job.gradient_accumulation_steps, option.prediction.engine
     arguments = [f"gradient_accumulation_steps={steps}"] if steps > 1 else []
     if steps > 1 and engine.kind == "fsdp" and engine.syncs_each_micro_step:
@@ -146,7 +149,7 @@ def _trainer(
         # Without packing, most sequences are shorter than the prediction assumes.
         flags += [f"--max_length {job.sequence_length:.0f}", "--packing True", *_lora_flags(advice)]
         flags += _type_of_trl(option)
-    else:
+    elif not option.shape.reads_images:
         settings.insert(0, f"sequences of {job.sequence_length:,.0f} tokens")
     settings, script = [*settings, *parts.lines], f"{'sft' if stack == 'trl' else 'train'}.py"
     return _with_file(advice, option, path, stack, script, settings, [*flags, *parts.flags])
@@ -401,7 +404,7 @@ def _deepspeed(advice: Advice, option: StrategyPrediction, path: Path | None, pa
     }
     machines = f"--num_gpus {box.num_gpus}" if box.num_nodes == 1 else "--hostfile hostfile"
     command = f"deepspeed {machines} train.py --deepspeed --deepspeed_config {path}"
-    settings = [f"sequences of {job.sequence_length:,.0f} tokens"]
+    settings = [] if option.shape.reads_images else [f"sequences of {job.sequence_length:,.0f} tokens"]
     settings += [*_of_the_model(option, parts), *_of_products(option), *_checkpointing(option), *parts.lines]
     if "nvme" in (engine.offload_optimizer, engine.offload_param):
         settings.append(f"nvme_path: a folder on a fast disk, in place of {NVME_PATH}")

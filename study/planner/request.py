@@ -41,6 +41,8 @@ CHECKPOINTED: dict[Checkpointing, bool | Literal["selective", "selective-op"]] =
     "full": True, "selective": "selective", "selective-op": "selective-op", "none": False,
 }  # fmt: skip
 
+# Stacks whose programs have no data set of images for a model that reads nothing else.
+_OF_TEXTS = ("trl", "axolotl", "torchtitan", "study")
 _IN_GROUPS = "fsdp2_hybrid, zero1 or zero2"
 MOST_GPUS = 1_000_000
 # Sequences per GPU and step, if no global batch is requested. A requested micro batch that does not divide it replaces
@@ -105,7 +107,7 @@ class Request(BaseModel):
         unit="tokens",
     )
     examples: int | None = option(
-        None, "Examples of the training data, in place of --tokens. Each counts as one whole sequence.", WORK
+        None, "Examples of the training data, in place of --tokens. Each is one whole sequence, or one image.", WORK
     )
     epochs: float | None = option(None, "Passes over the examples. [default: 1]", WORK, unit="passes")
     strategy: str | None = option(
@@ -526,6 +528,21 @@ class Request(BaseModel):
             shape=shape,
         )
 
+    def check_images(self, shape: ModelShape) -> None:
+        """Raise Refusal for settings that make no sense for a model that reads images only."""
+        if not shape.reads_images:
+            return
+        if self.tokens is not None:
+            raise Refusal(
+                f"--tokens: {shape.name} reads images, which are not counted in tokens. Use --examples for the number "
+                "of images, and --epochs."
+            )
+        if self.stack in _OF_TEXTS:
+            raise Refusal(
+                f"--stack {self.stack}: its program trains on texts only, and {shape.name} reads images. Use --stack "
+                "trainer, accelerate or deepspeed."
+            )
+
     def check_program(self, shape: ModelShape) -> None:
         """Raise Refusal if the stack's program cannot train this model as requested, under any strategy."""
         for chosen in self.strategies(self.num_gpus)[:1]:
@@ -766,6 +783,7 @@ def _found(name: str, asked: Request) -> tuple[ModelShape, Request, list[str]]:
             raise Refusal(str(not_known)) from None
         with refusing():
             shape, length, notes = shapes.for_length(_traced(name, str(not_known)), asked.sequence_length)
+    asked.check_images(shape)
     return asked.with_adapter(shape), asked.replace(sequence_length=length), notes
 
 

@@ -37,7 +37,9 @@ def entry_of(described: dict[str, Any]) -> dict[str, Any]:
     except ValueError:
         shape = models.shape_of_class(*models.class_of(described["config"], described["name"]), described["name"])
         assert shape.counts is not None
-        entry |= {"positions": shape.positions, "notes": list(shape.notes), "counts": to_content(shape.counts)}
+        entry |= {"positions": shape.positions, "notes": list(shape.notes), "dropout": shape.dropout}
+        entry |= {} if shape.image is None else {"image": shape.image}
+        entry |= {"counts": to_content(shape.counts)}
     if shape.num_params != described["parameters"]:
         raise Refusal(f"{described['name']}: {shape.num_params:,} counted of {described['parameters']:,} parameters")
     return entry

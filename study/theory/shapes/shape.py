@@ -67,6 +67,19 @@ class ModelShape:
     # The config.json, from which transformers can build the model. None if only its counts are known.
     config: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
     adapter: Adapter | None = None  # adapters that are trained instead of the model's weights, which are frozen
+    # The rates of dropout in the model's body by the name in its config.json. None if they are not known.
+    dropout: Mapping[str, float] | None = field(default=None, compare=False, repr=False)
+    image: str | None = field(default=None, compare=False)  # the size of an image in words, if the model reads images
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether the model reads images only. One image is then a sequence of one position."""
+        return self.architecture == "traced" and self.positions == 1
+
+    @property
+    def default_dropout(self) -> dict[str, float]:
+        """The rates of dropout above 0 with which the model is trained by default."""
+        return {name: rate for name, rate in (self.dropout or {}).items() if rate}
 
     @cached_property
     def parameters(self) -> ParameterSizes:
@@ -153,8 +166,10 @@ def shape_from_counts(
     positions: int,
     notes: tuple[str, ...] = (),
     config: Mapping[str, Any] | None = None,
+    dropout: Mapping[str, float] | None = None,
+    image: str | None = None,
 ) -> ModelShape:
-    """Return the shape of a traced model. `positions` is the longest sequence, in tokens."""
+    """Return the shape of a traced model. `positions` is the longest sequence in tokens, and 1 for images."""
     rows = 0 if counts.embedding is None else counts.outside.rows[counts.embedding]
     experts = any(kind.unused_experts for kind in counts.kinds)
     return ModelShape(
@@ -176,6 +191,8 @@ def shape_from_counts(
         notes=notes,
         counts=counts,
         config=config,
+        dropout=dropout,
+        image=image,
     )
 
 
