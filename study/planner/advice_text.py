@@ -17,7 +17,7 @@ from study.planner.request import CHECKPOINTED, SEQUENCES_PER_GPU, Request
 from study.planner.training_text import price_of, whole_training_sentence
 from study.planner.units import unit_of
 from study.strategy import file
-from study.theory import adapters, hardware, intervals, model_states, peaks, prediction
+from study.theory import adapters, frozen, hardware, intervals, model_states, peaks, prediction
 from study.theory.adapters import AdapterKind
 from study.theory.prediction import ALLOCATOR_SLACK
 
@@ -157,12 +157,26 @@ def setting_line(advice: Advice) -> str:
     return (
         f"{batch}{why}, {length:,} {'token' if length == 1 else 'tokens'} per sequence"
         f"{'' if request.sequence_ranks == 1 else f', each shared by {request.sequence_ranks} GPUs'}"
+        f"{_images_in_words(advice.shape)}"
     )
 
 
+def _images_in_words(shape: ModelShape) -> str:
+    """Return the images of each sequence in words. The text is empty without images."""
+    if not shape.num_images:
+        return ""
+    return f", {shape.num_image_tokens:,} of them of {terminal.count(shape.num_images, 'image')}"
+
+
 def adapter_lines(shape: ModelShape) -> list[str]:
-    """Return a sentence with the adapters and the number of trainable parameters, or nothing without adapters."""
+    """Return a sentence with the adapters or the frozen part, and the number of trainable parameters.
+
+    Nothing is returned if all parameters are trained.
+    """
     adapter = shape.adapter
+    if shape.counts.frozen is not None:
+        trainable, total = adapters.num_trainable(shape), adapters.num_total(shape)
+        return [f"Frozen vision tower: {trainable:,} trainable parameters of {total:,} in total."]
     if adapter is None:
         return []
     names = dict.fromkeys(linear.name.rpartition(".")[2] for linear in adapters.targeted(shape, adapter))
@@ -386,7 +400,7 @@ def _memory_evidence(advice: Advice) -> list[str]:
 
 def _size(shape: ModelShape) -> str:
     """Return the number of parameters in words, with the model's head if it is not the usual one of a decoder."""
-    size = f"{shape.num_params:,} parameters"
+    size = f"{shape.num_params + frozen.num_params(shape):,} parameters"
     if shape.experts:
         size += f", of which a token meets {shape.active_params:,}"
     match shape.head:
@@ -400,10 +414,11 @@ def _size(shape: ModelShape) -> str:
 def _model_content(shape: ModelShape) -> dict[str, Any]:
     return {
         "model": shape.name,
-        "num_params": shape.num_params,
+        "num_params": shape.num_params + frozen.num_params(shape),
         "num_active_params": shape.active_params,
         "num_trainable_params": adapters.num_trainable(shape),
         "num_total_params": adapters.num_total(shape),
+        **({"num_images": shape.num_images, "num_image_tokens": shape.num_image_tokens} if shape.num_images else {}),
         "head": shape.head,
         "num_labels": shape.labels if shape.head in ("sequence classes", "token classes") else None,
     }
@@ -442,7 +457,7 @@ def _assumed_briefly(advice: Advice) -> list[tuple[str, str]]:
     defaults = dict(assumed_settings(usual, usual.box(), shape=shape))
     offloads = advice.recommended is not None and advice.recommended.offloads
     always = {"stack", "precision", *(["host", "machine"] if offloads else [])}
-    always |= {"dropout"} if shape.default_dropout else set()
+    always |= {"images"} | ({"dropout"} if shape.default_dropout else set())
     pairs = assumed_settings(request, advice.box, shape=shape)
     return [
         (label, value)
@@ -595,7 +610,7 @@ def images_content(option: StrategyPrediction) -> dict[str, Any]:
 
 
 def _option_content(option: StrategyPrediction) -> dict[str, Any]:
-    prediction, job = option.prediction, option.prediction.job
+    prediction, job, shape = option.prediction, option.prediction.job, option.shape
     paper = model_states.paper_bytes_by_place(prediction.engine, option.shape.num_params)
     by_paper = {place: round(getattr(paper, place)) for place in ("device", "host", "disk")}
     return {
@@ -610,7 +625,8 @@ def _option_content(option: StrategyPrediction) -> dict[str, Any]:
         "shown_by_nvidia_smi_bytes_per_gpu": _whole(_shown(option)[1]),
         "memory": {part: _whole(value) for part, value in prediction.peak.parts.items()},
         "highest_moment": peaks.PEAK_MOMENTS[int(prediction.peak.moment)],
-        "paper_model_state_bytes": by_paper if option.shape.adapter is None else None,  # it trains all weights
+        # The paper trains all weights.
+        "paper_model_state_bytes": by_paper if adapters.num_trainable(shape) == adapters.num_total(shape) else None,
         "precision": prediction.engine.precision,
         "micro_batch_size": job.micro_batch_size,
         "gradient_accumulation_steps": job.gradient_accumulation_steps,

@@ -21,7 +21,7 @@ from typing import Any
 
 from study.files import parse_json
 from study.theory.shapes.config_json import can_change, from_config, from_parts, replace_parts
-from study.theory.shapes.counts import from_content
+from study.theory.shapes.counts import from_content, images_from_content
 from study.theory.shapes.shape import ModelShape, shape_from_counts
 
 FOLDER = Path(__file__).parent
@@ -86,7 +86,10 @@ def _of_entry(entry: dict[str, Any]) -> ModelShape:
         return from_config(entry["config"], entry["name"])
     counts = from_content(entry["counts"])
     notes, config, rates = tuple(entry["notes"]), entry["config"], entry["dropout"]
-    return shape_from_counts(entry["name"], counts, entry["positions"], notes, config, rates, entry.get("image"))
+    shape = shape_from_counts(entry["name"], counts, entry["positions"], notes, config, rates, entry.get("image"))
+    if "with_image" in entry:
+        return replace(shape, with_image=images_from_content(entry["with_image"]))
+    return shape
 
 
 KNOWN = _Known()
