@@ -193,7 +193,7 @@ def _peft(reading: Reading) -> dict[str, Any]:
 
 def _accelerate(reading: Reading) -> dict[str, Any]:
     """A loop of one's own with accelerate."""
-    batch = reading.match(r"batches of (\d+) sequences of ([\d,]+) tokens")
+    batch = reading.match(r"batches of (\d+) sequences? of ([\d,]+) tokens")
     steps = reading.match(r"(?:gradient_accumulation_steps|num_steps)=(\d+)")
     return {
         "micro_batch_size": int(batch[1]),

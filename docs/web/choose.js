@@ -310,8 +310,10 @@ function row(strategy, capacity, widest, slowest) {
   element("span", { class: "capacity", style: `left: ${share(capacity.bytes)}` }));
   const numbers = [
     ["needs", `${cells.GiB} GiB`], ["free", `${cells.free} GiB`], ["fits", cells.fits], ["batch", cells.batch],
-    ["s/step", cells["s/step"]], ["tokens/s per GPU", cells["tokens/s/GPU"]],
-    ["$ per 1e9 tokens", cells["$/1e9 tok"]],
+    ["s/step", cells["s/step"]],
+    ...("images/s/GPU" in cells
+      ? [["images/s per GPU", cells["images/s/GPU"]], ["$ per 1e6 images", cells["$/1e6 images"]]]
+      : [["tokens/s per GPU", cells["tokens/s/GPU"]], ["$ per 1e9 tokens", cells["$/1e9 tok"]]]),
     ...(cells["host GiB"] ? [["host GiB per node", cells["host GiB"]]] : []),
     ...(cells["disk GiB"] ? [["disk GiB per node", cells["disk GiB"]]] : []),
   ];

@@ -16,6 +16,11 @@ from torch import Tensor, nn
 from study.errors import Refusal
 
 SAMPLES = 16_000  # of a second of sound
+# Rates of dropout of one head only, and rates at which whole layers or paths are left out.
+NOT_IN_BODY = (
+    "classifier_drop", "qa_dropout", "seq_classif_dropout", "summary_", "pooler_dropout", "layerdrop",
+    "encoder_layerdrop", "decoder_layerdrop", "drop_path",
+)  # fmt: skip
 # Model types whose texts are padded in the trainings of this study, so that attention has a mask.
 PADDED = ("bert",)
 # Names of the maximum sequence length in the configurations of models.
@@ -45,6 +50,20 @@ def turn_off_dropout(config: Any) -> None:
             setattr(config, name, 0.0)
     if hasattr(config, "apply_spec_augment"):  # which parts are hidden is random, so that this cannot be traced
         config.apply_spec_augment = False
+
+
+def dropout_rates(config: Any) -> dict[str, float]:
+    """Return the rates of dropout in the body of a model by name, with those of parts such as text_config."""
+    settings = config.to_dict()
+    rates = {
+        name: value
+        for name, value in settings.items()
+        if "drop" in name and isinstance(value, float) and not name.startswith(NOT_IN_BODY)
+    }
+    for part in getattr(config, "sub_configs", None) or ():
+        if hasattr(getattr(config, part, None), "to_dict"):
+            rates |= {f"{part}.{name}": rate for name, rate in dropout_rates(getattr(config, part)).items()}
+    return rates
 
 
 def with_sub_configs(config: Any) -> Iterator[Any]:
@@ -111,7 +130,7 @@ def make_inputs(
     tokens = torch.zeros(batch, length, dtype=torch.long)
     inputs: dict[str, Any] = {}
     if main == "pixel_values" or adds_image:
-        inputs["pixel_values"] = torch.zeros(batch, *_image_shape(config, set(accepted)), dtype=dtype)
+        inputs["pixel_values"] = torch.zeros(batch, *image_shape(config, set(accepted)), dtype=dtype)
     if main == "input_features":  # a spectrogram
         bins = first_setting(config, "num_mel_bins", "input_feat_per_channel", default=80)
         frames = 2 * first_setting(config, "max_source_positions", default=1500)
@@ -140,7 +159,7 @@ def make_labels(model: nn.Module, batch: int, length: int) -> dict[str, Tensor]:
     return {"labels": tokens[:, 0] if type(model).__name__.endswith(ONE_LABEL) else tokens}
 
 
-def _image_shape(config: Any, accepted: set[str]) -> tuple[int, ...]:
+def image_shape(config: Any, accepted: set[str]) -> tuple[int, ...]:
     """Return the shape of an image, or of its patches for models that read patches of images of any size."""
     channels = first_setting(config, "num_channels", "in_channels", "in_chans", default=3)
     if {"pixel_attention_mask", "spatial_shapes"} <= accepted:

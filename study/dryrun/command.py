@@ -93,7 +93,7 @@ def command(
         job = StepConfig(micro_batch_size, trainable.sequence_length, micro_steps, activation_checkpointing)
         progress.at_once(f"Running three training steps as {terminal.count(len(selected), 'rank')} of {world_size:,}")
         answers = _train(trainable, job, place)
-        title, notes = f"{trainable.name}, {micro_batch_size} x {job.sequence_length} tokens", trainable.notes
+        title, notes = f"{trainable.name}, {trainable.batch_in_words(micro_batch_size)}", trainable.notes
     examined = _Examined(answers, place, trainable is not None)
     verdict = examined.verdict()
     exchange = "real" if are_all_there else "pretended"

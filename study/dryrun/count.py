@@ -12,6 +12,7 @@ import re
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,10 @@ from study.dryrun.build_model import first_setting, in_words, positions, reads_i
 from study.dryrun.model_parts import ARITHMETIC, EXPERTS, ModelInParts
 from study.dryrun.one_pass import OUTSIDE, PartSeen, Seen
 from study.errors import Refusal
-from study.theory.shapes.counts import Item, ModelCounts, PartCounts, Polynomial, SettingCounts
+from study.theory.shapes.counts import POLYNOMIALS, Item, ModelCounts, PartCounts, Polynomial, SettingCounts
 
 BATCH = 64  # sequences in a traced batch
+IMAGES = 4  # the same if each has an image, because attention in windows has many operators for each image
 ATTENTION = ("sdpa", "eager")
 LENGTHS = (512, 1024, 1536)  # tokens
 SHORT_LENGTHS = (16, 32, 48)  # for models that loop over tokens
@@ -44,22 +46,33 @@ def _quiet() -> None:
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
 
 
-def count(built: type[Any], config: Any, attention: Sequence[str] = ATTENTION) -> ModelCounts:
+def count(
+    built: type[Any],
+    config: Any,
+    attention: Sequence[str] = ATTENTION,
+    has_image: bool = False,
+    has_frozen_tower: bool = False,
+) -> ModelCounts:
     """Count a model of a class and a configuration of transformers, with these kernels of attention.
+
+    With `has_image`, each text has one image, whose tokens are among those of the text. The model must be one of
+    `images.FAMILIES` then. With `has_frozen_tower`, the tower that encodes the images is frozen.
 
     Raises Refusal with what could not be built or traced.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         _quiet()
-        return _Counting(built, config).counts(attention)
+        parts = ModelInParts(built, config, has_image, has_frozen_tower)
+        return _Counting(parts, IMAGES if has_image else BATCH).counts(attention)
 
 
 class _Counting:
     """The counts of one model, from passes at several lengths."""
 
-    def __init__(self, built: type[Any], config: Any) -> None:
-        self._parts = ModelInParts(built, config)
+    def __init__(self, parts: ModelInParts, batch: int) -> None:
+        self._parts = parts
+        self._batch = batch
 
     def counts(self, attention: Sequence[str]) -> ModelCounts:
         """Return the counts of the model. Raises Refusal with the reason if a training step cannot be traced."""
@@ -83,7 +96,7 @@ class _Counting:
             traced = setting.replace("half", "autocast") if self._parts.needs_autocast else setting
             last = [first] if traced == self._parts.half else []
             runs[setting] = runs.get(traced) or [
-                *(self._parts.run(traced, BATCH, length) for length in lengths[: len(lengths) - len(last)]),
+                *(self._parts.run(traced, self._batch, length) for length in lengths[: len(lengths) - len(last)]),
                 *last,
             ]
         parts = range(-1, len(self._parts.kinds))
@@ -99,17 +112,48 @@ class _Counting:
             executed=tuple(executed),
             copies=tuple(kind.copies for kind in self._parts.kinds),
             hidden=first.hidden or first_setting(self._parts.config, "hidden_size", "d_model", default=1),
-            logits=fit([seen.logits / BATCH for seen in runs["half sdpa"]], lengths),
+            logits=fit([seen.logits / self._batch for seen in runs["half sdpa"]], lengths),
             output=self._output_parameters(),
             embedding=self._largest_embedding(),
             tied=self._is_tied(),
         )
-        if counts.num_params != self._parts.num_params:
+        counts = self._with_frozen(counts)
+        num_frozen = 0 if counts.frozen is None else counts.frozen.num_params
+        if counts.num_params + num_frozen != self._parts.num_params:
             raise Refusal(
                 f"{self._parts.name}: its blocks share parameters in a way that is not counted "
                 f"({counts.num_params:,} counted of {self._parts.num_params:,})"
             )
         return counts
+
+    def _with_frozen(self, counts: ModelCounts) -> ModelCounts:
+        """Return counts in which the frozen kinds of blocks and the frozen parameters around them are `frozen`.
+
+        What frozen modules outside the blocks compute, such as patches, stays in the counts of the outside.
+        """
+        is_frozen = [self._parts.is_frozen(kind) for kind in range(len(counts.kinds))]
+        if not any(is_frozen):
+            return counts
+        named = self._parts.frozen_outside()
+        nothing = SettingCounts(Polynomial(), Polynomial(), Polynomial(), Polynomial(), Polynomial(), kernels=0)
+        polynomials: dict[str, Any] = {name: Polynomial() for name in POLYNOMIALS}
+        outside = replace(
+            counts.outside,
+            parameters=tuple(p.numel() for _, p in named),
+            rows=tuple(p.shape[0] if p.dim() else 1 for _, p in named),
+            vectors=tuple(number for number, (_, p) in enumerate(named) if p.dim() <= 1),
+            linear=(),
+            attention_parameters=0,
+            weights=0,
+            buffers=0,
+            **polynomials,
+            settings=dict.fromkeys(counts.outside.settings, nothing),
+        )
+        frozen = replace(
+            _only(counts, is_frozen), outside=outside, before=(), after=(), logits=Polynomial(), output=(),
+            embedding=None, tied=False,
+        )  # fmt: skip
+        return replace(_only(counts, [not each for each in is_frozen]), frozen=frozen)
 
     def _first_pass(self) -> tuple[tuple[int, ...], Seen]:
         """Return the lengths at which to trace the model, and a pass at the longest of them.
@@ -119,14 +163,14 @@ class _Counting:
         lengths = self._lengths()
         if len(lengths) > 1:
             try:
-                longer = self._parts.first_run(BATCH, SHORT_LENGTHS[-1])
-                shorter = self._parts.run(self._parts.half, BATCH, SHORT_LENGTHS[0])
+                longer = self._parts.first_run(self._batch, SHORT_LENGTHS[-1])
+                shorter = self._parts.run(self._parts.half, self._batch, SHORT_LENGTHS[0])
             except Refusal:  # a model that needs long sequences
-                return lengths, self._parts.first_run(BATCH, lengths[-1])
+                return lengths, self._parts.first_run(self._batch, lengths[-1])
             if longer.kernels > MORE_KERNELS * shorter.kernels:
                 return SHORT_LENGTHS, longer
-            return lengths, self._parts.run(self._parts.half, BATCH, lengths[-1])
-        return lengths, self._parts.first_run(BATCH, lengths[-1])
+            return lengths, self._parts.run(self._parts.half, self._batch, lengths[-1])
+        return lengths, self._parts.first_run(self._batch, lengths[-1])
 
     def _lengths(self) -> tuple[int, ...]:
         """Return the lengths at which the model is traced, in tokens. One image has no length."""
@@ -170,7 +214,7 @@ class _Counting:
         experts = self._experts(named, seen[-1].parts[part].expert_rows, lengths[-1])
 
         def fitted(value: Callable[[PartSeen], float], among: list[Seen] = seen) -> Polynomial:
-            return fit([value(each.parts[part]) / BATCH / executions for each in among], lengths)
+            return fit([value(each.parts[part]) / self._batch / executions for each in among], lengths)
 
         return PartCounts(
             parameters=tuple(p.numel() for _, p in named),
@@ -202,7 +246,7 @@ class _Counting:
         executions = self._executions(part, runs["half sdpa"][-1])
         pairs = zip(runs["half eager"], runs["half sdpa"], strict=True)
         more = [eager.parts[part].dropped - fused.parts[part].dropped for eager, fused in pairs]
-        return fit([value / BATCH / executions for value in more], lengths)
+        return fit([value / self._batch / executions for value in more], lengths)
 
     def _executions(self, part: int, seen: Seen) -> int:
         """Return how often blocks of a kind were executed in a run."""
@@ -212,7 +256,7 @@ class _Counting:
         executions = self._executions(part, among[-1])
 
         def fitted(value: Callable[[PartSeen], float], is_sum: bool = True, has_constant: bool = True) -> Polynomial:
-            shares = [value(each.parts[part]) / BATCH / (executions if is_sum else 1) for each in among]
+            shares = [value(each.parts[part]) / self._batch / (executions if is_sum else 1) for each in among]
             return fit(shares, lengths, has_constant)
 
         entering = fitted(lambda each: each.entering, is_sum=False)
@@ -230,7 +274,7 @@ class _Counting:
     def _experts(self, named: list[tuple[str, Any]], rows: float, length: int) -> int:
         """Return the elements of the experts of a block that a token does not use."""
         per_token: float = (
-            rows / (BATCH * length) if rows else first_setting(self._parts.config, *ACTIVE_EXPERTS, default=0)
+            rows / (self._batch * length) if rows else first_setting(self._parts.config, *ACTIVE_EXPERTS, default=0)
         )
         count: int = first_setting(self._parts.config, *EXPERTS, default=0)
         if not per_token or not count:
@@ -293,6 +337,17 @@ class _Counting:
             if each is block and action.startswith("leave"):
                 break
         return isinstance(last, nn.Dropout)
+
+
+def _only(counts: ModelCounts, wanted: Sequence[bool]) -> ModelCounts:
+    """Return counts with some of the kinds of blocks."""
+    numbers = [number for number, is_wanted in enumerate(wanted) if is_wanted]
+    return replace(
+        counts,
+        kinds=tuple(counts.kinds[number] for number in numbers),
+        copies=tuple(counts.copies[number] for number in numbers),
+        executed=tuple(numbers.index(kind) for kind in counts.executed if wanted[kind]),
+    )
 
 
 def _with_gradients(events: list[tuple[int, str, nn.Module]]) -> list[bool]:

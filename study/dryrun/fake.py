@@ -37,9 +37,9 @@ def without_memory() -> Iterator[None]:
     with (
         wrap_function(torch.nn.Module, "_apply", _apply),
         wrap_function(torch.Tensor, "data_ptr", _address),
-        wrap_function(DeviceMesh, "__init__", _with_memory),
-        wrap_function(_fsdp_init, "init_device_mesh", _with_memory),
-        wrap_function(dist.device_mesh, "init_device_mesh", _with_memory),
+        wrap_function(DeviceMesh, "__init__", with_memory),
+        wrap_function(_fsdp_init, "init_device_mesh", with_memory),
+        wrap_function(dist.device_mesh, "init_device_mesh", with_memory),
         wrap_function(DistributedDataParallel, "__init__", _without_comparing_ranks),
         wrap_function(Reducer, "_rebuild_buckets", answers.rebuild_buckets),
         # Transformers reads positions to find out whether several documents share a sequence, which is never so here.
@@ -65,7 +65,7 @@ class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
     _is_rebuilding = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default:
+        if func is torch.ops.aten._local_scalar_dense.default and not _are_real_integers(args, kwargs):
             kind = args[0].dtype
             return ANSWER if kind.is_floating_point else False if kind is torch.bool else 0
         kwargs = kwargs or {}
@@ -73,7 +73,7 @@ class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # The product of a mixture of experts. PyTorch's fake operator finds the right shape, but only in 16 bits.
             first, second, *others = args
             return func(first.bfloat16(), second.bfloat16(), *others, **{**kwargs, "out_dtype": None}).float()
-        if self._is_rebuilding and _are_indices(args, kwargs):
+        if (self._is_rebuilding and _are_indices(args, kwargs)) or _are_real_integers(args, kwargs):
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
         if (device := kwargs.get("device")) is not None and device.type == "cpu":
@@ -99,6 +99,15 @@ def _are_indices(args: Any, options: Any) -> bool:
     return dtype is torch.int32 and not any(isinstance(tensor, FakeTensor) for tensor in tensors)
 
 
+def _are_real_integers(args: Any, options: Any) -> bool:
+    """Say whether an operator uses only integer tensors that have memory, such as the sizes of images."""
+    tensors = [leaf for leaf in tree_leaves((args, options)) if isinstance(leaf, torch.Tensor)]
+    return bool(tensors) and not any(
+        isinstance(tensor, FakeTensor) or tensor.is_floating_point() or tensor.device.type != "cpu"
+        for tensor in tensors
+    )
+
+
 def _without_validation(call: Callable[..., None], *arguments: Any, **options: Any) -> None:
     """Make a random distribution without reading the values of its parameters."""
     call(*arguments, **{**options, "validate_args": False})
@@ -112,8 +121,8 @@ def _address(call: Callable[..., int], tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata if isinstance(tensor, FakeTensor) else call(tensor)
 
 
-def _with_memory(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Make a mesh of ranks with real memory, because its code reads the numbers of the ranks."""
+def with_memory(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Call a function whose code reads numbers with real memory, such as one that makes a mesh of ranks."""
     with unset_fake_temporarily():
         return call(*arguments, **options)
 

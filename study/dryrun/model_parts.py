@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
-from study.dryrun import build_model
+from study.dryrun import build_model, images
 from study.dryrun.build_model import block_lists, first_setting, in_words, with_sub_configs
 from study.dryrun.fake import without_memory
 from study.dryrun.one_pass import OUTSIDE, PassTracker, Seen, is_float
@@ -49,10 +49,13 @@ class ModelInParts:
     adds_image = False  # whether the model needs an image beside its text
     needs_autocast = False  # whether the model cannot be cast to 16 bits
 
-    def __init__(self, built: type[Any], config: Any) -> None:
+    def __init__(self, built: type[Any], config: Any, has_image: bool = False, has_frozen_tower: bool = False) -> None:
+        """Build the model. With `has_image`, each text of a run has an image, and the vision tower may be frozen."""
         self.name = built.__name__
         self._built = built
         self._config = config
+        self._has_image = has_image
+        self._has_frozen_tower = has_frozen_tower
         build_model.prepare(config)
         self._build()
         self._find_kinds(cut=True)
@@ -61,6 +64,8 @@ class ModelInParts:
         """Build the model on the meta device, with fused attention if it has that."""
         with torch.device("meta"):
             self.model, self.has_sdpa = build_model.build(self._built, self._config)
+            if self._has_frozen_tower:
+                images.freeze(self.model)
         self.config = self.model.config
         self.num_params = sum(p.numel() for p in self.model.parameters())
 
@@ -77,7 +82,8 @@ class ModelInParts:
         for owner, blocks in block_lists(self.model):
             kept: list[int] = []
             for place, block in enumerate(blocks):
-                signature = (id(owner), _signature(block), _listed(self.config, len(blocks), place))
+                indexed = _indexed(self.config, len(blocks), place) if self._has_image else ()
+                signature = (id(owner), _signature(block), _listed(self.config, len(blocks), place), indexed)
                 number = by_signature.setdefault(signature, len(self.kinds))
                 if number == len(self.kinds):
                     self.kinds.append(Kind(block))
@@ -91,6 +97,7 @@ class ModelInParts:
                     self.kind_of[block] = number
             if cut and len(kept) < len(blocks):
                 _cut(owner, kept)
+                _cut_indices(self.model, owner, kept)
                 for part in with_sub_configs(self.config):
                     _cut_lists(part, len(blocks), kept)
 
@@ -121,6 +128,7 @@ class ModelInParts:
                 saved_tensors_hooks(watch.pack, watch.unpack),
                 torch.autocast("cpu", torch.bfloat16, enabled=is_autocast),
             ):
+                encoded = self._encoded(batch, dtype)
                 outputs = self.model(**inputs)
             logits = _logits(outputs)
             if logits is None:
@@ -128,12 +136,20 @@ class ModelInParts:
             watch.seen.logits = logits.numel()
             gradient = torch.ones_like(logits)
             del outputs
-            watch.begin_backward([logits, gradient])
-            torch.autograd.backward([logits], [gradient])
+            gradients = [gradient, *map(torch.ones_like, encoded)]
+            watch.begin_backward([logits, *encoded, *gradients])
+            torch.autograd.backward([logits, *encoded], gradients)
             watch.end_backward([p.grad for p in self.model.parameters() if p.grad is not None])
             for part in watch.seen.parts.values():
                 part.weight_elements = sum(watch.parameter_storages[storage] for storage in part.weights)
         return watch.seen
+
+    def _encoded(self, batch: int, dtype: torch.dtype) -> list[Tensor]:
+        """Return the tokens of an image for each text of a batch. Empty without images."""
+        if not self._has_image:
+            return []
+        with images.readable_sizes(self.model):
+            return images.features(self.model, images.make_images(self.config, batch, dtype))
 
     def first_run(self, batch: int, length: int) -> Seen:
         """Run the model for the first time, in the way in which its code can be traced.
@@ -175,11 +191,25 @@ class ModelInParts:
         return [b for b in self.model.buffers() if id(b) not in inside]
 
     def named_parameters(self, part: int) -> list[tuple[str, Any]]:
-        """Return the names and the parameters of a kind of block, or of everything outside the blocks."""
+        """Return the names and the parameters of a kind of block, or of everything outside the blocks.
+
+        Frozen parameters outside the blocks are left out.
+        """
         if part != OUTSIDE:
             return list(self.kinds[part].module.named_parameters())
+        return [(name, p) for name, p in self._named_outside() if p.requires_grad]
+
+    def _named_outside(self) -> list[tuple[str, Any]]:
         inside = {id(p) for block in self.kind_of for p in block.parameters()}
         return [(name, p) for name, p in self.model.named_parameters() if id(p) not in inside]
+
+    def frozen_outside(self) -> list[tuple[str, Any]]:
+        """Return the names and the parameters outside the blocks that are frozen."""
+        return [(name, p) for name, p in self._named_outside() if not p.requires_grad]
+
+    def is_frozen(self, kind: int) -> bool:
+        """Return whether all parameters of a kind of block are frozen."""
+        return not any(p.requires_grad for p in self.kinds[kind].module.parameters())
 
 
 def _listed(config: Any, count: int, place: int) -> tuple[str, ...]:
@@ -190,6 +220,24 @@ def _listed(config: Any, count: int, place: int) -> tuple[str, ...]:
             if isinstance(value, list | tuple) and len(value) == count and isinstance(value[0], str | bool | int):
                 found.append(f"{name} {value[place]}")
     return tuple(found)
+
+
+def _indexed(config: Any, count: int, place: int) -> tuple[str, ...]:
+    """Return which lists of numbers of blocks in the configuration of images name one of several blocks."""
+    vision = config.vision_config
+    if getattr(vision, "depth", count) != count:
+        return ()
+    found = [name for name in vars(vision) if name.endswith("_indexes") and place in (getattr(vision, name) or ())]
+    return tuple(sorted(found))
+
+
+def _cut_indices(model: nn.Module, owner: nn.Module, kept: Sequence[int]) -> None:
+    """Renumber the blocks in the lists of numbers that the module around a list of blocks has."""
+    for module in model.modules():
+        if any(child is owner for child in module.children()):
+            for name, value in list(vars(module).items()):
+                if name.endswith("_indexes") and isinstance(value, list | tuple):
+                    setattr(module, name, [kept.index(place) for place in value if place in kept])
 
 
 def _cut(owner: nn.Module, kept: Sequence[int]) -> None:

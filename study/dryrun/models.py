@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -18,7 +19,8 @@ import transformers
 from torch import Tensor, nn
 from transformers.models.auto import modeling_auto
 
-from study.dryrun import build_model, count
+from study import terminal
+from study.dryrun import build_model, count, images
 from study.dryrun.build_model import block_lists, in_words, positions, reads_images
 from study.dryrun.one_pass import is_float
 from study.errors import Refusal, refusing
@@ -28,7 +30,7 @@ from study.theory.engine import Engine, StepConfig
 from study.theory.shapes import DEFAULT_LENGTH, ModelShape
 from study.theory.shapes.adapter import ALL_LINEAR
 from study.theory.shapes.config_json import ignored_settings
-from study.theory.shapes.counts import from_content, to_content
+from study.theory.shapes.counts import ImageCounts, ModelCounts, from_content, to_content
 
 # If a config.json names no class, the first of these that has its model_type determines the class.
 MAPPINGS = (
@@ -37,6 +39,7 @@ MAPPINGS = (
     modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
     modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
     modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
+    modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
 LONGEST = 1 << 17  # tokens; the positions of a model whose configuration names no maximum
 NOT_SETTINGS = ("architectures", "model_type", "quantization_config", "transformers_version", "torch_dtype", "dtype")
@@ -54,6 +57,13 @@ class Trainable:
     loss: Callable[[Any, dict[str, Tensor]], Any]
     batch: Callable[[StepConfig], dict[str, Tensor]]
     blocks: Callable[[Any], list[str]]  # names of the classes that FSDP2 shards one by one
+    reads_images: bool = False  # whether a sequence is one image
+
+    def batch_in_words(self, micro_batch_size: int) -> str:
+        """Return the size of a micro batch in words."""
+        if self.reads_images:
+            return terminal.count(micro_batch_size, "image")
+        return f"{micro_batch_size} x {self.sequence_length} tokens"
 
 
 def find(name: str, sequence_length: int | None) -> Trainable:
@@ -75,7 +85,29 @@ def of_shape(shape: ModelShape, sequence_length: int, notes: tuple[str, ...] = (
     """Return a trainable model of a shape from theory, with parameters in fp32."""
     if shape.config is None:
         raise Refusal(f"{shape.name}: only its counts are known, so transformers cannot build it.")
-    return _of_class(*class_of(shape.config, shape.name), shape.name, sequence_length, notes)
+    built, config = class_of(shape.config, shape.name)
+    described = _of_class(built, config, shape.name, sequence_length, notes)
+    return _with_images(described, shape, config) if shape.num_images else described
+
+
+def _with_images(described: Trainable, shape: ModelShape, config: Any) -> Trainable:
+    """Return a trainable model whose texts have images, and whose vision tower may be frozen."""
+
+    def build(job: StepConfig) -> Any:
+        model = described.build(job)
+        if shape.counts.frozen is not None:
+            images.freeze(model)
+        return model
+
+    def batch(job: StepConfig) -> dict[str, Tensor]:
+        number = int(job.micro_batch_size) * shape.num_images
+        return described.batch(job) | images.make_images(config, number, torch.float32)
+
+    def loss(model: Any, batch: dict[str, Tensor]) -> Any:
+        with images.readable_sizes(getattr(model, "module", model)):
+            return described.loss(model, batch)
+
+    return replace(described, build=build, batch=batch, loss=loss)
 
 
 def with_adapter(described: Trainable, shape: ModelShape, engine: Engine) -> Trainable:
@@ -152,19 +184,48 @@ def class_of(content: Mapping[str, Any], source: str) -> tuple[type[Any], Any]:
         ) from None
 
 
-def shape_of_class(built: type[Any], config: Any, name: str) -> ModelShape:
+def shape_of_class(
+    built: type[Any], config: Any, name: str, has_image: bool = False, freezes: tuple[bool, ...] = (False, True)
+) -> ModelShape:
     """Return the shape of a model of a class and a configuration of transformers, from a trace of its modules.
+
+    With `has_image`, the shape of a model of one of `images.FAMILIES` has its counts with images, too, for a trained
+    and a frozen vision tower (`freezes`).
 
     Raises Refusal if it cannot be built or traced.
     """
     content = config.to_diff_dict() | {"model_type": config.model_type, "architectures": [built.__name__]}
+    rates = build_model.dropout_rates(config)
     # In a fork, because a process in which a backward pass has run cannot be forked later.
     answer = forks.run(lambda: to_content(count.count(built, config)), {0: nullcontext()})[0]
     counts = from_content(answer)
-    is_image = reads_images(built)
-    notes = ["each sequence is one image, and the tokens per second are images per second"] if is_image else []
-    notes += ignored_settings(content, window_switch="use_sliding_window" if "use_sliding_window" in content else None)
-    return shapes.shape_from_counts(name, counts, _longest(built, config), tuple(notes), content)
+    image = size_of_image(built, config) if reads_images(built) else None
+    notes = ignored_settings(content, window_switch="use_sliding_window" if "use_sliding_window" in content else None)
+    with_image = _with_image(built, config, freezes) if has_image and images.family_of(config) is not None else None
+    return shapes.shape_from_counts(
+        name, counts, _longest(built, config), tuple(notes), content, rates, image, with_image
+    )
+
+
+def _with_image(built: type[Any], config: Any, freezes: tuple[bool, ...]) -> ImageCounts:
+    side, tokens = images.size(config)
+    counts: dict[bool, ModelCounts | None] = {True: None, False: None}
+    for is_frozen in freezes:
+        answer = forks.run(
+            partial(_counted, built, config, is_frozen), {0: nullcontext()}
+        )[0]  # fmt: skip
+        counts[is_frozen] = from_content(answer)
+    return ImageCounts(f"{side} x {side} pixels", tokens, counts[False], counts[True])
+
+
+def _counted(built: type[Any], config: Any, is_frozen: bool) -> dict[str, Any]:
+    return to_content(count.count(built, config, ("sdpa",), has_image=True, has_frozen_tower=is_frozen))
+
+
+def size_of_image(built: type[Any], config: Any) -> str:
+    """Return the size of an image that a model reads, in words."""
+    image = build_model.image_shape(config, set(inspect.signature(built.forward).parameters))
+    return f"{image[0]} patches" if len(image) == 2 else f"{image[1]} x {image[2]} pixels"
 
 
 def _longest(built: type[Any], config: Any) -> int:
@@ -196,6 +257,7 @@ def _of_class(
         loss=_loss,
         batch=lambda job: _batch(model, job),
         blocks=block_classes,
+        reads_images=reads_images(built),
     )
 
 

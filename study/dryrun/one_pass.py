@@ -110,6 +110,7 @@ class PassTracker(TensorTracker):  # type: ignore[no-untyped-call]
         self._activated_storages: set[int] = set()
         self.windows: list[tuple[int, int]] = []  # part, and number of memory changes when its backward pass begins
         self._alive: list[Tensor] = []
+        self._last_name = ""  # of an operator that is no view
 
     def __enter__(self) -> PassTracker:
         super().__enter__()
@@ -207,7 +208,10 @@ class PassTracker(TensorTracker):  # type: ignore[no-untyped-call]
             seen.parts[part].casts += outputs[0].numel() * outputs[0].element_size()
             return
         in_pass = seen.parts[part].backward if self._is_backward else seen.parts[part].forward
-        in_pass.kernels += 1
+        # Attention in windows is one kernel on a GPU, and several calls here.
+        is_window = name.startswith(FUSED_ATTENTION) and self._last_name.startswith(FUSED_ATTENTION)
+        in_pass.kernels += not is_window
+        self._last_name = name
         if name.startswith(FUSED_ATTENTION):
             if not self._is_backward:
                 query, key, value = inputs[:3]

@@ -15,13 +15,15 @@ from study.planner.launch import Launch
 from study.planner.machines import whole_training
 from study.planner.request import CHECKPOINTED, SEQUENCES_PER_GPU, Request
 from study.planner.training_text import price_of, whole_training_sentence
+from study.planner.units import unit_of
 from study.strategy import file
-from study.theory import adapters, hardware, intervals, model_states, peaks, prediction
+from study.theory import adapters, frozen, hardware, intervals, model_states, peaks, prediction
 from study.theory.adapters import AdapterKind
 from study.theory.prediction import ALLOCATOR_SLACK
 
 if TYPE_CHECKING:
     from study.planner.choose import Advice, FewestGpus, LargestModels, Remedy, StrategyPrediction
+    from study.planner.machines import WholeTraining
     from study.theory.hardware import Cluster
     from study.theory.shapes import ModelShape
 
@@ -42,9 +44,9 @@ def text(advice: Advice) -> str:
     lines = [reasons.answer(advice), *filter(None, [whole_training_sentence(start)])]
     lines += ["", f"{setting(advice)}. {_basis(start)}.", *adapter_lines(start.shape)]
     chosen = short_list(start)
-    has_price = start.box.gpu.price_per_hour is not None
+    has_price, unit = start.box.gpu.price_per_hour is not None, unit_of(start.shape)
     # 80 columns have space for only one of these.
-    last = ("memory is",) if start.is_traced else ("$/1e9 tok",) if has_price else ("tokens/s/GPU",)
+    last = ("memory is",) if start.is_traced else (unit.price_column,) if has_price else (unit.rate_column,)
     shown = ("strategy", "fits", "GiB", "free", "batch", "s/step", *last)
     rows = [list(shown), *([cells(option, start.request)[column] for column in shown] for option in chosen)]
     return "\n".join(
@@ -178,16 +180,32 @@ def setting_line(advice: Advice) -> str:
     why = ""
     if request.has_other_default_batch:
         why = f" ({each} per GPU, because the default of {SEQUENCES_PER_GPU} is not a multiple of it)"
+    batch = f"{advice.shape.name} on {box.num_gpus} x {box.gpu.name}{hourly}, global batch {each * request.num_groups}"
+    if advice.shape.reads_images:
+        return f"{batch} images of {advice.shape.image}{why}"
     return (
-        f"{advice.shape.name} on {box.num_gpus} x {box.gpu.name}{hourly}, global batch {each * request.num_groups}"
-        f"{why}, {length:,} {'token' if length == 1 else 'tokens'} per sequence"
+        f"{batch}{why}, {length:,} {'token' if length == 1 else 'tokens'} per sequence"
         f"{'' if request.sequence_ranks == 1 else f', each shared by {request.sequence_ranks} GPUs'}"
+        f"{_images_in_words(advice.shape)}"
     )
 
 
+def _images_in_words(shape: ModelShape) -> str:
+    """Return the images of each sequence in words. The text is empty without images."""
+    if not shape.num_images:
+        return ""
+    return f", {shape.num_image_tokens:,} of them of {terminal.count(shape.num_images, 'image')}"
+
+
 def adapter_lines(shape: ModelShape) -> list[str]:
-    """Return a sentence with the adapters and the number of trainable parameters, or nothing without adapters."""
+    """Return a sentence with the adapters or the frozen part, and the number of trainable parameters.
+
+    Nothing is returned if all parameters are trained.
+    """
     adapter = shape.adapter
+    if shape.counts.frozen is not None:
+        trainable, total = adapters.num_trainable(shape), adapters.num_total(shape)
+        return [f"Frozen vision tower: {trainable:,} trainable parameters of {total:,} in total."]
     if adapter is None:
         return []
     names = dict.fromkeys(linear.name.rpartition(".")[2] for linear in adapters.targeted(shape, adapter))
@@ -323,7 +341,7 @@ def text_of_all(advice: Advice) -> str:
         *(f"Note: {note}." for note in advice.notes),
     ]
     ranked = advice.ranked
-    columns = HEAD if advice.is_traced else HEAD[:-1]
+    columns = head_of(advice.shape) if advice.is_traced else head_of(advice.shape)[:-1]
     rows = [
         [(cells(option, advice.request) | {"largest": str(option.largest_micro_batch)})[column] for column in columns]
         for option in ranked
@@ -418,7 +436,7 @@ def _memory_evidence(advice: Advice) -> list[str]:
 
 def _size(shape: ModelShape) -> str:
     """Return the number of parameters in words, with the model's head if it is not the usual one of a decoder."""
-    size = f"{shape.num_params:,} parameters"
+    size = f"{shape.num_params + frozen.num_params(shape):,} parameters"
     if shape.experts:
         size += f", of which a token meets {shape.active_params:,}"
     match shape.head:
@@ -432,10 +450,11 @@ def _size(shape: ModelShape) -> str:
 def _model_content(shape: ModelShape) -> dict[str, Any]:
     return {
         "model": shape.name,
-        "num_params": shape.num_params,
+        "num_params": shape.num_params + frozen.num_params(shape),
         "num_active_params": shape.active_params,
         "num_trainable_params": adapters.num_trainable(shape),
         "num_total_params": adapters.num_total(shape),
+        **({"num_images": shape.num_images, "num_image_tokens": shape.num_image_tokens} if shape.num_images else {}),
         "head": shape.head,
         "num_labels": shape.labels if shape.head in ("sequence classes", "token classes") else None,
     }
@@ -443,8 +462,13 @@ def _model_content(shape: ModelShape) -> dict[str, Any]:
 
 _CHECKPOINTING = {value: name for name, value in CHECKPOINTED.items()}
 MARKS = {False: "", True: " c", "selective": " s", "selective-op": " s"}
-HEAD = ("strategy", "precision", "fits", "GiB", "free", "batch", "largest", "s/step", "tokens/s/GPU", "MFU",
-        "sent GB", "$/1e9 tok", "host GiB", "disk GiB", "memory is")  # fmt: skip
+
+
+def head_of(shape: ModelShape) -> tuple[str, ...]:
+    """Return the columns of the table that has every strategy."""
+    unit = unit_of(shape)
+    return ("strategy", "precision", "fits", "GiB", "free", "batch", "largest", "s/step", unit.rate_column, "MFU",
+            "sent GB", unit.price_column, "host GiB", "disk GiB", "memory is")  # fmt: skip
 
 
 def assumed_settings(
@@ -469,8 +493,13 @@ def _assumed_briefly(advice: Advice) -> list[tuple[str, str]]:
     defaults = dict(assumed_settings(usual, usual.box(), shape=shape))
     offloads = advice.recommended is not None and advice.recommended.offloads
     always = {"stack", "precision", *(["host", "machine"] if offloads else [])}
+    always |= {"images"} | ({"dropout"} if shape.default_dropout else set())
     pairs = assumed_settings(request, advice.box, shape=shape)
-    return [(label, value) for label, value in pairs if label in always or defaults.get(label) != value]
+    return [
+        (label, value)
+        for label, value in pairs
+        if (label in always or defaults.get(label) != value) and (label, value) != ("dropout", "off")
+    ]
 
 
 def groups_of(advice: Advice) -> str:
@@ -482,8 +511,7 @@ def groups_of(advice: Advice) -> str:
 def cells(option: StrategyPrediction, request: Request) -> dict[str, str]:
     """Return the cells of an option by the name of the column, without "largest", which takes long to compute."""
     prediction = option.prediction
-    job = prediction.job
-    dollars = prediction.dollars_per_billion_tokens
+    job, unit = prediction.job, unit_of(option.shape)
     is_other = prediction.engine.precision != request.chosen_precision
     low = terminal.significant(option.fastest_seconds, 2)
     high = "?" if option.is_rough else terminal.significant(option.slowest_seconds, 2)
@@ -497,10 +525,10 @@ def cells(option: StrategyPrediction, request: Request) -> dict[str, str]:
         "free": gib(option.free_bytes),
         "batch": f"{job.micro_batch_size} x {job.gradient_accumulation_steps}{MARKS[job.activation_checkpointing]}",
         "s/step": f"{terminal.significant(prediction.step.total)} ({interval})",
-        "tokens/s/GPU": f"{prediction.tokens_per_second_per_gpu:,.0f}",
+        unit.rate_column: f"{prediction.tokens_per_second_per_gpu:,.0f}",
         "MFU": f"{100 * prediction.mfu:.0f} %",
         "sent GB": f"{prediction.communicated_bytes / 1e9:.2f}",
-        "$/1e9 tok": "?" if dollars is None else f"{dollars:,.0f}",
+        unit.price_column: unit.price_in_words(unit.dollars(prediction)),
         "host GiB": gib(option.host_needed_bytes) if option.host_needed_bytes else "",
         "disk GiB": gib(prediction.disk_bytes_per_node) if prediction.peak.disk_bytes else "",
         "memory is": option.basis,
@@ -532,11 +560,13 @@ UNITS = {
     "seconds_per_step": "seconds",
     "seconds_per_step_low": "seconds",
     "seconds_per_step_high": "seconds",
-    "tokens_per_second_per_gpu": "tokens per second",
+    "tokens_per_second_per_gpu": "tokens per second; an image counts as one token",
+    "images_per_second_per_gpu": "images per second, for models that read images only",
     "mfu": "share of the dense peak rate, at most 1",
     "price_per_gpu_hour": "US dollars",
     "dollars_per_hour": "US dollars, all GPUs",
     "dollars_per_billion_tokens": "US dollars",
+    "dollars_per_million_images": "US dollars, for models that read images only",
     "sequence_length": "tokens",
     "global_batch_size": "sequences",
     "micro_batch_size": "sequences",
@@ -600,7 +630,13 @@ def _changed_content(change: Remedy, changed: Advice) -> dict[str, Any]:
 
 def _training_content(option: StrategyPrediction, request: Request) -> dict[str, Any] | None:
     training = whole_training(option, request)
-    return None if training is None else dataclasses.asdict(training)
+    return None if training is None else training_content(training, option.shape)
+
+
+def training_content(training: WholeTraining, shape: ModelShape) -> dict[str, Any]:
+    """Return a whole training for JSON."""
+    images = {"images": training.tokens} if shape.reads_images else {}
+    return dataclasses.asdict(training) | images
 
 
 def _remedy_content(remedy: Remedy) -> dict[str, Any]:
@@ -616,11 +652,22 @@ def _remedy_content(remedy: Remedy) -> dict[str, Any]:
         "gradient_accumulation_steps": option.prediction.job.gradient_accumulation_steps,
         "seconds_per_step": option.seconds,
         "tokens_per_second_per_gpu": option.tokens_per_second,
+        **images_content(option),
+    }
+
+
+def images_content(option: StrategyPrediction) -> dict[str, Any]:
+    """Return speed and price of a model that reads images for JSON. Empty for other models."""
+    if not option.shape.reads_images:
+        return {}
+    return {
+        "images_per_second_per_gpu": option.tokens_per_second,
+        "dollars_per_million_images": unit_of(option.shape).dollars(option.prediction),
     }
 
 
 def _option_content(option: StrategyPrediction) -> dict[str, Any]:
-    prediction, job = option.prediction, option.prediction.job
+    prediction, job, shape = option.prediction, option.prediction.job, option.shape
     paper = model_states.paper_bytes_by_place(prediction.engine, option.shape.num_params)
     by_paper = {place: round(getattr(paper, place)) for place in ("device", "host", "disk")}
     return {
@@ -635,7 +682,8 @@ def _option_content(option: StrategyPrediction) -> dict[str, Any]:
         "shown_by_nvidia_smi_bytes_per_gpu": _whole(_shown(option)[1]),
         "memory": {part: _whole(value) for part, value in prediction.peak.parts.items()},
         "highest_moment": peaks.PEAK_MOMENTS[int(prediction.peak.moment)],
-        "paper_model_state_bytes": by_paper if option.shape.adapter is None else None,  # it trains all weights
+        # The paper trains all weights.
+        "paper_model_state_bytes": by_paper if adapters.num_trainable(shape) == adapters.num_total(shape) else None,
         "precision": prediction.engine.precision,
         "micro_batch_size": job.micro_batch_size,
         "gradient_accumulation_steps": job.gradient_accumulation_steps,
@@ -657,6 +705,7 @@ def _option_content(option: StrategyPrediction) -> dict[str, Any]:
             for collective in prediction.collectives
         ],
         "dollars_per_billion_tokens": prediction.dollars_per_billion_tokens,
+        **images_content(option),
         "host_bytes_per_node": _whole(prediction.host_bytes_per_node),
         "host_needed_bytes_per_node": _whole(option.host_needed_bytes),
         "host_free_share": option.host_free_share,
@@ -744,7 +793,8 @@ def text_of_fewest(fewest: FewestGpus) -> str:
         legend.append("never: the strategy does not shard, so every GPU needs memory for all of it.")
     foot = ["", *legend] if legend else []
     block = block_lines("Assumed", _assumed_of_memory(request, request.box(1), fewest.fewest))
-    return "\n".join([_with_conditions(head, request), *notes, "", *aligned(rows), *foot, "", *block])
+    conditions = _with_conditions(head, request, shape)
+    return "\n".join([conditions, *notes, "", *aligned(rows), *foot, "", *block])
 
 
 def content_of_fewest(fewest: FewestGpus) -> dict[str, Any]:
@@ -779,11 +829,11 @@ def _assumed_of_memory(request: Request, box: Cluster, names: Iterable[str]) -> 
     return assumed_settings(request, box, f"groups of {size}" if size else groups)
 
 
-def _with_conditions(head: str, request: Request) -> str:
+def _with_conditions(head: str, request: Request, shape: ModelShape | None = None) -> str:
     checkpointed = {"none": "", "selective": " and selective activation checkpointing"}.get(
         request.activation_checkpointing or "full", " and activation checkpointing"
     )
-    return terminal.wrap(
-        f"{head}, with one sequence of {request.sequence_length:,} tokens per {request.group}{checkpointed}. "
-        "Predicted, not measured."
-    )
+    example = f"one sequence of {request.sequence_length:,} tokens"
+    if shape is not None and shape.reads_images:
+        example = "one image"
+    return terminal.wrap(f"{head}, with {example} per {request.group}{checkpointed}. Predicted, not measured.")

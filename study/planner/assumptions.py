@@ -68,21 +68,41 @@ def described(request: Request, shape: ModelShape | None = None) -> list[tuple[s
         ("frozen weights", _frozen(request)),
         ("adapters", _adapters(request)),
         ("dropout", _dropout(request, settings.attention, shape)),
+        ("images", _images(request, shape)),
         ("allocator", f"{stack.allocator}, which the prediction does not distinguish"),
     ]  # fmt: skip
     return [(name, value) for name, value in pairs if value]
 
 
 def _dropout(request: Request, attention: Attention, shape: ModelShape | None) -> str:
-    if shape is None or not request.dropout:
+    if shape is None:
         return "on" if request.dropout else "off"
+    rates = ", ".join(f"{name} {rate:g}" for name, rate in shape.default_dropout.items())
+    if not request.dropout:
+        if request.stack in ("study", "torchtitan") or not rates or not shape.counts.has_dropout_outside_attention:
+            return "off"
+        return f"not counted, although {shape.name} has it by default ({rates}): add --dropout to count it"
     if not shape.counts.is_dropout_counted:
         return f"on, but not counted for {shape.name}: the prediction is without dropout"
     if not shape.counts.has_dropout:
         return f"on, but without an effect: the modules of {shape.name} have no dropout"
     if not shape.counts.has_dropout_outside_attention and attention != "eager":
         return "on, in attention only, where the fused kernel saves no mask: it has no effect on memory"
-    return "on"
+    return f"on, as {shape.name} has it by default ({rates})" if rates else "on"
+
+
+def _images(request: Request, shape: ModelShape | None) -> str:
+    """Return what images a vision-language model gets. The text is empty for other models."""
+    if shape is None or not (shape.num_images or shape.has_idle_part):
+        return ""
+    if shape.num_images and shape.with_image is not None:
+        tower = "frozen, so that it has no gradients" if request.freeze_vision_tower else "trained like the rest"
+        number = f"{shape.num_images} of {shape.with_image.size} in each sequence"
+        return f"{number}, {shape.num_image_tokens:,} of its tokens; the vision tower is {tower}"
+    if request.freeze_vision_tower:
+        return "none, only texts; the vision tower is frozen"
+    more = "" if shape.with_image is None else " Add --images for images in each sequence."
+    return f"none, only texts: the part of {shape.name} that reads other inputs does not run.{more}"
 
 
 def _frozen(request: Request) -> str:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from study import files
+from study import files, terminal
 from study.errors import Refusal
 from study.planner import reasons, stack_options
 from study.planner.stack_tables import Parts
+from study.planner.units import unit_of
 from study.theory.shapes.adapter import ALL_LINEAR
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 DATA_TYPES = {"data_types": {"grad_accum_dtype": "fp32"}}
 CLIPPING = 1.0  # what accelerate replaces "auto" by
 NVME_PATH = "/FOLDER/ON/A/FAST/DISK"
+# How a program freezes the vision tower, by model_type. The projector, which Qwen calls merger, is trained.
+TOWER = "model.model.visual.requires_grad_(False), and model.model.visual.merger.requires_grad_(True)"
+TOWERS = {"llava": "model.model.vision_tower.requires_grad_(False)"}
 PORT = 29500  # at which all machines meet
 ON_EVERY_MACHINE = "On every machine: its own machine_rank, and the first one's main_process_ip and main_process_port."
 
@@ -118,7 +122,9 @@ def _accelerate(advice: Advice, option: StrategyPrediction, path: Path | None, p
     path = path or Path(f"{option.strategy.name}.yaml")
     job = option.prediction.job
     group = advice.request.group
-    settings = [f"batches of {job.micro_batch_size} sequences of {job.sequence_length:,.0f} tokens on each {group}"]
+    settings = [
+        f"batches of {unit_of(option.shape).batch(int(job.micro_batch_size), job.sequence_length)} on each {group}"
+    ]
     steps, engine = job.gradient_accumulation_steps, option.prediction.engine
     arguments = [f"gradient_accumulation_steps={steps}"] if steps > 1 else []
     if steps > 1 and engine.kind == "fsdp" and engine.syncs_each_micro_step:
@@ -127,8 +133,22 @@ def _accelerate(advice: Advice, option: StrategyPrediction, path: Path | None, p
     arguments += parts.accelerator
     if arguments:
         settings.append(f"Accelerator({', '.join(arguments)})")
+    settings += _of_images(advice)
     settings += [*_of_the_model(option, parts), *_of_products(option), *_checkpointing(option), *parts.lines]
     return _with_file(advice, option, path, "accelerate", "train.py", settings)
+
+
+def _of_images(advice: Advice) -> list[str]:
+    """Return what a program does for images in its texts, and to freeze the vision tower."""
+    shape, settings = advice.shape, []
+    if shape.num_images and shape.with_image is not None:
+        images = terminal.count(shape.num_images, "image")
+        settings.append(
+            f"{images} of {shape.with_image.size} in each sequence, {shape.num_image_tokens:,} of its tokens"
+        )
+    if advice.request.freeze_vision_tower:
+        settings.append(TOWERS.get(str((shape.config or {}).get("model_type")), TOWER))
+    return settings
 
 
 def _trainer(
@@ -149,8 +169,9 @@ def _trainer(
         # Without packing, most sequences are shorter than the prediction assumes.
         flags += [f"--max_length {job.sequence_length:.0f}", "--packing True", *_lora_flags(advice)]
         flags += _type_of_trl(option)
-    else:
+    elif not option.shape.reads_images:
         settings.insert(0, f"sequences of {job.sequence_length:,.0f} tokens")
+    settings = [*settings, *_of_images(advice)]
     if stack == "trl" and option.loads_on_host:
         settings.append(LOADED_BY_SCRIPT)
     settings, script = [*settings, *parts.lines], f"{'sft' if stack == 'trl' else 'train'}.py"
@@ -408,8 +429,9 @@ def _deepspeed(advice: Advice, option: StrategyPrediction, path: Path | None, pa
     }
     machines = f"--num_gpus {box.num_gpus}" if box.num_nodes == 1 else "--hostfile hostfile"
     command = f"deepspeed {machines} train.py --deepspeed --deepspeed_config {path}"
-    settings = [f"sequences of {job.sequence_length:,.0f} tokens"]
+    settings = [] if option.shape.reads_images else [f"sequences of {job.sequence_length:,.0f} tokens"]
     settings += [*_of_the_model(option, parts), *_of_products(option), *_checkpointing(option), *parts.lines]
+    settings += _of_images(advice)
     if "nvme" in (engine.offload_optimizer, engine.offload_param):
         settings.append(f"nvme_path: a folder on a fast disk, in place of {NVME_PATH}")
     if box.num_nodes > 1:

@@ -11,6 +11,7 @@ from study.errors import Refusal
 from study.planner import choose
 from study.planner.choose import ENOUGH_FREE, FewestGpus, StrategyPrediction
 from study.planner.request import Request, find_model
+from study.planner.units import unit_of
 from study.theory import hardware
 from study.theory.gpus import GPUS, Gpu
 from study.theory.shapes import ModelShape
@@ -73,7 +74,7 @@ class Machine:
 
     @property
     def tokens_per_second(self) -> float:
-        """The tokens per second of all GPUs together."""
+        """The tokens per second of all GPUs together. For a model that reads images, these are images per second."""
         return self.option.tokens_per_second * self.num_gpus
 
     @property
@@ -82,10 +83,13 @@ class Machine:
 
     @property
     def cost(self) -> float | None:
-        """The price in US dollars of the whole training, or of a billion tokens. None if it is not known."""
+        """The price in US dollars of the whole training, or else of a billion tokens or a million images.
+
+        None if it is not known.
+        """
         if self.training is not None:
             return self.training.dollars
-        return self.option.prediction.dollars_per_billion_tokens
+        return unit_of(self.option.shape).dollars(self.option.prediction)
 
 
 @dataclass(frozen=True)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from study import terminal
 from study.planner import advice_text
-from study.planner.advice_text import NARROW, aligned, wrapped
+from study.planner.advice_text import NARROW, aligned, images_content, training_content, wrapped
 from study.planner.choose import ENOUGH_FREE, gib
 from study.planner.machines import MOST_GPUS
 from study.planner.reasons import percent
 from study.planner.training_text import duration, price_of, short_duration
+from study.planner.units import Unit, unit_of
+from study.theory.shapes import DEFAULT_LENGTH
 
 if TYPE_CHECKING:
     from study.planner.machines import Comparison, Machine, NumbersOfGpus
+    from study.planner.request import Request
+    from study.theory.shapes import ModelShape
 
 NUM_ROWS = 12  # of the table of machines
 
@@ -48,7 +51,7 @@ def _state(machine: Machine) -> str:
     """Return strategy, free memory and speed of a machine, and time and price of the whole training if it is named."""
     option, training = machine.option, machine.training
     words = [f"{option.strategy.name} leaves {percent(option.free_share)} free"]
-    words.append(f"{machine.tokens_per_second:,.0f} tokens per second")
+    words.append(f"{machine.tokens_per_second:,.0f} {unit_of(option.shape).plural} per second")
     if training is not None:
         dollars = "" if training.dollars is None else f" for ${training.dollars:,.0f}"
         words.append(f"the whole training in {duration(training.hours)}{dollars}")
@@ -62,21 +65,27 @@ def text_of_numbers(numbers: NumbersOfGpus, everything: bool = False) -> str:
     if machines:
         request = fewest.request
         lines += ["", *wrapped([
-            f"{fewest.shape.name}, {request.batch()[0]} sequences of {request.sequence_length:,} tokens per "
-            f"{request.group} and step, so that more GPUs train a larger global batch. Predicted, not measured."
+            f"{fewest.shape.name}, {_batch(fewest.shape, request)}. Predicted, not measured."
         ])]  # fmt: skip
-        lines += ["", *_table(machines), "", *wrapped([_legend(machines), *_prices(machines)])]
+        table = _table(machines, unit_of(fewest.shape))
+        lines += ["", *table, "", *wrapped([_legend(machines), *_prices(machines)])]
     if everything or not machines:
         return "\n".join([*lines, "", advice_text.text_of_fewest(fewest)])
     more = "--all shows how many GPUs each strategy needs, and what is assumed."
     return "\n".join([*lines, "", more])
 
 
-def _table(machines: list[Machine]) -> list[str]:
+def _batch(shape: ModelShape, request: Request) -> str:
+    """Return the batch of one GPU, and what it means for more of them."""
+    batch = unit_of(shape).batch(request.batch()[0], request.sequence_length or DEFAULT_LENGTH)
+    return f"{batch} per {request.group} and step, so that more GPUs train a larger global batch"
+
+
+def _table(machines: list[Machine], unit: Unit) -> list[str]:
     has_training = any(machine.training for machine in machines)
     has_price = any(machine.dollars_per_hour for machine in machines)
-    last = (["time"] if has_training else []) + (["$" if has_training else "$/1e9 tok"] if has_price else [])
-    head = ["machine", "strategy", "fits", "free", *([] if has_training else ["batch"]), "tokens/s", *last]
+    last = (["time"] if has_training else []) + (["$" if has_training else unit.price_column] if has_price else [])
+    head = ["machine", "strategy", "fits", "free", *([] if has_training else ["batch"]), unit.total_rate_column, *last]
     return aligned([head, *(_row(machine, last) for machine in machines)])
 
 
@@ -86,7 +95,7 @@ def _row(machine: Machine, last: list[str]) -> list[str]:
     cells = {
         "time": "" if training is None else short_duration(training.hours),
         "$": "?" if machine.cost is None else f"{machine.cost:,.0f}",
-        "$/1e9 tok": "?" if machine.cost is None else f"{machine.cost:,.0f}",
+        unit_of(option.shape).price_column: unit_of(option.shape).price_in_words(machine.cost),
     }
     mark = advice_text.MARKS[job.activation_checkpointing]
     return [
@@ -121,6 +130,9 @@ def _prices(machines: list[Machine]) -> list[str]:
 def content_of_machine(machine: Machine) -> dict[str, Any]:
     """Return a machine as plain data for JSON."""
     option = machine.option
+    images = images_content(option)
+    if images:
+        images["images_per_second"] = machine.tokens_per_second
     return {
         "gpu": machine.gpu.name,
         "num_gpus": machine.num_gpus,
@@ -133,8 +145,9 @@ def content_of_machine(machine: Machine) -> dict[str, Any]:
         "tokens_per_second": machine.tokens_per_second,
         "dollars_per_hour": machine.dollars_per_hour,
         "dollars_per_billion_tokens": option.prediction.dollars_per_billion_tokens,
+        **images,
         "price_source": price_of(machine.gpu),
-        "whole_training": None if machine.training is None else asdict(machine.training),
+        "whole_training": None if machine.training is None else training_content(machine.training, option.shape),
     }
 
 
@@ -204,11 +217,7 @@ def text_of_comparison(comparison: Comparison, everything: bool = False) -> str:
     shown = kept if everything else kept[:NUM_ROWS]
     if comparison.fastest is not None and comparison.fastest not in shown:
         shown = [*shown[: NUM_ROWS - 1], comparison.fastest]
-    request = comparison.request
-    batch = (
-        f"{request.batch()[0]} sequences of {request.sequence_length:,} tokens per {request.group} and step, so that "
-        "more GPUs train a larger global batch"
-    )
+    batch = _batch(comparison.shape, comparison.request)
     notes = [
         "Prices are of different providers and dates, for machines rented on demand. Strategies without offload are "
         f"compared, on powers of two up to {MOST_GPUS} GPUs. Cards of which no typical machine is known are compared "
@@ -222,7 +231,7 @@ def text_of_comparison(comparison: Comparison, everything: bool = False) -> str:
         [
             *wrapped([answer_of_comparison(comparison), "", f"{comparison.shape.name}, {batch}. Predicted."]),
             "",
-            *_table(shown),
+            *_table(shown, unit_of(comparison.shape)),
             "",
             *wrapped([_legend(shown)]),
             *(terminal.wrap(line, "", "  ", columns=NARROW) for line in _prices(shown)),

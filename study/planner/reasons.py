@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from study.planner import choose, remedies
 from study.planner.choose import ENOUGH_FREE, EQUALLY_FAST, EQUALLY_FAST_IF_ROOMIER, FAR_SLOWER, gib
+from study.planner.units import unit_of
 from study.terminal import GIB, significant
 from study.theory import hardware
 from study.theory.intervals import MIXTURE, SHARED_SEQUENCES
@@ -142,7 +143,7 @@ def _nothing_helps(advice: Advice) -> str:
 def _whole_sequences(advice: Advice) -> str | None:
     """Return what to do if the memory of one sequence is too much. None if something else takes the memory."""
     length = advice.request.sequence_length or 0
-    if remedies.cause(advice.ranked[0])[0] not in ("activations", "logits and loss") or length == 1:
+    if remedies.cause(advice.ranked[0])[0] not in ("activations", "logits and loss") or advice.shape.reads_images:
         return None
     if advice.request.sequence_ranks > 1:
         return "What would help are more GPUs that share each sequence, shorter sequences, or GPUs with more memory."
@@ -275,7 +276,7 @@ def changes(advice: Advice) -> list[tuple[str, str]]:
         compared = "" if now is None else f", {_compared(speed / (now.tokens_per_second * num_gpus), is_speed=True)}"
         lines.append((change.flags, (
             f"{option.strategy.name}: {gib(option.needed_bytes)} GiB per GPU, {percent(option.free_share)} free, "
-            f"{speed:,.0f} tokens per second{compared}{_OTHER_TRAINING[change.kind]}"
+            f"{speed:,.0f} {unit_of(advice.shape).plural} per second{compared}{_OTHER_TRAINING[change.kind]}"
         )))  # fmt: skip
     return lines
 

@@ -40,6 +40,9 @@ CHECKPOINTED: dict[Checkpointing, bool | Literal["selective", "selective-op"]] =
     "full": True, "selective": "selective", "selective-op": "selective-op", "none": False,
 }  # fmt: skip
 
+# Stacks whose programs have no data set of images for a model that reads nothing else.
+COUNTED_WITH_IMAGES = "llava-1.5-7b, qwen2.5-vl-7b, and config.json files of model_type llava, qwen2_vl or qwen2_5_vl"
+_OF_TEXTS = ("trl", "axolotl", "torchtitan", "study")
 _IN_GROUPS = "fsdp2_hybrid, zero1 or zero2"
 MOST_GPUS = 1_000_000
 # Sequences per GPU and step, if no global batch is requested. A requested micro batch that does not divide it replaces
@@ -104,9 +107,15 @@ class Request(BaseModel):
         unit="tokens",
     )
     examples: int | None = option(
-        None, "Examples of the training data, in place of --tokens. Each counts as one whole sequence.", WORK
+        None, "Examples of the training data, in place of --tokens. Each is one whole sequence, or one image.", WORK
     )
     epochs: float | None = option(None, "Passes over the examples. [default: 1]", WORK, unit="passes")
+    images: int | None = option(
+        None, "Images in each sequence, for vision-language models. [default: none, only texts]", WORK
+    )
+    freeze_vision_tower: bool = option(
+        False, "Freeze the part of a vision-language model that encodes images, but not its projector.", SETTINGS
+    )
     strategy: str | None = option(
         None, "Predict only this strategy: a name, or an accelerate file.", STRATEGY, is_common=True
     )
@@ -525,6 +534,47 @@ class Request(BaseModel):
             shape=shape,
         )
 
+    def check_images(self, shape: ModelShape) -> None:
+        """Raise Refusal for settings that make no sense for a model that reads images only."""
+        if not shape.reads_images:
+            return
+        if self.tokens is not None:
+            raise Refusal(
+                f"--tokens: {shape.name} reads images, which are not counted in tokens. Use --examples for the number "
+                "of images, and --epochs."
+            )
+        if self.stack in _OF_TEXTS:
+            raise Refusal(
+                f"--stack {self.stack}: its program trains on texts only, and {shape.name} reads images. Use --stack "
+                "trainer, accelerate or deepspeed."
+            )
+
+    def with_images(self, shape: ModelShape, length: int) -> ModelShape:
+        """Return a shape with the requested images in each sequence. Raises Refusal if they are not counted for it."""
+        flag = "--freeze-vision-tower" if self.freeze_vision_tower else f"--images {self.images}"
+        if self.images is None and not self.freeze_vision_tower:
+            return shape
+        if shape.with_image is None:
+            if shape.has_idle_part:
+                raise Refusal(
+                    f"{flag}: images of {shape.name} are not counted, only its texts. They are counted for "
+                    f"{COUNTED_WITH_IMAGES}. Leave {flag} out to predict a training on texts only."
+                )
+            raise Refusal(f"{flag}: {shape.name} reads no images beside its text. Leave {flag} out.")
+        if self.stack in _OF_TEXTS:
+            raise Refusal(
+                f"--stack {self.stack}: the launch of a training with images is known only for trainer, accelerate and "
+                "deepspeed. Take one of them."
+            )
+        with refusing():
+            shape = shape.with_images(self.images or 0, self.freeze_vision_tower)
+        if shape.num_image_tokens >= length:
+            raise Refusal(
+                f"--images {self.images}: they become {shape.num_image_tokens:,} tokens, but a sequence has only "
+                f"{length:,}. Use a larger --sequence-length, or fewer images."
+            )
+        return shape
+
     def check_program(self, shape: ModelShape) -> None:
         """Raise Refusal if the stack's program cannot train this model as requested, under any strategy."""
         for chosen in self.strategies(self.num_gpus)[:1]:
@@ -764,11 +814,14 @@ def _found(name: str, asked: Request) -> tuple[ModelShape, Request, list[str]]:
         if isinstance(not_known, shapes.NotRead) and not CLASS_NAME.fullmatch(name):
             raise Refusal(str(not_known)) from None
         with refusing():
-            shape, length, notes = shapes.for_length(_traced(name, str(not_known)), asked.sequence_length)
+            traced = _traced(name, str(not_known), asked)
+            shape, length, notes = shapes.for_length(traced, asked.sequence_length)
+    asked.check_images(shape)
+    shape = asked.with_images(shape, length)
     return asked.with_adapter(shape), asked.replace(sequence_length=length), notes
 
 
-def _traced(name: str, not_known: str) -> ModelShape:
+def _traced(name: str, not_known: str, asked: Request) -> ModelShape:
     """Return the shape of a model that theory does not know, from a trace of its modules.
 
     Raises Refusal with the text `not_known` if the name stands for no model of transformers, or if PyTorch is not
@@ -783,7 +836,8 @@ def _traced(name: str, not_known: str) -> ModelShape:
     if found is None:
         raise Refusal(not_known)
     progress.at_once(f"Tracing the modules of {name}")  # starts no thread, because the trace is in a fork
-    return models.shape_of_class(*found, name)
+    has_image = asked.images is not None or asked.freeze_vision_tower
+    return models.shape_of_class(*found, name, has_image, (asked.freeze_vision_tower,))
 
 
 # The fields of Request that are the stack's if they are not requested.

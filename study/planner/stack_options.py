@@ -24,7 +24,7 @@ from study.theory.engine import (
     OptimizerKernel,
     PrecisionClass,
 )
-from study.theory.shapes import ModelShape, dropout_rates
+from study.theory.shapes import ModelShape
 from study.theory.stacks import GradientType, StackName
 
 # The names of programs in messages.
@@ -287,25 +287,23 @@ def _without_liger(wanted: frozenset[str], training: Training) -> Parts:
 
 
 def _of_dropout(training: Training) -> Parts:
-    """Return the rates of dropout, if the model may have other rates by default."""
-    stack, shape, rate = training.stack, training.shape, DROPOUT_RATE if training.dropout else 0
+    """Return the rates of dropout, if dropout is predicted and the model has none by default.
+
+    A model that has dropout by default keeps its rates. If the prediction is without dropout, `assumptions` says so.
+    """
+    stack, shape = training.stack, training.shape
     if stack == "study":
-        return Parts(flags=(f"--dropout {rate}",))
-    if shape is None or stack == "torchtitan":
+        return Parts(flags=(f"--dropout {DROPOUT_RATE if training.dropout else 0}",))
+    if shape is None or stack == "torchtitan" or not training.dropout or not shape.counts.has_dropout:
         return NOTHING
-    counts = shape.counts
-    may_be_on = counts.has_dropout_outside_attention or not counts.is_dropout_counted
-    if not (counts.has_dropout if training.dropout else may_be_on):
+    if shape.default_dropout:
         return NOTHING
-    rates: dict[str, Any] = dict.fromkeys(dropout_rates(training.model_type or ""), rate)
-    if stack == "axolotl" and rates:
+    rates: dict[str, Any] = dict.fromkeys(shape.dropout or (), DROPOUT_RATE)
+    if not rates or any("." in name for name in rates):  # of a part of the configuration, such as text_config
+        names = " and ".join(rates) or "every dropout rate"
+        return Parts(lines=(f"set {names} of the model's configuration to {DROPOUT_RATE}",))
+    if stack == "axolotl":
         return Parts(keys={"overrides_of_model_config": rates})
-    arguments = tuple(f"{name}={value}" for name, value in rates.items())
-    if training.dropout and rates and stack != "trl":
-        return Parts(model=arguments)
-    line = f"from_pretrained(..., {', '.join(arguments)})"
     if stack == "trl":
-        line = f"training_args.model_init_kwargs |= {json.dumps(rates)}"
-    if not rates:
-        line = f"set every dropout rate of the model's configuration to {rate}"
-    return Parts(lines=(line if training.dropout else f"{line}, or predict with --dropout",))
+        return Parts(lines=(f"training_args.model_init_kwargs |= {json.dumps(rates)}",))
+    return Parts(model=tuple(f"{name}={value}" for name, value in rates.items()))

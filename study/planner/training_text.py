@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from study import terminal
 from study.planner.machines import whole_training
+from study.planner.units import unit_of
 
 if TYPE_CHECKING:
     from study.planner.choose import Advice
@@ -47,7 +48,8 @@ def whole_training_sentence(advice: Advice) -> str | None:
     cost = "; the price of the GPU is not known"
     if training.dollars is not None:
         cost = f" and to cost ${training.dollars:,.0f} at the price of {price_of(advice.box.gpu)}"
+    units = unit_of(advice.shape).plural
     return (
-        f"The whole training of {training.tokens:,.0f} tokens has {training.steps:,} steps. It is predicted to take "
+        f"The whole training of {training.tokens:,.0f} {units} has {training.steps:,} steps. It is predicted to take "
         f"{duration(training.hours)} ({_interval(training)}){cost}."
     )

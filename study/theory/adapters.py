@@ -16,6 +16,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from study.theory import frozen
 from study.theory.shapes.adapter import ALL_LINEAR, FrozenType
 from study.theory.shapes.adapter import Adapter as Adapter
 from study.theory.shapes.adapter import AdapterKind as AdapterKind
@@ -281,8 +282,8 @@ def num_trainable(shape: ModelShape) -> int:
 
 
 def num_total(shape: ModelShape) -> int:
-    """Return the number of all parameters, as PEFT counts them: the model's own and those of the adapters."""
-    return shape.num_params + (0 if shape.adapter is None else num_trainable(shape))
+    """Return the number of all parameters: the model's own, also if they are frozen, and those of the adapters."""
+    return shape.num_params + frozen.num_params(shape) + (0 if shape.adapter is None else num_trainable(shape))
 
 
 # ---------------------------------------------------------------- bytes of weights
@@ -303,9 +304,10 @@ def frozen_bytes_of_rank(shape: ModelShape, engine: Engine) -> float:
 
     0 if all weights are trained.
     """
+    of_part = frozen.bytes_of_rank(shape, engine)
     if shape.adapter is None:
-        return 0.0
-    return frozen_bytes(shape, engine) / (engine.num_shards if engine.zero_stage == 3 else 1)
+        return of_part
+    return of_part + frozen_bytes(shape, engine) / (engine.num_shards if engine.zero_stage == 3 else 1)
 
 
 def quantized_elements(shape: ModelShape) -> int:

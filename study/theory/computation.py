@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from study.theory import adapters
+from study.theory import adapters, frozen
 from study.theory.adapters import Adapter
 from study.theory.engine import Engine, LossKernel, StepConfig
 from study.theory.shapes import ModelShape
@@ -374,11 +374,13 @@ def model_flops_per_sequence(shape: ModelShape, sequence_length: float) -> float
 
     Products with frozen weights have no gradient of the weight, so their backward pass needs as many FLOPs as the
     forward pass. Attention has no weights, and adapters are trained. Experts with an adapter have a gradient of the
-    weight too (adapters.adapted_parameters).
+    weight too (adapters.adapted_parameters). A frozen part runs in the forward pass only.
     """
     forward = blocks_flops_per_sequence(shape, sequence_length) + head_flops_per_sequence(shape, sequence_length)
+    part = frozen.part_of(shape)
+    of_frozen = 0.0 if part is None else blocks_flops_per_sequence(part, sequence_length)
     if shape.adapter is None:
-        return 3 * forward
+        return 3 * forward + of_frozen
     attention = _attention_flops(shape, sequence_length)
     of_experts = adapters.expert_gradient_flops(shape, sequence_length)
     return 2 * forward + attention + of_experts + 3 * adapters.adapter_flops(shape, sequence_length)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, get_args
 
-from study.theory import adapters, computation
+from study.theory import adapters, computation, frozen
 from study.theory.communication.buckets import ENGINE_BUCKET_ELEMENTS
 from study.theory.communication.model_order import model_of
 from study.theory.communication.sharded import whole_elements
@@ -99,8 +99,7 @@ def states(engine: Engine, shape: ModelShape, phase: StepPhase, rank: int = 0) -
             on_device[difference.part] += difference.num_bytes
         if difference.reason == "on-disk":
             disk -= difference.num_bytes
-    frozen = adapters.frozen_bytes_of_rank(shape, engine)
-    on_device["parameters"] += frozen
+    on_device["parameters"] += adapters.frozen_bytes_of_rank(shape, engine)
     host = 0.0
     persistent = 0.0
     if engine.offload_optimizer != "none":  # gradients are offloaded together with the optimizer states
@@ -162,8 +161,8 @@ def peak(shape: ModelShape, engine: Engine, job: StepConfig, rank: int | None = 
     used = list(map(operator.add, totals, on_host)) if job.device == "cpu" else totals
     moment = used.index(max(used))
     host = max(resting.host, stepping.host) + accumulated
-    frozen = adapters.frozen_bytes_of_rank(shape, engine) if engine.offload_param == "none" else 0.0
-    return Peak(rows[moment], moment, host, on_host[moment], resting.disk, totals, frozen)
+    of_frozen = adapters.frozen_bytes_of_rank(shape, engine) if engine.offload_param == "none" else 0.0
+    return Peak(rows[moment], moment, host, on_host[moment], resting.disk, totals, of_frozen)
 
 
 def _moments(
@@ -527,7 +526,10 @@ def _whole_of_base(shape: ModelShape, engine: Engine, job: StepConfig, is_frozen
         ahead = shape.outside_params - around if engine.num_shards > 1 else 0  # a separate embedding is prefetched
         first = size * (around + ahead + shape.block_params)
         if not engine.reshard_after_forward:
-            return _Whole(size * shape.num_params, size * shape.num_params, first, at_end=size * around)
+            # A frozen part has no backward pass that would release its parameters.
+            of_part = size * frozen.num_params(shape)
+            everything = size * shape.num_params + of_part
+            return _Whole(everything, everything, first + of_part, at_end=size * around + of_part)
         return _Whole(size * around, size * (around + 2 * shape.block_params), first, at_end=size * around)
     if engine.zero_stage != 3 or (engine.world_size == 1 and engine.offload_param == "none"):
         return _Whole()  # one process uses its shards directly

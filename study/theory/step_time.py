@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from study.theory import adapters, cards, communication, computation, intervals, model_states
+from study.theory import adapters, cards, communication, computation, frozen, intervals, model_states
 from study.theory.communication import sequence
 from study.theory.communication.buckets import Collective
 from study.theory.communication.sharded import gathered_elements
@@ -318,7 +318,7 @@ def _compute(shape: ModelShape, engine: Engine, job: StepConfig, speed: _Speed) 
     forward = blocks.forward + head + logits * logit_read / speed.stream
     added = _adapters(shape, engine, job, speed)
     return _Compute(
-        forward=forward + 6 * casts + added.forward,
+        forward=forward + 6 * casts + added.forward + _frozen_forward(shape, engine, job, speed),
         backward=blocks.backward
         + _backward_products(shape) * head
         + logits * logit_read_backward / speed.stream
@@ -326,6 +326,16 @@ def _compute(shape: ModelShape, engine: Engine, job: StepConfig, speed: _Speed) 
         + added.backward,
         recompute=blocks.recompute + added.recompute,
     )
+
+
+def _frozen_forward(shape: ModelShape, engine: Engine, job: StepConfig, speed: _Speed) -> float:
+    """Return the seconds of a frozen part, which runs in the forward pass only."""
+    part = frozen.part_of(shape)
+    if part is None:
+        return 0.0
+    is_cast = computation.arithmetic(engine, shape.adapter) == "autocast"
+    casts = 6 * part.num_params / speed.stream if is_cast else 0.0
+    return _blocks(part, engine, job, speed).forward + casts
 
 
 def _backward_products(shape: ModelShape) -> int:
@@ -632,8 +642,8 @@ def _pcie(shape: ModelShape, engine: Engine, job: StepConfig, box: Cluster) -> _
     forward: float = 0.0
     backward: float = 0.0
     if engine.offload_param != "none":  # a shard is sent to the GPU before each gather
-        frozen = adapters.frozen_bytes_of_rank(shape, engine)
-        sent = once + frozen / (PCIE_EFFICIENCY * box.gpu.pcie_bandwidth)
+        of_frozen = adapters.frozen_bytes_of_rank(shape, engine)
+        sent = once + of_frozen / (PCIE_EFFICIENCY * box.gpu.pcie_bandwidth)
         forward, backward = sent, max(0.0, _num_gathers(shape, engine, job) - 1) * sent
     if engine.offload_optimizer == "none":
         return _Pcie(forward, backward)
@@ -690,6 +700,7 @@ def _disk(shape: ModelShape, engine: Engine, box: Cluster, num_gathers: float) -
         read, written = 16 * share, 16 * share
     if engine.offload_param == "nvme":
         size = parameter_bytes(engine.precision)
-        frozen = 0.0 if shape.adapter is None else adapters.frozen_bytes(shape, engine) * of_node
-        read, written = read + num_gathers * (size * share + frozen), written + size * share
+        of_frozen = size * frozen.num_params(shape) * of_node
+        of_frozen += 0.0 if shape.adapter is None else adapters.frozen_bytes(shape, engine) * of_node
+        read, written = read + num_gathers * (size * share + of_frozen), written + size * share
     return read / box.disk_read_bandwidth + written / box.disk_write_bandwidth

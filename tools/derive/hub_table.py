@@ -20,9 +20,10 @@ from study.dryrun import models
 from study.errors import Refusal, RunFailed
 from study.files import ROOT
 from study.theory import shapes
-from study.theory.shapes.counts import to_content
+from study.theory.shapes.counts import images_to_content, to_content
 
 CONFIGURATIONS = ROOT / "tools" / "collect" / "hub_models.json"
+WITH_IMAGES = ("llava-1.5-7b", "qwen2.5-vl-7b")  # models that are counted with images, too
 TABLE = ROOT / "study" / "theory" / "shapes" / "hub_models.json.gz"
 
 
@@ -35,9 +36,13 @@ def entry_of(described: dict[str, Any]) -> dict[str, Any]:
     try:
         shape = shapes.from_config(described["config"], described["name"])
     except ValueError:
-        shape = models.shape_of_class(*models.class_of(described["config"], described["name"]), described["name"])
-        assert shape.counts is not None
-        entry |= {"positions": shape.positions, "notes": list(shape.notes), "counts": to_content(shape.counts)}
+        name = described["name"]
+        has_image = name in WITH_IMAGES
+        shape = models.shape_of_class(*models.class_of(described["config"], name), name, has_image)
+        entry |= {"positions": shape.positions, "notes": list(shape.notes), "dropout": shape.dropout}
+        entry |= {} if shape.image is None else {"image": shape.image}
+        entry |= {"counts": to_content(shape.counts)}
+        entry |= {} if shape.with_image is None else {"with_image": images_to_content(shape.with_image)}
     if shape.num_params != described["parameters"]:
         raise Refusal(f"{described['name']}: {shape.num_params:,} counted of {described['parameters']:,} parameters")
     return entry

@@ -118,7 +118,18 @@ def parts(
     elif engine.kind == "deepspeed":
         (per_micro_step if engine.zero_stage == 2 else per_step).extend(buckets.partitioned_reductions(engine, model))
         per_step += buckets.partitioned_step(engine, model)
-    return _sums(per_step), _sums(per_micro_step)
+    return _sums(per_step), _sums(_gathers_of_frozen(engine, shape), _sums(per_micro_step))
+
+
+def _gathers_of_frozen(engine: Engine, shape: ModelShape) -> list[Collective]:
+    """Return the gathers of a frozen part, block by block. It is gathered once, because it has no backward pass."""
+    counts = shape.counts.frozen
+    if counts is None or engine.zero_stage != 3 or engine.num_shards == 1:
+        return []
+    kind = "subgroup_all_gather" if engine.kind == "fsdp" and engine.replicas > 1 else "all_gather"
+    size = engine.compute_bytes if engine.kind == "fsdp" else engine.parameter_bytes
+    blocks = [counts.kinds[kind].num_params for kind in counts.executed]
+    return [(kind, size * elements) for elements in [counts.outside.num_params, *blocks] if elements]
 
 
 def _parts_of_adapters(engine: Engine, shape: ModelShape, checkpointing: bool, dropout: bool) -> tuple[Sums, Sums]:

@@ -1,7 +1,6 @@
 """Shapes of models. They are found by a known name, a config.json, or an id on the Hugging Face hub."""
 
 from study.theory.shapes.config_json import decoder_shape as decoder_shape
-from study.theory.shapes.config_json import dropout_rates as dropout_rates
 from study.theory.shapes.config_json import from_config as from_config
 from study.theory.shapes.config_json import from_parts as from_parts
 from study.theory.shapes.config_json import replace_parts as replace_parts

@@ -172,11 +172,6 @@ LARGEST_WIDTH = 100_000_000  # upper limit for all sizes in a config.json, inclu
 MOST_LAYERS = 10_000
 
 
-def dropout_rates(model_type: str) -> tuple[str, ...]:
-    """Return the names of the rates of dropout in a model's body. Empty if the model_type is not known here."""
-    return tuple(_DEFAULTS.get(model_type, {}).get("dropout", ()))
-
-
 # ---------------------------------------------------------------- reading a file
 
 
@@ -249,7 +244,13 @@ def from_config(content: dict[str, Any], source: str) -> ModelShape:
         notes=tuple(_notes(settings, model_type, experts)),
         counts=counts,
         config=content,
+        dropout={name: _rate(settings.get(name, rate)) for name, rate in of_class["dropout"].items()},
     )
+
+
+def _rate(value: Any) -> float:
+    """Return a rate of dropout of a config.json. Transformers does not train with one that is no number."""
+    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def _counts(

@@ -7,7 +7,7 @@ widely used models. This module needs neither torch nor transformers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
@@ -105,6 +105,9 @@ class ModelCounts:
     embedding: int | None  # number of the outside's parameter that is the largest embedding; None without one
     tied: bool  # whether the output layer shares the weights of the embedding
     is_dropout_counted: bool = True  # False for older entries of hub_models.json.gz
+    # A part of the model that is frozen and needs no gradients, such as a vision tower. It runs in the forward pass
+    # only. Its parameters are not among those of the other fields.
+    frozen: ModelCounts | None = None
 
     @cached_property
     def num_params(self) -> int:
@@ -164,6 +167,52 @@ class ModelCounts:
         yield None, [number for number in outside if number not in early]
 
 
+@dataclass(frozen=True)
+class ImageCounts:
+    """The counts of a vision-language model whose texts have one image each."""
+
+    size: str  # of an image, in words
+    tokens: int  # of a text that an image becomes
+    trained: ModelCounts | None  # None if only the counts with a frozen vision tower are known
+    frozen: ModelCounts | None  # with a frozen vision tower
+
+    def of(self, number: int, freezes: bool) -> ModelCounts | None:
+        """Return the counts of texts with this number of images, which may be 0. None if they are not known."""
+        counts = self.frozen if freezes else self.trained
+        return None if counts is None else _with_images(counts, number)
+
+
+def _with_images(counts: ModelCounts, number: int) -> ModelCounts:
+    """Return counts for `number` images, from those for one. Only what depends on images is constant in them."""
+    is_of_images = [_is_of_images(kind) for kind in counts.kinds]
+    return replace(
+        counts,
+        outside=_times(counts.outside, number),
+        kinds=tuple(_times(kind, number) if is_of_images[at] else kind for at, kind in enumerate(counts.kinds)),
+        executed=tuple(kind for kind in counts.executed if number or not is_of_images[kind]),
+        frozen=None if counts.frozen is None else _with_images(counts.frozen, number),
+    )
+
+
+def _is_of_images(kind: PartCounts) -> bool:
+    return not any(setting.entering.per_token for setting in kind.settings.values())
+
+
+def _times(part: PartCounts, number: int) -> PartCounts:
+    """Return a part with `number` times its constants."""
+
+    def times(polynomial: Polynomial) -> Polynomial:
+        return replace(polynomial, constant=number * polynomial.constant)
+
+    settings = {}
+    for name, setting in part.settings.items():
+        values = {each.name: getattr(setting, each.name) for each in fields(SettingCounts)}
+        scaled: dict[str, Any] = {key: times(each) for key, each in values.items() if isinstance(each, Polynomial)}
+        settings[name] = replace(setting, **scaled)
+    polynomials: dict[str, Any] = {name: times(getattr(part, name)) for name in POLYNOMIALS}
+    return replace(part, settings=settings, **polynomials)
+
+
 # ---------------------------------------------------------------- files
 
 
@@ -181,7 +230,21 @@ def to_content(counts: ModelCounts) -> dict[str, Any]:
         "output": list(counts.output),
         "embedding": counts.embedding,
         "tied": counts.tied,
+        **({} if counts.frozen is None else {"frozen": to_content(counts.frozen)}),
     }
+
+
+def images_to_content(images: ImageCounts) -> dict[str, Any]:
+    """Return the counts of a model with images as plain data for JSON."""
+    counts = {"trained": images.trained, "frozen": images.frozen}
+    known = {name: to_content(each) for name, each in counts.items() if each is not None}
+    return {"size": images.size, "tokens": images.tokens, **known}
+
+
+def images_from_content(content: Mapping[str, Any]) -> ImageCounts:
+    """Return the counts that `images_to_content` made plain data of."""
+    trained, frozen = (from_content(content[name]) if name in content else None for name in ("trained", "frozen"))
+    return ImageCounts(content["size"], content["tokens"], trained, frozen)
 
 
 def from_content(content: Mapping[str, Any]) -> ModelCounts:
@@ -199,6 +262,7 @@ def from_content(content: Mapping[str, Any]) -> ModelCounts:
         embedding=content["embedding"],
         tied=content["tied"],
         is_dropout_counted="dropped" in content["outside"],
+        frozen=from_content(content["frozen"]) if "frozen" in content else None,
     )
 
 

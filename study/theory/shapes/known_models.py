@@ -14,13 +14,14 @@ import difflib
 import gzip
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from study.files import parse_json
 from study.theory.shapes.config_json import can_change, from_config, from_parts, replace_parts
-from study.theory.shapes.counts import from_content
+from study.theory.shapes.counts import from_content, images_from_content
 from study.theory.shapes.shape import ModelShape, shape_from_counts
 
 FOLDER = Path(__file__).parent
@@ -75,14 +76,20 @@ class _Known(Mapping[str, ModelShape]):
 def _of_line(line: dict[str, str]) -> ModelShape:
     words: dict[str, Any] = {name: line[name] for name in ("name", "architecture", "activation", "head")}
     counts: dict[str, Any] = {name: int(line[name]) for name in COUNTS}
-    return from_parts(**words, **counts, tied=line["tied"] == "True")
+    shape = from_parts(**words, **counts, tied=line["tied"] == "True")
+    # MPT's own configurations have no dropout (llmfoundry/models/mpt/configuration_mpt.py).
+    return replace(shape, dropout={}) if shape.name.startswith("mpt-") else shape
 
 
 def _of_entry(entry: dict[str, Any]) -> ModelShape:
     if "counts" not in entry:
         return from_config(entry["config"], entry["name"])
     counts = from_content(entry["counts"])
-    return shape_from_counts(entry["name"], counts, entry["positions"], tuple(entry["notes"]), entry["config"])
+    notes, config, rates = tuple(entry["notes"]), entry["config"], entry["dropout"]
+    shape = shape_from_counts(entry["name"], counts, entry["positions"], notes, config, rates, entry.get("image"))
+    if "with_image" in entry:
+        return replace(shape, with_image=images_from_content(entry["with_image"]))
+    return shape
 
 
 KNOWN = _Known()
@@ -132,6 +139,8 @@ def for_length(shape: ModelShape, sequence_length: int | None = None) -> tuple[M
     length = sequence_length or min(DEFAULT_LENGTH, shape.positions)
     if length <= shape.positions:
         return shape, length, list(shape.notes)
+    if shape.reads_images:
+        raise NotRead(f"{shape.name} reads images, which have no sequence length. Leave --sequence-length out")
     if not can_change(shape):
         raise NotRead(
             f"{shape.name} has {shape.positions:,} positions, and its modules were counted for these only. Use "

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 from study.theory.shapes.adapter import Adapter
-from study.theory.shapes.counts import ModelCounts
+from study.theory.shapes.counts import ImageCounts, ModelCounts
 
 # The `architecture` of a model type in model_types.yaml, or "traced".
 Architecture: TypeAlias = str
@@ -67,6 +67,42 @@ class ModelShape:
     # The config.json, from which transformers can build the model. None if only its counts are known.
     config: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
     adapter: Adapter | None = None  # adapters that are trained instead of the model's weights, which are frozen
+    # The rates of dropout in the model's body by the name in its config.json. None if they are not known.
+    dropout: Mapping[str, float] | None = field(default=None, compare=False, repr=False)
+    image: str | None = field(default=None, compare=False)  # the size of an image in words, if the model reads images
+    # Of a vision-language model: its counts with images, and the images of each text.
+    with_image: ImageCounts | None = field(default=None, compare=False, repr=False)
+    num_images: int = 0
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether the model reads images only. One image is then a sequence of one position."""
+        return self.architecture == "traced" and self.positions == 1
+
+    @property
+    def has_idle_part(self) -> bool:
+        """Whether a part of the model does not run, such as the encoder of images if only texts are counted."""
+        return len(set(self.counts.executed)) < len(self.counts.kinds) or self.counts.frozen is not None
+
+    @property
+    def num_image_tokens(self) -> int:
+        """The tokens of each text that its images become."""
+        return 0 if self.with_image is None else self.num_images * self.with_image.tokens
+
+    def with_images(self, number: int, freezes: bool) -> ModelShape:
+        """Return the shape with this number of images in each text, and with a frozen vision tower if `freezes`.
+
+        Raises ValueError if images are not counted for the model.
+        """
+        counts = None if self.with_image is None else self.with_image.of(number, freezes)
+        if counts is None:
+            raise ValueError(f"images are not counted for {self.name}")
+        return dataclasses.replace(self, counts=counts, layers=len(counts.executed), num_images=number)
+
+    @property
+    def default_dropout(self) -> dict[str, float]:
+        """The rates of dropout above 0 with which the model is trained by default."""
+        return {name: rate for name, rate in (self.dropout or {}).items() if rate}
 
     @cached_property
     def parameters(self) -> ParameterSizes:
@@ -153,8 +189,11 @@ def shape_from_counts(
     positions: int,
     notes: tuple[str, ...] = (),
     config: Mapping[str, Any] | None = None,
+    dropout: Mapping[str, float] | None = None,
+    image: str | None = None,
+    with_image: ImageCounts | None = None,
 ) -> ModelShape:
-    """Return the shape of a traced model. `positions` is the longest sequence, in tokens."""
+    """Return the shape of a traced model. `positions` is the longest sequence in tokens, and 1 for images."""
     rows = 0 if counts.embedding is None else counts.outside.rows[counts.embedding]
     experts = any(kind.unused_experts for kind in counts.kinds)
     return ModelShape(
@@ -176,6 +215,9 @@ def shape_from_counts(
         notes=notes,
         counts=counts,
         config=config,
+        dropout=dropout,
+        image=image,
+        with_image=with_image,
     )
 
 
