@@ -7,23 +7,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ..answers.envelope import Finding
-from ..doctor import json_answer as of_doctor
-from ..doctor import several
-from ..doctor.examine import Examined
-from ..errors import Refusal
-from ..saved import command as saved_command
-from ..saved import folders as saved_folders
-from ..saved import json_answer as of_saved
-from ..saved import text as saved_text
-from ..upgrade import changes
-from ..upgrade import json_answer as of_upgrade
-from ..upgrade.locks import Lock
-from ..verdict import Checked, NotChecked, Verdict
-from . import project as projects
-from . import settings as reading
-from .project import Project
-from .settings import Accepted, Settings
+from study.answers.envelope import Finding
+from study.check import project as projects
+from study.check import settings as reading
+from study.check.project import Project
+from study.check.settings import Accepted, Settings
+from study.doctor import json_answer as of_doctor
+from study.doctor import several
+from study.doctor.examine import Examined
+from study.errors import Refusal
+from study.saved import command as saved_command
+from study.saved import folders as saved_folders
+from study.saved import json_answer as of_saved
+from study.saved import text as saved_text
+from study.upgrade import changes
+from study.upgrade import json_answer as of_upgrade
+from study.upgrade.locks import Lock
+from study.verdict import Checked, NotChecked, Verdict
 
 DEEPSPEED = "deepspeed"
 # The ends of the ids of findings, and how their texts then begin.

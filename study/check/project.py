@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import Refusal
+from study.errors import Refusal
 
 CONFIG_ENDINGS = (".yaml", ".yml", ".json", ".toml")
 LARGEST_CONFIG = 256 << 10  # bytes; people write these files

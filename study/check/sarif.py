@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ..answers.envelope import Finding
-from ..answers.ids import IDS
-from ..version import __version__
-from .examine import Report
+from study.answers.envelope import Finding
+from study.answers.ids import IDS
+from study.check.examine import Report
+from study.version import __version__
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 ROOT = "%SRCROOT%"  # the name of the project's folder in addresses of files

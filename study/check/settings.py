@@ -9,9 +9,9 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from ..answers.envelope import Finding
-from ..errors import Refusal, describe
-from ..files import StrictModel, read_whole
+from study.answers.envelope import Finding
+from study.errors import Refusal, describe
+from study.files import StrictModel, read_whole
 
 FILE = "pyproject.toml"
 SECTION = "zero-study"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .. import terminal
-from ..answers import envelope
-from ..answers.envelope import Answer, Finding
-from . import settings
-from .examine import Report
+from study import terminal
+from study.answers import envelope
+from study.answers.envelope import Answer, Finding
+from study.check import settings
+from study.check.examine import Report
 
 _NOTHING = (
     "Nothing was checked: there is no configuration file of a tool that is known, no lock file that pins a known "
@@ -103,7 +103,7 @@ def _lines(findings: Sequence[Finding]) -> Iterator[str]:
     """Yield the lines of the findings in a file. A remedy that several have is printed once, below the last of them."""
     last = {finding.remedy: number for number, finding in enumerate(findings)}
     for number, finding in enumerate(findings):
-        place = ", ".join(filter(None, [finding.line and f"line {finding.line}", finding.key or finding.name]))
+        place = ", ".join(filter(None, [f"line {finding.line}" if finding.line else "", finding.key or finding.name]))
         begin = f"{finding.severity}: {f'{place}: ' if place else ''}{finding.text}"
         is_own = sum(other.remedy == finding.remedy for other in findings) == 1
         remedy = f" {finding.remedy}" if finding.remedy and is_own else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from ..errors import Refusal
+from study.errors import Refusal
 
 NAME = "zero-study"
 FOLDER = Path(__file__).resolve().parent / NAME
