@@ -163,6 +163,18 @@ def test_a_frozen_tower_is_in_the_answer_and_the_launch():
     assert content["num_image_tokens"] == 576
 
 
+@pytest.mark.parametrize("stack", ["accelerate", "trainer", "deepspeed"])
+@pytest.mark.parametrize(("model", "frozen"), [("llava-1.5-7b", "vision_tower"), ("qwen2.5-vl-7b", "visual")])
+def test_images_and_the_frozen_tower_are_in_every_launch(model, frozen, stack):
+    usual, changed = (
+        launch.launch(of(model, 8, stack=stack, strategy="zero3", **settings)).settings
+        for settings in ({}, {"images": 1, "freeze_vision_tower": True})
+    )
+    assert not any("image" in setting or "requires_grad" in setting for setting in usual)
+    assert any(setting.startswith("1 image of ") for setting in changed)
+    assert any(f"model.model.{frozen}.requires_grad_(False)" in setting for setting in changed)
+
+
 @pytest.mark.parametrize(
     ("model", "settings", "message"),
     [
