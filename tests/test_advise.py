@@ -494,7 +494,7 @@ KEYS = [
 
 @pytest.mark.parametrize("seed", range(6))
 def test_odd_configurations_are_answered_or_refused_in_one_sentence(seed, tmp_path, monkeypatch):
-    def not_traced(name: str, not_known: str) -> None:
+    def not_traced(name: str, not_known: str, asked: object) -> None:
         raise Refusal(not_known)
 
     monkeypatch.setattr(requests, "_traced", not_traced)

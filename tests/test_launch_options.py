@@ -31,7 +31,8 @@ from study.theory.stacks import STACKS, StackName
 # Fields that describe the machine, which a command cannot change, or that name the strategy, the program or its file.
 OF_MACHINE = {name for name, field in Request.model_fields.items() if _declaration(field).group in (MACHINE, GPUS)}
 OF_LENGTH = {"tokens", "examples", "epochs"}  # of how long the training is, which changes no step
-NOT_SET = OF_MACHINE | OF_LENGTH | {"strategy", "stack", "shard_group_size"}
+OF_IMAGES = {"images", "freeze_vision_tower"}  # of vision-language models, in test_images.py
+NOT_SET = OF_MACHINE | OF_LENGTH | OF_IMAGES | {"strategy", "stack", "shard_group_size"}
 # Values of the fields that are neither words nor switches.
 VALUES: dict[str, list[Any]] = {
     "sequence_length": [512], "global_batch_size": [64], "micro_batch_size": [1], "gradient_accumulation_steps": [4],
