@@ -39,10 +39,17 @@ def test_a_release_without_changes_is_refused(clone):
         release.edited(clone, "0.3.0", DAY)
 
 
-def test_the_first_release_may_have_the_version_of_the_clone():
-    texts = {path.name: text for path, text in release.edited(release.ROOT, "0.1.0", DAY).items()}
-    assert '__version__ = "0.1.0"' in texts["version.py"]
-    assert "## 0.1.0 (2027-01-31)" in texts["CHANGELOG.md"]
+def test_the_first_release_may_have_the_version_of_the_clone(clone):
+    (clone / "CHANGELOG.md").write_text("# Changelog\n\n## Unreleased (0.2.0)\n\n- new\n")
+    texts = {path.name: text for path, text in release.edited(clone, "0.2.0", DAY).items()}
+    assert '__version__ = "0.2.0"' in texts["version.py"]
+    assert "## 0.2.0 (2027-01-31)\n\n- new" in texts["CHANGELOG.md"]
+
+
+def test_a_release_finds_its_places_in_this_project():
+    assert {path.name for path in release.edited(release.ROOT, "99.0", DAY)} == {
+        "version.py", "CHANGELOG.md", "CITATION.cff",
+    }  # fmt: skip
 
 
 def test_links_of_the_readme_are_absolute_on_an_index():
