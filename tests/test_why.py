@@ -692,6 +692,11 @@ def test_a_sound_training_is_sound_and_says_what_was_not_checked():
     assert found.verdict.status == 0
 
 
+def test_the_time_of_a_step_is_said_if_the_setting_is_unknown():
+    lines = [f"iter {n}: loss {falling(n + 1)}, time 2500ms" for n in range(20)]
+    assert "2.5 s" in text.text(answer.answer_lines(lines))
+
+
 @pytest.mark.parametrize("path", sorted((CASES / "sound").glob("*.log")), ids=lambda path: path.stem)
 def test_a_sound_training_of_others_gets_no_complaint(path):
     assert not answer.answer([path]).num_found
