@@ -770,6 +770,11 @@ def test_the_rows_of_a_long_log_are_its_first_and_last_ones():
     assert [int(row.loss) for row in rows[-2000:]] == list(range(28_001, 30_001))
 
 
+def test_a_loss_that_becomes_nan_late_in_a_long_log_is_found():
+    lines = [*steps(20_000, loss=falling), "{'loss': nan}", *steps(6000, loss=falling)]
+    assert first(lines) == "wrong/diverged"
+
+
 def test_a_failure_is_found_in_lines_that_were_seen_before_with_other_digits():
     lines = [f"[rank{n % 2}]: loading shard {n}" for n in range(50)]
     lines += ["[rank1]: Traceback (most recent call last):", '[rank1]:   File "/x/t.py", line 3, in f', "[rank1]: Frob"]
