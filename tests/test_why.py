@@ -692,6 +692,11 @@ def test_a_sound_training_is_sound_and_says_what_was_not_checked():
     assert found.verdict.status == 0
 
 
+def test_the_time_of_a_step_is_said_if_the_setting_is_unknown():
+    lines = [f"iter {n}: loss {falling(n + 1)}, time 2500ms" for n in range(20)]
+    assert "2.5 s" in text.text(answer.answer_lines(lines))
+
+
 @pytest.mark.parametrize("path", sorted((CASES / "sound").glob("*.log")), ids=lambda path: path.stem)
 def test_a_sound_training_of_others_gets_no_complaint(path):
     assert not answer.answer([path]).num_found
@@ -763,6 +768,11 @@ def test_the_rows_of_a_long_log_are_its_first_and_last_ones():
     rows = answer.answer_lines(lines).steps.rows
     assert [int(row.loss) for row in rows[:2000]] == list(range(1, 2001))
     assert [int(row.loss) for row in rows[-2000:]] == list(range(28_001, 30_001))
+
+
+def test_a_loss_that_becomes_nan_late_in_a_long_log_is_found():
+    lines = [*steps(20_000, loss=falling), "{'loss': nan}", *steps(6000, loss=falling)]
+    assert first(lines) == "wrong/diverged"
 
 
 def test_a_failure_is_found_in_lines_that_were_seen_before_with_other_digits():

@@ -18,6 +18,7 @@ from study.why.log import Line
 
 MOST_PRINTED = 60  # lines of a dictionary
 FIRST, LAST = 2000, 2000  # rows that are kept of a long log
+MOST_ODD = 500  # rows with NaN or 0.0 that are kept besides
 # Lines of steps, and of progress bars, after which only the last ones are read, at the end, and those that are odd.
 MANY = 4 * FIRST
 
@@ -52,7 +53,8 @@ _DURATION = re.compile(
 )
 _SECONDS_TEXT = re.compile(r"\b(?:step[-_ ]?time|time|dt|elapsed)[:=]?\s+([\d.]+)\s?(ms|s|secs?|seconds)\b")
 _COUNTED = re.compile(r"\bstep=(\d+), skipped=\d+|\bstep[: ] ?(\d+)/\d+")
-_ODD = re.compile(r"(?i)\bnan\b|\binf|[\"': ]0\.0\b")
+_NOT_FINITE = re.compile(r"(?i)\bnan\b|\binf")
+_ZERO = re.compile(r"(?<![\d.])0\.0(?!\d)")
 # Words of which one is in every line that says something of a step, besides what a program does.
 _CONCERNING = ("%|", "step", "OVERFLOW", "oss", "norm", "len", "second")
 _COLUMNS_SPACED = {
@@ -131,19 +133,21 @@ class Series:
 
     first: list[Row] = field(default_factory=list)
     last: deque[Row] = field(default_factory=lambda: deque(maxlen=LAST))
+    odd: list[Row] = field(default_factory=list)  # with NaN or 0.0, between the first and the last rows
     count: int = 0
 
-    def add(self, row: Row) -> None:
+    def add(self, row: Row, is_odd: bool = False) -> None:
         self.count += 1
-        (self.first if len(self.first) < FIRST else self.last).append(row)
-
-    def sort(self) -> None:
-        """Put the last rows into the order of their lines."""
-        self.last = deque(sorted(self.last, key=lambda row: row.line.number), maxlen=LAST)
+        if len(self.first) < FIRST:
+            self.first.append(row)
+        elif is_odd and len(self.odd) < MOST_ODD:
+            self.odd.append(row)
+        else:
+            self.last.append(row)
 
     @property
     def rows(self) -> list[Row]:
-        return [*self.first, *self.last]
+        return [*self.first, *sorted([*self.odd, *self.last], key=lambda row: row.line.number)]
 
 
 class Lengths(NamedTuple):
@@ -211,9 +215,11 @@ class Steps:
                 self.overflows.append((line, float(match["scale"])))
         if ("oss" in text or "norm" in text or "len" in text) and "rror" not in text:
             self._lines_of_steps += 1
-            is_odd = ("0.0" in text or "nan" in text or "nf" in text or "aN" in text) and _ODD.search(text)
+            is_odd = "0.0" in text and _ZERO.search(text)
+            if not is_odd and ("nan" in text or "NaN" in text or "inf" in text or "Inf" in text):
+                is_odd = _NOT_FINITE.search(text)
             if self._lines_of_steps < MANY or is_odd:
-                self._take_pairs(line)
+                self._take_pairs(line, bool(is_odd))
             else:
                 self._last_lines.append(line)
         if "second" in text and (match := _DURATION.search(text)) and len(self.durations) < FIRST:
@@ -229,9 +235,6 @@ class Steps:
             self._take_bar(line)
         for line in self._last_lines:
             self._take_pairs(line)
-        if self._last_lines:
-            for series in self.by_rank.values():
-                series.sort()
         self._last_bars.clear()
         self._last_lines.clear()
 
@@ -297,7 +300,7 @@ class Steps:
             if key == "steps" and math.isfinite(seconds) and len(self.bar_times) < FIRST:
                 self.bar_times.append((int(bar.done), seconds))
 
-    def _take_pairs(self, line: Line) -> None:
+    def _take_pairs(self, line: Line, is_odd: bool = False) -> None:
         values: dict[str, float] = {}
         lower = line.text.lower()
         if any(word in lower for word in ("loss ", "norm ", "rate ", "lr ")):
@@ -330,7 +333,7 @@ class Steps:
             values["step"] = float(numbered[1])
         if seconds is None and (stated := _SECONDS_TEXT.search(line.text)):
             seconds = float(stated[1]) * (1e-3 if stated[2] == "ms" else 1.0)
-        self.by_rank.setdefault(line.rank, Series()).add(Row(line, **values, seconds=seconds))
+        self.by_rank.setdefault(line.rank, Series()).add(Row(line, **values, seconds=seconds), is_odd)
 
 
 def _amount(text: str) -> float:

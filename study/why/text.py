@@ -69,11 +69,9 @@ def _unknown(answer: Answer) -> list[str]:
         seconds = answer.steps.usual_seconds
         speed = (
             ""
-            if seconds is None or answer.setting.model is None
-            else (
-                f" A step takes {seconds:,.3g} s. If this seems slow, --model, --gpu, --gpus, --strategy, "
-                "--micro-batch-size and --sequence-length compare it with a prediction."
-            )
+            if seconds is None
+            else f" A step takes {seconds:,.3g} s. If this seems slow, --model, --gpu, --gpus, --strategy, "
+            "--micro-batch-size and --sequence-length compare it with a prediction."
         )
         return [
             terminal.wrap(
