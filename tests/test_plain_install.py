@@ -224,8 +224,8 @@ def test_what_only_a_clone_holds_is_refused_elsewhere(monkeypatch, tmp_path):
 # ---------------------------------------------------------------- the hook of pre-commit
 
 HOOKS = launching.ROOT / ".pre-commit-hooks.yaml"
-AUTO = ("gradient_accumulation_steps", "train_micro_batch_size_per_gpu", "gradient_clipping")
-RIGHT = {"zero_optimization": {"stage": 3}, **dict.fromkeys(AUTO, "auto")}
+AUTO = ("gradient_accumulation_steps", "train_micro_batch_size_per_gpu")
+RIGHT = {"zero_optimization": {"stage": 3}, "gradient_clipping": 1.0, **dict.fromkeys(AUTO, "auto")}
 WRONG = {**RIGHT, "gradient_cliping": 1.0}
 
 
