@@ -183,4 +183,4 @@ def _words(name: str, value: Option) -> list[str]:
         return [flag]
     if isinstance(value, (str, int, float, Path)):
         return [f"{flag}={value}"]
-    return [word for each in value for word in _words(name, each)]
+    return [word for member in value for word in _words(name, member)]

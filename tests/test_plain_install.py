@@ -43,7 +43,7 @@ BY_EXTRA = {
         f"upgrade {launching.ROOT / 'constraints.txt'} {launching.ROOT / 'constraints.txt'}",
         f"advise --model gpt2 {GPU}", f"advise --model gpt2 {GPU} --strategy zero3_tuned --write own.yaml", "diff . .",
         f"import {LOG} --output imported",
-        f"why {SOUND}",
+        f"why {SOUND}", f"check {launching.ROOT / 'accelerate_configs' / 'ddp.yaml'}", "skills print",
     ],
     "train": [
         "train", "run smoke", "job smoke bert-imdb-tiny-ddp-2x-seed0", "conformance", "export runs",

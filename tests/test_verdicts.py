@@ -44,10 +44,10 @@ def test_a_verdict_says_what_was_compared_and_what_was_not():
 # Each command either ends with a verdict or does not check anything. `prove` starts a script as a process of its own,
 # which has its own exit status; its verdict is in proof.json.
 WITH_VERDICT = {
-    "advise", "claims", "compare", "conformance", "diff", "doctor", "dry-run", "import", "merge", "pack", "saved",
+    "advise", "check", "claims", "compare", "conformance", "diff", "doctor", "dry-run", "import", "merge", "pack", "saved",
     "upgrade", "why",
 }  # fmt: skip
-WITHOUT_VERDICT = {"export", "job", "plan", "predict", "prove", "report", "run", "train"}
+WITHOUT_VERDICT = {"export", "job", "plan", "predict", "prove", "report", "run", "skills", "train"}
 
 
 def test_every_command_is_known_to_have_a_verdict_or_not():

@@ -68,7 +68,7 @@ class Report:
         """Add the findings of a check, apart from those that the project accepts, and what it compared."""
         for finding in findings:
             path = self.path_of(finding)
-            entry = next((each for each in self.settings.accepted if each.covers(finding, path)), None)
+            entry = next((accepted for accepted in self.settings.accepted if accepted.covers(finding, path)), None)
             if entry is None:
                 self.findings.append(finding)
             else:
@@ -92,27 +92,27 @@ def examine(paths: Sequence[Path], since: str | None = None) -> Report:
     project, place = projects.find(first), reading.find(first.absolute())
     settings = Settings() if place is None else reading.read(place)
     report = Report(project, settings)
-    found = list(_files(project, settings, named))
-    locks = [path for path in found if projects.is_lock(path)]
+    files = list(_files(project, settings, named))
+    locks = [path for path in files if projects.is_lock(path)]
     pins = _check_locks(report, locks, since or settings.since, is_asked=since is not None)
-    _check_configs(report, [path for path in found if path not in locks], set(named), pins)
+    _check_configs(report, [path for path in files if path not in locks], set(named), pins)
     checkpoints = [path for path in named if path.is_dir() and saved_folders.is_checkpoint(path)]
     if place is not None and not paths:
-        checkpoints += [place.parent / each for each in settings.checkpoints]
+        checkpoints += [place.parent / folder for folder in settings.checkpoints]
     _check_checkpoints(report, checkpoints)
     return report
 
 
 def _files(project: Project, settings: Settings, named: Sequence[Path]) -> Iterable[Path]:
     """Return the files to look at: those that are named, and those in the folders that are named."""
-    found: dict[Path, None] = {}
+    files: dict[Path, None] = {}
     for path in named:
         if path.is_file():
-            found[path] = None
+            files[path] = None
         elif not saved_folders.is_checkpoint(path):
-            candidates = (each for each in project.files(path) if projects.is_lock(each) or projects.is_config(each))
-            found |= {_relative(each): None for each in candidates if not settings.excludes(project.name_of(each))}
-    return found
+            candidates = (file for file in project.files(path) if projects.is_lock(file) or projects.is_config(file))
+            files |= {_relative(file): None for file in candidates if not settings.excludes(project.name_of(file))}
+    return files
 
 
 def _relative(path: Path) -> Path:
@@ -152,7 +152,7 @@ def _check_locks(report: Report, paths: Sequence[Path], since: str, is_asked: bo
                 )
                 continue
             compared = changes.compare_locks(before, lock)
-            findings = [_of_file(each, path, since) for each in of_upgrade.findings(compared, before, lock)]
+            findings = [_of_file(finding, path, since) for finding in of_upgrade.findings(compared, before, lock)]
             report.add(findings, compared.verdict.checked, compared.verdict.not_checked)
     return now
 

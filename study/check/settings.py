@@ -56,7 +56,7 @@ class Settings(StrictModel):
 
     def excludes(self, path: str) -> bool:
         """Return whether a file is left out. A pattern without a wildcard also names everything in a folder."""
-        return any(fnmatchcase(path, each) or path.startswith(f"{each.rstrip('/')}/") for each in self.exclude)
+        return any(fnmatchcase(path, pattern) or path.startswith(f"{pattern.rstrip('/')}/") for pattern in self.exclude)
 
 
 def find(folder: Path) -> Path | None:
@@ -82,12 +82,12 @@ def read(path: Path) -> Settings:
     return settings
 
 
-def entries(found: Iterable[tuple[Finding, str]]) -> Iterator[str]:
+def entries(findings: Iterable[tuple[Finding, str]]) -> Iterator[str]:
     """Yield the lines of TOML that accept these findings, each of which comes with the path of its file.
 
     The reasons are placeholders, with which the settings are refused until somebody has replaced them.
     """
-    for finding, path in found:
+    for finding, path in findings:
         yield f"[[tool.{SECTION}.accepted]]"
         values = {"id": finding.id, "path": path, "key": finding.key, "name": finding.name}
         if finding.id not in OF_KEYS:  # a key or a package may have several

@@ -62,8 +62,8 @@ def _fields(report: Report) -> dict[str, Any]:
 def markdown(report: Report) -> str:
     """Return the report without notes, for a comment on a pull request or the summary of a job."""
     lines = ["### zero-study check", "", terminal.escape_markdown(_summary(report))]
-    if found := [finding for finding in report.findings if finding.severity != "note"]:
-        rows = [[_place(report, finding), finding.severity, _text_and_remedy(finding)] for finding in found]
+    if shown_findings := [finding for finding in report.findings if finding.severity != "note"]:
+        rows = [[_place(report, finding), finding.severity, _text_and_remedy(finding)] for finding in shown_findings]
         lines += ["", *terminal.markdown(["place", "severity", "finding"], rows, num_texts=3)]
     unchecked = dict.fromkeys(report.not_checked)
     lines += [f"\nNot checked: {terminal.escape_markdown(str(each))}" for each in unchecked]
@@ -72,8 +72,8 @@ def markdown(report: Report) -> str:
 
 def baseline(report: Report) -> str:
     """Return the lines of pyproject.toml that accept the findings, with placeholders for the reasons."""
-    found = [(finding, report.path_of(finding)) for finding in report.findings if finding.severity != "note"]
-    return "\n".join(settings.entries(found))
+    findings = [(finding, report.path_of(finding)) for finding in report.findings if finding.severity != "note"]
+    return "\n".join(settings.entries(findings))
 
 
 def _summary(report: Report) -> str:
@@ -84,8 +84,12 @@ def _summary(report: Report) -> str:
     ]  # fmt: skip
     checked = _listed([terminal.count(len(names), noun) for names, noun in counts if names])
     severities = [finding.severity for finding in report.findings]
-    found = [terminal.count(severities.count(each), each) for each in ("error", "warning") if each in severities]
-    sentences = [f"Checked {checked}: {_listed(found) if found else 'nothing needs a change'}."]
+    counted = [
+        terminal.count(severities.count(severity), severity)
+        for severity in ("error", "warning")
+        if severity in severities
+    ]
+    sentences = [f"Checked {checked}: {_listed(counted) if counted else 'nothing needs a change'}."]
     if report.since is not None:
         sentences.append(f"Lock files were compared with those of {report.since}.")
     if report.release is not None:

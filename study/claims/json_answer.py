@@ -18,20 +18,20 @@ def of_sentences(name: str | None, search: str | None = None) -> Answer:
     Raises Refusal if there is no such source or claim.
     """
     if search is not None:
-        found = in_terminal.with_words(search)
+        matching = in_terminal.with_words(search)
     elif name is None or name in [source.source for source in ledger.read()]:
-        found = sentences.read(name)
+        matching = sentences.read(name)
     else:
         in_terminal.text(name)  # raises Refusal for an unknown name
-        found = [
+        matching = [
             judged
             for judged in sentences.read()
             if name in [reading.claim.id for reading in judged.readings + judged.aside]
         ]
-    return envelope.answer("claims", None, (), sentences.content(found))
+    return envelope.answer("claims", None, (), sentences.content(matching))
 
 
 def of_check(verdict: Verdict, wrong: Mapping[str, str]) -> Answer:
     """Return which claims differ from their committed verdicts, or from the ledger."""
-    found = [envelope.Finding(OUTDATED, "error", f"{message}.", name=name) for name, message in wrong.items()]
-    return envelope.answer("claims", verdict, found, {"sentences": []})
+    outdated = [envelope.Finding(OUTDATED, "error", f"{message}.", name=name) for name, message in wrong.items()]
+    return envelope.answer("claims", verdict, outdated, {"sentences": []})

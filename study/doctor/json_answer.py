@@ -51,14 +51,14 @@ OF_GPU = "doctor/gpu"
 
 def of_files(results: Several, fixed: tuple[Path, Sequence[KeyChange]] | None = None) -> Answer:
     """Return the answer on files. `fixed` is the file that --fix wrote, and its changes."""
-    found = [
+    findings_of_all = [
         finding
         for result in results.results.values()
         if isinstance(result, Examined)
         for finding in findings(result)
     ]  # fmt: skip
     return envelope.answer(
-        "doctor", results.verdict, found, {"files": results.content(), "checks": [], "fixed": _fixed(fixed)}
+        "doctor", results.verdict, findings_of_all, {"files": results.content(), "checks": [], "fixed": _fixed(fixed)}
     )
 
 
@@ -70,12 +70,14 @@ def of_file(examined: Examined, fixed: tuple[Path, Sequence[KeyChange]] | None =
 def of_machine(checks: Sequence[Check], verdict: Verdict) -> Answer:
     """Return the answer on this machine."""
     severities: Mapping[str, Severity] = {"bites": "error", "note": "note"}
-    found = [
+    findings_of_all = [
         envelope.Finding(_id_of(check), severities[check.verdict], check.message, check.remedy, name=check.name)
         for check in checks
         if check.verdict in severities
     ]
-    return envelope.answer("doctor", verdict, found, {"files": [], "checks": list(map(vars, checks)), "fixed": None})
+    return envelope.answer(
+        "doctor", verdict, findings_of_all, {"files": [], "checks": list(map(vars, checks)), "fixed": None}
+    )
 
 
 def findings(examined: Examined) -> Iterator[envelope.Finding]:

@@ -28,10 +28,10 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         if module_name != self._name:
             return super().find_class(module_name, global_name)
-        found: Any = module(self._name, self._path)
+        part_of_module: Any = module(self._name, self._path)
         for part in global_name.split("."):
-            found = getattr(found, part)
-        return found
+            part_of_module = getattr(part_of_module, part)
+        return part_of_module
 
 
 def module(name: str, path: str) -> ModuleType:

@@ -62,15 +62,17 @@ def compare(
         raise Refusal(f"ranks={ranks} compares one process with itself. Choose at least 2.")
     if not given:
         raise Refusal("strategies=[] compares nothing. Name a strategy, such as ddp.")
-    strategies = [Strategy.of(each) for each in given]
-    precisions = {mixed_precision} if mixed_precision else {each.precision for each in strategies}
+    strategies = [Strategy.of(name) for name in given]
+    precisions = {mixed_precision} if mixed_precision else {strategy.precision for strategy in strategies}
     if len(precisions) > 1:
         raise Refusal(
             f"The strategies train in several precisions ({', '.join(sorted(precisions))}), and one process trains in "
             "one. Compare them in several assertions, or pass mixed_precision."
         )
-    absent = {each.name: missing_packages for each in strategies if (missing_packages := each.missing_packages())}
-    present = [each for each in strategies if each.name not in absent]
+    absent = {
+        strategy.name: missing_packages for strategy in strategies if (missing_packages := strategy.missing_packages())
+    }
+    present = [strategy for strategy in strategies if strategy.name not in absent]
     with tempfile.TemporaryDirectory(prefix="zero-study-test-") as name:
         folder = Path(name)
         script = programs.script_of(train, arguments, folder)
@@ -85,7 +87,7 @@ def compare(
         raise outcomes.CouldNotBeChecked("\n\n".join(unknown))
     if absent:
         reasons = ", ".join(f"{strategy} ({packages})" for strategy, packages in absent.items())
-        done = f" {terminal.names([each.name for each in present])} trained as one process." if present else ""
+        done = f" {terminal.names([strategy.name for strategy in present])} trained as one process." if present else ""
         outcomes.skip_or_fail(f"not checked: {reasons}.{done}", missing)
 
 
@@ -106,8 +108,8 @@ def _compare(
         _request(script, None, 1, precision, clipping, reference, None),
         _request(script, None, 1, precision, clipping, reference, 1),
         *(
-            _request(script, each, ranks, precision, clipping, folder / "recordings" / str(number), None)
-            for number, each in enumerate(strategies)
+            _request(script, strategy, ranks, precision, clipping, folder / "recordings" / str(number), None)
+            for number, strategy in enumerate(strategies)
         ),
     ]
     alone, *others = _train(script, trainings, seconds)
@@ -119,8 +121,8 @@ def _compare(
         )
     faults: list[str] = []
     unknown: list[str] = []
-    for each, training, outcome in zip(strategies, trainings[2:], others[1:], strict=True):
-        title = f"{each.name} on {ranks} ranks"
+    for strategy, training, outcome in zip(strategies, trainings[2:], others[1:], strict=True):
+        title = f"{strategy.name} on {ranks} ranks"
         fault, reason = _judge(script.name, title, reference, Path(training["recording"]), outcome)
         faults += [fault] if fault else []
         unknown += [reason] if reason else []
@@ -166,8 +168,8 @@ def _train(script: programs.Script, trainings: Sequence[Mapping[str, Any]], seco
         )
     except RunFailed as failure:
         raise outcomes.CouldNotBeChecked(f"{failure}.") from None
-    found: list[dict[str, Any]] = result
-    return found
+    parsed: list[dict[str, Any]] = result
+    return parsed
 
 
 def _judge(
@@ -228,8 +230,12 @@ def _first_tensors(differences: Sequence[Any]) -> list[str]:
     """Return lines that name the first difference, and the first parameter that differs because of it."""
     from ..diff import text
 
-    first, parameters = differences[:1], [each for each in differences if each.kind in OF_PARAMETERS]
+    first, parameters = differences[:1], [difference for difference in differences if difference.kind in OF_PARAMETERS]
     firsts = {"First difference": first}
     if first and first[0].kind not in OF_PARAMETERS:
         firsts["First parameter that differs"] = parameters[:1]
-    return [f"{name}: {text.describe(each, [each])}." for name, found in firsts.items() for each in found]
+    return [
+        f"{name}: {text.describe(difference, [difference])}."
+        for name, differing in firsts.items()
+        for difference in differing
+    ]

@@ -29,26 +29,26 @@ IDS = {
 }
 
 
-def of(found: Comparison, old: Lock, new: Lock) -> Answer:
+def of(comparison: Comparison, old: Lock, new: Lock) -> Answer:
     """Return the answer on two lock files. `vulns` has all changes that can concern the training, in the OSV format."""
-    content = changes.content(found)
+    content = changes.content(comparison)
     packages = {
         name: {"old": old.pins.get(name), "new": new.pins.get(name)} for name in dict.fromkeys([*old.pins, *new.pins])
     }
     fields = {"vulns": content["vulns"], "left_out": content["left_out"], "packages": packages}
-    return envelope.answer("upgrade", found.verdict, findings(found, old, new), fields)
+    return envelope.answer("upgrade", comparison.verdict, findings(comparison, old, new), fields)
 
 
-def findings(found: Comparison, old: Lock, new: Lock) -> Iterator[envelope.Finding]:
+def findings(comparison: Comparison, old: Lock, new: Lock) -> Iterator[envelope.Finding]:
     """Yield the changes that can concern the training. Releases that are unknown could not be checked instead."""
-    for change in found.shown:
+    for change in comparison.shown:
         if change.kind == "unknown":
             continue
         yield envelope.Finding(
             IDS[change.kind, change.how],
             _severity(change),
             change.summary,
-            changes.best_release(change.package, old, new, found.use) or "" if change.kind == "fault" else "",
+            changes.best_release(change.package, old, new, comparison.use) or "" if change.kind == "fault" else "",
             name=change.package,
         )
 

@@ -12,16 +12,16 @@ from study.why import known
 from study.why.answer import Answer
 
 
-def of(found: Answer, file: str | None = None) -> envelope.Answer:
+def of(answer: Answer, file: str | None = None) -> envelope.Answer:
     """Return the answer on a log. `file` is its file, if there is only one."""
-    return envelope.answer("why", found.verdict, findings(found, file), answers.content(found))
+    return envelope.answer("why", answer.verdict, findings(answer, file), answers.content(answer))
 
 
-def findings(found: Answer, file: str | None = None) -> Iterator[envelope.Finding]:
+def findings(answer: Answer, file: str | None = None) -> Iterator[envelope.Finding]:
     """Yield the causes, the first one as an error. If the first cause is not known, the others are notes."""
-    for cause in found.causes:
-        severity: Severity = "error" if cause is found.cause else "warning"
-        if cause.is_note or found.cause is None:
+    for cause in answer.causes:
+        severity: Severity = "error" if cause is answer.cause else "warning"
+        if cause.is_note or answer.cause is None:
             severity = "note"
         yield envelope.Finding(
             id_of(cause.id),

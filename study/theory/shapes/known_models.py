@@ -77,7 +77,7 @@ def _of_line(line: dict[str, str]) -> ModelShape:
     words: dict[str, Any] = {name: line[name] for name in ("name", "architecture", "activation", "head")}
     counts: dict[str, Any] = {name: int(line[name]) for name in COUNTS}
     shape = from_parts(**words, **counts, tied=line["tied"] == "True")
-    # MPT's own configurations have no dropout (llmfoundry/models/mpt/configuration_mpt.py).
+    # MPT's own configurations have no dropout (class MPTConfig of llm-foundry).
     return replace(shape, dropout={}) if shape.name.startswith("mpt-") else shape
 
 

@@ -62,8 +62,8 @@ def score(folder: str = ".", strong: bool = False) -> str:
 
 
 def unseen() -> str:
-    """Return how many answers to logs that were judged without a change of the rules are right."""
-    judged = [case["right"] for folder in ("held_out", "held_out_2") for case in cases(folder)]
+    """Return how many answers to logs are right that nobody had seen who wrote the present rules."""
+    judged = [case["right"] for case in cases("held_out_3")]
     return f"{judged.count('right')} of {len(judged)}"
 
 
@@ -78,12 +78,15 @@ TABLES: dict[tuple[str, str], Callable[[], str]] = {
     (PAGE, "cases"): table,
     (PAGE, "held_out"): partial(table, "held_out"),
     (PAGE, "held_out_2"): partial(table, "held_out_2"),
+    (PAGE, "held_out_3"): partial(table, "held_out_3"),
 }
 NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
     (PAGE, "score"): score,
     (PAGE, "held_out_score"): partial(score, "held_out"),
     (PAGE, "held_out_2_score"): partial(score, "held_out_2"),
     (PAGE, "strong_score"): partial(score, "held_out_2", strong=True),
+    (PAGE, "held_out_3_score"): partial(score, "held_out_3"),
+    (PAGE, "strong_3_score"): partial(score, "held_out_3", strong=True),
     (PAGE, "complaints"): complaints,
     ("docs/why.md", "unseen"): unseen,
 }
