@@ -16,16 +16,13 @@ from study.doctor import json_answer as of_doctor
 from study.doctor import several
 from study.doctor.examine import Examined
 from study.errors import Refusal
-from study.saved import command as saved_command
-from study.saved import folders as saved_folders
-from study.saved import json_answer as of_saved
-from study.saved import text as saved_text
 from study.upgrade import changes
 from study.upgrade import json_answer as of_upgrade
 from study.upgrade.locks import Lock
 from study.verdict import Checked, NotChecked, Verdict
 
 DEEPSPEED = "deepspeed"
+OF_CHECKPOINTS = {".safetensors", ".bin", ".pt", ".distcp"}  # endings of files
 # The ends of the ids of findings, and how their texts then begin.
 DIRECTIONS = {
     "fault-begins": "A fault begins: ", "fault-ends": "A fault ends: ", "fault-stays": "A fault stays: ",
@@ -96,7 +93,7 @@ def examine(paths: Sequence[Path], since: str | None = None) -> Report:
     locks = [path for path in files if projects.is_lock(path)]
     pins = _check_locks(report, locks, since or settings.since, is_asked=since is not None)
     _check_configs(report, [path for path in files if path not in locks], set(named), pins)
-    checkpoints = [path for path in named if path.is_dir() and saved_folders.is_checkpoint(path)]
+    checkpoints = [path for path in named if path.is_dir() and _is_checkpoint(path)]
     if place is not None and not paths:
         checkpoints += [place.parent / folder for folder in settings.checkpoints]
     _check_checkpoints(report, checkpoints)
@@ -109,7 +106,7 @@ def _files(project: Project, settings: Settings, named: Sequence[Path]) -> Itera
     for path in named:
         if path.is_file():
             files[path] = None
-        elif not saved_folders.is_checkpoint(path):
+        elif not _is_checkpoint(path):
             candidates = (file for file in project.files(path) if projects.is_lock(file) or projects.is_config(file))
             files |= {_relative(file): None for file in candidates if not settings.excludes(project.name_of(file))}
     return files
@@ -202,9 +199,22 @@ def _check_configs(report: Report, paths: Sequence[Path], named: set[Path], pins
         report.add(findings, verdict.checked, verdict.not_checked)
 
 
+def _is_checkpoint(folder: Path) -> bool:
+    """Return whether a folder is that of a checkpoint or a saved model. The check of its files needs torch."""
+    if not any(path.suffix in OF_CHECKPOINTS or path.name == "latest" for path in folder.iterdir()):
+        return False
+    from study.saved import folders
+
+    return folders.is_checkpoint(folder)
+
+
 def _check_checkpoints(report: Report, folders: Sequence[Path]) -> None:
+    if not folders:
+        return
+    from study.saved import command, json_answer, text
+
     for folder in folders:
-        saved, compared = saved_command.examine(folder)
-        verdict = saved_text.verdict(saved, compared, is_strict=False)
+        saved, compared = command.examine(folder)
+        verdict = text.verdict(saved, compared, is_strict=False)
         report.checkpoints.append(report.project.name_of(folder))
-        report.add(of_saved.findings(folder, saved, compared), verdict.checked, verdict.not_checked)
+        report.add(json_answer.findings(folder, saved, compared), verdict.checked, verdict.not_checked)
