@@ -44,8 +44,8 @@ def test_a_verdict_says_what_was_compared_and_what_was_not():
 # Each command either ends with a verdict or does not check anything. `prove` starts a script as a process of its own,
 # which has its own exit status; its verdict is in proof.json.
 WITH_VERDICT = {
-    "advise", "check", "claims", "compare", "conformance", "diff", "doctor", "dry-run", "import", "merge", "pack", "saved",
-    "upgrade", "why",
+    "advise", "check", "claims", "compare", "conformance", "diff", "doctor", "dry-run", "import", "merge", "pack",
+    "saved", "upgrade", "why",
 }  # fmt: skip
 WITHOUT_VERDICT = {"export", "job", "plan", "predict", "prove", "report", "run", "skills", "train"}
 

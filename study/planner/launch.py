@@ -558,8 +558,8 @@ SHARDED_STORAGE = ", bnb_4bit_quant_storage=torch.bfloat16"
 # transformers 5.23 loads quantized weights onto the current GPU unless it is told otherwise (quantizer_bnb_4bit.py), in
 # every process. FSDP2 then moves one block after another from the host to the GPU, and shards it.
 ON_HOST = 'device_map={"": "cpu"}, '
-# TRL 1.10's script for supervised fine-tuning has no option for this, and SFTTrainer sets device_map to None. A model that the script
-# has loaded stays where it is.
+# TRL 1.10's script for supervised fine-tuning has no option for this, and SFTTrainer sets device_map to None. A model
+# that the script has loaded stays where it is.
 LOADED_BY_SCRIPT = (
     "in sft.py, because it would load all 4-bit weights onto each GPU: SFTTrainer(model=model, ...), where model = "
     f"AutoModelForCausalLM.from_pretrained(NAME, {ON_HOST}quantization_config=get_quantization_config(model_args), "
