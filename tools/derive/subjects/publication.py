@@ -9,5 +9,5 @@ import address
 TABLES: dict[tuple[str, str], Callable[[], str]] = {
     ("README.md", "clone"): address.clone_line,
     ("docs/gpus.md", "colab"): address.colab_sentence,
-    ("docs/doctor.md", "pre-commit"): address.pre_commit_block,
+    ("docs/doctor.md", "pre_commit"): address.pre_commit_block,
 }
