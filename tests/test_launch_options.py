@@ -25,6 +25,7 @@ from study.errors import Refusal
 from study.planner import Request, choose, launch, stack_tables
 from study.planner.request import GPUS, MACHINE
 from study.strategy import file
+from study.theory import adapters
 from study.theory import engine as engines
 from study.theory.stacks import STACKS, StackName
 
@@ -107,6 +108,9 @@ def expected(advice: choose.Advice) -> dict[str, Any]:
     precision = engine.precision if engine.kind == "deepspeed" else engine.precision.removesuffix("-autocast")
     job = advice.options[0].prediction.job
     batch = {name: getattr(job, name) for name in ("micro_batch_size", "gradient_accumulation_steps")}
+    adapter = advice.shape.adapter
+    if request.stack == "axolotl" and adapter is not None and adapter.targets is None:  # its file names the defaults
+        fields["lora_target"] = ",".join(adapters.target_names(advice.shape, adapter))
     return fields | batch | {"loss_kernel": request.job().loss, "precision": precision}
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from study import planner
 from study.planner import advice_text, choose, launch, reasons, remedies
@@ -269,3 +270,24 @@ def test_little_memory_is_left_only_if_everything_else_is_far_slower() -> None:
         for other in options:
             if other.fits and other.free_share > chosen.free_share:
                 assert other.seconds > choose.FAR_SLOWER * chosen.seconds, (model, gpu, num_gpus, other.strategy.name)
+
+
+def test_other_changes_are_compared_with_the_recommended_training():
+    """Not with the training without a change, which may be much slower."""
+    advice = planner.advise("qwen3-30b-a3b", Request("h100-sxm", 8, sequence_length=4096))
+    recommended = advice.to_start.recommended
+    assert advice.change is not None
+    for change, (flags, predicted) in zip(
+        [each for each in advice.remedies if each is not advice.change], reasons.changes(advice), strict=True
+    ):
+        gpus = change.option.prediction.box.num_gpus / advice.box.num_gpus
+        ratio = gpus * change.option.tokens_per_second / recommended.tokens_per_second
+        assert change.flags == flags
+        assert ("slower" in predicted) == (ratio < 0.995), predicted
+
+
+def test_an_axolotl_file_names_the_modules_of_the_adapter():
+    """axolotl passes an empty list if the file names none, and PEFT has no default then."""
+    request = Request("rtx-3090", 4, lora_rank=16, load_in_4bit=True, stack="axolotl")
+    content = yaml.safe_load(launch.launch(planner.advise("llama-3.1-8b", request), Path("a.yaml")).files["a.yaml"])
+    assert content["lora_target_modules"] == ["q_proj", "v_proj"]

@@ -19,6 +19,7 @@ from study.errors import Refusal
 from study.planner import reasons, stack_options
 from study.planner.stack_tables import Parts
 from study.planner.units import unit_of
+from study.theory import adapters
 from study.theory.shapes.adapter import ALL_LINEAR
 
 if TYPE_CHECKING:
@@ -377,7 +378,8 @@ def _axolotl(advice: Advice, option: StrategyPrediction, path: Path | None, part
     command = f"axolotl train {path}"
     if box.num_nodes > 1:
         command = _lines([command, "--launcher torchrun --", *_torchrun(advice)])
-    settings = ["base_model, datasets and the learning rate, in the same file", *parts.lines]
+    alpha = "" if advice.shape.adapter is None else ", lora_alpha"
+    settings = [f"base_model, datasets{alpha} and the learning rate, in the same file", *parts.lines]
     return Launch("axolotl", command, {str(path): yaml.safe_dump(content, sort_keys=False), **written}, settings)
 
 
@@ -631,8 +633,8 @@ def _axolotl_keys(advice: Advice) -> dict[str, Any]:
     }
     if adapter.targets == (ALL_LINEAR,):
         keys["lora_target_linear"] = True
-    elif adapter.targets is not None:
-        keys["lora_target_modules"] = list(adapter.targets)
+    else:  # axolotl passes an empty list if the file names none, and PEFT then has no default
+        keys["lora_target_modules"] = list(adapters.target_names(advice.shape, adapter))
     keys |= {"load_in_4bit": True} if request.load_in_4bit else {}
     return keys | ({"peft_use_dora": True} if adapter.kind == "dora" else {})
 

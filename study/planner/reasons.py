@@ -221,9 +221,9 @@ def _risk(advice: Advice, option: StrategyPrediction) -> str:
     parts = []
     if not option.has_enough_free:
         slower = [other for other in advice.options if other.has_enough_free]
-        why = f"all that leave {ENOUGH} are far slower" if slower else "nothing here leaves more"
+        why = f", but all that leave {ENOUGH} are far slower" if slower else ", but nothing here leaves more"
         what = "host memory" if option.free_share >= ENOUGH_FREE else "memory"
-        parts.append(f"it may run out of {what}, but {why}")
+        parts.append(f"it may run out of {what}{'' if option.is_measured else why}")
     if _depends_on_host(advice, option):
         parts.append(_host(advice, option))
     if option.is_measured:
@@ -264,9 +264,10 @@ def _host(advice: Advice, option: StrategyPrediction) -> str:
 def changes(advice: Advice) -> list[tuple[str, str]]:
     """Return the changes that help, as pairs of the options of `advise` and of what is predicted with them.
 
-    The recommended change is not among them, because the answer begins with it.
+    The recommended change is not among them, because the answer begins with it. The speeds are compared with that of
+    the recommended training.
     """
-    now, num_gpus = advice.recommended, advice.box.num_gpus
+    now, num_gpus = advice.to_start.recommended, advice.to_start.box.num_gpus
     lines = []
     for change in advice.remedies:
         if change is advice.change:

@@ -48,8 +48,10 @@ def whole_training_sentence(advice: Advice) -> str | None:
     cost = "; the price of the GPU is not known"
     if training.dollars is not None:
         cost = f" and to cost ${training.dollars:,.0f} at the price of {price_of(advice.box.gpu)}"
-    units = unit_of(advice.shape).plural
+    units, hours = unit_of(advice.shape).plural, duration(training.hours)
+    takes = f"It is predicted to take {hours} ({_interval(training)})"
+    if option is not None and option.is_measured:
+        takes = f"With the step that you measured, it takes {hours}"
     return (
-        f"The whole training of {training.tokens:,.0f} {units} has {training.steps:,} steps. It is predicted to take "
-        f"{duration(training.hours)} ({_interval(training)}){cost}."
+        f"The whole training of {training.tokens:,.0f} {units} has {training.steps:,} steps. {takes}{cost}."
     )
