@@ -63,7 +63,7 @@ def _run_dir(
     def make(folder: Path) -> None:
         done = launching.fork_with(python(), config_file, num_processes, flags, folder, env, script)
         if ends_well != (done.returncode == 0):
-            raise AssertionError(f"exit status {done.returncode}\n{done.stderr[-4000:]}")
+            raise AssertionError(f"exit status {done.returncode}\n{done.stderr[:8000]}\n...\n{done.stderr[-4000:]}")
 
     return launching.once(f"simulated-{strategy}-{hashlib.sha256(key.encode()).hexdigest()[:12]}", make)
 

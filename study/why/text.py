@@ -107,7 +107,9 @@ def _unknown(answer: Answer) -> list[str]:
 
 def _note(answer: Answer, cause: Cause) -> list[str]:
     """Return what is said of a log without a failure that explains something."""
-    start = _unknown(answer) if answer.is_sound else [terminal.wrap("No failure was found in this log.")]
+    has_failure = answer.first_failure is not None or bool(answer.log.open_frames)
+    is_described = answer.is_sound or has_failure
+    start = _unknown(answer) if is_described else [terminal.wrap("No failure was found in this log.")]
     changes = [f"If this matters: {cause.changes[0]}"] if cause.changes else []
     note = terminal.wrap(f"A note: {cause.happened} {cause.because}", "", "  ")
     return [*start, "", note, *map(_quoted, cause.evidence[:1]), *[terminal.wrap(each, "  ", "  ") for each in changes]]

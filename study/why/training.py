@@ -115,7 +115,9 @@ def _is_skipped(rows: Sequence[Row]) -> bool:
 def _zero(rows: Sequence[Row]) -> Iterator[Cause]:
     losses = _with(rows, "loss")
     zero = [row for row, value in losses if value == 0.0 and not (row.norm is not None and not math.isfinite(row.norm))]
-    many = len(zero) > max(2, len(losses) // 2)
+    values = [value for _, value in losses]
+    drops = len(zero) > 1 and values[0] > 0.1 and not any(values[values.index(0.0) :])  # it stays exactly 0
+    many = len(zero) > max(2, len(losses) // 2) or drops
     if many and "reward" in zero[0].line.text:
         id = "wrong/loss-zero-of-policy" if any(row.norm for row in zero) else "wrong/rewards-equal"
         yield conclude(id, (zero[0].line,), zeros=f"{len(zero):,}", rows=f"{len(losses):,}")
