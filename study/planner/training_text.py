@@ -52,6 +52,4 @@ def whole_training_sentence(advice: Advice) -> str | None:
     takes = f"It is predicted to take {hours} ({_interval(training)})"
     if option is not None and option.is_measured:
         takes = f"With the step that you measured, it takes {hours}"
-    return (
-        f"The whole training of {training.tokens:,.0f} {units} has {training.steps:,} steps. {takes}{cost}."
-    )
+    return f"The whole training of {training.tokens:,.0f} {units} has {training.steps:,} steps. {takes}{cost}."
