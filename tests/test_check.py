@@ -118,6 +118,18 @@ def test_a_sound_project(project):
     assert check.examine([]).verdict.status == 0
 
 
+def test_a_named_lock_file_that_cannot_be_read_is_not_passed_over(project):
+    git("commit", "-qam", "second")
+    sound = Path("configs/zero2.yaml")
+    shutil.copy(ROOT / "accelerate_configs" / "zero2.yaml", sound)
+    Path("requirements.txt").write_text("flask==3.0.0\n")
+    assert check.examine([sound]).verdict.status == 0
+    assert not check.examine([]).locks  # other programs have such files, too
+    report = check.examine([sound, Path("requirements.txt")])
+    assert report.verdict.status == 3
+    assert "requirements.txt" in check.text(report)
+
+
 def accept(**entry: str) -> None:
     lines = [f"{key} = {json.dumps(value)}" for key, value in entry.items()]
     with open("pyproject.toml", "a") as file:

@@ -91,7 +91,8 @@ def examine(paths: Sequence[Path], since: str | None = None) -> Report:
     report = Report(project, settings)
     files = list(_files(project, settings, named))
     locks = [path for path in files if projects.is_lock(path)]
-    pins = _check_locks(report, locks, since or settings.since, is_asked=since is not None)
+    pins = _read_locks(report, locks, set(named))
+    _check_locks(report, pins, since or settings.since, is_asked=since is not None)
     _check_configs(report, [path for path in files if path not in locks], set(named), pins)
     checkpoints = [path for path in named if path.is_dir() and _is_checkpoint(path)]
     if place is not None and not paths:
@@ -121,22 +122,32 @@ def _relative(path: Path) -> Path:
 # ---------------------------------------------------------------- lock files
 
 
-def _check_locks(report: Report, paths: Sequence[Path], since: str, is_asked: bool) -> dict[Path, Lock]:
-    """Compare lock files with those of a commit, and return what they pin now."""
-    now = {path: lock for path in paths if (lock := _read(report, path)) is not None}
-    if is_asked:
+def _read_locks(report: Report, paths: Sequence[Path], named: set[Path]) -> dict[Path, Lock]:
+    """Return what lock files pin, without those that pin no known package. One that is named has to be readable."""
+    pins: dict[Path, Lock] = {}
+    for path in paths:
+        try:
+            pins[path] = changes.read_lock(path)
+        except Refusal as refusal:
+            if path in named:
+                report.not_checked.append(NotChecked(str(path), str(refusal), True))
+    return pins
+
+
+def _check_locks(report: Report, pins: dict[Path, Lock], since: str, is_asked: bool) -> None:
+    """Compare lock files with those of a commit. Raises Refusal if git does not know the commit."""
+    can_compare = bool(pins) and report.project.has_commit()
+    if is_asked or can_compare:
         report.project.require_commit(since)
-    if not now or not report.project.has_commit():
-        if now:
-            report.not_checked.append(
-                NotChecked("whether releases changed", "the project has no commit with which to compare", is_asked)
-            )
-        return now
-    report.project.require_commit(since)
+    if not can_compare:
+        if pins:
+            why = "the project has no commit with which to compare"
+            report.not_checked.append(NotChecked("whether releases changed", why, is_asked))
+        return
     report.since = since
     with tempfile.TemporaryDirectory(prefix="zero-study-") as folder:
-        earlier = report.project.write_earlier(paths, since, Path(folder))
-        for path, lock in now.items():
+        earlier = report.project.write_earlier(pins, since, Path(folder))
+        for path, lock in pins.items():
             report.locks.append(report.project.name_of(path))
             if path not in earlier:
                 report.not_checked.append(NotChecked(str(path), f"the commit {since} does not have this file"))
@@ -144,14 +155,12 @@ def _check_locks(report: Report, paths: Sequence[Path], since: str, is_asked: bo
             try:
                 before = changes.read_lock(earlier[path])
             except Refusal:
-                report.not_checked.append(
-                    NotChecked(str(path), f"the file in the commit {since} pins no known package")
-                )
+                why = f"the file in the commit {since} pins no known package"
+                report.not_checked.append(NotChecked(str(path), why))
                 continue
             compared = changes.compare_locks(before, lock)
             findings = [_of_file(finding, path, since) for finding in of_upgrade.findings(compared, before, lock)]
             report.add(findings, compared.verdict.checked, compared.verdict.not_checked)
-    return now
 
 
 def _of_file(finding: Finding, path: Path, since: str) -> Finding:
@@ -159,14 +168,6 @@ def _of_file(finding: Finding, path: Path, since: str) -> Finding:
     begin = next((words for end, words in DIRECTIONS.items() if finding.id.endswith(end)), "")
     remedy = finding.remedy.replace("OLD (", f"{since} (").replace("NEW (", "this file (")
     return replace(finding, file=str(path), text=f"{begin}{finding.text}", remedy=remedy)
-
-
-def _read(report: Report, path: Path) -> Lock | None:
-    """Return what a file pins. None if it pins no package that is known here."""
-    try:
-        return changes.read_lock(path)
-    except Refusal:
-        return None
 
 
 def _release(report: Report, pins: dict[Path, Lock]) -> str | None:
