@@ -21,7 +21,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from study import cli
 from study.answers import envelope, models
@@ -118,21 +118,13 @@ def prove(script: str | Path, *arguments: str, ranks: int = 1, reference: bool =
     """
     if not Path(script).is_file():
         raise Refusal(f"{script}: no such file. Name a script, and then its arguments.")
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     flags = ["--json", "--strict", *(["--reference"] if reference else [])]
-    words = [
-        sys.executable,
-        *(launcher if ranks > 1 else []),
-        "-m",
-        "zero_study.prove",
-        *flags,
-        str(script),
-        *arguments,
-    ]
+    words = [sys.executable, *launcher, "-m", "zero_study.prove", *flags, str(script), *arguments]
     done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False)
     if not done.stdout.strip():
         raise RuntimeError(f"{script} ended with status {done.returncode} before there was an answer.")
-    return cast(ProveAnswer, _checked(models.validated_text(done.stdout)))
+    return _typed(ProveAnswer, models.validated_text(done.stdout))
 
 
 def saved(folder: str | Path, *, against: str | Path | None = None, model: str | Path | None = None) -> SavedAnswer:
@@ -165,12 +157,14 @@ def _ask(kind: type[_Answer], command: str, arguments: Sequence[str | Path], **o
     """Run a command as its command line would, and return its answer. Raises Refusal."""
     given = [word for name, value in options.items() for word in _words(name, value)]
     answer = cli.answer_of([command, "--json", *given, *map(str, arguments)])
-    return cast(_Answer, _checked(models.validated(envelope.plain(answer.content))))
+    return _typed(kind, models.validated(envelope.plain(answer.content)))
 
 
-def _checked(answer: models.Answer | models.ErrorAnswer) -> models.Answer:
+def _typed(kind: type[_Answer], answer: models.Answer | models.ErrorAnswer) -> _Answer:
+    """Return an answer of this type. Raises Refusal if there is an error instead."""
     if isinstance(answer, models.ErrorAnswer):
         raise Refusal(answer.error.message)
+    assert isinstance(answer, kind)
     return answer
 
 

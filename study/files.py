@@ -93,10 +93,10 @@ def write_json(path: Path, content: Any) -> None:
     write_whole(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
 
 
-def require_folder(output: Path) -> None:
-    """Raise Refusal if the folder of an output file does not exist."""
+def require_folder(output: Path, option: str = "--output") -> None:
+    """Raise Refusal if the folder of an output file does not exist. `option` is the one that names the file."""
     if not output.absolute().parent.is_dir():
-        raise Refusal(f"--output {output}: the folder {output.parent} does not exist. Create it.")
+        raise Refusal(f"{option} {output}: the folder {output.parent} does not exist. Create it.")
 
 
 def check_name(name: str, what: str) -> str:

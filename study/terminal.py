@@ -76,6 +76,11 @@ def names(words: Sequence[str], most: int = 3) -> str:
     return ", ".join(words[:most]) + (f" and {left_out} more" if left_out > 0 else "")
 
 
+def listed(words: Sequence[str]) -> str:
+    """Return all words of a list as a sentence names them: "a", "a and b", "a, b and c"."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
 def gib(num_bytes: SupportsFloat | None, digits: int = 2) -> str:
     """Return a number of bytes in GiB, without the unit. None gives an empty string."""
     return "" if num_bytes is None else f"{float(num_bytes) / GIB:.{digits}f}"

@@ -81,33 +81,37 @@ def answer(
     judged = {"verdict": None, "checked": [], "could_not_check": []} if verdict is None else verdict.content()
     if status is None:
         status = SOUND if verdict is None else verdict.status
-    content = {
-        "schema": f"{PREFIX}{command}",
-        "version": VERSIONS[command],
-        "verdict": judged["verdict"],
-        "exit_status": status,
-        "findings": [finding.content() for finding in findings],
-        "checked": judged["checked"],
-        "could_not_check": judged["could_not_check"],
-        "error": None,
-    }
+    content = _envelope(
+        command,
+        judged["verdict"],
+        status,
+        findings=[finding.content() for finding in findings],
+        checked=judged["checked"],
+        could_not_check=judged["could_not_check"],
+    )
     return Answer({**content, **{key: value for key, value in (fields or {}).items() if key not in content}}, status)
 
 
 def error(command: str | None, kind: ErrorKind, message: str, status: int) -> Answer:
     """Return what a command prints with --json if it has no answer. `command` is None if no command was recognized."""
-    known = command in VERSIONS
-    content = {
-        "schema": f"{PREFIX}{command}" if known else OTHER,
-        "version": VERSIONS[command] if command is not None and known else 1,
-        "verdict": _WORDS.get(status, "unknown"),
+    verdict = _WORDS.get(status, "unknown")
+    return Answer(_envelope(command, verdict, status, error={"kind": kind, "message": message}), status)
+
+
+def _envelope(command: str | None, verdict: str | None, status: int, **parts: Any) -> dict[str, Any]:
+    """Return the keys that all commands print, in their order. Those that are not among `parts` are empty."""
+    is_known = command in VERSIONS
+    return {
+        "schema": f"{PREFIX}{command}" if is_known else OTHER,
+        "version": VERSIONS.get(command or "", 1),
+        "verdict": verdict,
         "exit_status": status,
         "findings": [],
         "checked": [],
         "could_not_check": [],
-        "error": {"kind": kind, "message": message},
+        "error": None,
+        **parts,
     }
-    return Answer(content, status)
 
 
 def plain(value: Any) -> Any:

@@ -23,9 +23,7 @@ def content(report: Report) -> dict[str, Any]:
         suppression = {"kind": "external", "justification": entry.reason}
         results.append({**_result(report, finding), "suppressions": [suppression]})
     used = sorted({result["ruleId"] for result in results})
-    notes = [
-        {"level": "note", "message": {"text": f"Not checked: {each}"}} for each in dict.fromkeys(report.not_checked)
-    ]
+    notes = [{"level": "note", "message": {"text": f"Not checked: {check}"}} for check in report.verdict.not_checked]
     run = {
         "tool": {"driver": {"name": "zero-study", "version": __version__, "rules": [_rule(name) for name in used]}},
         "originalUriBaseIds": {ROOT: {"description": {"text": "The folder of the project."}}},

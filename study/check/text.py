@@ -32,8 +32,8 @@ def text(report: Report, everything: bool = False) -> str:
     hidden = len(report.findings) - sum(map(len, by_path.values()))
     if hidden:
         blocks.append(f"{terminal.count(hidden, 'note')} not shown. Add --all to list them.")
-    if report.not_checked:
-        reasons = [f"Not checked: {terminal.printable(str(each))}" for each in dict.fromkeys(report.not_checked)]
+    if unchecked := report.verdict.not_checked:
+        reasons = [f"Not checked: {terminal.printable(str(check))}" for check in unchecked]
         blocks.append("\n".join(terminal.wrap(reason) for reason in reasons))
     if report.unused:
         entries = ", ".join(map(str, report.unused))
@@ -65,8 +65,7 @@ def markdown(report: Report) -> str:
     if shown_findings := [finding for finding in report.findings if finding.severity != "note"]:
         rows = [[_place(report, finding), finding.severity, _text_and_remedy(finding)] for finding in shown_findings]
         lines += ["", *terminal.markdown(["place", "severity", "finding"], rows, num_texts=3)]
-    unchecked = dict.fromkeys(report.not_checked)
-    lines += [f"\nNot checked: {terminal.escape_markdown(str(each))}" for each in unchecked]
+    lines += [f"\nNot checked: {terminal.escape_markdown(str(check))}" for check in report.verdict.not_checked]
     return "\n".join(lines) + "\n"
 
 
@@ -82,14 +81,14 @@ def _summary(report: Report) -> str:
     counts = [
         (report.configs, "configuration file"), (report.locks, "lock file"), (report.checkpoints, "checkpoint"),
     ]  # fmt: skip
-    checked = _listed([terminal.count(len(names), noun) for names, noun in counts if names])
+    checked = terminal.listed([terminal.count(len(names), noun) for names, noun in counts if names])
     severities = [finding.severity for finding in report.findings]
     counted = [
         terminal.count(severities.count(severity), severity)
         for severity in ("error", "warning")
         if severity in severities
     ]
-    sentences = [f"Checked {checked}: {_listed(counted) if counted else 'nothing needs a change'}."]
+    sentences = [f"Checked {checked}: {terminal.listed(counted) if counted else 'nothing needs a change'}."]
     if report.since is not None:
         sentences.append(f"Lock files were compared with those of {report.since}.")
     if report.release is not None:
@@ -97,10 +96,6 @@ def _summary(report: Report) -> str:
     if report.accepted:
         sentences.append(f"{terminal.count(len(report.accepted), 'finding')} accepted in {settings.FILE}.")
     return " ".join(sentences)
-
-
-def _listed(words: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 def _lines(findings: Sequence[Finding]) -> Iterator[str]:

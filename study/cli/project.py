@@ -49,9 +49,9 @@ def _check(
     """
     from study import check
 
-    for flag, path in {"--sarif": sarif, "--markdown": markdown}.items():
-        if path is not None and not path.absolute().parent.is_dir():
-            raise Refusal(f"{flag} {path}: the folder {path.parent} does not exist. Create it.")
+    for option, path in {"--sarif": sarif, "--markdown": markdown}.items():
+        if path is not None:
+            files.require_folder(path, option)
     if accept and as_json:
         raise Refusal("--accept prints lines of TOML, so it cannot be combined with --json. Remove one of them.")
     report = check.examine(paths, since)

@@ -86,14 +86,15 @@ def findings(examined: Examined) -> Iterator[envelope.Finding]:
     for finding in examined.findings:
         if not (finding.matters or finding.is_note) or finding.effect == "not examined":
             continue
-        of_key = lines.setdefault(finding.file, key_lines(Path(finding.file)))
+        if finding.file not in lines:
+            lines[finding.file] = key_lines(Path(finding.file))
         yield envelope.Finding(
             id_of(finding),
             _severity(finding),
             finding.message,
             finding.remedy,
             file=finding.file,
-            line=None if finding.value is ABSENT else of_key.get(finding.key),
+            line=None if finding.value is ABSENT else lines[finding.file].get(finding.key),
             key=str(cut(finding.key)),
         )
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from study.planner import choose, remedies
 from study.planner.choose import ENOUGH_FREE, EQUALLY_FAST, EQUALLY_FAST_IF_ROOMIER, FAR_SLOWER, gib
 from study.planner.units import unit_of
-from study.terminal import GIB, significant
+from study.terminal import GIB, listed, significant
 from study.theory import hardware
 from study.theory.intervals import MIXTURE, SHARED_SEQUENCES
 
@@ -158,7 +158,7 @@ def _settings(option: StrategyPrediction) -> str:
     job = option.prediction.job
     steps = job.gradient_accumulation_steps
     kind = "activation checkpointing" if job.activation_checkpointing is True else "selective activation checkpointing"
-    return _listed(
+    return listed(
         [
             f"a micro batch of {job.micro_batch_size}",
             *([f"{steps} accumulation steps"] if steps > 1 else []),
@@ -388,7 +388,3 @@ def _compared(ratio: float, is_speed: bool = False) -> str:
 def percent(share: float) -> str:
     """Return a share in percent, rounded down, so that "10 %" is never less."""
     return f"{int(100 * share)} %"
-
-
-def _listed(words: list[str]) -> str:
-    return " and ".join(words) if len(words) < 3 else f"{', '.join(words[:-1])} and {words[-1]}"

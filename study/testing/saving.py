@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,18 +24,13 @@ def check(
     __tracebackhide__ = True
     if not programs.is_installed("torch"):
         outcomes.skip_or_fail(f"not checked: {folder} (torch is not installed).", missing)
-    from ..saved import against, recorded, text
-    from ..saved import read as read_folder
+    from ..saved import against, command, text
 
-    with contextlib.redirect_stdout(sys.stderr):  # DeepSpeed prints when it is imported
-        saved = read_folder(folder, False, model)
-        compared = against.cross_check(saved)
-        if isinstance(trained, (str, os.PathLike)):
-            compared += recorded.compare_all(saved, Path(trained), False)
-        else:
-            state = _state(trained)
-            parts = [each for each in saved if each.tensors]
-            compared += [against.compare(each, state, "what was trained") for each in parts]
+    recording = Path(trained) if isinstance(trained, (str, os.PathLike)) else None
+    state = _state(trained) if recording is None else None
+    saved, compared = command.examine(folder, recording, model)
+    if state is not None:
+        compared += [against.compare(part, state, "what was trained") for part in saved if part.tensors]
     verdict = text.verdict(saved, compared, False)
     if verdict.result == "found":
         raise AssertionError(f"{folder} does not hold what was trained.\n{text.text(folder, saved, compared, False)}")

@@ -41,15 +41,14 @@ def of(comparison: Comparison, old: Lock, new: Lock) -> Answer:
 
 def findings(comparison: Comparison, old: Lock, new: Lock) -> Iterator[envelope.Finding]:
     """Yield the changes that can concern the training. Releases that are unknown could not be checked instead."""
+    faulty = {change.package for change in comparison.shown if change.kind == "fault"}
+    best = {package: changes.best_release(package, old, new, comparison.use) or "" for package in faulty}
     for change in comparison.shown:
         if change.kind == "unknown":
             continue
+        remedy = best[change.package] if change.kind == "fault" else ""
         yield envelope.Finding(
-            IDS[change.kind, change.how],
-            _severity(change),
-            change.summary,
-            changes.best_release(change.package, old, new, comparison.use) or "" if change.kind == "fault" else "",
-            name=change.package,
+            IDS[change.kind, change.how], _severity(change), change.summary, remedy, name=change.package
         )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_type_hints
@@ -19,15 +20,13 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "api.md"
 
 def page() -> str:
     """Return the page: what all functions share, then each function with its answer's fields."""
-    about = inspect.getdoc(api) or ""
-    first, example, *others = re.split(r"\n\n(?=from |answer = |A request|These)", about.replace("\n    ", "\n"))
-    code = example if example.startswith("from ") else ""
-    while others and not others[0].startswith(("A request", "These")):
-        code += f"\n\n{others.pop(0)}"
+    parts = re.fullmatch(r"(.*?)\n\n(    .*?)\n\n(\S.*)", inspect.getdoc(api) or "", re.DOTALL)
+    assert parts is not None  # a sentence, an example, and what all functions share
+    first, example, shared = parts.groups()
     lines = [
-        "# Python functions", "", joined(first), "", "```python", code, "```", "",
+        "# Python functions", "", joined(first), "", "```python", textwrap.dedent(example), "```", "",
         "The types of the answers are in `zero_study.api`, and [JSON](json.md) describes what all answers have.", "",
-        *(line for other in others for line in (joined(other), "")), "## Functions", "",
+        joined(shared), "", "## Functions", "",
     ]  # fmt: skip
     for name in api.__all__:
         if name != "Refusal":
