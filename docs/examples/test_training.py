@@ -4,6 +4,7 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+
 from zero_study.testing import assert_never_hangs, assert_same_training
 
 
