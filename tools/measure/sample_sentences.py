@@ -1,0 +1,172 @@
+"""Draw sentences of the project's text at random, for a reader who has not seen them.
+
+    python tools/measure/sample_sentences.py --seed 7
+    python tools/measure/sample_sentences.py --docstrings --number 60 --seed 7
+
+The sentences come from everything that a user can read: README, guides, notebooks, reports, help texts, messages, the
+ledger of published claims, the questions of the studies, the rules of `zero-study why`, and the evidence lines of
+`advise`. From each kind of text the same number is drawn, because otherwise the longest kind would hide the others.
+`--docstrings` draws first paragraphs of public docstrings. The same seed draws the same sentences of the same commit.
+
+A reader marks each sentence that they had to read twice. The goal is at most 8 of 150, and 3 of 60 docstrings.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+LEAST_WORDS = 5
+QUESTIONS = (  # of advise, whose evidence lines are drawn
+    "--model llama-3.1-8b --gpu h100 --gpus 8 --all",
+    "--model gpt2-xl --gpu a100-40gb --gpus 2 --all",
+    "--model llama-3.1-8b --gpu rtx-4090 --gpus 1 --lora-rank 16 --load-in-4bit --all",
+)
+PROSE_KEYS = {"note", "reason", "remedy", "condition", "question", "what", "why", "change", "check", "text", "cause"}
+
+
+def of_markdown(text: str) -> Iterator[str]:
+    """Yield the sentences of paragraphs, list items and cells of tables. Code and comments are left out."""
+    text = re.sub(r"```.*?```|<!--.*?-->|<[^>]+>", " ", text, flags=re.DOTALL)
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-*|]|\d+\.)\s)", text):
+        if block.lstrip().startswith("#"):
+            continue
+        for cell in block.strip().strip("|").split(" | "):
+            if re.search(r", line \d+$", cell.strip()):
+                continue  # a quotation of a source
+            yield from of_prose(re.sub(r"^[-*] |^\d+\. |\*\*", "", cell.strip()))
+
+
+def of_prose(text: str) -> Iterator[str]:
+    """Yield the sentences of a text without markup that have at least five words."""
+    for sentence in re.split(r"(?<=[.?!])\s+(?=[A-Z`\"])", " ".join(text.split())):
+        if len(re.findall(r"[A-Za-z]{2,}", sentence)) >= LEAST_WORDS:
+            yield sentence
+
+
+def of_pages(*patterns: str) -> Iterator[tuple[str, str]]:
+    for pattern in patterns:
+        for path in sorted(ROOT.glob(pattern)):
+            for sentence in of_markdown(path.read_text(encoding="utf-8")):
+                yield path.relative_to(ROOT).as_posix(), sentence
+
+
+def of_notebooks() -> Iterator[tuple[str, str]]:
+    for path in sorted((ROOT / "reports").glob("*.ipynb")):
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+            place = path.relative_to(ROOT).as_posix()
+            if cell["cell_type"] == "markdown":
+                yield from ((place, sentence) for sentence in of_markdown("".join(cell["source"])))
+            for output in cell.get("outputs", ()):
+                shown = output.get("data", {}).get("text/markdown", ())
+                yield from ((place, sentence) for sentence in of_markdown("".join(shown)))
+
+
+def of_help() -> Iterator[tuple[str, str]]:
+    from study.cli import GROUPS
+
+    for command in (command for group in GROUPS.values() for command in group.commands):
+        texts = [command.help or "", *(getattr(option, "help", None) or "" for option in command.params)]
+        for text in texts:
+            yield from ((f"{command.name} --help", sentence) for sentence in of_prose(text))
+
+
+def of_messages() -> Iterator[tuple[str, str]]:
+    """Yield the sentences of texts in code that are not docstrings. A value that is filled in is shown as `...`."""
+    for path in sorted((ROOT / "study").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        parts = {id(value) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for value in node.values}
+        for node in ast.walk(tree):
+            if id(node) in docstrings or id(node) in parts:
+                continue
+            text = ""
+            if isinstance(node, ast.JoinedStr):
+                text = "".join(str(v.value) if isinstance(v, ast.Constant) else "..." for v in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                text = node.value
+            for sentence in of_prose(text):
+                if sentence.endswith((".", "?", "!")) and not set("\\^<>") & set(sentence):
+                    yield path.relative_to(ROOT).as_posix(), sentence
+
+
+def of_data(pattern: str) -> Iterator[tuple[str, str]]:
+    """Yield the sentences of the keys of YAML files whose values are prose."""
+
+    def texts(value: Any, key: str = "") -> Iterator[str]:
+        if isinstance(value, Mapping):
+            for name, part in value.items():
+                yield from texts(part, str(name))
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            for part in value:
+                yield from texts(part, key)
+        elif isinstance(value, str) and key.rstrip("s") in PROSE_KEYS:
+            yield value
+
+    for path in sorted(ROOT.glob(pattern)):
+        for text in texts(yaml.safe_load(path.read_text(encoding="utf-8"))):
+            yield from ((path.relative_to(ROOT).as_posix(), sentence) for sentence in of_prose(text))
+
+
+def of_advice() -> Iterator[tuple[str, str]]:
+    for question in QUESTIONS:
+        command = [sys.executable, "-m", "study", "advise", *question.split()]
+        answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+        for block in answer.split("\n\n"):
+            yield from (("advise " + question, sentence) for sentence in of_prose(block) if sentence.endswith("."))
+
+
+def of_docstrings() -> Iterator[tuple[str, str]]:
+    """Yield the first paragraph of every public docstring."""
+    for path in sorted((ROOT / "study").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
+                continue
+            name = "" if isinstance(node, ast.Module) else node.name
+            if not name.startswith("_") and (text := ast.get_docstring(node)):
+                yield f"{path.relative_to(ROOT)} {name}", " ".join(text.split("\n\n")[0].split())
+
+
+KINDS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
+    "README": lambda: of_pages("README.md"),
+    "guides": lambda: of_pages("docs/**/*.md"),
+    "reports": lambda: of_pages("reports/*.md", "reports/cpu/*.md"),
+    "notebooks": of_notebooks,
+    "help": of_help,
+    "messages": of_messages,
+    "ledger": lambda: of_data("study/claims/**/*.yaml"),
+    "questions": lambda: of_data("study/studies/*.yaml"),
+    "rules": lambda: of_data("study/why/rules/*.yaml"),
+    "advice": of_advice,
+}
+
+
+@click.command(help=__doc__)
+@click.option("--seed", type=int, required=True, help="The seed of the random choice.")
+@click.option("--number", default=150, show_default=True, help="The number of sentences.")
+@click.option("--docstrings", is_flag=True, help="Draw from docstrings.")
+def main(seed: int, number: int, docstrings: bool) -> None:
+    choice = random.Random(seed)
+    kinds = {"docstrings": of_docstrings} if docstrings else KINDS
+    for place, (kind, sentences) in enumerate(kinds.items()):
+        population = sorted(set(sentences()))
+        share = number // len(kinds) + (place < number % len(kinds))
+        click.echo(f"\n## {kind}: {min(share, len(population))} of {len(population):,}\n")
+        for source, sentence in choice.sample(population, min(share, len(population))):
+            click.echo(f"- [{source}] {sentence}")
+
+
+if __name__ == "__main__":
+    main()
