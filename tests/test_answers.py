@@ -364,7 +364,7 @@ def test_prove_on_two_ranks_prints_one_answer(tmp_path):
 
 def test_findings_of_a_proof():
     proof = {
-        "known_wrong": ["deepspeed 0.18.1 loses gradients"], "findings": ["every gradient is zero"],
+        "known_wrong": ["deepspeed 0.18.1 loses gradients"], "findings": ["a fault of a kind without an id"],
         "not_as_asked": ["precision: a file requests bf16"], "notes": ["not checked: weights", "7 of 9 are trained"],
         "step": {"number": 3},
     }  # fmt: skip
@@ -372,6 +372,21 @@ def test_findings_of_a_proof():
     content = checked(of_prove.of(verdict, [proof], None, 0).content)
     assert [(finding["id"], finding["severity"]) for finding in content["findings"]] == list(of_prove.IDS.values())
     assert content["exit_status"] == 0
+
+
+def test_every_part_that_names_a_fault_of_prove_is_in_a_text_of_prove():
+    """The trainings of test_prove.py show that each fault that they find has an id."""
+    sources = Path(of_prove.__file__).parent.glob("*.py")
+    texts = " ".join(
+        "".join(
+            str(part.value) if isinstance(part, ast.Constant) else "..." for part in getattr(node, "values", [node])
+        )
+        for path in sources
+        if path.name != "json_answer.py"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant | ast.JoinedStr)
+    )
+    assert [part for part in of_prove.FAULTS if part not in texts] == []
 
 
 # ---------------------------------------------------------------- refusals and errors

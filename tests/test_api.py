@@ -66,4 +66,4 @@ def test_a_script_is_proved(capfd):
     launching.use()
     answer = api.prove(EXAMPLES / "train_wrong.py", ranks=2)
     assert answer.verdict == "found"
-    assert "prove/training-fault" in {finding.id for finding in answer.findings}
+    assert "prove/same-batch" in {finding.id for finding in answer.findings}

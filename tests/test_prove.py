@@ -33,6 +33,7 @@ from study.engines import scripts
 from study.engines.hooks import before_updates
 from study.engines.readback.states import count_states
 from study.prove import findings as prove_findings
+from study.prove import json_answer
 from study.prove.__main__ import main
 from study.prove.checksums import checksums, first_difference
 from study.prove.demands import by_json, by_launcher, processes_of
@@ -91,6 +92,8 @@ def train(model: Any, optimizer: Any, steps: int, accumulation: int = 1, clip: f
 
 def proof(path: str = "proof.json") -> dict[str, Any]:
     found: dict[str, Any] = json.loads(Path(path).read_text())
+    without_id = [text for text in found["findings"] if json_answer.fault_id(text) == json_answer.OTHER_FAULT]
+    assert without_id == []
     return found
 
 

@@ -10,11 +10,48 @@ from ..answers.envelope import Answer
 from ..verdict import Verdict
 from .text import NOT_CHECKED
 
-NOT_TRAINED, NOTE = "prove/nothing-trained", "prove/note"
+NOT_TRAINED, NOTE, OTHER_FAULT = "prove/nothing-trained", "prove/note", "prove/training-fault"
+# A part of the text of each training fault, and the id of this kind of fault.
+FAULTS = {
+    "only one process trains": "prove/single-process",
+    "gradients were not averaged": "prove/gradients-not-averaged",
+    "clipped before unscaling": "prove/clipped-before-unscaling",
+    "clipped too early": "prove/clipped-too-early",
+    "clipped too often": "prove/clipped-too-often",
+    "clipped nothing": "prove/clipped-nothing",
+    "not unscaled": "prove/not-unscaled",
+    "gradients were lost": "prove/lost-gradients",
+    "zero_grad is missing": "prove/missing-zero-grad",
+    "gradients were replaced": "prove/replaced-gradients",
+    "gradient ascent": "prove/gradient-ascent",
+    "every gradient is zero": "prove/zero-gradients",
+    "the same gradients are used twice": "prove/repeated-update",
+    "parameters are not trained": "prove/untrained-parameters",
+    "weights are not finite": "prove/not-finite-weights",
+    "no weight moved": "prove/no-weight-moved",
+    "weights are put back": "prove/restored-weights",
+    "parameters take part in the forward pass but get no gradient": "prove/detached-parameters",
+    "embedding and head are not tied": "prove/lost-tie",
+    "are no longer tied": "prove/lost-tie",
+    "data is divided twice": "prove/data-divided-twice",
+    "have different optimizer settings": "prove/ranks-have-other-settings",
+    "train separately": "prove/ranks-train-separately",
+    "ranks differ": "prove/ranks-differ",
+    "are multiplied by different numbers before the update": "prove/ranks-scale-differently",
+    "every rank trains on the same batch": "prove/same-batch",
+    "the update is not": "prove/other-update",
+    "Muon trains no matrix": "prove/muon-without-matrices",
+    "keeps no states for": "prove/missing-states",
+    "optimizer states are not what the formula gives": "prove/other-states",
+    "optimizer states are not those of the last update": "prove/reset-states",
+    "ranks keep different kinds of optimizer states": "prove/ranks-have-other-states",
+    "the schedule ends before the training": "prove/schedule-ends-early",
+    "the gradient is not that of one process": "prove/other-gradient",
+}
 # The id and the severity of the entries of a list in proof.json.
 IDS: dict[str, tuple[str, envelope.Severity]] = {
     "known_wrong": ("prove/known-fault", "error"),
-    "findings": ("prove/training-fault", "error"),
+    "findings": (OTHER_FAULT, "error"),
     "not_as_asked": ("prove/not-as-requested", "warning"),
     "notes": (NOTE, "note"),
 }
@@ -36,4 +73,10 @@ def findings(proofs: Sequence[Mapping[str, Any]]) -> Iterator[envelope.Finding]:
         for kind, (identifier, severity) in IDS.items():
             for text in proof.get(kind, []):
                 if not text.startswith(NOT_CHECKED):
-                    yield envelope.Finding(identifier, severity, text, step=step)
+                    name = fault_id(text) if kind == "findings" else identifier
+                    yield envelope.Finding(name, severity, text, step=step)
+
+
+def fault_id(text: str) -> str:
+    """Return the id of a training fault by its text."""
+    return next((identifier for part, identifier in FAULTS.items() if part in text), OTHER_FAULT)
