@@ -115,6 +115,159 @@ class OpenAnswer(Answer):
     model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
 
 
+class WholeTraining(Closed):
+    """The predicted time and price of a whole training, without setup, evaluation and checkpoints."""
+
+    tokens: float
+    """Also the number of images, for a model that reads images only."""
+    images: float | None = None
+    steps: int
+    hours: float
+    hours_low: float
+    hours_high: float | None
+    """None if the prediction has no upper end."""
+    dollars: float | None
+    """US dollars. None if the price of the GPU is not known."""
+
+
+class Collective(Closed):
+    """All calls of one kind in a step."""
+
+    kind: str
+    count: int
+    bytes: int
+
+
+class TracedMemory(Closed):
+    """The memory of a GPU by a traced step (`--trace`), in bytes."""
+
+    peak_bytes: float
+    parts: dict[str, float]
+    moment: str
+    reserved_bytes: float | None
+    collectives_per_step: Any
+    seconds: float
+    """How long tracing took."""
+
+
+class PlaceBytes(Closed):
+    """Bytes per place where a GPU's part of the model states is kept."""
+
+    device: int
+    host: int
+    disk: int
+
+
+class AdvisedStrategy(Closed):
+    """The prediction for one strategy, with its fastest batch that fits."""
+
+    strategy: str
+    fits: bool
+    lacking: str | None
+    """What the machine has too little of, other than memory of the GPU."""
+    peak_bytes_per_gpu: int
+    """The tensors at the peak."""
+    needed_bytes_per_gpu: int
+    """The tensors at the peak, and what the allocator reserves beyond them."""
+    needed_bytes_rests_on: str | None
+    free_bytes_per_gpu: int
+    """Negative if the strategy does not fit."""
+    free_share: float
+    """The free share of the usable memory, at most 1."""
+    shown_by_nvidia_smi_bytes_per_gpu: int
+    memory: dict[str, int]
+    """The bytes at the peak by part."""
+    highest_moment: str
+    """When in a step the peak is."""
+    paper_model_state_bytes: PlaceBytes | None
+    """What the ZeRO papers' formulas give. None if only a part of the weights is trained."""
+    precision: str
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    global_batch_size: int
+    activation_checkpointing: str
+    largest_micro_batch_size: int
+    """0 if none fits."""
+    seconds_per_step: float
+    seconds_per_step_low: float
+    seconds_per_step_high: float | None
+    """None if the prediction has no upper end."""
+    seconds_per_step_rests_on: str | None
+    tokens_per_second_per_gpu: float
+    mfu: float
+    """The share of the GPU's dense peak rate that the model's arithmetic uses."""
+    communicated_bytes_per_step: int
+    """Sent by one rank."""
+    collectives_per_step: list[Collective]
+    dollars_per_billion_tokens: float | None
+    images_per_second_per_gpu: float | None = None
+    dollars_per_million_images: float | None = None
+    host_bytes_per_node: int
+    host_needed_bytes_per_node: int
+    host_free_share: float | None
+    disk_bytes_per_node: int
+    whole_training: WholeTraining | None
+    traced: TracedMemory | None = None
+    """None without --trace."""
+
+
+class Change(Closed):
+    """A change of the request with which a strategy fits, or with which the answer is better."""
+
+    kind: str
+    options: str
+    """The options to add to the command."""
+    strategy: str
+    needed_bytes_per_gpu: int
+    free_share: float
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    seconds_per_step: float
+    tokens_per_second_per_gpu: float
+    images_per_second_per_gpu: float | None = None
+    dollars_per_million_images: float | None = None
+
+
+class RecommendedChange(Change):
+    """The recommended change, with the predictions for the training that has it."""
+
+    assumed: dict[str, str]
+    strategies: list[AdvisedStrategy]
+
+
+class Launch(Closed):
+    """How to start the recommended training."""
+
+    stack: str
+    command: str
+    files: dict[str, str]
+    """The content of each file by its name."""
+    settings: list[str]
+    """What the program has to set itself."""
+
+
+class Machine(Closed):
+    """A number of GPUs of one kind, with its best strategy."""
+
+    gpu: str
+    num_gpus: int
+    strategy: str
+    has_enough_free: bool
+    offloads: bool
+    needed_bytes_per_gpu: int
+    free_share: float
+    seconds_per_step: float
+    tokens_per_second: float
+    """Of all GPUs."""
+    images_per_second: float | None = None
+    images_per_second_per_gpu: float | None = None
+    dollars_per_hour: float | None
+    dollars_per_billion_tokens: float | None
+    dollars_per_million_images: float | None = None
+    price_source: str | None
+    whole_training: WholeTraining | None
+
+
 class AdviseAnswer(OpenAnswer):
     """The answer of `advise`. Which keys it has depends on the question, and the key `units` has their units.
 
@@ -126,12 +279,27 @@ class AdviseAnswer(OpenAnswer):
     model: str | None = None
     gpu: str | None = None
     num_gpus: int | None = None
+    answer: str | None = None
+    """The answer in sentences."""
     recommended: str | None = None
     """The recommended strategy. None if none fits."""
-    strategies: list[dict[str, Any]] | None = None
-    remedies: list[dict[str, Any]] | None = None
-    """Changes of the request with which a strategy fits."""
-    launch: dict[str, Any] | None = None
+    strategies: list[AdvisedStrategy] | None = None
+    """The predictions for the question as it was asked, without `recommended_change`."""
+    why_not: dict[str, str] | None = None
+    """By strategy, why another one is recommended."""
+    remedies: list[Change] | None = None
+    """Changes of the request with which a strategy fits, in the order of the printed answer."""
+    recommended_change: RecommendedChange | None = None
+    """The change that is recommended. `launch` and `why_not` are then of the training with it."""
+    launch: Launch | None = None
+    launch_without_change: Launch | None = None
+    assumed: dict[str, str] | None = None
+    notes: list[str] | None = None
+    cheapest: Machine | None = None
+    fastest: Machine | None = None
+    enough: Machine | None = None
+    """The smallest machine that would keep the limits."""
+    machines: list[Machine] | None = None
     units: dict[str, str] | None = None
 
 
