@@ -25,7 +25,9 @@ def page() -> str:
     first, example, shared = parts.groups()
     lines = [
         "# Python functions", "", joined(first), "", "```python", textwrap.dedent(example), "```", "",
-        "The types of the answers are in `zero_study.api`, and [JSON](json.md) describes what all answers have.", "",
+        "The types of the answers are in `zero_study.api`, and [JSON](json.md) describes what all answers have. The "
+        "[schemas](json.md#schemas-and-ids) list the fields of the types that answers contain, such as "
+        "`AdvisedStrategy`.", "",
         joined(shared), "", "## Functions", "",
     ]  # fmt: skip
     for name in api.__all__:
