@@ -172,7 +172,8 @@ def _link_to_thread(url: str) -> str:
 def stages_in_words(engines: Sequence[str]) -> str:
     """Name ZeRO stages, and whether they are affected with CPU offload, without it, or both."""
     stages = sorted({engine.removeprefix("zero")[0] for engine in engines})
-    named = f"stage {stages[0]}" if len(stages) == 1 else f"stages {stages[0]} {'and' if len(stages) == 2 else 'to'} {stages[-1]}"
+    conjunction = "and" if len(stages) == 2 else "to"
+    named = f"stage {stages[0]}" if len(stages) == 1 else f"stages {stages[0]} {conjunction} {stages[-1]}"
     offloaded = [engine for engine in engines if engine.endswith("cpu_offload")]
     if offloaded:
         return f"{named} {'with CPU offload' if len(offloaded) == len(engines) else 'with and without CPU offload'}"
