@@ -325,6 +325,26 @@ def test_the_oldest_version_that_is_supported_was_examined(package):
     assert conformance.lower_bound(package) in results.read(package)
 
 
+# A fault -> the stages and releases of the list of faults, and how the advice of the guide names the stages.
+STAGES_IN_ADVICE = {
+    "autocast-norm": ("stages 1 and 2 with and without CPU offload", "0.17.2", "0.17.5", "stage 1 or 2 under"),
+    "zero2-accumulation": ("stage 2 without CPU offload", "0.17.6", "0.18.2", "lost at stage 2"),
+    "outputs-of-outputs": ("stages 0 to 2 with and without CPU offload", "0.18.3", "0.19.5", "twice at stages 0 to 2"),
+    "zero1-offload-fp32-sum": ("stage 1 with CPU offload", None, "0.19.7", "stage 1 with CPU offload"),
+}
+
+
+@pytest.mark.parametrize("fault_id", STAGES_IN_ADVICE)
+def test_the_advice_on_releases_names_the_stages_of_the_list_of_faults(fault_id):
+    stages, first, last, words = STAGES_IN_ADVICE[fault_id]
+    (fault,) = (fault for fault in results.faults() if fault.id == fault_id)
+    assert (conformance.stages_in_words(fault.engines), fault.introduced, fault.last) == (stages, first, last)
+    text = (ROOT / "docs" / "releases.md").read_text(encoding="utf-8")
+    guide = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text)  # without the addresses of links
+    assert words in guide
+    assert last in guide
+
+
 # ---------------------------------------------------------------- README answers first
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
