@@ -78,4 +78,5 @@ NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/gpus.md", "item_6"): partial(minutes_of_list, 6),
     ("docs/gpus.md", "items_7_8_9"): partial(minutes_of_list, 7, 8, 9),
     ("docs/planner.md", "usable"): partial(usable_gib, "a100-80gb", 8),
+    ("docs/planner.md", "usable_alone"): partial(usable_gib, "a100-80gb"),
 }
