@@ -74,7 +74,7 @@ def test_on_a_gpu_no_minutes_of_others_are_said(monkeypatch):
 
 
 def test_the_page_has_the_machines_that_it_is_about():
-    page = (files.ROOT / "docs" / "first-hour.md").read_text()
+    page = (files.ROOT / "reports" / "first-hour.md").read_text()
     machines = [*first_hour.ALONE, *(f"{number} {first_hour.SEVERAL[0]}" for number in first_hour.SEVERAL[1])]
     for machine in machines:
         assert f"| {machine} |" in page
@@ -108,7 +108,7 @@ def test_a_file_that_rents_a_machine_has_the_plan_and_the_price(machine):
 def test_every_place_that_names_the_minutes_of_one_gpu_names_the_same():
     root = first_hour.files.ROOT
     assert f"MINUTES ?= {one_gpu.MINUTES}\n" in (root / "Makefile").read_text()
-    for page in ("docs/first-hour.md", "docs/gpus.md"):
+    for page in ("reports/first-hour.md", "docs/gpus.md"):
         limits = re.findall(r"one_gpu.py --minutes (\d+)", (root / page).read_text())
         assert limits == [str(one_gpu.MINUTES)], page
     (minutes,) = re.findall(r"^  MINUTES: (\d+)", (root / "docs" / "clouds" / "a100.yaml").read_text(), re.MULTILINE)

@@ -1,7 +1,7 @@
 """The plan of the first hour on rented GPUs: which runs, in which order, and what each of them is predicted to show.
 
-docs/first-hour.md has these tables, which tools/derive/docs_tables.py writes. The files in docs/clouds/ rent machines
-and run the same plan; this program writes the commands and the prices into them. Nothing here is measured.
+reports/first-hour.md has these tables, which tools/derive/docs_tables.py writes. The files in docs/clouds/ rent
+machines and run the same plan; this program writes the commands and the prices into them. Nothing here is measured.
 
     python tools/derive/first_hour.py            # print the tables
     python tools/derive/first_hour.py --write    # write the commands and prices into the files in docs/clouds/
@@ -202,7 +202,7 @@ def order_on_several_gpus() -> str:
 def prices() -> str:
     """Return the table of what an hour of each machine costs."""
     rows = [
-        [machine.name, f"[{machine.file}](clouds/{machine.file})" if machine.file else "", machine.price_source,
+        [machine.name, f"[{machine.file}](../docs/clouds/{machine.file})" if machine.file else "", machine.price_source,
          _dollars(machine, 60), _dollars(machine, IDLE_MINUTES)]
         for machine in MACHINES
     ]  # fmt: skip

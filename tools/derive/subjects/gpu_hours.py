@@ -57,19 +57,19 @@ def hours_of_single_gpu() -> str:
 
 
 TABLES: dict[tuple[str, str], Callable[[], str]] = {
-    **{("docs/first-hour.md", name): make for name, make in first_hour.TABLES.items()},
+    **{("reports/first-hour.md", name): make for name, make in first_hour.TABLES.items()},
 }
 
 
 NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
-    ("docs/first-hour.md", "host"): host_gib,
-    ("docs/first-hour.md", "usable_40"): partial(usable_gib, "a100-40gb"),
-    ("docs/first-hour.md", "usable_80"): lambda: one_of(map(usable_gib, ("a100-80gb", "h100-sxm"))),
+    ("reports/first-hour.md", "host"): host_gib,
+    ("reports/first-hour.md", "usable_40"): partial(usable_gib, "a100-40gb"),
+    ("reports/first-hour.md", "usable_80"): lambda: one_of(map(usable_gib, ("a100-80gb", "h100-sxm"))),
+    ("reports/first-hour.md", "usable_of_several"): lambda: one_of(usable_gib("h100-sxm", n) for n in (2, 8)),
     ("docs/gpus.md", "single_gpu"): hours_of_single_gpu,
     ("docs/gpus.md", "runs"): partial(num_runs, "single-gpu"),
     ("docs/gpus.md", "acceptance_runs"): partial(num_runs, "gpu-acceptance"),
     ("docs/gpus.md", "acceptance_strategies"): partial(num_strategies, "gpu-acceptance"),
-    ("docs/gpus.md", "lora_runs"): partial(num_runs, "gpu-lora"),
     ("docs/gpus.md", "whole_list"): hours_of_list,
     ("docs/gpus.md", "item_1"): partial(minutes_of_list, 1),
     ("docs/gpus.md", "items_2_3"): partial(minutes_of_list, 2, 3),
@@ -78,4 +78,5 @@ NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/gpus.md", "item_6"): partial(minutes_of_list, 6),
     ("docs/gpus.md", "items_7_8_9"): partial(minutes_of_list, 7, 8, 9),
     ("docs/planner.md", "usable"): partial(usable_gib, "a100-80gb", 8),
+    ("docs/planner.md", "usable_alone"): partial(usable_gib, "a100-80gb"),
 }

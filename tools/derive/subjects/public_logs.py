@@ -116,4 +116,6 @@ TABLES: dict[tuple[str, str], Callable[[], str]] = {
 NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
     ("README.md", "blind_memory"): blind_memory,
     ("README.md", "blind_times"): blind_times,
+    ("docs/planner.md", "blind_memory"): blind_memory,
+    ("docs/planner.md", "blind_times"): blind_times,
 }

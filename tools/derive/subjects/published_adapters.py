@@ -89,7 +89,7 @@ def adapter_times() -> str:
     """Say how far predicted times of trainings with adapters are from published ones."""
     quantities = "seconds_per_step", "tokens_per_second_per_gpu"
     errors = [abs(each.error) for each in published_rows.adapter_errors() if each.case.quantity in quantities]
-    return f"In {len(errors)} of them, the median error is about {whole_percent(statistics.median(errors))}"
+    return f"For {len(errors)} published times, the median error is about {whole_percent(statistics.median(errors))}"
 
 
 def against_llama_factory() -> str:
@@ -112,8 +112,8 @@ TABLES: dict[tuple[str, str], Callable[[], str]] = {
 
 NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/memory-and-time.md", "llama_factory"): against_llama_factory,
-    ("docs/planner.md", "adapters_trained"): adapters_that_trained,
-    ("docs/planner.md", "adapter_peaks"): adapter_peaks,
-    ("docs/planner.md", "adapter_reserved"): adapter_reserved,
-    ("docs/planner.md", "adapter_times"): adapter_times,
+    ("docs/planner-options.md", "adapters_trained"): adapters_that_trained,
+    ("docs/planner-options.md", "adapter_peaks"): adapter_peaks,
+    ("reports/planner-accuracy.md", "adapter_reserved"): adapter_reserved,
+    ("reports/planner-accuracy.md", "adapter_times"): adapter_times,
 }

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from wording import OF_SOURCES, errors_in_short, median_of_sources, span, summary_in_short, tabulate, whole_percent
 
 from study.planner import published_rows
@@ -105,18 +104,6 @@ def planner_fits() -> str:
 AFTER_THE_MARGIN = ("torchtitan 2024", "lightning-thunder checkpointing", "LLaMA-Factory out of memory")
 
 
-def _median_and_tail(errors: Iterable[float]) -> str:
-    sizes = np.abs(list(errors))
-    tail = whole_percent(float(np.quantile(sizes, 0.9)))
-    return f"the median error is {whole_percent(float(np.median(sizes)))}, and one in ten errors is larger than {tail}"
-
-
-def printed_peaks() -> str:
-    """Say how far the value that `advise` prints is from published peaks of tensors."""
-    errors = [error for case, error in published_rows.printed_memory() if case.quantity == "peak_allocated_bytes"]
-    return f"For {len(errors)} published peaks of tensors, {_median_and_tail(errors)}"
-
-
 def out_of_memory() -> str:
     """Say how many published configurations that ran out of memory are predicted not to fit."""
     predicted = [verdict.predicted for verdict in published_rows.fits_verdicts() if not verdict.trained]
@@ -146,10 +133,12 @@ TABLES: dict[tuple[str, str], Callable[[], str]] = {
 NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/planner.md", "slack"): lambda: whole_percent(prediction.ALLOCATOR_SLACK),
     ("docs/planner.md", "optimizer_slack"): lambda: whole_percent(prediction.OPTIMIZER_SLACK),
-    ("docs/planner.md", "least_reserved"): lambda: f"{prediction.RESERVED_RANGE[0]}",
+    ("reports/planner-rules.md", "least_reserved"): lambda: f"{prediction.RESERVED_RANGE[0]}",
     ("docs/planner.md", "reserved"): lambda: span(published_rows.reserve_by_source().values()),
-    ("docs/planner.md", "printed"): printed_peaks,
     ("docs/planner.md", "out_of_memory"): out_of_memory,
     ("docs/planner.md", "chosen"): with_chosen_margin,
     ("docs/planner.md", "trained"): trained,
+    ("reports/planner-accuracy.md", "out_of_memory"): out_of_memory,
+    ("reports/planner-accuracy.md", "chosen"): with_chosen_margin,
+    ("reports/planner-accuracy.md", "trained"): trained,
 }

@@ -112,6 +112,4 @@ NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/memory-and-time.md", "real_peaks"): real_peaks_in_words,
     ("docs/memory-and-time.md", "worst_peak"): worst_real_peak,
     ("docs/memory-and-time.md", "zero2_bf16"): zero2_in_bf16,
-    ("docs/planner.md", "states"): exact_states,
-    ("docs/planner.md", "peaks"): number_of_close_peaks,
 }

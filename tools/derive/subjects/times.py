@@ -132,9 +132,10 @@ NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/concepts.md", "sent_zero3_tuned"): partial(sent_bytes, "zero3_tuned"),
     ("docs/concepts.md", "sent_fsdp2"): partial(sent_bytes, "fsdp2"),
     ("docs/machines.md", "equal"): equal_on_several_machines,
-    ("docs/machines.md", "one_rank"): one_rank_per_machine,
-    ("docs/machines.md", "hybrid_300"): partial(hybrid, 300),
-    ("docs/machines.md", "hybrid_100"): partial(hybrid, 100),
+    ("reports/machines.md", "equal"): equal_on_several_machines,
+    ("reports/machines.md", "one_rank"): one_rank_per_machine,
+    ("reports/machines.md", "hybrid_300"): partial(hybrid, 300),
+    ("reports/machines.md", "hybrid_100"): partial(hybrid, 100),
     **{
         ("docs/memory-and-time.md", f"{name}_{what}"): partial(make, name)
         for name in ("zero2_tuned", "zero3", "zero3_tuned", "fsdp2")
