@@ -99,7 +99,7 @@ TABLES: dict[tuple[str, str], Callable[[], str]] = {
 
 
 NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
-    ("docs/carry-over.md", "rounding"): first_screen.largest_difference,
+    ("docs/losses.md", "rounding"): first_screen.largest_difference,
     ("docs/losses.md", "furthest"): furthest_strategies,
     ("docs/losses.md", "ddp_again"): first_screen.variants_of_ddp,
     ("docs/losses.md", "equal_weights"): equal_weights,

@@ -111,7 +111,7 @@ TABLES: dict[tuple[str, str], Callable[[], str]] = {
 
 
 NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
-    ("docs/memory-and-time.md", "llama_factory"): against_llama_factory,
+    ("reports/adapters.md", "llama_factory"): against_llama_factory,
     ("docs/planner.md", "adapters_trained"): adapters_that_trained,
     ("docs/planner.md", "adapter_peaks"): adapter_peaks,
     ("docs/planner.md", "adapter_reserved"): adapter_reserved,

@@ -166,7 +166,7 @@ TABLES: dict[tuple[str, str], Callable[[], str]] = {
 
 
 NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
-    ("docs/carry-over.md", "zero3_times"): published_zero3_times,
+    ("reports/expectations-for-gpus.md", "zero3_times"): published_zero3_times,
     ("docs/planner.md", "times"): times,
     ("docs/planner.md", "offload_times"): offload_times,
 }
