@@ -99,23 +99,6 @@ def _states_in_words(stage: int, precision: str) -> str:
     return f"{states.parameters:g} + {states.gradients:g} + {states.optimizer_states:g} = {states.total:g}"
 
 
-def default_buffers() -> str:
-    """Peaks of GPT-124M with DeepSpeed's default buffers and with smaller ones, compared with DDP."""
-    buffers = {
-        "ddp": "as large as all gradients (124 million elements)",
-        "zero3": "DeepSpeed's default (500 million elements)",
-        "zero3_tuned": "smaller (0.6 million elements)",
-        "fsdp2": "as large as one block of the model",
-    }
-    peaks = runs_by_strategy("124m")["peak_gib"]
-    rows = [
-        [f"`{name}`", size, f"{peaks[name]:.2f} GiB", f"{peaks[name] / peaks['ddp']:.2f}x"]
-        for name, size in buffers.items()
-    ]
-    head = "strategy", "buffer for gradients", "peak memory of the tensors", "compared with DDP"
-    return tabulate(head, rows)
-
-
 # Their buffers are as large as the gradients or smaller, so that every page of them is written.
 WITHOUT_DEFAULT_BUFFERS = ("single", "ddp", "ddp_tuned", "zero2_tuned", "zero3_tuned", "fsdp2")
 
@@ -158,7 +141,6 @@ def ratio(size: str, strategy: str) -> str:
 
 TABLES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/concepts.md", "states"): states_by_strategy,
-    ("docs/concepts.md", "buffers"): default_buffers,
     ("docs/memory-and-time.md", "overview"): overview,
     ("docs/memory-and-time.md", "by_size"): by_size,
     ("reports/peaks.md", "peaks"): real_peaks,
@@ -167,6 +149,8 @@ TABLES: dict[tuple[str, str], Callable[[], str]] = {
 
 
 NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
+    ("docs/concepts.md", "zero3_peak"): partial(ratio, "124m", "zero3"),
+    ("docs/concepts.md", "zero3_tuned_peak"): partial(ratio, "124m", "zero3_tuned"),
     ("docs/memory-and-time.md", "tuned_zero3"): tuned_zero3_below_fsdp2,
     ("docs/memory-and-time.md", "zero3_large"): partial(ratio, "large", "zero3"),
     ("docs/memory-and-time.md", "beside_tensors"): beside_tensors,

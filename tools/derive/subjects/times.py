@@ -117,9 +117,6 @@ TABLES: dict[tuple[str, str], Callable[[], str]] = {
 
 
 NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
-    ("docs/concepts.md", "zero3_time"): partial(step_time, "zero3"),
-    ("docs/concepts.md", "zero3_tuned_time"): partial(step_time, "zero3_tuned"),
-    ("docs/concepts.md", "sent_tuned"): lambda: f"{sent('zero3_tuned') / sent('zero3'):.1f}",
     ("docs/concepts.md", "sent_ddp"): partial(sent_bytes, "ddp"),
     ("docs/concepts.md", "sent_zero2"): partial(sent_bytes, "zero1", "zero2"),
     ("docs/concepts.md", "sent_zero2_tuned"): partial(sent_bytes, "zero2_tuned"),
