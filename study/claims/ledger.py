@@ -37,7 +37,7 @@ Kind = Literal[
 class Tolerance(StrictModel):
     """The tolerance around an expected value: relative, absolute or exact. Exactly one of the three must be given.
 
-    Some tolerances were changed after results were known. docs/claims.md lists them.
+    Some tolerances were changed after results were known. study/claims/corrections.yaml lists them.
     """
 
     relative: Annotated[float, Field(gt=0, lt=1)] | None = None

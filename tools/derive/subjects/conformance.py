@@ -10,7 +10,6 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
-from committed_runs import releases_with_fault
 from wording import first_and_last, tabulate
 
 from study.conformance import results
@@ -204,8 +203,6 @@ TABLES: dict[tuple[str, str], Callable[[], str]] = {
 
 
 NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
-    ("docs/carry-over.md", "lost"): partial(releases_with_fault, "zero2-accumulation"),
-    ("docs/carry-over.md", "divided_twice"): partial(releases_with_fault, "outputs-of-outputs"),
     ("docs/releases.md", "all"): cells,
     ("docs/releases.md", "minutes"): lambda: f"{sum(results.newest()['seconds'].values()) / 60:.1f}",
     ("reports/conformance/README.md", "all"): cells,

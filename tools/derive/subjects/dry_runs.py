@@ -108,10 +108,8 @@ TABLES: dict[tuple[str, str], Callable[[], str]] = {
 
 
 NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
-    ("docs/carry-over.md", "dry_runs"): dry_run_pairs,
-    ("docs/carry-over.md", "dry_run_rows"): dry_run_reserved,
-    ("docs/carry-over.md", "outside"): outside_of_traces,
-    ("docs/carry-over.md", "traced"): partial(errors_of_traces, "traced"),
+    ("reports/expectations-for-gpus.md", "dry_run_rows"): dry_run_reserved,
+    ("reports/expectations-for-gpus.md", "outside"): outside_of_traces,
     ("docs/dry-run.md", "pairs"): dry_run_pairs,
     ("docs/dry-run.md", "hangs"): hangs,
     ("docs/dry-run.md", "rows"): lambda: str(len(traced_reserved())),

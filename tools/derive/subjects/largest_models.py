@@ -58,25 +58,16 @@ def more_parameters_than_ddp(*strategies: str) -> str:
     return f"{low} more parameters than the largest model of DDP under 3 GiB, and {high} more under 6 GiB"
 
 
-def more_parameters_in_short() -> str:
-    low, high = more_parameters("zero1", "zero2")
-    return f"{low} more parameters with 3 GiB per process, {high} more with 6 GiB"
-
-
 TABLES: dict[tuple[str, str], Callable[[], str]] = {
     ("reports/frontier.md", "fits"): fits,
 }
 
 
 NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
-    ("docs/carry-over.md", "more_parameters"): more_parameters_in_short,
     ("docs/memory-and-time.md", "default_buffers"): partial(more_parameters_than_ddp, "zero1", "zero2"),
     ("docs/memory-and-time.md", "smaller_buffers"): partial(more_parameters_than_ddp, "zero3_tuned"),
     ("docs/memory-and-time.md", "fsdp2"): partial(more_parameters_than_ddp, "fsdp2"),
-    ("docs/memory-and-time.md", "largest_fsdp2"): partial(largest_model, 3, "fsdp2"),
-    ("docs/memory-and-time.md", "largest_zero2"): partial(largest_model, 3, "zero2"),
     ("docs/memory-and-time.md", "largest_zero3"): partial(largest_model, 3, "zero3", "zero3_nvme_offload"),
-    ("docs/memory-and-time.md", "largest_offload"): partial(largest_model, 3, "zero2_cpu_offload", "zero3_cpu_offload"),
     ("docs/memory-and-time.md", "largest_zero3_6"): partial(largest_model, 6, "zero3"),
     ("docs/memory-and-time.md", "largest_nvme_6"): partial(largest_model, 6, "zero3_nvme_offload"),
     ("docs/memory-and-time.md", "largest_fsdp2_6"): partial(largest_model, 6, "fsdp2"),

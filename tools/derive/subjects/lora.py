@@ -89,24 +89,25 @@ def errors_of_adapters() -> str:
 
 
 TABLES: dict[tuple[str, str], Callable[[], str]] = {
-    ("docs/memory-and-time.md", "adapters"): adapters,
+    ("reports/adapters.md", "adapters"): adapters,
 }
 
 
+IN_GUIDE_AND_REPORT: dict[str, Callable[[], str]] = {
+    "adapter_states": less_with_sharded_adapters,
+    "adapter_buckets": adapters_in_default_buckets,
+    "adapters_large": lambda: percents(saved_with_adapters("large", "zero3_tuned", "fsdp2")),
+    "adapters_124m": lambda: percents(saved_with_adapters("124m", "zero3_tuned", "fsdp2")),
+    "adapters_sent": lambda: f"{span(sent_with_adapters('ddp', 'zero1', 'zero2_tuned'))} %",
+    "adapters_gathered": lambda: f"{span(sent_with_adapters('zero3_tuned', 'fsdp2'), 0)} %",
+}
 NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
-    ("docs/memory-and-time.md", "adapter_states"): less_with_sharded_adapters,
-    ("docs/memory-and-time.md", "adapter_buckets"): adapters_in_default_buckets,
-    ("docs/memory-and-time.md", "adapters_large"): lambda: percents(
-        saved_with_adapters("large", "zero3_tuned", "fsdp2")
-    ),
-    ("docs/memory-and-time.md", "adapters_124m"): lambda: percents(saved_with_adapters("124m", "zero3_tuned", "fsdp2")),
-    ("docs/memory-and-time.md", "adapters_sent"): lambda: (
-        f"{span(sent_with_adapters('ddp', 'zero1', 'zero2_tuned'))} %"
-    ),
-    ("docs/memory-and-time.md", "adapters_gathered"): lambda: (
-        f"{span(sent_with_adapters('zero3_tuned', 'fsdp2'), 0)} %"
-    ),
+    **{
+        (page, name): make
+        for page in ("docs/memory-and-time.md", "reports/adapters.md")
+        for name, make in IN_GUIDE_AND_REPORT.items()
+    },
     ("docs/memory-and-time.md", "adapters_gpt"): adapters_of_gpt,
-    ("docs/memory-and-time.md", "adapters_bf16"): adapters_in_bf16,
-    ("docs/memory-and-time.md", "adapter_errors"): errors_of_adapters,
+    ("reports/adapters.md", "adapters_bf16"): adapters_in_bf16,
+    ("reports/adapters.md", "adapter_errors"): errors_of_adapters,
 }

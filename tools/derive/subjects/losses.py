@@ -92,15 +92,15 @@ def difference_of_seed_24() -> str:
 
 TABLES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/losses.md", "margins"): margins,
-    ("reports/losses.md", "learned"): partial(learned, "learned"),
-    ("reports/losses.md", "gpt"): partial(learned, "learned-gpt"),
-    ("reports/losses.md", "bf16"): partial(learned, "learned-bf16"),
+    ("reports/margins.md", "learned"): partial(learned, "learned"),
+    ("reports/margins.md", "gpt"): partial(learned, "learned-gpt"),
+    ("reports/margins.md", "bf16"): partial(learned, "learned-bf16"),
 }
 
 
 NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
-    ("docs/carry-over.md", "rounding"): first_screen.largest_difference,
-    ("docs/losses.md", "furthest"): furthest_strategies,
+    ("docs/losses.md", "rounding"): first_screen.largest_difference,
+    ("reports/losses.md", "furthest"): furthest_strategies,
     ("docs/losses.md", "ddp_again"): first_screen.variants_of_ddp,
     ("docs/losses.md", "equal_weights"): equal_weights,
     ("docs/losses.md", "norms"): norms_of_seed_24,

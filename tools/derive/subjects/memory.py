@@ -99,31 +99,8 @@ def _states_in_words(stage: int, precision: str) -> str:
     return f"{states.parameters:g} + {states.gradients:g} + {states.optimizer_states:g} = {states.total:g}"
 
 
-def default_buffers() -> str:
-    """Peaks of GPT-124M with DeepSpeed's default buffers and with smaller ones, compared with DDP."""
-    buffers = {
-        "ddp": "as large as all gradients (124 million elements)",
-        "zero3": "DeepSpeed's default (500 million elements)",
-        "zero3_tuned": "smaller (0.6 million elements)",
-        "fsdp2": "as large as one block of the model",
-    }
-    peaks = runs_by_strategy("124m")["peak_gib"]
-    rows = [
-        [f"`{name}`", size, f"{peaks[name]:.2f} GiB", f"{peaks[name] / peaks['ddp']:.2f}x"]
-        for name, size in buffers.items()
-    ]
-    head = "strategy", "buffer for gradients", "peak memory of the tensors", "compared with DDP"
-    return tabulate(head, rows)
-
-
 # Their buffers are as large as the gradients or smaller, so that every page of them is written.
 WITHOUT_DEFAULT_BUFFERS = ("single", "ddp", "ddp_tuned", "zero2_tuned", "zero3_tuned", "fsdp2")
-
-
-def peak_ratio(size: str, strategy: str, precision: str = "fp32", column: str = "peak_gib") -> float:
-    """Return a peak of `peaks-real` on two processes divided by DDP's."""
-    peaks = runs_by_strategy(size, precision)[column]
-    return float(peaks[strategy] / peaks["ddp"])
 
 
 def tuned_zero3_below_fsdp2() -> str:
@@ -141,19 +118,6 @@ def beside_tensors() -> str:
     return f"{rest.min():.1f} to {rest.max():.1f} GiB"
 
 
-def saved_in_bf16() -> str:
-    """Say how much less memory than DDP ZeRO-2 and ZeRO-3 need in bf16."""
-
-    def less(strategy: str, size: str) -> str:
-        return whole_percent(1 - peak_ratio(size, strategy, "bf16"))
-
-    return (
-        f"ZeRO-2 needs {less('zero2', 'large')} less memory for BERT-large, and {less('zero2', '124m')} less for the "
-        f"GPT of 124 million parameters. ZeRO-3 needs {less('zero3', 'large')} less memory for BERT-large, and "
-        f"{less('zero3', '124m')} less for the GPT"
-    )
-
-
 def with_offload() -> str:
     """Say how much memory a whole process needs under ZeRO-2 with offload to the CPU, and without it."""
     gib = runs_by_strategy("124m")["peak_process_gib"]
@@ -169,13 +133,14 @@ def ddp_without_buckets() -> str:
     return f"{gib['ddp_tuned']:.2f} GiB ({gib['ddp_tuned'] / gib['ddp']:.2f} times the memory of DDP)"
 
 
-def ratio(size: str, strategy: str, column: str = "peak_gib") -> str:
-    return f"{peak_ratio(size, strategy, column=column):.2f}"
+def ratio(size: str, strategy: str) -> str:
+    """Return the peak of tensors of `peaks-real` in fp32 on two processes, divided by DDP's."""
+    peaks = runs_by_strategy(size)["peak_gib"]
+    return f"{peaks[strategy] / peaks['ddp']:.2f}"
 
 
 TABLES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/concepts.md", "states"): states_by_strategy,
-    ("docs/concepts.md", "buffers"): default_buffers,
     ("docs/memory-and-time.md", "overview"): overview,
     ("docs/memory-and-time.md", "by_size"): by_size,
     ("reports/peaks.md", "peaks"): real_peaks,
@@ -184,18 +149,11 @@ TABLES: dict[tuple[str, str], Callable[[], str]] = {
 
 
 NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
-    ("docs/carry-over.md", "tuned_zero3"): tuned_zero3_below_fsdp2,
-    ("docs/carry-over.md", "zero3_gpt"): partial(ratio, "124m", "zero3"),
-    ("docs/carry-over.md", "zero3_bert"): partial(ratio, "large", "zero3"),
-    ("docs/carry-over.md", "whole_process"): partial(ratio, "124m", "zero3", "peak_process_gib"),
-    ("docs/carry-over.md", "beside_tensors"): beside_tensors,
+    ("docs/concepts.md", "zero3_peak"): partial(ratio, "124m", "zero3"),
+    ("docs/concepts.md", "zero3_tuned_peak"): partial(ratio, "124m", "zero3_tuned"),
+    ("docs/memory-and-time.md", "tuned_zero3"): tuned_zero3_below_fsdp2,
+    ("docs/memory-and-time.md", "zero3_large"): partial(ratio, "large", "zero3"),
     ("docs/memory-and-time.md", "beside_tensors"): beside_tensors,
     ("docs/memory-and-time.md", "ddp_tuned"): ddp_without_buckets,
-    **{
-        ("docs/memory-and-time.md", f"{name}_{size}"): partial(ratio, size, name)
-        for name in ("zero3", "zero3_tuned")
-        for size in ("11m", "large")
-    },
-    ("docs/memory-and-time.md", "bf16"): saved_in_bf16,
     ("docs/memory-and-time.md", "offload"): with_offload,
 }

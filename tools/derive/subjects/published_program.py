@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import first_screen
 from committed_runs import PROTOCOL, of_published_program
 from wording import span, tabulate, whole_percent
 
@@ -71,8 +70,6 @@ TABLES: dict[tuple[str, str], Callable[[], str]] = {
 
 
 NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
-    ("docs/carry-over.md", "repaired"): first_screen.repaired_time,
-    ("docs/carry-over.md", "repaired_losses"): repaired_losses,
     ("docs/claims.md", "published_loss"): published_loss,
     ("docs/claims.md", "repaired_losses"): repaired_losses,
     ("docs/claims.md", "repaired_time"): repaired_time,

@@ -173,7 +173,7 @@ TABLES: dict[tuple[str, str], Callable[[], str]] = {
 
 
 NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
-    ("docs/carry-over.md", "zero3_times"): published_zero3_times,
+    ("reports/expectations-for-gpus.md", "zero3_times"): published_zero3_times,
     ("docs/planner.md", "offload_times"): offload_times,
     ("docs/planner.md", "short_steps"): short_steps,
     ("reports/planner-accuracy.md", "short_steps"): short_steps,

@@ -9,6 +9,7 @@ import yaml
 from wording import tabulate
 
 from study.claims import sentences
+from study.claims.verdicts import Conclusion
 from study.engines.keys import allowed
 from study.files import ROOT
 from study.theory.shapes.config_json import MODEL_TYPES
@@ -56,10 +57,16 @@ def decided(kind: str) -> str:
     return tabulate(["verdict", kind, explanation], sorted(rows, key=lambda r: r[0]))
 
 
+def meanings_of_verdicts() -> str:
+    """List what each verdict on a published sentence means."""
+    return tabulate(["verdict", "meaning"], [[kind.word, kind.meaning] for kind in Conclusion])
+
+
 TABLES: dict[tuple[str, str], Callable[[], str]] = {
     ("reports/planner-accuracy.md", "models"): models,
     ("reports/planner-accuracy.md", "architectures"): architectures,
-    ("docs/claims.md", "claims"): lambda: "\n".join(sentences.tally(sentences.read())),
+    ("docs/claims.md", "verdicts"): meanings_of_verdicts,
+    ("reports/claims.md", "claims"): lambda: "\n".join(sentences.tally(sentences.read())),
     ("docs/architecture.md", "rooms"): rooms,
     ("reports/launcher.md", "flags"): lambda: decided("flags"),
     ("reports/launcher.md", "variables"): lambda: decided("variables"),

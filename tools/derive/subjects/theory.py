@@ -107,9 +107,9 @@ TABLES: dict[tuple[str, str], Callable[[], str]] = {
 
 
 NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
-    ("docs/carry-over.md", "states"): exact_states,
-    ("docs/carry-over.md", "peaks"): number_of_close_peaks,
+    ("docs/memory-and-time.md", "states"): exact_states,
+    ("docs/memory-and-time.md", "close_peaks"): number_of_close_peaks,
     ("docs/memory-and-time.md", "real_peaks"): real_peaks_in_words,
-    ("docs/memory-and-time.md", "worst_peak"): worst_real_peak,
-    ("docs/memory-and-time.md", "zero2_bf16"): zero2_in_bf16,
+    ("reports/peaks.md", "worst_peak"): worst_real_peak,
+    ("reports/peaks.md", "zero2_bf16"): zero2_in_bf16,
 }

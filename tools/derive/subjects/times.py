@@ -7,7 +7,7 @@ from functools import cache, partial
 
 import first_screen
 from committed_runs import CPU, runs_by_strategy, speeds_by_strategy
-from wording import number_of, one_of, span, tabulate, whole_percent
+from wording import number_of, one_of, tabulate, whole_percent
 
 from study.compare import frontier
 from study.compare.communication_views import NetworkCell, network_cells
@@ -66,11 +66,6 @@ def step_time(strategy: str) -> str:
     return f"{first_screen.times()[strategy]:.2f}"
 
 
-def interval_of_time(strategy: str) -> str:
-    """Return the prediction interval of a step time compared with DDP."""
-    return span(frontier.over_series(speeds_by_strategy()[strategy].equal_ratios)[1:], 2)
-
-
 def identical_runs(strategy: str) -> str:
     """Return the largest difference between the times of identical runs of `cpu-time`."""
     runs = plots.filter_runs(tables.runs(CPU / "cpu-time"), status="ok", strategy=strategy)
@@ -122,9 +117,6 @@ TABLES: dict[tuple[str, str], Callable[[], str]] = {
 
 
 NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
-    ("docs/concepts.md", "zero3_time"): partial(step_time, "zero3"),
-    ("docs/concepts.md", "zero3_tuned_time"): partial(step_time, "zero3_tuned"),
-    ("docs/concepts.md", "sent_tuned"): lambda: f"{sent('zero3_tuned') / sent('zero3'):.1f}",
     ("docs/concepts.md", "sent_ddp"): partial(sent_bytes, "ddp"),
     ("docs/concepts.md", "sent_zero2"): partial(sent_bytes, "zero1", "zero2"),
     ("docs/concepts.md", "sent_zero2_tuned"): partial(sent_bytes, "zero2_tuned"),
@@ -137,11 +129,12 @@ NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
     ("reports/machines.md", "hybrid_300"): partial(hybrid, 300),
     ("reports/machines.md", "hybrid_100"): partial(hybrid, 100),
     **{
-        ("docs/memory-and-time.md", f"{name}_{what}"): partial(make, name)
-        for name in ("zero2_tuned", "zero3", "zero3_tuned", "fsdp2")
-        for what, make in {"peak": partial(memory.ratio, "124m"), "time": step_time}.items()
+        ("docs/memory-and-time.md", f"{name}_peak"): partial(memory.ratio, "124m", name)
+        for name in ("zero3", "zero3_tuned", "fsdp2")
     },
-    ("docs/memory-and-time.md", "zero2_tuned_interval"): partial(interval_of_time, "zero2_tuned"),
+    **{
+        ("docs/memory-and-time.md", f"{name}_time"): partial(step_time, name) for name in ("zero2_tuned", "zero3_tuned")
+    },
     ("docs/memory-and-time.md", "identical_zero1"): partial(identical_runs, "zero1"),
     ("docs/memory-and-time.md", "identical_ddp"): partial(identical_runs, "ddp"),
 }
