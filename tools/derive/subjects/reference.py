@@ -41,8 +41,8 @@ def architectures() -> str:
 def rooms() -> str:
     """Return the table of folders and top-level modules from docs/rooms.yaml."""
     rooms = yaml.safe_load((ROOT / "docs" / "rooms.yaml").read_text(encoding="utf-8"))
-    rows = [(f"`{name}`", room["purpose"], ", ".join(room["may_import"])) for name, room in rooms.items()]
-    return tabulate(("folder or module", "purpose", "may import"), rows)
+    rows = [(f"`{name}`", room["purpose"]) for name, room in rooms.items()]
+    return tabulate(("folder or module", "purpose"), rows)
 
 
 def decided(kind: str) -> str:
