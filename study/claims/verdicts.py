@@ -143,7 +143,7 @@ def decide(source: Source, claim: Claim) -> Verdict:
     basis = decided_by(source, claim)
     reason = _reason(claim, observation, agrees)
     if agrees is False and basis == "execution":
-        reason = f"{reason[:-1]} (today: {by_execution.versions()})."
+        reason = f"{reason} Releases: {by_execution.versions()}."
     return Verdict(
         verdict=_conclusion(agrees, basis).word,
         by=basis,
