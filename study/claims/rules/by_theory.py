@@ -291,7 +291,9 @@ def peak_of_any_batch(**arguments: Any) -> Observed:
     least = peak(**arguments, **_LEAST)
     card = float(Case.of({**arguments, **_LEAST}).box.gpu.memory_bytes)
     ends = (least.ends[0], max(least.ends[1], card))
-    return Observed(least.value, least.evidence, ends, in_bytes=True, told="from the smallest batch to the full memory of the GPU")
+    return Observed(
+        least.value, least.evidence, ends, in_bytes=True, told="from the smallest batch to the full memory of the GPU"
+    )
 
 
 def memory_ratio(of: dict[str, Any], to: dict[str, Any]) -> Observed:
