@@ -169,7 +169,7 @@ def test_an_interval_decides_only_where_all_of_it_does(monkeypatch, value, toler
     result = judged(monkeypatch, Observed(observed, ("e",), interval), claim(value, unit=unit, **tolerance))
     assert result.verdict == verdict
     assert result.evidence == ["e"]
-    assert unit == "times" or ("to be sure" in result.why) == (verdict == "open")
+    assert unit == "times" or ("too close" in result.why) == (verdict == "open")
 
 
 # ---------------------------------------------------------------- functions
@@ -467,7 +467,7 @@ def test_rows_of_others_decide_on_these_rows_alone(rows_of):
     result = rows_of(measured("zero3", 1200), measured("zero2", 1000))
     assert (result.verdict, result.by) == ("agrees, not run", "others")
     assert result.observed.value == pytest.approx(1.2)
-    assert "which agrees with 1 to 10 on these rows" in result.why
+    assert "agrees with the source in these measurements (expected: 1 to 10)" in result.why
     assert "measured by others, them, grade A: llama-2-7b in bf16, 8 x a100-80gb" in result.why  # its scope
     assert result.evidence[-1].startswith("them: https://")  # where they stand, and what was assumed
 
@@ -484,7 +484,7 @@ def test_what_holds_always_fails_by_one_pair(rows_of):
     against = [measured("zero3", 700, family="others"), measured("zero2", 1000, family="others")]
     result = rows_of(*rows, *against)
     assert result.verdict == "contradicted"
-    assert "the worst of 2 pairs at 0.7 to 1.2" in result.why
+    assert "the worst of 2 pairs from 0.7 to 1.2" in result.why
     assert rows_of(*rows, *against, value=(0, 1)).verdict == "contradicted"  # by the other pair
 
 
@@ -549,7 +549,7 @@ def test_public_runs_decide_by_values_of_the_archive(tmp_path):
     assert (verdict.verdict, verdict.by) == ("agrees, not run", "others")
     assert verdict.observed.value == pytest.approx(max(ratios), rel=1e-5)
     assert f"the worst of {len(ratios)} pairs" in verdict.why
-    assert "which agrees with 0 to 1 in these runs" in verdict.why
+    assert "agrees with the source in these runs (expected: 0 to 1)" in verdict.why
     assert verdict.evidence[-1].startswith("lightning-minigpt: https://github.com/tnachen/minGPT/tree/")
 
 

@@ -162,7 +162,8 @@ def _corrections(claim: Claim) -> list[tuple[str, str]]:
 
 def _values(model: Any) -> str:
     """Return the fields of a rule or an observation as "name = value", without fields that are not set."""
-    return _in_words(model.model_dump(mode="json", exclude_none=True))
+    fields = model.model_dump(mode="json", exclude_none=True)
+    return _in_words({name: value for name, value in fields.items() if value != ""})
 
 
 def _field_name(name: str) -> str:

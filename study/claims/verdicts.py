@@ -99,8 +99,8 @@ RUN_HERE: tuple[Basis, ...] = ("record", "execution")
 UNITS = {"bytes": 1.0, "GB": 1e9, "TB": 1e12, "GiB": 2.0**30}  # bytes per unit, by the first word of the unit
 # The subject of the sentence that explains a verdict, by the type of the rule.
 SUBJECT_OF_RULE: dict[type, str] = {
-    Arithmetic: "arithmetic", Execution: "today's engine", OfRecords: "records", ByOthers: "rows of others",
-    ByPublicRuns: "public runs",
+    Arithmetic: "the calculation", Execution: "the current engine", OfRecords: "our runs",
+    ByOthers: "measurements of others", ByPublicRuns: "public runs",
 }  # fmt: skip
 
 
@@ -143,7 +143,7 @@ def decide(source: Source, claim: Claim) -> Verdict:
     basis = decided_by(source, claim)
     reason = _reason(claim, observation, agrees)
     if agrees is False and basis == "execution":
-        reason = f"{reason[:-1]} (today: {by_execution.versions()})."
+        reason = f"{reason} Releases: {by_execution.versions()}."
     return Verdict(
         verdict=_conclusion(agrees, basis).word,
         by=basis,
@@ -159,8 +159,8 @@ def _untried(rule: Undecidable) -> Verdict:
         "source": Conclusion.NEEDS_SOURCE,
         "program": Conclusion.OPEN,
     }[rule.needs]
-    command = f" ({rule.command})" if rule.command else ""
-    reason = f"It takes {rule.box}: {rule.run}{command}."
+    command = f" Command: {rule.command}" if rule.command else ""
+    reason = f"Needed to decide it: {rule.box}. To do: {rule.run}.{command}"
     return Verdict(verdict=conclusion.word, by=None, observed=None, why=reason, evidence=[])
 
 
@@ -258,9 +258,9 @@ def _agrees(observation: Observation, claim: Claim) -> bool | None:
 
 
 _OUTCOMES_IN_WORDS = {
-    "accepted": "takes the lines, and they are in effect",
+    "accepted": "accepts the lines, and they take effect",
     "rejected": "refuses the lines",
-    "ignored": "takes the lines, and they are not in effect",
+    "ignored": "accepts the lines, but they have no effect",
 }
 
 
@@ -274,17 +274,16 @@ def _reason(claim: Claim, observation: Observation, agrees: bool | None) -> str:
 
 
 def _reason_of_outcome(claim: Claim, observation: Observation, outcome: str, agrees: bool | None) -> str:
-    lines = "them " if claim.expected.value in by_execution.OUTCOMES else ""
-    judged = "as the source has it" if agrees else f"where the source has {lines}{_expectation(claim)}"
     engine_does = _OUTCOMES_IN_WORDS.get(outcome, f"gives {outcome}")
-    return f"{claim.expected.unit}: today's engine {engine_does}{_in_parentheses(observation.told)}, {judged}."
+    details = _in_parentheses(observation.told)
+    return f"{claim.expected.unit}: the current engine {engine_does}{details}; {_judged(claim, agrees)}."
 
 
 def _reason_of_yes_or_no(claim: Claim, observation: Observation, answer: bool, agrees: bool | None) -> str:
     subject, s = _subject(claim)
     details = _in_parentheses(observation.told)
-    sentence = f"{claim.expected.unit}: {subject} say{s} {_yes(answer)}{details}, the source {_expectation(claim)}"
-    return f"{sentence}." if agrees is not None else f"{sentence}, but the amounts are too near one another to be sure."
+    sentence = f"{claim.expected.unit}: {subject} say{s} {_yes(answer)}{details}; {_judged(claim, agrees)}"
+    return f"{sentence}." if agrees is not None else f"{sentence}, because the amounts are too close."
 
 
 def _reason_of_number(claim: Claim, observation: Observation, value: float, agrees: bool | None) -> str:
@@ -294,14 +293,18 @@ def _reason_of_number(claim: Claim, observation: Observation, value: float, agre
     if low is not None and high is not None and _number(low) != _number(high):
         origin = f", {observation.told}" if observation.told else ""
         between = f" (between {_number(low)} and {_number(high)}{origin})"
-    expectation = _expectation(claim)
-    on_rows = {ByOthers: " on these rows", ByPublicRuns: " in these runs"}.get(type(claim.rule), "")
-    judged = {
-        None: f"which neither agrees with nor leaves out {expectation}",
-        True: f"which agrees with {expectation}{on_rows}",
-        False: f"where the source has {expectation}",
+    return f"{claim.expected.unit}: {subject} give{s} {_number(value)}{between}; {_judged(claim, agrees)}."
+
+
+def _judged(claim: Claim, agrees: bool | None) -> str:
+    """Return whether the observation agrees with the source, and what the source led to expect."""
+    only_in = {ByOthers: " in these measurements", ByPublicRuns: " in these runs"}.get(type(claim.rule), "")
+    words = {
+        None: "this neither agrees with the source nor contradicts it",
+        True: f"this agrees with the source{only_in}",
+        False: "this contradicts the source",
     }[agrees]
-    return f"{claim.expected.unit}: {subject} give{s} {_number(value)}{between}, {judged}."
+    return f"{words} (expected: {_expectation(claim)})"
 
 
 def _subject(claim: Claim) -> tuple[str, str]:

@@ -92,8 +92,8 @@ def observe(rule: ByOthers, band: tuple[float, float] | None) -> Observed:
     ratios = [pair.ratio for pair in ordered]
     extreme = "the worst" if rule.asks == "every" else "the best"
     least, most = min(ratios), max(ratios)
-    pair = "the only pair" if len(ordered) == 1 else f"{extreme} of {len(ordered)} pairs at {least:.4g} to {most:.4g}"
-    description = f"{pair}, each run taken as up to {100 * REPEAT:g} % off; {_scope(decides.of)}"
+    pair = "the only pair" if len(ordered) == 1 else f"{extreme} of {len(ordered)} pairs from {least:.4g} to {most:.4g}"
+    description = f"{pair}, each run with a margin of {100 * REPEAT:g} %; {_scope(decides.of)}"
     evidence = (*map(_in_words, reversed(ordered)), *_sources([pair.of for pair in ordered]))
     return Observed(decides.ratio, evidence, around(decides.ratio, (1 + REPEAT) ** 2), told=description)
 

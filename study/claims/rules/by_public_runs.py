@@ -81,9 +81,9 @@ def observe(rule: ByPublicRuns, band: tuple[float, float]) -> Observed:
     extreme = "the worst" if rule.asks == "every" else "the best"
     which = (
         "the only pair" if len(values) == 1
-        else f"{extreme} of {len(values)} pairs at {min(values):.3g} to {max(values):.3g}"
+        else f"{extreme} of {len(values)} pairs from {min(values):.3g} to {max(values):.3g}"
     )  # fmt: skip
-    told = f"{which}, taken as up to {100 * rule.margin:g} % off; measured by others"
+    told = f"{which}, with a margin of {100 * rule.margin:g} %; measured by others"
     return Observed(decides, (*evidence, *dict.fromkeys(sources)), around(decides, 1 + rule.margin), told=told)
 
 

@@ -213,7 +213,7 @@ def _ratio(above: Observed, below: Observed, description: str) -> Observed:
 def _from_least_to_most(values: list[float], runs: list[RecordFile]) -> Observed:
     interval = None if len(set(values)) == 1 else (min(values), max(values))
     evidence = tuple(f.record.run_id for f in runs)
-    return Observed(statistics.mean(values), evidence, interval, told="" if interval is None else "least to most")
+    return Observed(statistics.mean(values), evidence, interval, told="" if interval is None else "lowest to highest")
 
 
 def held_ratio(study: str, of: str, to: str, part: str, label: str = "") -> Observed:
@@ -268,7 +268,7 @@ def peak_ratio(
     above, below = (runs[runs["strategy"] == name] for name in (of, to))
     pairs = above.merge(below, on=["workload", "size", "world_size", "precision", "seed"], suffixes=("", "_below"))
     ratios = [float(ratio) for ratio in pairs["peak_tensor_bytes"] / pairs["peak_tensor_bytes_below"]]
-    description, evidence = f"least to most of {len(pairs)} pairs", (*pairs["run_id"], *pairs["run_id_below"])
+    description, evidence = f"lowest to highest of {len(pairs)} pairs", (*pairs["run_id"], *pairs["run_id_below"])
     return Observed(statistics.mean(ratios), evidence, (min(ratios), max(ratios)), told=description)
 
 
@@ -300,7 +300,7 @@ def _moved(r: Record, kinds: tuple[str, ...] | None = None) -> int:
 
 def volume_ratio(of: dict[str, Any], to: dict[str, Any]) -> Observed:
     """Return `volume` of one case divided by that of another."""
-    return _ratio(volume(**of), volume(**to), "least to most")
+    return _ratio(volume(**of), volume(**to), "lowest to highest")
 
 
 def reduced_ratio(strategy: str, world_size: int, accumulation: int) -> Observed:

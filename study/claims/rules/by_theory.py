@@ -226,7 +226,7 @@ def paper_peak_reduction(zero_stage: int, world_size: int, precision: str) -> Ob
     """
     states = paper_reduction(zero_stage, world_size, precision)
     ends = (1.0, states.number)
-    return Observed(states.value, states.evidence, ends, told="from activations alone to states alone")
+    return Observed(states.value, states.evidence, ends, told="from a peak of activations only to one of states only")
 
 
 def paper_saving_share(zero_stage: int, of_stage: int, world_size: int, precision: str) -> Observed:
@@ -291,7 +291,9 @@ def peak_of_any_batch(**arguments: Any) -> Observed:
     least = peak(**arguments, **_LEAST)
     card = float(Case.of({**arguments, **_LEAST}).box.gpu.memory_bytes)
     ends = (least.ends[0], max(least.ends[1], card))
-    return Observed(least.value, least.evidence, ends, in_bytes=True, told="from the least batch to the whole card")
+    return Observed(
+        least.value, least.evidence, ends, in_bytes=True, told="from the smallest batch to the full memory of the GPU"
+    )
 
 
 def memory_ratio(of: dict[str, Any], to: dict[str, Any]) -> Observed:
