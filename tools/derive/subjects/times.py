@@ -133,7 +133,8 @@ NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
         for name in ("zero3", "zero3_tuned", "fsdp2")
     },
     **{
-        ("docs/memory-and-time.md", f"{name}_time"): partial(step_time, name) for name in ("zero2_tuned", "zero3_tuned")
+        ("docs/memory-and-time.md", f"{name}_time"): partial(step_time, name)
+        for name in ("zero2_tuned", "zero3_tuned", "fsdp2")
     },
     ("docs/memory-and-time.md", "identical_zero1"): partial(identical_runs, "zero1"),
     ("docs/memory-and-time.md", "identical_ddp"): partial(identical_runs, "ddp"),
