@@ -16,15 +16,15 @@ from study.files import ROOT, write_whole
 
 PAGE = ROOT / "reports" / "corrections.md"
 
-_INTRODUCTION = """# Corrections for authors
-
-This page is for the authors of the texts about ZeRO that this project examined. Each table has the most important
-wrong sentences of one text, the worst first, with what to write or to do instead. Predictions are marked; everything
-else was run with current engines on a CPU, counted in such runs, measured by others, or follows from the numbers of
-the text or of the papers that it cites. The page of each text has all its sentences.
-
-If you disagree, [dispute the verdict](../docs/CONTRIBUTING.md#dispute-a-verdict). The verdict will change if the
-evidence is better."""
+_INTRODUCTION = (
+    "# Corrections for authors",
+    "This page is for the authors of the texts about ZeRO that this project examined. For each text, a table lists the "
+    "most important wrong sentences, the worst first, and what to write or do instead.",
+    "The last column links to the evidence. *Predicted* means that our models of memory and time decide, and nothing "
+    "was run. *Runs* and *executed* are runs of small models and of the text's own code on a CPU, so they say nothing "
+    "about speed on GPUs.",
+    "If you disagree, [dispute the verdict](../docs/CONTRIBUTING.md#dispute-a-verdict).",
+)
 
 # Where the records are shown that a function of by_records reads, if the rule does not name a study.
 _PAGE_OF_FUNCTION = {
@@ -46,7 +46,7 @@ def write() -> None:
 
 def text() -> str:
     """Return the page as Markdown."""
-    lines = [_INTRODUCTION.replace("\n", " ").replace("  ", "\n\n")]
+    lines = ["\n\n".join(_INTRODUCTION)]
     judged = sentences.read()
     for source in ledger.read():
         if source.sentences:
@@ -61,8 +61,9 @@ def _of_source(source: Source, judged: list[JudgedSentence]) -> list[str]:
     others = [each for each in wrong if each not in faults]
     rows = [_row(fault) for fault in faults]
     page = ROOT / "reports" / f"{source.source}.ipynb"
-    count = f"{len(wrong)} of {sum(each.counts for each in judged)} sentences are wrong, or right only in part"
-    shown = "all of them" if not others else f"the {len(faults)} most important"
+    are = "is" if len(wrong) == 1 else "are"
+    count = f"{len(wrong)} of {sum(each.counts for each in judged)} sentences {are} wrong, or right only in part"
+    shown = f"the {len(faults)} most important" if others else "it" if len(wrong) == 1 else "all of them"
     below = f"{count}. The table has {shown}."
     if others:
         numbers = ", ".join(map(str, dict.fromkeys(each.sentence.line for each in others if each.sentence)))

@@ -98,10 +98,11 @@ def _of_source(source: Source, judged_sentences: Sequence[JudgedSentence]) -> li
     """Return the three sentences that matter most, the answers about a source, its faults, and counts of verdicts."""
     lines = [_line(source.title), "", _line("The three sentences that matter most, and whether they are right:")]
     for number, judged in enumerate(sentences.most_important(judged_sentences), 1):
-        verdict = f"{judged.word} ({judged.by})"
+        text = f"{judged.says.rstrip('.')}: {judged.word} ({judged.by})"
         if judged.sentence is None:  # the quotation is no sentence, and only the reason says what it is about
-            verdict = f"{judged.head.claim.where}: {verdict}. {judged.why}"
-        lines.append(_line(f"{number}. {judged.says.rstrip('.')}: {verdict}", "  ", "     "))
+            why = f"{judged.why[:1].upper()}{judged.why[1:]}"
+            text = f'"{judged.says}" ({judged.head.claim.where}): {judged.word} ({judged.by}). {why}'
+        lines.append(_line(f"{number}. {text}", "  ", "     "))
     lines.append("")
     answers = [(title, getattr(source, key)) for title, key in sentences.ON_TOP]
     lines += [_line(f"{title}: {answer}".replace("?:", "?"), "", "  ") for title, answer in answers if answer]
