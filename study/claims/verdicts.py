@@ -93,8 +93,8 @@ RUN_HERE: tuple[Basis, ...] = ("record", "execution")
 UNITS = {"bytes": 1.0, "GB": 1e9, "TB": 1e12, "GiB": 2.0**30}  # bytes per unit, by the first word of the unit
 # The subject of the sentence that explains a verdict, by the type of the rule.
 SUBJECT_OF_RULE: dict[type, str] = {
-    Arithmetic: "arithmetic", Execution: "today's engine", OfRecords: "our records",
-    ByOthers: "measurements by others", ByPublicRuns: "public runs",
+    Arithmetic: "arithmetic", Execution: "today's engine", OfRecords: "records", ByOthers: "rows of others",
+    ByPublicRuns: "public runs",
 }  # fmt: skip
 
 
@@ -154,7 +154,7 @@ def _untried(rule: Undecidable) -> Verdict:
         "program": Conclusion.OPEN,
     }[rule.needs]
     command = f" ({rule.command})" if rule.command else ""
-    reason = f"This would need {rule.box}: {rule.run}{command}."
+    reason = f"It takes {rule.box}: {rule.run}{command}."
     return Verdict(verdict=conclusion.word, by=None, observed=None, why=reason, evidence=[])
 
 
@@ -252,9 +252,9 @@ def _agrees(observation: Observation, claim: Claim) -> bool | None:
 
 
 _OUTCOMES_IN_WORDS = {
-    "accepted": "accepts the lines, and they take effect",
+    "accepted": "takes the lines, and they are in effect",
     "rejected": "refuses the lines",
-    "ignored": "accepts the lines, without any effect",
+    "ignored": "takes the lines, and they are not in effect",
 }
 
 
@@ -268,7 +268,8 @@ def _reason(claim: Claim, observation: Observation, agrees: bool | None) -> str:
 
 
 def _reason_of_outcome(claim: Claim, observation: Observation, outcome: str, agrees: bool | None) -> str:
-    judged = "as the source says" if agrees else f"but the source says {_expectation(claim)}"
+    lines = "them " if claim.expected.value in by_execution.OUTCOMES else ""
+    judged = "as the source has it" if agrees else f"where the source has {lines}{_expectation(claim)}"
     engine_does = _OUTCOMES_IN_WORDS.get(outcome, f"gives {outcome}")
     return f"{claim.expected.unit}: today's engine {engine_does}{_in_parentheses(observation.told)}, {judged}."
 
@@ -276,10 +277,8 @@ def _reason_of_outcome(claim: Claim, observation: Observation, outcome: str, agr
 def _reason_of_yes_or_no(claim: Claim, observation: Observation, answer: bool, agrees: bool | None) -> str:
     subject, s = _subject(claim)
     details = _in_parentheses(observation.told)
-    sentence = (
-        f"{claim.expected.unit}: {subject} say{s} {_yes(answer)}{details}, and the source says {_expectation(claim)}"
-    )
-    return f"{sentence}." if agrees is not None else f"{sentence}, but the amounts are too close to be sure."
+    sentence = f"{claim.expected.unit}: {subject} say{s} {_yes(answer)}{details}, the source {_expectation(claim)}"
+    return f"{sentence}." if agrees is not None else f"{sentence}, but the amounts are too near one another to be sure."
 
 
 def _reason_of_number(claim: Claim, observation: Observation, value: float, agrees: bool | None) -> str:
@@ -292,9 +291,9 @@ def _reason_of_number(claim: Claim, observation: Observation, value: float, agre
     expectation = _expectation(claim)
     on_rows = {ByOthers: " on these rows", ByPublicRuns: " in these runs"}.get(type(claim.rule), "")
     judged = {
-        None: f"which neither confirms nor excludes {expectation}",
+        None: f"which neither agrees with nor leaves out {expectation}",
         True: f"which agrees with {expectation}{on_rows}",
-        False: f"but the source says {expectation}",
+        False: f"where the source has {expectation}",
     }[agrees]
     return f"{claim.expected.unit}: {subject} give{s} {_number(value)}{between}, {judged}."
 
