@@ -21,17 +21,22 @@ _INTRODUCTION = (
     "This page is for the authors of the texts about ZeRO that this project examined. For each text, a table lists the "
     "most important wrong sentences, the worst first, and what to write or do instead.",
     "The last column links to the evidence. *Predicted* means that our models of memory and time decide, and nothing "
-    "was run. *Runs* and *executed* are runs of small models and of the text's own code on a CPU, so they say nothing "
+    "was run. *Runs* and *executed* mean runs of small models and of the text's own code on a CPU, which say nothing "
     "about speed on GPUs.",
     "If you disagree, [dispute the verdict](../docs/CONTRIBUTING.md#dispute-a-verdict).",
 )
 
-# Where the records are shown that a function of by_records reads, if the rule does not name a study.
+# The page that shows the records that a function of by_records reads, if the rule does not name a study.
 _PAGE_OF_FUNCTION = {
     "volume": "cpu/communication.md", "volume_ratio": "cpu/communication.md", "reduced_ratio": "cpu/communication.md",
     "uses_collective": "cpu/communication.md", "state_bytes_per_parameter": "cpu/model_states.md",
     "state_ratio": "cpu/model_states.md", "peak_ratio": "cpu/peaks_real.md", "different_bits": "losses.md",
     "accumulation_difference": "cpu/parity.md", "protocol_effect": "published-program.md",
+}  # fmt: skip
+# What such a page shows, as the text of a link to it.
+_SHOWN = {
+    "cpu/communication.md": "messages", "cpu/model_states.md": "model states", "cpu/peaks_real.md": "peaks",
+    "losses.md": "losses", "cpu/parity.md": "losses", "published-program.md": "repaired program",
 }  # fmt: skip
 _PAPERS = {
     "infinity": "https://arxiv.org/abs/2104.07857", "offload": "https://arxiv.org/abs/2101.06840",
@@ -95,7 +100,8 @@ def _evidence(reading: JudgedClaim) -> str:
     ledger_file = f"../study/claims/ledger/{reading.source}.yaml"
     match basis:
         case "record":
-            return f"[runs]({_of_records(claim)})"
+            page = _of_records(claim)
+            return f"[runs: {_SHOWN.get(page, 'records')}]({page})"
         case "execution":
             return "[executed](cpu/published/snippets.json)"
         case "others" if isinstance(claim.rule, ByPublicRuns):
