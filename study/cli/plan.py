@@ -401,7 +401,7 @@ def _predict(study: str | None, gpu: str | None, num_gpus: int | None, output: P
             )
         paths = predictions.write_all(output)
     elif gpu is None:
-        raise Refusal("--gpu is missing. For instance: zero-study predict STUDY --gpu a100-80gb --gpus 8")
+        raise Refusal("--gpu is missing. For instance, write `zero-study predict STUDY --gpu a100-80gb --gpus 8`.")
     else:
         paths = [predictions.write(output, predictions.predict_study(studies.find(study), gpu, num_gpus or 1))]
     if as_json:

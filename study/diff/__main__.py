@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from .. import terminal
 from ..errors import Refusal, exit_if_missing
 from ..verdict import REFUSED
 from . import NUM_STEPS
@@ -22,11 +23,11 @@ with exit_if_missing(is_command=__name__ == "__main__"):
 
 
 def run_command() -> None:
-    """Execute the command line. A refused request ends with one line on stderr and exit status 2."""
+    """Execute the command line. A refused request ends with one error on stderr and exit status 2."""
     try:
         main()
     except Refusal as refusal:
-        print(f"zero-study: {refusal}", file=sys.stderr)
+        terminal.print_error(refusal)
         sys.exit(REFUSED)
 
 

@@ -21,6 +21,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from .. import terminal
 from ..answers import envelope
 from ..engines import scripts
 from ..engines.hooks import wrap_function
@@ -143,10 +144,10 @@ def _run(script: Path, arguments: Sequence[str]) -> Any:
     except SystemExit as end:
         return end.code
     except (TrainingFault, ConfigMismatch, KnownFault) as error:
-        print(f"prove: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        terminal.print_error(f"{type(error).__name__}: {error}", "prove")
         return FOUND
     except Unverified as error:
-        print(f"prove: not checked: {error}", file=sys.stderr, flush=True)
+        terminal.print_error(f"not checked: {error}", "prove")
         return UNKNOWN
     return 0
 
