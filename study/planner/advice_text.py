@@ -33,8 +33,8 @@ MEASURED = "the step that you measured"  # as evidence of a time
 MARK = "*"  # of rows with another precision than the requested one
 
 
-def text(advice: Advice) -> str:
-    """Return the advice as a text of 80 columns.
+def text(advice: Advice, path: Path | None = None) -> str:
+    """Return the advice as a text of 80 columns. `path` is the file that --write writes, or None.
 
     It has the answer, a table with the meaning of its columns, why other strategies are not recommended, how to start
     the training, and what is assumed. If the answer recommends a change of the request, all of them are of the training
@@ -58,7 +58,7 @@ def text(advice: Advice) -> str:
             *wrapped([" ".join([*legend(chosen, start.request), *shown_line(start)])]),
             *_reasons(start),
             *_changes(advice),
-            *_start(start),
+            *_start(start, path=path),
             "",
             *block_lines("Assumed", _assumed_briefly(start)),
             "",
@@ -275,15 +275,15 @@ def _changes(advice: Advice) -> list[str]:
     return ["", *wrapped([title]), *lines, *wrapped(reasons.price_of_changes(advice))] if lines else []
 
 
-def _start(advice: Advice, begin: str = "Start it") -> list[str]:
+def _start(advice: Advice, begin: str = "Start it", path: Path | None = None) -> list[str]:
     """Return the command that starts the recommended strategy, and what the program has to set."""
-    start = launch_or_why(advice)
+    start = launch_or_why(advice, path)
     if start is None:
         return []
     if isinstance(start, str):
         return ["", *wrapped([f"No launch command: {start}"])]
     files = [Path(name).name for name in start.files]
-    written = f" (--write {files[0]} writes the file)" if files else ""
+    written = f" (--write {files[0]} writes the file)" if files and path is None else ""
     program = "this project's trainer" if start.stack == "study" else start.stack
     lines = [
         *wrapped([f"{begin} with {program}{written}:"]),
@@ -299,10 +299,13 @@ def _start(advice: Advice, begin: str = "Start it") -> list[str]:
     return ["", *lines]
 
 
-def launch_or_why(advice: Advice) -> Launch | str | None:
-    """Return the launch, or the reason why there is none. None if no strategy is recommended."""
+def launch_or_why(advice: Advice, path: Path | None = None) -> Launch | str | None:
+    """Return the launch, or the reason why there is none. None if no strategy is recommended.
+
+    The launch reads the file `path`, or a file with the name of the strategy.
+    """
     try:
-        return launch.launch(advice)
+        return launch.launch(advice, path)
     except Refusal as refusal:
         return str(refusal)
 
@@ -322,8 +325,8 @@ def block_lines(title: str, pairs: Iterable[tuple[str, str]]) -> list[str]:
     return [*lines, *([f"  {left}"] if left else [])]
 
 
-def text_of_all(advice: Advice) -> str:
-    """Return the advice in full, within the terminal's width.
+def text_of_all(advice: Advice, path: Path | None = None) -> str:
+    """Return the advice in full, within the terminal's width. `path` is the file that --write writes, or None.
 
     It has what the short text has, all strategies, the parts of their memory, and the evidence behind the times.
     """
@@ -373,7 +376,7 @@ def text_of_all(advice: Advice) -> str:
             *map(terminal.wrap, [*meanings, *shown_line(advice)]),
             *_reasons(advice),
             *_changes(asked),
-            *_start(advice),
+            *_start(advice, path=path),
             *(_start(asked, "Without the change, start it") if asked.changed else []),
             "",
             *block_lines("Assumed", assumed_settings(request, box, groups_of(advice), advice.shape)),
@@ -579,8 +582,11 @@ UNITS = {
 }
 
 
-def content(advice: Advice) -> dict[str, Any]:
-    """Return the advice as plain data for JSON. The key "units" has the unit of each number."""
+def content(advice: Advice, path: Path | None = None) -> dict[str, Any]:
+    """Return the advice as plain data for JSON. The key "units" has the unit of each number.
+
+    `path` is the file that --write writes, or None.
+    """
     gpu, start = advice.box.gpu, advice.to_start
     return {
         **_model_content(advice.shape),
@@ -606,14 +612,14 @@ def content(advice: Advice) -> dict[str, Any]:
         "why_not": reasons.why_not(start),
         "remedies": [_remedy_content(remedy) for remedy in advice.remedies],
         "recommended_change": None if advice.change is None else _changed_content(advice.change, start),
-        "launch": _launch_content(start),
+        "launch": _launch_content(start, path),
         "launch_without_change": None if advice.change is None else _launch_content(advice),
         "units": UNITS,
     }
 
 
-def _launch_content(advice: Advice) -> dict[str, Any] | None:
-    start = launch_or_why(advice)
+def _launch_content(advice: Advice, path: Path | None = None) -> dict[str, Any] | None:
+    start = launch_or_why(advice, path)
     return None if start is None or isinstance(start, str) else dataclasses.asdict(start)
 
 

@@ -365,9 +365,10 @@ def _result(runs: Sequence[Planned], outcomes: Sequence[Outcome], num_missing: i
         text += f" {num_missing} of {len(runs)} runs have no outcome yet. To continue, run the same command again."
     folder = runs[0].run.folder.parent
     text += f" Records: {folder}/RUN/record.json."
+    lines = [terminal.wrap(text)]
     if counts["ok"]:
-        text += f" To compare the runs: zero-study compare {folder}"
-    return terminal.wrap(text)
+        lines += ["To compare the runs:", terminal.command(["zero-study", "compare", str(folder)], "  ")]
+    return "\n".join(lines)
 
 
 def _ok_first(status: str) -> tuple[bool, str]:
