@@ -289,7 +289,7 @@ def test_a_short_step_has_no_upper_end(capsys):
 def test_hybrid_sharding_is_within_nodes(capsys):
     nodes = ["--model", "llama-2-7b", "--gpu", "a100-80gb", "--gpus", "64", "--strategy"]
     assumed = " ".join(printed(capsys, *nodes, "fsdp2_hybrid", "--all").split()).partition("Assumed:")[2]
-    assert "fsdp2_hybrid in groups of 8" in assumed
+    assert "fsdp2_hybrid shards within groups of 8" in assumed
 
     def states(*words: str) -> float:
         (option,) = told(capsys, *nodes, *words)["strategies"]

@@ -385,11 +385,11 @@ def text_of_all(advice: Advice, path: Path | None = None) -> str:
             "",
             *terminal.table(head, memory),
             "",
-            "Evidence behind the times:",
-            *map(terminal.wrap, _evidence(advice)),
+            "Evidence behind the times, which others measured and published:",
+            *(terminal.wrap(line, "  ", "    ") for line in _evidence(advice)),
             "",
-            "Evidence behind the memory:",
-            *map(terminal.wrap, _memory_evidence(advice)),
+            "Evidence behind the memory, which others measured and published:",
+            *(terminal.wrap(line, "  ", "    ") for line in _memory_evidence(advice)),
         ]
     )
 
@@ -400,14 +400,14 @@ def _evidence(advice: Advice) -> list[str]:
     for option in advice.options:
         if (sentence := _rests_on(option)) is not None:  # a note says that no evidence is known for short steps
             names.setdefault(sentence, []).append(option.strategy.name)
-    return [f"s/step of {', '.join(sharing)}: {sentence}." for sentence, sharing in names.items()]
+    return [f"{', '.join(sharing)}: {sentence}." for sentence, sharing in names.items()]
 
 
 # What the printed memory is compared with.
 _QUANTITIES = {
     "peak_allocated_bytes": ("published peak of tensors", "published peaks of tensors"),
     "peak_reserved_bytes": ("published peak of reserved memory", "published peaks of reserved memory"),
-    "used_bytes": ("published value of the whole card", "published values of the whole card"),
+    "used_bytes": ("published value for the whole GPU", "published values for the whole GPU"),
 }
 
 
@@ -415,18 +415,25 @@ def memory_evidence(option: StrategyPrediction) -> str:
     """Return a sentence with the measured errors of the printed memory, for the option's class of engine."""
     if option.shape.adapter is not None:
         return (
-            "published memory of trainings with adapters is in the report How accurate the planner is, in the section "
-            "about adapters"
+            "The report How accurate the planner is compares the predictions with published memory of trainings with "
+            "adapters"
         )
-    parts = []
-    for errors in intervals.memory_errors(option.shape, option.prediction.engine):
-        parts.append(
-            f"{terminal.count(errors.count, *_QUANTITIES[errors.quantity])} from "
-            f"{terminal.count(errors.sources, 'source')}: "
-            f"{100 * errors.median:.0f} % off in the median, {100 * abs(errors.worst):.0f} % at worst, "
-            f"too low for {errors.too_low}"
-        )
-    return "; ".join(parts) or "no published memory of this kind of engine"
+    parts = list(map(_error, intervals.memory_errors(option.shape, option.prediction.engine)))
+    if not parts:
+        return "No memory of trainings with this kind of engine was published"
+    return f"The error of the printed memory is {'; '.join(parts)}"
+
+
+def _error(errors: intervals.MemoryErrors) -> str:
+    """Return the error of the printed memory for one kind of published memory, in words."""
+    published = f"{terminal.count(errors.count, *_QUANTITIES[errors.quantity])} from "
+    published += terminal.count(errors.sources, "source")
+    worst = f"{100 * abs(errors.worst):.0f} %"
+    if errors.count == 1:
+        return f"{worst} for {published}{' (it is higher than printed)' if errors.too_low else ''}"
+    are = "is" if errors.too_low == 1 else "are"
+    higher = f" ({errors.too_low} of them {are} higher than printed)" if errors.too_low else ""
+    return f"{100 * errors.median:.0f} % in the median and {worst} at most for {published}{higher}"
 
 
 def _memory_evidence(advice: Advice) -> list[str]:
@@ -434,7 +441,7 @@ def _memory_evidence(advice: Advice) -> list[str]:
     names: dict[str, list[str]] = {}
     for option in advice.options:
         names.setdefault(memory_evidence(option), []).append(option.strategy.name)
-    return [f"GiB of {', '.join(sharing)}: {sentence}." for sentence, sharing in names.items()]
+    return [f"{', '.join(sharing)}: {sentence}." for sentence, sharing in names.items()]
 
 
 def _size(shape: ModelShape) -> str:
@@ -508,7 +515,10 @@ def _assumed_briefly(advice: Advice) -> list[tuple[str, str]]:
 def groups_of(advice: Advice) -> str:
     """Return how many GPUs share one copy of the model states. The text is empty if all GPUs do."""
     grouped = [option for option in advice.options if option.prediction.engine.replicas > 1]
-    return f"{grouped[0].strategy.name} in groups of {grouped[0].prediction.engine.num_shards}" if grouped else ""
+    if not grouped:
+        return ""
+    shards = terminal.count(grouped[0].prediction.engine.num_shards, "GPU")
+    return f"{grouped[0].strategy.name} shards within groups of {shards}"
 
 
 def cells(option: StrategyPrediction, request: Request) -> dict[str, str]:
