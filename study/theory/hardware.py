@@ -260,7 +260,8 @@ def described(box: Cluster) -> list[tuple[str, str]]:
     kind = "bf16" if "bf16" in gpu.peak_flops_per_second else "fp16"
     total = f"{gpu.torch_memory_bytes / 2**30:.1f} GiB"
     sees = {"messages": "", "same chip": " (as another GPU with this chip)", "estimated": " (estimated)"}
-    nodes = f"{box.num_nodes} {'node' if box.num_nodes == 1 else 'nodes'} with {box.gpus_per_node} GPUs{' each' * (box.num_nodes > 1)}"
+    several = f"{box.num_nodes} nodes with {box.gpus_per_node} GPUs each"
+    nodes = several if box.num_nodes > 1 else f"1 node with {box.gpus_per_node} GPUs"
     if box.is_part_of_node:
         nodes = f"{box.num_gpus} of the {box.gpus_per_node} GPUs of one node"
     link = f"{gpu.link}: " if gpu.link else ""
