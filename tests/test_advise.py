@@ -7,6 +7,7 @@ import functools
 import json
 import random
 import re
+import statistics
 from pathlib import Path
 from typing import get_args
 
@@ -20,7 +21,7 @@ from study import cli, files, planner
 from study.config import build_config
 from study.dryrun.traced import Traced
 from study.errors import Refusal
-from study.planner import Request, advice_text, choose
+from study.planner import Request, advice_text, choose, published_rows
 from study.planner import request as requests
 from study.planner.trace import trace_options
 from study.records import schema
@@ -274,6 +275,15 @@ def test_the_fewest_gpus_of_a_model(capsys):
     assert "never" not in printed(capsys, "--gpu", "a100-40gb", "--model", "gpt2", "--all")
 
 
+def test_the_note_on_short_steps_has_the_errors_of_the_published_ones(capsys):
+    short = [row for row in published_rows.load().content["unseen"] if row["outside"].startswith("small")]
+    ratios = [1 / (1 + row["error"]) for row in short]
+    arguments = ["--model", "gpt2", "--gpu", "a100-80gb", "--gpus", "8", "--strategy", "ddp", "--micro-batch-size", "1"]
+    text = " ".join(printed(capsys, *arguments, "--sequence-length", "512", "--all").split())
+    assert f"took {min(ratios):.1f} to {max(ratios):.1f} times as long as predicted" in text
+    assert f"(median {statistics.median(ratios):.1f})" in text
+
+
 def test_a_short_step_has_no_upper_end(capsys):
     """The interval was never held against steps in which the host's launches of kernels may count."""
     arguments = ["--model", "gpt2", "--gpu", "a100-80gb", "--gpus", "8", "--strategy", "ddp"]
@@ -281,7 +291,7 @@ def test_a_short_step_has_no_upper_end(capsys):
     for size, is_short in (("1", True), ("64", False)):
         text = printed(capsys, *arguments, size, "--all")
         assert ("\nNote: short steps " in text, "-?)" in text) == (is_short, is_short)
-        assert ("a factor of" in text) != is_short
+        assert ("This range comes from" in " ".join(text.split())) != is_short
         (option,) = told(capsys, *arguments, size)["strategies"]
         assert (option["seconds_per_step_high"] is None) == (option["seconds_per_step_rests_on"] is None) == is_short
 

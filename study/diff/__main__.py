@@ -7,7 +7,6 @@ comparison uses such runs to measure the effect of rounding.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +32,7 @@ def run_command() -> None:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Run a script as Python would, and record its first optimizer steps."""
-    parser = argparse.ArgumentParser("python -m zero_study.diff", allow_abbrev=False, description=__doc__)
+    parser = scripts.Parser("python -m zero_study.diff", allow_abbrev=False, description=__doc__)
     parser.add_argument("--output", type=Path, required=True, help="folder to write, with one file per rank")
     parser.add_argument("--steps", type=int, default=NUM_STEPS, help="number of optimizer steps to record")
     parser.add_argument("--noise", type=int, help="record a run with random rounding, of this number")

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 
 from .. import terminal
+from ..verdict import REFUSED
 from . import cpu_launch, torch_locks
 from .hooks import wrap_function
 
@@ -25,6 +26,14 @@ LETTING_GO_SECONDS = 0.05  # a thread needs microseconds, on a machine that is b
 # its process group might wait for their threads forever, and the script's exit handlers would lack them.
 _globals: list[dict[str, Any]] = []
 _module: list[str] = []  # how `parse` was called: -m, the name of the program, and its options
+
+
+class Parser(argparse.ArgumentParser):
+    """The parser of a program that is started with `python -m`. It refuses a command line with one wrapped error."""
+
+    def error(self, message: str) -> NoReturn:
+        terminal.print_error(f"{message.rstrip('.')}. `{self.prog} --help` lists the options.", self.prog)
+        sys.exit(REFUSED)
 
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str] | None) -> argparse.Namespace:

@@ -47,7 +47,7 @@ def described(request: Request, shape: ModelShape | None = None) -> list[tuple[s
         """Return a value with a mark if it is not the stack's default."""
         default = stack.loss_if(request.compile) if name == "loss_kernel" else getattr(stack, name)
         is_default = getattr(settings, name) == default
-        return value if is_default else f"{value} (you requested this; the default of {stack.name} is different)"
+        return value if is_default else f"{value}; you requested this, and the default of {stack.name} is different"
 
     kernels = "compiled (torch.compile)" if request.compile else words("kernels", KERNELS[settings.kernels])
     optimizer = f"{request.optimizer}, {OPTIMIZER_KERNELS[settings.optimizer_kernel]}"
@@ -110,11 +110,10 @@ def _frozen(request: Request) -> str:
     if request.lora_rank is None:
         return ""
     if request.load_in_4bit:
-        others = "16 bits" if request.stack == "trl" else "fp32 (prepare_model_for_kbit_training)"
-        return (
-            f"NF4 with double quantization. What is not quantized is in {others}, and under FSDP2 and DeepSpeed in 16 "
-            "bits"
-        )
+        others = "is in 16 bits"
+        if request.stack != "trl":
+            others = "is in fp32 (prepare_model_for_kbit_training), and under FSDP2 and DeepSpeed in 16 bits"
+        return f"NF4 with double quantization. What is not quantized {others}"
     return "fp32" if request.stack == "study" else _type("model", request.chosen_precision)
 
 
@@ -154,4 +153,4 @@ def _reduced(stack: Stack, settings: Stack, precision: str) -> str:
     when = "every micro step" if settings.sync_each_batch else "the last micro step, and not sharded until then"
     value = f"reduced in {_type(settings.reduce_dtype, precision)} in {when}"
     changed = [name for name in ("sync_each_batch", "reduce_dtype") if getattr(settings, name) != getattr(stack, name)]
-    return f"{value} (you requested this; the default of {stack.name} is different)" if changed else value
+    return f"{value}; you requested this, and the default of {stack.name} is different" if changed else value

@@ -5,7 +5,6 @@ On several processes: `accelerate launch -m zero_study.prove train.py` or `torch
 
 from __future__ import annotations
 
-import argparse
 import gc
 import itertools
 import json
@@ -91,7 +90,7 @@ def main(words: Sequence[str] | None = None) -> None:
         sys.exit(status)
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(scripts.Parser):
     """A parser that also refuses a command line as JSON, if that is what the command line asks for."""
 
     def error(self, message: str) -> NoReturn:
