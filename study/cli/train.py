@@ -102,7 +102,7 @@ def _train(
         chosen_options = {**given(options), **({} if timeout is None else {"timeout": timeout})}
         print(summary.of_run(run.folder, next_run.commands(run, chosen_options)))
     if ended.status == "crashed":
-        print("\n".join([" ".join(ended.command), *ended.stderr_tail]))
+        print("\n".join([terminal.command(ended.command), *ended.stderr_tail]))
     return 0 if ended.status == "ok" else 1
 
 

@@ -147,7 +147,7 @@ def run_one(study: Study, run: Run, folder: Path, timeout_seconds: float, is_fir
     if not is_first_machine:
         _clear(run.own_folder)
         ended = launch.launch(run, timeout_seconds)
-        print(f"{run.run_id}: {ended.status}, {ended.message}", flush=True)
+        print(terminal.wrap(f"{run.run_id}: {ended.status}, {ended.message}", later_indent="  "), flush=True)
         return ALL_OK if ended.status == "ok" else SOME_NOT_OK
     (outcome,) = _outcomes(study_plan, Slot())
     return ALL_OK if outcome.status == "ok" else SOME_NOT_OK
