@@ -176,3 +176,19 @@ def test_adapters_are_suggested_only_if_nothing_fits(words, are_adapters_named):
         fitting = [strategy["name"] for strategy in changed["strategies"] if strategy["fits"]]
         assert bool(fitting) == (" fits: " in each["predicted"])
         assert not fitting or each["predicted"].split()[0] in fitting
+
+
+def test_a_difference_of_nothing_is_not_called_less_time():
+    words = [
+        "--model",
+        "qwen2.5-32b",
+        "--gpu",
+        "rtx-4090",
+        "--gpus",
+        "1",
+        "--lora-rank",
+        "16",
+        "--lora-target",
+        "all-linear",
+    ]
+    assert " 0 %" not in web.answer(words)["answer"]
