@@ -1,4 +1,4 @@
-"""The `zero-study` command: the only place that prints errors. `zero-study --help` lists what it can do."""
+"""The `zero-study` command: it prints the errors of all commands. `zero-study --help` lists what it can do."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NO_READER = 128 + signal.SIGPIPE  # the status that a shell reports for a progra
 
 
 def main() -> None:
-    """Run a command; a refusal is one line and exit status 2."""
+    """Run a command. A refusal prints one error and ends with exit status 2."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a folder's name may be bytes that are no text
     # A run is in a process group of its own: were this process just to die, it would go on.
@@ -58,7 +58,7 @@ def _status() -> int:
     except Refusal as refusal:
         return _refuse(refusal)
     except RunFailed as failure:
-        print(f"zero-study: {failure}", file=sys.stderr)
+        terminal.print_error(failure)
         return _print_json("failed", str(failure), FOUND)
     except ModuleNotFoundError as error:
         if (message := describe_missing(error)) is None:
@@ -66,7 +66,7 @@ def _status() -> int:
         return _refuse(message)
     except KeyboardInterrupt:
         kept = "; finished runs are kept" if sys.argv[1:2] in (["run"], ["train"]) else ""
-        print(f"zero-study: interrupted{kept}", file=sys.stderr)
+        terminal.print_error(f"interrupted{kept}")
         return _print_json("interrupted", "The command was interrupted.", INTERRUPTED)
     except BrokenPipeError:
         raise
@@ -79,7 +79,7 @@ def _report(error: Exception) -> None:
     """Print an error that is a fault of the program itself."""
     with contextlib.suppress(OSError):
         traceback.print_exception(error)
-        print("zero-study: this is an error in zero-study, so there is no result. Please report it.", file=sys.stderr)
+        terminal.print_error("this is an error in zero-study, so there is no result. Please report it.")
 
 
 def _refuse_file(error: OSError) -> int:
@@ -95,7 +95,7 @@ def _refuse_file(error: OSError) -> int:
 
 def _refuse(message: object, status: int = REFUSED) -> int:
     line = " ".join(str(message).splitlines())  # a file's name may have several
-    print(f"zero-study: {line}", file=sys.stderr)
+    terminal.print_error(line)
     return _print_json("refused" if status == REFUSED else "not checked", line, status)
 
 

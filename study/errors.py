@@ -9,11 +9,13 @@ import re
 import reprlib
 import shlex
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
+
+from . import terminal
 
 if TYPE_CHECKING:  # `prove` and `diff` run where neither is installed
     import click
@@ -30,13 +32,27 @@ class Refusal(ValueError):
 def unknown_name_message(kind: str, name: object, valid_names: Iterable[str], accepts: str) -> str:
     """Return a one-line message for an unknown name.
 
-    It suggests the most similar names, or lists all valid names if none is similar. `accepts` is the text before that
-    list, for instance "--size takes".
+    If several valid names begin with it, it asks which of them is meant. Otherwise it suggests the most similar names,
+    or lists all valid names if none is similar. `accepts` is the text before that list, for instance "--size takes".
     """
     names = list(valid_names)
+    begun = [valid for valid in names if name and valid.startswith(str(name))]
+    if len(begun) > 1:
+        return several_names_message(kind, name, begun)
     similar = difflib.get_close_matches(str(name), names, n=2)
     hint = f"did you mean {' or '.join(similar)}?" if similar else f"{accepts} {', '.join(names)}"
     return f"{kind} {name!r} is unknown; {hint}"
+
+
+def several_names_message(kind: str, name: object, fitting_names: Sequence[str]) -> str:
+    """Return a one-line message that asks which of several names is meant by one that fits all of them."""
+    names = list(fitting_names)
+    left_out = len(names) - _MOST_NAMES
+    last = f"{left_out} others" if left_out > 1 else names.pop()
+    return f"{kind} {name!r} can be {', '.join(names[:_MOST_NAMES])} or {last}. Which one? Write its whole name"
+
+
+_MOST_NAMES = 8  # in a message
 
 
 class Failed(RuntimeError):
@@ -164,12 +180,12 @@ def describe_missing(error: ModuleNotFoundError) -> str | None:
         required = importlib.metadata.requires("zero-study") or []
     except importlib.metadata.PackageNotFoundError:  # run from a clone that is not installed
         is_ours = missing in ("", "study", "zero_study")
-        return None if is_ours else f"{missing} is not installed; in the clone run: make setup"
+        return None if is_ours else f"{missing} is not installed. In the clone, run `make setup`."
     for line in required:
         name, extra = re.split(r"[^\w.-]", line)[0], re.search(r"extra == ['\"](\w+)", line)
         # markdown-it-py is imported as markdown_it.
         if extra and missing and f"{name.lower().replace('-', '_')}_".startswith(f"{missing}_"):
-            return f"{name} is not installed; run: {install_command(extra[1])}"
+            return f"{name} is not installed. Run `{install_command(extra[1])}`."
     return None
 
 
@@ -217,14 +233,14 @@ def exit_if_missing(is_command: bool) -> Iterator[None]:
         message = describe_missing(missing) if is_command else None
         if message is None:
             raise
-        print(f"zero-study: {message}", file=sys.stderr)
+        terminal.print_error(message)
         sys.exit(2)
 
 
 def run_command(command: click.Command) -> None:
     """Run the command line of a module and exit with its status.
 
-    An invalid command line and a Refusal print one line and exit with status 2. RunFailed exits with status 1.
+    An invalid command line and a Refusal print one error and exit with status 2. RunFailed exits with status 1.
     """
     import click
 
@@ -237,5 +253,5 @@ def run_command(command: click.Command) -> None:
     except RunFailed as failure:
         status, message = 1, str(failure)
     if message:
-        print(message, file=sys.stderr)
+        terminal.print_error(message)
     sys.exit(status)

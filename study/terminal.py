@@ -12,6 +12,7 @@ import itertools
 import math
 import os
 import re
+import shlex
 import shutil
 import sys
 import textwrap
@@ -21,19 +22,30 @@ from typing import Any, SupportsFloat, cast
 GIB = 1 << 30
 
 # Text that is not broken at its spaces: a JSON snippet to paste, or a command in backticks.
-_WHOLE = re.compile(r"""("[^"\s]+": )?\{[^{}]{1,60}\}|\[[^\[\]]{1,40}\]|"[^"\s]+": [^\s{]+|`[^`]{1,60}`""")
+_WHOLE = re.compile(
+    r"""("[^"\s]+": )?\{[^{}]{1,60}\}|\[[^\[\]]{1,40}\]|"[^"\s]+": [^\s{]+|`[^`]{1,60}`|"""
+    r"""`(zero-study|python|pip|torchrun|accelerate|deepspeed|make|export) [^`]+`"""
+)
 _KEPT_SPACE = "\N{NO-BREAK SPACE}"  # textwrap does not break lines here
 
 DEFAULT_WIDTH = 80
+_ERROR_INDENT = "  "  # of the lines of an error after the first
 NARROWEST = 40
 WRAPPED_FROM = 16  # characters; shorter cells of a table are not wrapped
 
 _NUMBER = re.compile(r"[-+\N{MINUS SIGN}.<(]*\d[-+\d.,:e\N{MINUS SIGN}]*( ?(%|x|GiB|MiB|KiB|s))?\)?")
 
 
-def width() -> int:
-    """Return the number of columns of the terminal, or 80 if it is unknown. The variable COLUMNS overrides it."""
-    return max(NARROWEST, shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns)
+def width(stream: int = 1) -> int:
+    """Return the number of columns of the terminal, or 80 if it is unknown. The variable COLUMNS overrides it.
+
+    `stream` is the number of the stream that is written to: 1 for standard output, 2 for standard error.
+    """
+    columns = shutil.get_terminal_size((0, 0)).columns
+    if stream != 1 and not os.environ.get("COLUMNS"):
+        with contextlib.suppress(OSError):
+            columns = os.get_terminal_size(stream).columns
+    return max(NARROWEST, columns or DEFAULT_WIDTH)
 
 
 def wrap(text: str, indent: str = "", later_indent: str | None = None, columns: int | None = None) -> str:
@@ -55,6 +67,57 @@ def wrap(text: str, indent: str = "", later_indent: str | None = None, columns: 
             break_on_hyphens=False,
         ) or [""]
     return "\n".join(lines).replace(_KEPT_SPACE, " ")
+
+
+def print_error(message: object, program: str = "zero-study") -> None:
+    """Print an error to standard error, wrapped to the width of the terminal.
+
+    All errors for people are printed here. Commands in backticks stay on one line, so that they can be copied.
+    """
+    line = f"{program}: {' '.join(str(message).splitlines())}"
+    print(wrap(line, later_indent=_ERROR_INDENT, columns=width(2)), file=sys.stderr, flush=True)
+
+
+def last_error(text: str) -> str:
+    """Return the last error that `print_error` wrote to a program's standard error, on one line.
+
+    If there is none, return the last line.
+    """
+    lines = [line for line in text.splitlines() if line.strip()]
+    begin = max((number for number, line in enumerate(lines) if not line.startswith(_ERROR_INDENT)), default=0)
+    return " ".join(line.strip() for line in lines[begin:])
+
+
+def command(words: Iterable[str], indent: str = "", columns: int | None = None) -> str:
+    """Return a command for a shell, which fits the width of the terminal and can be copied.
+
+    Words are quoted where the shell needs it. A command that is too long continues on lines that are indented further,
+    with a backslash at the end of each line but the last.
+    """
+    lines, line = list[str](), indent
+    for part in _parts(words):
+        is_first = line.strip() == ""
+        if not is_first and len(line) + len(part) + len(" \\") >= (columns or width()):
+            lines.append(f"{line} \\")
+            line = f"{indent}    {part}"
+        else:
+            line += part if is_first else f" {part}"
+    return "\n".join([*lines, line])
+
+
+def _parts(words: Iterable[str]) -> Iterator[str]:
+    """Yield the quoted words of a command. An option is in one part with its value."""
+    option = ""
+    for word in map(shlex.quote, words):
+        if word.startswith("-"):
+            if option:
+                yield option
+            option = word
+        else:
+            yield f"{option} {word}".lstrip()
+            option = ""
+    if option:
+        yield option
 
 
 def printable(text: str) -> str:

@@ -539,7 +539,7 @@ main()
 @pytest.mark.launches
 def test_five_lines_of_a_real_run():
     run = launching.run("zero3_nvme_offload", **CLIPPED)
-    text = summary.of_run(run.run_dir)
+    text = summary.of_run(run.run_dir, [["zero-study", "train", "--size", "tiny"], ["zero-study", "compare", "runs"]])
     assert max(len(line) for line in text.splitlines() if "/" not in line) <= 80
     text = re.sub(r"\n {10}", " ", text)
     lines = dict(line.split(maxsplit=1) for line in text.splitlines())
@@ -556,14 +556,13 @@ def test_five_lines_of_a_real_run():
     assert "(arXiv:1910.02054: 3.00)" in lines["sent"]
     assert lines["time"].endswith(")")
     assert lines["record"] == str(run.run_dir / "record.json")
-    assert "zero-study train --strategy ddp, then zero-study compare " in lines["next"]
+    assert lines["next"].endswith(": zero-study train --size tiny zero-study compare runs")
 
 
 @pytest.mark.launches
 def test_what_was_not_measured_is_said():
     text = summary.of_run(launching.run("ddp", **CLIPPED, measure=False).run_dir)
     assert text.count("not measured (--no-measure)") == 2
-    assert "zero-study train --strategy zero2, then" in " ".join(text.split())
 
 
 def test_a_run_without_distribution_sends_nothing(tmp_path):

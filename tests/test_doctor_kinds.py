@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
+import shlex
 import shutil
 import tomllib
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 import yaml
 from refusing import refusal
 
-from study import cli
+from study import cli, terminal
 from study.doctor import checkup, examine, kinds, several, text
 from study.doctor.findings import Finding
 from study.strategy.file import CONFIGS
@@ -415,10 +417,17 @@ def test_a_script_that_was_not_started_as_it_expects_says_what_to_write(monkeypa
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("sys.argv", ["prove"])
     monkeypatch.setattr("sys.path", ["", *__import__("sys").path])
-    Path("train.py").write_text("import torch.distributed as dist\ndist.init_process_group('gloo')\n")
-    with pytest.raises(ValueError, match="RANK expected"):
-        scripts.run(Path("train.py"), [])
-    assert cpu_launch.WITHOUT_LAUNCHER in capsys.readouterr().err
+    Path("train.py").touch()
+    words = ["--strict", "train.py", "--name", "two words"]
+    given = scripts.parse(argparse.ArgumentParser("python -m zero_study.prove"), words[1:])
+    monkeypatch.setattr(scripts, "_module", ["-m", "zero_study.prove", *words[:1]])
+    for line in ("dist.init_process_group('gloo')", "import os; os.environ['LOCAL_RANK']"):
+        Path("train.py").write_text(f"import torch.distributed as dist\n{line}\n")
+        with pytest.raises(SystemExit, match="1"):
+            scripts.run(given.script, given.arguments)
+        command = terminal.last_error(capsys.readouterr().err).split("`")[1]
+        assert shlex.split(command)[-6:] == ["-m", "zero_study.prove", *words]
+        assert shlex.split(command)[:2] == ["torchrun", "--standalone"]
     launched = {"ACCELERATE_USE_DEEPSPEED": "true", "WORLD_SIZE": "2", "RANK": "0"}
     monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
     monkeypatch.setattr(cpu_launch, "_num_processes", lambda: 1)  # as accelerate says if it has found no other

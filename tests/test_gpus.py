@@ -168,12 +168,26 @@ def test_spellings_of_people_are_understood(text, name):
 
 @pytest.mark.parametrize(
     ("text", "suggested"),
-    [("4O90", "rtx-4090"), ("mi300", "mi300x"), ("rtx 6000", "rtx-6000-ada"), ("nvidiah100", "h100-sxm"),
-     ("a100", "a100-80gb"), ("gaudi", "gaudi2")],
+    [("4O90", "rtx-4090"), ("mi300", "mi300x"), ("nvidiah100", "h100-sxm"), ("a1", "a100-40gb"),
+     ("rtx-40", "rtx-4090")],
 )  # fmt: skip
 def test_names_that_are_nearly_right_are_suggested(text, suggested):
     with pytest.raises(ValueError, match=f"Did you mean .*{suggested}"):
         find_gpu(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds"),
+    [("a100", ["a100-40gb", "a100-80gb", "a100-pcie-40gb", "a100-pcie-80gb"]), ("NVIDIA A100", ["a100-40gb"]),
+     ("v100", ["v100-16gb", "v100-32gb"]), ("gaudi", ["gaudi2", "gaudi3"]),
+     ("rtx 6000", ["rtx-pro-6000", "rtx-6000-ada"])],
+)  # fmt: skip
+def test_a_name_that_fits_several_gpus_is_asked_back(text, kinds):
+    with pytest.raises(ValueError, match="Which one") as refused:
+        find_gpu(text)
+    assert "unknown" not in str(refused.value)
+    assert all(find_gpu(kind).name == kind for kind in kinds)
+    assert all(kind in str(refused.value) for kind in kinds)
 
 
 def test_gpu_list_shows_every_name(capsys, monkeypatch):

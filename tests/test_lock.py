@@ -16,7 +16,7 @@ import pytest
 from launching import ROOT, attempt, command_line, environment
 from test_launch import start, wait_until  # noqa: F401 - a fixture
 
-from study import files
+from study import files, terminal
 from study.errors import Failed, Refusal
 from study.records import schema
 from study.running import lock
@@ -128,7 +128,7 @@ def test_two_real_launches_into_one_folder(tmp_path):
         wait_until(lambda: (folder / lock.LOCK).exists() or first.poll() is not None)
         second = command_line(["train", *flags, "--max-steps", "2", "--seed", "1"])
         assert (second.returncode, second.stdout) == (2, "")
-        assert f"process {first.pid} on " in second.stderr
+        assert f"process {first.pid} on " in terminal.last_error(second.stderr)
         launcher = ["accelerate", "launch", "--config_file", "accelerate_configs/ddp.yaml", "--main_process_port", "0"]
         bare = attempt([*launcher, "study/train.py", *flags, "--max-steps", "2", "--seed", "2"])
         assert bare.returncode == 1

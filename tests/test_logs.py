@@ -607,7 +607,7 @@ def test_without_tensorboard_one_sentence_says_what_to_install(tmp_path, monkeyp
         formats.read(path)
     message = describe_missing(missing.value)
     assert message is not None
-    assert "tensorboard is not installed; run: pip install " in message
+    assert "tensorboard is not installed. Run `pip install " in message
 
 
 # ---------------------------------------------------------------- odd and damaged logs

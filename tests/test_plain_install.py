@@ -124,7 +124,7 @@ def test_a_command_works_or_names_the_extra(line, extra, plain_install):
         assert out
     else:
         package = r"[\w-]+"
-        said = rf"zero-study: {package} is not installed; run: pip install -e '.*\[{extra}\]'\n"
+        said = rf"zero-study: {package} is not installed\. Run\s+`pip install -e '.*\[{extra}\]'`\.\n"
         assert re.fullmatch(said, err), err
         assert (status, out) == (2, "")
 
@@ -148,12 +148,12 @@ def test_a_run_is_refused_where_one_package_is_missing(module, command, monkeypa
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ModuleNotFoundError) as missing:
         cli.run(command.split())
-    assert errors.describe_missing(missing.value).startswith(f"{module.replace('_', '-')} is not installed; run: pip ")
+    assert errors.describe_missing(missing.value).startswith(f"{module.replace('_', '-')} is not installed. Run `pip ")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("torch", "torch is not installed; in the clone run: make setup"), ("study.x", None)]
+    ("name", "said"), [("torch", "torch is not installed. In the clone, run `make setup`."), ("study.x", None)]
 )
 def test_a_clone_that_is_not_installed(monkeypatch, name, said):
     def requires(_):
@@ -169,7 +169,7 @@ def test_a_clone_that_is_not_installed(monkeypatch, name, said):
 )
 def test_a_missing_module_is_told_by_its_package(module, package, extra):
     said = errors.describe_missing(ModuleNotFoundError(name=module))
-    assert said == f"{package} is not installed; run: {errors.install_command(extra)}"
+    assert said == f"{package} is not installed. Run `{errors.install_command(extra)}`."
 
 
 COMMIT = "0123abc"

@@ -1,4 +1,4 @@
-"""Bad input: one line that says what, where and what to do; exit status 2; nothing started and nothing left behind."""
+"""Bad input: one error that says what, where and what to do; exit status 2; nothing started and nothing left behind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import soak
 import torch
 from launching import ROOT, attempt, command_line, environment, words
 
-from study import __main__, cli, files
+from study import __main__, cli, files, terminal
 from study.config import build_config
 from study.errors import Refusal
 from study.records import schema
@@ -38,16 +38,21 @@ def contents(folder: Path) -> list[Path]:
 
 
 def refusal(folder: Path, *arguments: str | Path, env: dict[str, str] | None = None) -> str:
-    """Return the line with which `zero-study train` refuses these arguments."""
+    """Return the error with which `zero-study train` refuses these arguments."""
     before = contents(folder)
     completed = command_line(["train", *arguments], cwd=folder, env=env)
     assert completed.returncode == 2, completed.stderr
     assert all(line.startswith("  ") for line in completed.stdout.splitlines())  # the progress of a launch
     assert contents(folder) == before
-    lines = completed.stderr.splitlines()
-    assert len(lines) == 1, completed.stderr
-    assert lines[0].startswith("zero-study: ")
-    return lines[0].removeprefix("zero-study: ")
+    return only_error(completed.stderr)
+
+
+def only_error(stderr: str) -> str:
+    """Return the one error that a command has printed, which is wrapped to the width of the terminal."""
+    first, *others = stderr.splitlines()
+    assert first.startswith("zero-study: "), stderr
+    assert all(line.startswith("  ") for line in others), stderr
+    return terminal.last_error(stderr).removeprefix("zero-study: ")
 
 
 # ---------------------------------------------------------------- flags
@@ -83,8 +88,7 @@ def test_subcommands(folder):
     ):
         completed = command_line(arguments.split(), cwd=folder)
         assert (completed.returncode, completed.stdout) == (2, "")
-        assert completed.stderr.startswith(f"zero-study: {expected}")
-        assert completed.stderr.count("\n") == 1, completed.stderr
+        assert only_error(completed.stderr).startswith(expected)
         assert not (folder / "runs").exists()
 
 

@@ -252,6 +252,37 @@ def test_the_page_answers_while_one_types(address, planner):
     assert page.locator("#answer [data-strategy]:not([hidden])").count() > hidden
 
 
+@pytest.mark.parametrize("viewport", [PHONE, DESKTOP], ids=["phone", "desktop"])
+def test_the_answer_is_on_the_first_screen(address, browser, viewport):
+    """On a desktop, it stands beside the fields. On a phone, it follows the first three of them."""
+    context = browser.new_context(viewport=viewport)
+    page = context.new_page()
+    ask(page, address, QUESTIONS[0])
+    form, first, answer = (page.locator(name).bounding_box() for name in ("#question", "#question .first", "#status"))
+    assert answer["y"] + 50 < viewport["height"]
+    if viewport is DESKTOP:
+        assert answer["x"] >= form["x"] + form["width"]
+    else:
+        assert page.locator("#gpus").is_visible()
+        assert not page.locator("#sequence-length").is_visible()
+        assert answer["y"] - (first["y"] + first["height"]) < 200
+    assert not page.locator("#answer .legend").is_visible()
+    page.get_by_text("What the colors and lines mean").click()
+    assert page.locator("#answer .legend").is_visible()
+    context.close()
+
+
+def test_lora_is_suggested_if_nothing_fits(address, planner):
+    page, _, _ = planner
+    ask(page, address, {"model": "qwen2.5-32b", "gpu": "rtx-4090", "gpus": "1"})
+    before = page.locator("#status").get_attribute("data-number")
+    page.locator("button[data-options*='--load-in-4bit']").click()
+    wait_for_answer(page, before)
+    assert page.locator("#lora-rank").input_value() == "16"
+    assert page.locator("#load-in-4bit").input_value() == "yes"
+    assert "load-in-4bit" in page.url
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_on_a_phone_and_in_print(address, browser, scheme):
     context = browser.new_context(viewport=PHONE, color_scheme=scheme)
@@ -277,7 +308,7 @@ def test_links_to_headings_keep_the_question(address, planner):
     page, _, _ = planner
     ask(page, address, QUESTIONS[1])
     asked, answer = page.url, page.locator("#status").inner_text()
-    page.locator("a.md-nav__link[href='#about-this-page']:visible").first.click()
+    page.evaluate("location.hash = '#about-this-page'")
     page.wait_for_url(asked)
     assert page.locator("#gpu").input_value() == QUESTIONS[1]["gpu"]
     assert page.locator("#status").inner_text() == answer

@@ -9,6 +9,7 @@ from pathlib import Path
 import launching
 import pytest
 
+from study import terminal
 from study.claims import ledger
 from study.claims.rules import by_execution
 from study.claims.rules.by_execution import Execution
@@ -72,8 +73,8 @@ def test_the_committed_results_come_again(tmp_path):
 def test_the_command_refuses_what_it_cannot_execute(tmp_path):
     def refused(*words: str | Path) -> str:
         completed = launching.attempt(["python", "-m", "study.claims.snippets", *words])
-        assert (completed.returncode, completed.stdout, completed.stderr.count("\n")) == (2, "", 1)
-        return completed.stderr
+        assert (completed.returncode, completed.stdout, completed.stderr.count("zero-study: ")) == (2, "", 1)
+        return terminal.last_error(completed.stderr)
 
     name = "papers.none.such"
     assert f"--claim {name}: this claim has no code lines" in refused("--claim", name)

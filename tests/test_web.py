@@ -156,3 +156,39 @@ def test_odd_questions_are_refused_in_one_line(words, config, tmp_path, monkeypa
     if "refusal" in answer:
         assert answer["refusal"].isprintable()
     assert not (tmp_path / web.CONFIG).exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "are_adapters_named"),
+    [
+        (QUESTION, False),  # it fits
+        (["--model", "qwen2.5-32b", "--gpu", "rtx-4090", "--gpus", "1"], True),
+        (["--model", "qwen2.5-32b", "--gpu", "rtx-4090", "--gpus", "1", "--lora-rank", "8"], False),  # has an adapter
+    ],
+)
+def test_adapters_are_suggested_only_if_nothing_fits(words, are_adapters_named):
+    answer = web.answer(words)
+    assert bool(answer["adapters"]) == are_adapters_named
+    assert answer["change"] is None or answer["change"] in answer["answer"]
+    for each in answer["adapters"]:
+        # The options can be added to the question, and have the predicted result.
+        changed = web.answer([*words, *each["options"].split()])
+        fitting = [strategy["name"] for strategy in changed["strategies"] if strategy["fits"]]
+        assert bool(fitting) == (" fits: " in each["predicted"])
+        assert not fitting or each["predicted"].split()[0] in fitting
+
+
+def test_a_difference_of_nothing_is_not_called_less_time():
+    words = [
+        "--model",
+        "qwen2.5-32b",
+        "--gpu",
+        "rtx-4090",
+        "--gpus",
+        "1",
+        "--lora-rank",
+        "16",
+        "--lora-target",
+        "all-linear",
+    ]
+    assert " 0 %" not in web.answer(words)["answer"]

@@ -113,8 +113,24 @@ function readAddress() {
     field.value = value || (field.name === "stack" ? DEFAULTS.stack : "");
     if (field.name === "load-in-4bit" && field.name in values) field.value = "yes"; // a flag, whose value may be empty
   }
-  const more = document.getElementById("more");
-  if ([...more.querySelectorAll("[name]")].some(({ name }) => name in values)) more.open = true;
+  // Beside the answer, there is space for the usual settings. On a phone, they are folded, so that the answer follows.
+  for (const part of [document.getElementById("usual"), document.getElementById("more")]) {
+    if ([...part.querySelectorAll("[name]")].some(({ name }) => name in values)) part.open = true;
+  }
+  if (matchMedia("(min-width: 60em)").matches) document.getElementById("usual").open = true;
+}
+
+// Put options such as "--lora-rank 16 --load-in-4bit" into the form, and ask again.
+function apply(options) {
+  for (const [, name, value] of options.matchAll(/--([a-z0-9-]+)(?: ([^\s-]\S*))?/g)) {
+    const field = fields.find((each) => each.name === name);
+    if (field) field.value = value ?? "yes";
+    else otherOptions[name] = value ?? "";
+    const folded = field?.closest("details");
+    if (folded) folded.open = document.getElementById("usual").open = true;
+  }
+  ask();
+  statusLine.scrollIntoView({ block: "center" });
 }
 
 function fillForm(choices) {
@@ -230,7 +246,9 @@ function show(content, shown) {
     answerArea.replaceChildren();
     return;
   }
-  statusLine.textContent = content.answer;
+  // The first sentence is what to do. A period in a number is followed by a digit.
+  const [, first, others] = content.answer.match(/^(.*?\.)( .*|)$/s) ?? [null, content.answer, ""];
+  statusLine.replaceChildren(element("strong", {}, first), others);
   answerArea.replaceChildren(
     element("p", {}, [`${content.setting}. Predicted, not measured.`, ...content.trained].join(" ")),
     ...(content.training ? [element("p", {}, content.training)] : []),
@@ -244,11 +262,21 @@ function show(content, shown) {
   );
 }
 
-// Changes of the training with which it fits: the options that request each of them, and what is predicted then.
-function changes({ changes }) {
-  if (!changes.length) return [];
-  const lines = changes.map(({ options, predicted }) => element("li", {}, element("code", {}, options), `: ${predicted}`));
-  return [element("p", {}, "Changes that help:"), element("ul", {}, ...lines)];
+// Changes of the training with which it fits: the options that request each of them, and what is predicted then. If
+// nothing fits, LoRA and QLoRA are among them, also if they do not fit either.
+function changes({ changes, change, adapters }) {
+  const parts = change ? [useButton(change, "Put the recommended change into the form")] : [];
+  const list = (title, entries) => entries.length ? [element("p", {}, title), element("ul", { class: "changes" },
+    ...entries.map(({ options, predicted }) => element("li", {}, element("code", {}, options), `: ${predicted} `,
+      useButton(options, "Use this"))))] : [];
+  return [...parts, ...list("Changes that help:", changes),
+    ...list("Training an adapter needs less memory (LoRA; QLoRA also keeps the frozen weights in four bits):", adapters)];
+}
+
+function useButton(options, label) {
+  const button = element("button", { type: "button", "data-options": options }, label);
+  button.addEventListener("click", () => apply(options));
+  return button;
 }
 
 function strategies(content) {
@@ -271,10 +299,10 @@ function strategies(content) {
   const leftOut = Object.entries(content.left_out).map(([name, reason]) => element("p", { class: "why" }, `${name}: ${reason}.`));
   return [
     element("h2", { id: "strategies" }, "Memory of one GPU by strategy (predicted)"),
-    element("p", { class: "why" }, `The dashed line is the memory that a program can use: ${content.capacity.text} of each GPU. `
-      + "If a bar ends in an arrow, the strategy needs more memory than the bar can show. The thin line below a bar is the interval of the predicted step time, and its mark is the predicted time. An arrow instead of the mark means that the step takes longer than the line can show. "
-      + content.legend.join(" ")),
-    legend,
+    element("details", { class: "key" }, element("summary", {}, "What the colors and lines mean"), legend,
+      element("p", { class: "why" }, `The dashed line is the memory that a program can use: ${content.capacity.text} of each GPU. `
+        + "If a bar ends in an arrow, the strategy needs more memory than the bar can show. The thin line below a bar is the interval of the predicted step time, and its mark is the predicted time. An arrow instead of the mark means that the step takes longer than the line can show. "
+        + content.legend.join(" "))),
     element("ul", { class: "strategies" }, ...rows),
     ...leftOut,
     ...(hidden.length ? [all] : []),

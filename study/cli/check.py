@@ -92,7 +92,7 @@ def _check_file(file: Path, release: str | None, fix: Path | None, everything: b
     examined = examine.examine(file, release)
     fixed = None if fix is None else (fix, examine.write_mended(examined, fix))
     if not as_json:
-        print(text.text(examined, everything, release))
+        print(text.text(examined, everything, release, names_fix=fixed is None))
     if fixed is not None:  # with --json, standard error has it
         print(("" if as_json else "\n") + text.changes_text(examined, *fixed))
     return json_answer.of_file(examined, fixed) if as_json else examined.verdict
@@ -312,7 +312,7 @@ def _diff(a: Path, b: Path, output: Path | None, as_json: bool) -> Verdict | Ans
             result = compare.compare(Recording.read(a), Recording.read(b))
             shown = text.text(result)
     except Damaged as damaged:
-        print(f"zero-study: {terminal.printable(str(damaged))}", file=sys.stderr)
+        terminal.print_error(terminal.printable(str(damaged)))
         verdict = Verdict.of(0, (), [NotChecked("the recordings", str(damaged), True)])
         return envelope.error("diff", "not checked", str(damaged), verdict.status) if as_json else verdict
     if output is not None:
@@ -694,7 +694,7 @@ def _why(
 def _standard_input() -> Iterator[str]:
     """Yield the lines of standard input. Raises Refusal if it is a terminal."""
     if sys.stdin.isatty():
-        raise Refusal("A log is missing. Name a file, or write it to standard input: zero-study why < train.log")
+        raise Refusal("A log is missing. Name a file, or write it to standard input: `zero-study why < train.log`.")
     for line in sys.stdin.buffer:
         yield line.decode("utf-8", errors="replace")
 

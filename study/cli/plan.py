@@ -225,8 +225,10 @@ def _advise(
         advice = _advise_by_traces(model, request) if trace else planner.advise(model, request, None)
     if measured is not None:
         measured_step_seconds = _measured(measured)
-    text: Callable[[Any], str] = advice_text.text_of_all if everything else advice_text.text
-    content: Callable[[Any], dict[str, Any]] = advice_text.content
+    text: Callable[[Any], str] = functools.partial(
+        advice_text.text_of_all if everything else advice_text.text, path=write
+    )
+    content: Callable[[Any], dict[str, Any]] = functools.partial(advice_text.content, path=write)
     if measured_step_seconds is not None:
         advice, text, content = _calibrated(advice, measured_step_seconds, text, content)
     verdict = show(advice, text, content)
@@ -401,7 +403,7 @@ def _predict(study: str | None, gpu: str | None, num_gpus: int | None, output: P
             )
         paths = predictions.write_all(output)
     elif gpu is None:
-        raise Refusal("--gpu is missing. For instance: zero-study predict STUDY --gpu a100-80gb --gpus 8")
+        raise Refusal("--gpu is missing. For instance, write `zero-study predict STUDY --gpu a100-80gb --gpus 8`.")
     else:
         paths = [predictions.write(output, predictions.predict_study(studies.find(study), gpu, num_gpus or 1))]
     if as_json:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from study import config
+from study import config, terminal
 from study.cli.options import (
     A_STUDY,
     CHECKPOINT_EVERY,
@@ -80,7 +80,7 @@ def _train(
     """
     from study.compare import summary
     from study.run import make_run
-    from study.running import checks, launch
+    from study.running import checks, launch, next_run
 
     require(*TRAINING)
     chosen = file.read_strategy(file.find_strategy(strategy))
@@ -96,11 +96,13 @@ def _train(
     ended = launch.launch(run, timeout, lambda line: print(f"  {line}", flush=True))
     if ended.status == "misconfigured" and ended.record_path is None:
         raise Refusal(ended.message)
-    print(f"{ended.status}: {ended.message}" + (f" ({ended.record_path})" if ended.record_path else ""))
+    result = f"{ended.status}: {ended.message}" + (f" ({ended.record_path})" if ended.record_path else "")
+    print(terminal.wrap(result, later_indent="  "))
     if ended.status == "ok" and ended.record_path:
-        print(summary.of_run(run.folder))
+        chosen_options = {**given(options), **({} if timeout is None else {"timeout": timeout})}
+        print(summary.of_run(run.folder, next_run.commands(run, chosen_options)))
     if ended.status == "crashed":
-        print("\n".join([" ".join(ended.command), *ended.stderr_tail]))
+        print("\n".join([terminal.command(ended.command), *ended.stderr_tail]))
     return 0 if ended.status == "ok" else 1
 
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from study import cli, command_line, planner
+from study import cli, command_line, planner, terminal
 from study.cli import plan
 from study.errors import Refusal
-from study.planner import advice_text, json_answer, reasons
+from study.planner import advice_text, json_answer, reasons, remedies
 from study.planner.choose import gib
 from study.planner.launch import Launch
 from study.planner.request import Request
@@ -132,7 +132,9 @@ def _content(advice: Advice, words: Sequence[str]) -> dict[str, Any]:
         "left_out": {name: phrase for name, phrase in why_not.items() if name in advice.left_out},
         "legend": advice_text.legend(advice.options, advice.request),
         "training": whole_training_sentence(advice),
+        "change": asked.change.flags if asked.change else None,
         "changes": [{"options": flags, "predicted": predicted} for flags, predicted in reasons.changes(asked)],
+        "adapters": [*_adapters(asked)],
         "notes": advice.notes,
         "launch": _launch(start) if isinstance(start, Launch) else None,
         "no_launch": start if isinstance(start, str) else None,
@@ -141,6 +143,24 @@ def _content(advice: Advice, words: Sequence[str]) -> dict[str, Any]:
         ),
         "evidence": _evidence(advice),
     }
+
+
+def _adapters(advice: Advice) -> Iterator[dict[str, str]]:
+    """Yield LoRA and QLoRA if no strategy fits, unless they are among the changes that the answer names."""
+    named = {remedy.flags for remedy in advice.remedies}
+    for remedy in remedies.with_adapters(advice):
+        option = remedy.option
+        if remedy.flags in named:
+            continue
+        if option.fits:
+            predicted = (
+                f"{option.strategy.name} fits: {gib(option.needed_bytes)} GiB per GPU, "
+                f"{terminal.whole_percent(option.free_share)} free{', with offload to the host' * option.offloads}"
+            )
+        else:
+            predicted = f"does not fit either. {option.strategy.name} comes nearest and lacks "
+            predicted += option.lacking or f"{gib(-option.free_bytes)} GiB per GPU"
+        yield {"options": remedy.flags, "predicted": f"{predicted}."}
 
 
 def _strategy(advice: Advice, option: StrategyPrediction) -> dict[str, Any]:

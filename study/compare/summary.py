@@ -34,7 +34,7 @@ loss: the loss of the last step. "same": the loss of every step agrees within
 peak: the largest number of bytes that the tensors of one rank occupied."""
 REPEATS = """\
 Each row shows the median of its runs. If they differ, the line below it shows
-the range. Ratios compare medians. To list every run: zero-study compare --each"""
+the range. Ratios compare medians. Add --each to list every run."""
 MORE = "Other tables: --view differences, parity, parts, model-states, communication."
 WIDTH = 80  # of a terminal, in columns
 MOST_GROUPS = 8  # shown in the table
@@ -408,8 +408,8 @@ def _seconds(r: Record) -> float | None:
 ENGINE_NAMES = {"MULTI_GPU": "DDP", "MULTI_CPU": "DDP", "NO": "no distribution", "FSDP": "FSDP2"}
 
 
-def of_run(folder: Path) -> str:
-    """Return a summary of a run that ended well: engine, losses, memory, traffic, time, record and next command."""
+def of_run(folder: Path, next_commands: Sequence[Sequence[str]] = ()) -> str:
+    """Return a summary of a run that ended well: engine, losses, memory, traffic, time, record and next commands."""
     record = schema.read(folder)
     first_loss = read_steps(folder)[0]["loss"]
     lines = [
@@ -419,13 +419,12 @@ def of_run(folder: Path) -> str:
         _messages_line(record),
         _time_line(record),
     ]
-    next_strategy = "zero2" if record.strategy == "ddp" else "ddp"
     lines.append(f"record    {folder / 'record.json'}")
-    lines.append(
-        f"next      To compare with another strategy: zero-study train --strategy {next_strategy}, then zero-study "
-        f"compare {folder.parent}"
-    )
-    return "\n".join(terminal.wrap(line, later_indent=" " * 10) for line in lines)
+    wrapped = [terminal.wrap(line, later_indent=" " * 10) for line in lines]
+    if next_commands:
+        wrapped.append("next      To compare with another strategy:")
+        wrapped += [terminal.command(words, " " * 10) for words in next_commands]
+    return "\n".join(wrapped)
 
 
 def _proof_line(record: Record) -> str:

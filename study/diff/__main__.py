@@ -7,11 +7,11 @@ comparison uses such runs to measure the effect of rounding.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from .. import terminal
 from ..errors import Refusal, exit_if_missing
 from ..verdict import REFUSED
 from . import NUM_STEPS
@@ -22,17 +22,17 @@ with exit_if_missing(is_command=__name__ == "__main__"):
 
 
 def run_command() -> None:
-    """Execute the command line. A refused request ends with one line on stderr and exit status 2."""
+    """Execute the command line. A refused request ends with one error on stderr and exit status 2."""
     try:
         main()
     except Refusal as refusal:
-        print(f"zero-study: {refusal}", file=sys.stderr)
+        terminal.print_error(refusal)
         sys.exit(REFUSED)
 
 
 def main(words: Sequence[str] | None = None) -> None:
     """Run a script as Python would, and record its first optimizer steps."""
-    parser = argparse.ArgumentParser("python -m zero_study.diff", allow_abbrev=False, description=__doc__)
+    parser = scripts.Parser("python -m zero_study.diff", allow_abbrev=False, description=__doc__)
     parser.add_argument("--output", type=Path, required=True, help="folder to write, with one file per rank")
     parser.add_argument("--steps", type=int, default=NUM_STEPS, help="number of optimizer steps to record")
     parser.add_argument("--noise", type=int, help="record a run with random rounding, of this number")

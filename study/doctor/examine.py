@@ -221,6 +221,11 @@ def _is_section(value: Any) -> bool:
     return isinstance(value, dict)
 
 
+def can_mend(examined: Examined) -> bool:
+    """Return whether --fix would change anything in a file."""
+    return examined.kind not in (None, "torchtitan") and mended(examined) != examined.content
+
+
 def write_mended(examined: Examined, out: Path) -> list[KeyChange]:
     """Write the corrected file, and return the changes. The original and every other file stay as they are.
 

@@ -12,7 +12,7 @@ from ..engines import cpu_launch, extensions
 from ..engines.keys.patterns import ABSENT
 from ..files import read_whole
 from ..verdict import Verdict
-from .examine import KNOWN_KINDS, UNKNOWN_KIND, Examined, KeyChange, examine_content, mended
+from .examine import KNOWN_KINDS, UNKNOWN_KIND, Examined, KeyChange, can_mend, examine_content, mended
 from .findings import Effect, Finding, cut
 from .named_files import is_json
 
@@ -27,11 +27,12 @@ VERDICTS: dict[Effect, str] = {
 }
 
 
-def text(examined: Examined, everything: bool = False, release: str | None = None) -> str:
+def text(examined: Examined, everything: bool = False, release: str | None = None, names_fix: bool = True) -> str:
     """Return the findings of a file as text for a terminal.
 
     It has the known faults of the release, the summary, and the findings by verdict. Harmless findings are only
-    counted, unless `everything` is True. `release` is the release whose known faults were looked up, or None.
+    counted, unless `everything` is True. `release` is the release whose known faults were looked up, or None. With
+    `names_fix`, the text ends with the command that writes a corrected copy, if doctor can correct anything.
     """
     if examined.kind is None:
         return _wrapped(f"{examined.path}: {UNKNOWN_KIND}. {KNOWN_KINDS}")
@@ -51,7 +52,7 @@ def text(examined: Examined, everything: bool = False, release: str | None = Non
         else:
             lines += ["", _wrapped(_hidden_summary(hidden))]
     lines += [_wrapped(line) for line in (*_unchecked_lines(examined), *_cpu_lines(examined))]
-    return "\n".join(lines)
+    return "\n".join([*lines, *(_fix_lines(examined, release) if names_fix else ())])
 
 
 def summary_of_several(results: Mapping[Path, Verdict], verdict: Verdict) -> str:
@@ -123,6 +124,18 @@ def _release_lines(release: str, findings: Sequence[Finding]) -> list[str]:
         return [_wrapped(f"{release} was not checked: {findings[0].message}."), ""]
     lines = [_wrapped(f"{release} trains this configuration wrongly:")]
     return [*lines, *(_wrapped(finding.message, "  - ", "    ") for finding in findings), ""]
+
+
+def _fix_lines(examined: Examined, release: str | None) -> list[str]:
+    """Return the command that writes a corrected copy of a file. Empty if --fix can correct nothing."""
+    if not any(finding.matters for finding in examined.findings) or not can_mend(examined):
+        return []
+    path, number = examined.path, 1
+    while (out := path.with_stem(f"{path.stem}-fixed{number if number > 1 else ''}")).exists():
+        number += 1
+    options = ["--for", release] if release else []
+    words = ["zero-study", "doctor", str(path), *options, "--fix", str(out)]
+    return ["", "To write a corrected copy:", terminal.command(map(terminal.printable, words), "  ")]
 
 
 def _finding_lines(finding: Finding, path: Path) -> list[str]:

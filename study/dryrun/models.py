@@ -119,7 +119,7 @@ def with_adapter(described: Trainable, shape: ModelShape, engine: Engine) -> Tra
     if adapter is None:
         return described
     if find_spec("peft") is None:
-        raise Refusal("PEFT is not installed, so adapters cannot be traced. Run: pip install peft")
+        raise Refusal("PEFT is not installed, so adapters cannot be traced. Run `pip install peft`.")
     import peft  # before there are fake tensors
 
     targets = adapters.target_names(shape, adapter)

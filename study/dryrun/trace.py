@@ -76,7 +76,7 @@ def trace_deepspeed(shape: ModelShape, engine: Engine, job: StepConfig) -> dict[
     of `engine` have their defaults. Raises Refusal if DeepSpeed is not installed, or if the rank refuses.
     """
     if find_spec("deepspeed") is None:
-        raise Refusal(f"DeepSpeed is not installed, so it cannot be traced. Run: {install_command('train')}")
+        raise Refusal(f"DeepSpeed is not installed, so it cannot be traced. Run `{install_command('train')}`.")
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     extensions.use_own_folder()

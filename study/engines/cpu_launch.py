@@ -7,8 +7,9 @@ to select gloo itself, and the distributed type MULTI_CPU starts several process
 from __future__ import annotations
 
 import os
+import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 GLOO = 'kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")] to Accelerator'
 DEEPSPEED = (
@@ -22,10 +23,28 @@ MULTI_CPU = (
 )
 
 
-WITHOUT_LAUNCHER = (
-    "The script creates a process group, which needs a launcher. Start it with torchrun --standalone --nproc-per-node "
-    "2 -m MODULE SCRIPT."
-)
+_OF_LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE")  # variables that every launcher sets for its processes
+
+
+def lacks_launcher(error: BaseException, environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether a script failed because it needs the variables that a launcher sets, and there was no launcher."""
+    if "RANK" in environment:
+        return False
+    return (
+        "environment variable RANK expected" in str(error)  # torch.distributed
+        or (isinstance(error, KeyError) and error.args[:1] in [(name,) for name in _OF_LAUNCHER])
+        # DeepSpeed, which would learn the ranks from MPI.
+        or (isinstance(error, ModuleNotFoundError) and error.name == "mpi4py")
+    )
+
+
+def launched(words: Sequence[str]) -> str:
+    """Return the sentences that say how to launch what Python was started with: a module, its options and a script."""
+    import torch
+
+    number = torch.accelerator.device_count() if torch.accelerator.is_available() else 2
+    command = shlex.join(["torchrun", "--standalone", "--nproc-per-node", str(number), *words])
+    return f"The script creates a process group, so it needs a launcher. Start it with `{command}`."
 
 
 def remedy(error: BaseException, environment: Mapping[str, str] = os.environ) -> str | None:
@@ -34,8 +53,6 @@ def remedy(error: BaseException, environment: Mapping[str, str] = os.environ) ->
     The processes do not find each other if accelerate's launcher started several of them for DeepSpeed, no GPU is
     visible, and accelerate has not found the others.
     """
-    if "RANK" not in environment and "environment variable RANK expected" in str(error):
-        return WITHOUT_LAUNCHER
     is_deepspeed = environment.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"
     size = environment.get("WORLD_SIZE", "1")
     if not (is_deepspeed and size.isdigit() and int(size) > 1):

@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
-from .. import processes
+from .. import processes, terminal
 from ..errors import Refusal, install_command
 from ..files import ROOT, belongs_to_others, can_be_written, own_temporary_folder
 
@@ -473,7 +473,7 @@ def main(names: Collection[str]) -> int:
     """Build the named extensions, or all if there are no names. Return 1 if one cannot be built, otherwise 0."""
     signal.signal(signal.SIGTERM, _end)
     if importlib.util.find_spec("deepspeed") is None:
-        raise Refusal(f"deepspeed is not installed. Run: {install_command('train')}")
+        raise Refusal(f"deepspeed is not installed. Run `{install_command('train')}`.")
     if unknown := sorted(set(names) - set(EXTENSIONS)):
         raise Refusal(f"no extension is named {', '.join(unknown)}. Choose from {', '.join(EXTENSIONS)}.")
     complete = True
@@ -482,7 +482,7 @@ def main(names: Collection[str]) -> int:
             provide([name], f"every strategy {EXTENSIONS[name].strategies}")
         except Refusal as refusal:
             complete = False
-            print(refusal, file=sys.stderr, flush=True)
+            terminal.print_error(refusal)
     return 0 if complete else 1
 
 
@@ -494,5 +494,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
     except Refusal as refusal:
-        print(f"zero-study: {refusal}", file=sys.stderr)
+        terminal.print_error(refusal)
         sys.exit(2)

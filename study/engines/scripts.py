@@ -16,6 +16,8 @@ from typing import Any, NoReturn
 
 import torch.distributed as dist
 
+from .. import terminal
+from ..verdict import REFUSED
 from . import cpu_launch, torch_locks
 from .hooks import wrap_function
 
@@ -23,6 +25,15 @@ LETTING_GO_SECONDS = 0.05  # a thread needs microseconds, on a machine that is b
 # A script's globals live as long as the process, as in Python itself. If they were freed when the script ends, DDP and
 # its process group might wait for their threads forever, and the script's exit handlers would lack them.
 _globals: list[dict[str, Any]] = []
+_module: list[str] = []  # how `parse` was called: -m, the name of the program, and its options
+
+
+class Parser(argparse.ArgumentParser):
+    """The parser of a program that is started with `python -m`. It refuses a command line with one wrapped error."""
+
+    def error(self, message: str) -> NoReturn:
+        terminal.print_error(f"{message.rstrip('.')}. `{self.prog} --help` lists the options.", self.prog)
+        sys.exit(REFUSED)
 
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str] | None) -> argparse.Namespace:
@@ -30,6 +41,8 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str] | None) -> argpa
     parser.add_argument("script", type=Path)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the arguments of the script")
     options = parser.parse_args(words)
+    own = [*(sys.argv[1:] if words is None else words)]
+    _module[:] = [*parser.prog.split()[1:], *own[: len(own) - len(options.arguments) - 1]]
     if not options.script.is_file():
         parser.error(f"{options.script}: no such file. Name a script, and then its arguments.")
     return options
@@ -39,7 +52,8 @@ def run(script: Path, arguments: Sequence[str]) -> None:
     """Run a script to its end in this process, with its own command line and import path.
 
     Rank 0 first removes the locks of killed builds of torch, for which the script may wait forever, and names those on
-    stderr. If the script fails because it was not started as it expects, what to write is printed there.
+    stderr. If the script fails because it was not started as it expects, what to write is printed there. If it lacks a
+    launcher, it ends with status 1 and without a traceback.
     """
     if rank() == 0:
         removed = [str(each) for each in torch_locks.remove_stale()]
@@ -53,6 +67,9 @@ def run(script: Path, arguments: Sequence[str]) -> None:
         except BaseException as error:
             frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
             _globals[:] = [frame.f_globals for frame in frames if frame.f_code.co_filename == str(script)][:1]
+            if isinstance(error, Exception) and cpu_launch.lacks_launcher(error):
+                terminal.print_error(cpu_launch.launched([*_module, str(script), *arguments]))
+                raise SystemExit(1) from error
             _print_remedy(error)
             raise
         finally:
@@ -63,7 +80,7 @@ def _print_remedy(error: BaseException) -> None:
     """Print what to write if a script failed because its processes were not started as it expects."""
     remedy = cpu_launch.remedy(error) if isinstance(error, Exception) else None
     if remedy is not None and os.environ.get("LOCAL_RANK", "0") == "0":
-        print(remedy, file=sys.stderr, flush=True)
+        terminal.print_error(remedy)
 
 
 def _let_threads_end(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import sys
 
+from study import terminal
+
 if __name__ == "__main__":
-    print("zero-study: `python -m study.exact` is now `zero-study conformance --exact`.", file=sys.stderr, flush=True)
+    terminal.print_error("`python -m study.exact` is now `zero-study conformance --exact`.")
     os.execv(sys.executable, [sys.executable, "-m", "study", "conformance", "--exact", *sys.argv[1:]])

@@ -33,8 +33,8 @@ MEASURED = "the step that you measured"  # as evidence of a time
 MARK = "*"  # of rows with another precision than the requested one
 
 
-def text(advice: Advice) -> str:
-    """Return the advice as a text of 80 columns.
+def text(advice: Advice, path: Path | None = None) -> str:
+    """Return the advice as a text of 80 columns. `path` is the file that --write writes, or None.
 
     It has the answer, a table with the meaning of its columns, why other strategies are not recommended, how to start
     the training, and what is assumed. If the answer recommends a change of the request, all of them are of the training
@@ -58,7 +58,7 @@ def text(advice: Advice) -> str:
             *wrapped([" ".join([*legend(chosen, start.request), *shown_line(start)])]),
             *_reasons(start),
             *_changes(advice),
-            *_start(start),
+            *_start(start, path=path),
             "",
             *block_lines("Assumed", _assumed_briefly(start)),
             "",
@@ -275,15 +275,15 @@ def _changes(advice: Advice) -> list[str]:
     return ["", *wrapped([title]), *lines, *wrapped(reasons.price_of_changes(advice))] if lines else []
 
 
-def _start(advice: Advice, begin: str = "Start it") -> list[str]:
+def _start(advice: Advice, begin: str = "Start it", path: Path | None = None) -> list[str]:
     """Return the command that starts the recommended strategy, and what the program has to set."""
-    start = launch_or_why(advice)
+    start = launch_or_why(advice, path)
     if start is None:
         return []
     if isinstance(start, str):
         return ["", *wrapped([f"No launch command: {start}"])]
     files = [Path(name).name for name in start.files]
-    written = f" (--write {files[0]} writes the file)" if files else ""
+    written = f" (--write {files[0]} writes the file)" if files and path is None else ""
     program = "this project's trainer" if start.stack == "study" else start.stack
     lines = [
         *wrapped([f"{begin} with {program}{written}:"]),
@@ -299,10 +299,13 @@ def _start(advice: Advice, begin: str = "Start it") -> list[str]:
     return ["", *lines]
 
 
-def launch_or_why(advice: Advice) -> Launch | str | None:
-    """Return the launch, or the reason why there is none. None if no strategy is recommended."""
+def launch_or_why(advice: Advice, path: Path | None = None) -> Launch | str | None:
+    """Return the launch, or the reason why there is none. None if no strategy is recommended.
+
+    The launch reads the file `path`, or a file with the name of the strategy.
+    """
     try:
-        return launch.launch(advice)
+        return launch.launch(advice, path)
     except Refusal as refusal:
         return str(refusal)
 
@@ -322,8 +325,8 @@ def block_lines(title: str, pairs: Iterable[tuple[str, str]]) -> list[str]:
     return [*lines, *([f"  {left}"] if left else [])]
 
 
-def text_of_all(advice: Advice) -> str:
-    """Return the advice in full, within the terminal's width.
+def text_of_all(advice: Advice, path: Path | None = None) -> str:
+    """Return the advice in full, within the terminal's width. `path` is the file that --write writes, or None.
 
     It has what the short text has, all strategies, the parts of their memory, and the evidence behind the times.
     """
@@ -373,7 +376,7 @@ def text_of_all(advice: Advice) -> str:
             *map(terminal.wrap, [*meanings, *shown_line(advice)]),
             *_reasons(advice),
             *_changes(asked),
-            *_start(advice),
+            *_start(advice, path=path),
             *(_start(asked, "Without the change, start it") if asked.changed else []),
             "",
             *block_lines("Assumed", assumed_settings(request, box, groups_of(advice), advice.shape)),
@@ -382,11 +385,11 @@ def text_of_all(advice: Advice) -> str:
             "",
             *terminal.table(head, memory),
             "",
-            "Evidence behind the times:",
-            *map(terminal.wrap, _evidence(advice)),
+            "Evidence behind the times, which others measured and published:",
+            *(terminal.wrap(line, "  ", "    ") for line in _evidence(advice)),
             "",
-            "Evidence behind the memory:",
-            *map(terminal.wrap, _memory_evidence(advice)),
+            "Evidence behind the memory, which others measured and published:",
+            *(terminal.wrap(line, "  ", "    ") for line in _memory_evidence(advice)),
         ]
     )
 
@@ -397,14 +400,14 @@ def _evidence(advice: Advice) -> list[str]:
     for option in advice.options:
         if (sentence := _rests_on(option)) is not None:  # a note says that no evidence is known for short steps
             names.setdefault(sentence, []).append(option.strategy.name)
-    return [f"s/step of {', '.join(sharing)}: {sentence}." for sentence, sharing in names.items()]
+    return [f"{', '.join(sharing)}: {sentence}." for sentence, sharing in names.items()]
 
 
 # What the printed memory is compared with.
 _QUANTITIES = {
     "peak_allocated_bytes": ("published peak of tensors", "published peaks of tensors"),
     "peak_reserved_bytes": ("published peak of reserved memory", "published peaks of reserved memory"),
-    "used_bytes": ("published value of the whole card", "published values of the whole card"),
+    "used_bytes": ("published value for the whole GPU", "published values for the whole GPU"),
 }
 
 
@@ -412,18 +415,25 @@ def memory_evidence(option: StrategyPrediction) -> str:
     """Return a sentence with the measured errors of the printed memory, for the option's class of engine."""
     if option.shape.adapter is not None:
         return (
-            "published memory of trainings with adapters is in the report How accurate the planner is, in the section "
-            "about adapters"
+            "The report How accurate the planner is compares the predictions with published memory of trainings with "
+            "adapters"
         )
-    parts = []
-    for errors in intervals.memory_errors(option.shape, option.prediction.engine):
-        parts.append(
-            f"{terminal.count(errors.count, *_QUANTITIES[errors.quantity])} from "
-            f"{terminal.count(errors.sources, 'source')}: "
-            f"{100 * errors.median:.0f} % off in the median, {100 * abs(errors.worst):.0f} % at worst, "
-            f"too low for {errors.too_low}"
-        )
-    return "; ".join(parts) or "no published memory of this kind of engine"
+    parts = list(map(_error, intervals.memory_errors(option.shape, option.prediction.engine)))
+    if not parts:
+        return "No memory of trainings with this kind of engine was published"
+    return f"The error of the printed memory is {'; '.join(parts)}"
+
+
+def _error(errors: intervals.MemoryErrors) -> str:
+    """Return the error of the printed memory for one kind of published memory, in words."""
+    published = f"{terminal.count(errors.count, *_QUANTITIES[errors.quantity])} from "
+    published += terminal.count(errors.sources, "source")
+    worst = f"{100 * abs(errors.worst):.0f} %"
+    if errors.count == 1:
+        return f"{worst} for {published}{' (it is higher than printed)' if errors.too_low else ''}"
+    are = "is" if errors.too_low == 1 else "are"
+    higher = f" ({errors.too_low} of them {are} higher than printed)" if errors.too_low else ""
+    return f"{100 * errors.median:.0f} % in the median and {worst} at most for {published}{higher}"
 
 
 def _memory_evidence(advice: Advice) -> list[str]:
@@ -431,7 +441,7 @@ def _memory_evidence(advice: Advice) -> list[str]:
     names: dict[str, list[str]] = {}
     for option in advice.options:
         names.setdefault(memory_evidence(option), []).append(option.strategy.name)
-    return [f"GiB of {', '.join(sharing)}: {sentence}." for sentence, sharing in names.items()]
+    return [f"{', '.join(sharing)}: {sentence}." for sentence, sharing in names.items()]
 
 
 def _size(shape: ModelShape) -> str:
@@ -505,7 +515,10 @@ def _assumed_briefly(advice: Advice) -> list[tuple[str, str]]:
 def groups_of(advice: Advice) -> str:
     """Return how many GPUs share one copy of the model states. The text is empty if all GPUs do."""
     grouped = [option for option in advice.options if option.prediction.engine.replicas > 1]
-    return f"{grouped[0].strategy.name} in groups of {grouped[0].prediction.engine.num_shards}" if grouped else ""
+    if not grouped:
+        return ""
+    shards = terminal.count(grouped[0].prediction.engine.num_shards, "GPU")
+    return f"{grouped[0].strategy.name} shards within groups of {shards}"
 
 
 def cells(option: StrategyPrediction, request: Request) -> dict[str, str]:
@@ -579,8 +592,11 @@ UNITS = {
 }
 
 
-def content(advice: Advice) -> dict[str, Any]:
-    """Return the advice as plain data for JSON. The key "units" has the unit of each number."""
+def content(advice: Advice, path: Path | None = None) -> dict[str, Any]:
+    """Return the advice as plain data for JSON. The key "units" has the unit of each number.
+
+    `path` is the file that --write writes, or None.
+    """
     gpu, start = advice.box.gpu, advice.to_start
     return {
         **_model_content(advice.shape),
@@ -606,14 +622,14 @@ def content(advice: Advice) -> dict[str, Any]:
         "why_not": reasons.why_not(start),
         "remedies": [_remedy_content(remedy) for remedy in advice.remedies],
         "recommended_change": None if advice.change is None else _changed_content(advice.change, start),
-        "launch": _launch_content(start),
+        "launch": _launch_content(start, path),
         "launch_without_change": None if advice.change is None else _launch_content(advice),
         "units": UNITS,
     }
 
 
-def _launch_content(advice: Advice) -> dict[str, Any] | None:
-    start = launch_or_why(advice)
+def _launch_content(advice: Advice, path: Path | None = None) -> dict[str, Any] | None:
+    start = launch_or_why(advice, path)
     return None if start is None or isinstance(start, str) else dataclasses.asdict(start)
 
 

@@ -81,9 +81,9 @@ def _short(options: Sequence[StrategyPrediction]) -> list[str]:
         return []
     whose = "all" if len(short) == len(options) else ", ".join(option.strategy.name for option in short)
     warning = (
-        f"short steps ({whose}), below {1e3 * choose.SHORTEST:g} ms of computing a layer and micro step: launching "
-        "kernels, hardly counted, may bound them; published ones took 1.1 to 5.4 times what is predicted, most about 3 "
-        "to 5: no upper end"
+        f"short steps ({whose}): with less than {1e3 * choose.SHORTEST:g} ms of computing per layer and micro step, "
+        "most of the time may go into launching kernels, which the prediction hardly counts. Published steps of this "
+        "kind took 1.3 to 6.1 times as long as predicted (median 3.6), so the predicted time has no upper end"
     )
     lacks = dict.fromkeys(lack for option in short for lack in option.prediction.step.evidence.lacks)
-    return [warning, *([f"no published row has {' or '.join(lacks)}"] if lacks else [])]
+    return [warning, *([f"no published time is of {' or of '.join(lacks)}"] if lacks else [])]

@@ -9,26 +9,26 @@ from study.theory.shapes import ModelShape
 from study.theory.stacks import STACKS, GradientType, Stack
 
 KERNELS: dict[Kernels, str] = {
-    "transformers": "the modules of transformers",
+    "transformers": "the modules of transformers, without fused kernels",
     "fused": "fused: one kernel for each norm and activation function",
 }
 LOSSES: dict[LossKernel, str] = {
-    "eager": "logits in fp32, with copies",
-    "upcast": "logits in fp32",
-    "fused": "logits in 16 bits, fused",
-    "chunked": "a few logits at a time (chunked)",
+    "eager": "computed from logits in fp32, of which copies are made",
+    "upcast": "computed from logits in fp32",
+    "fused": "computed by one fused kernel from logits in 16 bits",
+    "chunked": "computed from a few logits at a time (chunked)",
 }
 OPTIMIZER_KERNELS: dict[OptimizerKernel, str] = {
-    "fused": "one fused kernel",
+    "fused": "all parameters in one fused kernel",
     "foreach": "operation by operation for all parameters (foreach)",
     "loop": "parameter by parameter (loop)",
 }
 CHECKPOINTING: dict[Checkpointing | None, str] = {
-    None: "full, if that makes a strategy fit or faster",
+    None: "full if a strategy only fits or is faster with it, otherwise off",
     "none": "off",
     "full": "full: every block",
     "selective": "selective: every second block",
-    "selective-op": "selective: results of every second matrix product and of attention are kept",
+    "selective-op": "selective: the results of every second matrix product and of attention are kept",
 }
 
 
@@ -41,13 +41,13 @@ def described(request: Request, shape: ModelShape | None = None) -> list[tuple[s
     stack, settings = STACKS[request.stack], request.settings
     precision, kinds = request.chosen_precision, stack.runs
     is_sixteen = precision in ("bf16", "fp16", "fp8")
-    weights = {"fp32": "fp32 under autocast", "16-bit": "bf16, without fp32 masters"}[settings.weights]
+    weights = {"fp32": "fp32 under autocast", "16-bit": "bf16, without fp32 master weights"}[settings.weights]
 
     def words(name: str, value: str) -> str:
         """Return a value with a mark if it is not the stack's default."""
         default = stack.loss_if(request.compile) if name == "loss_kernel" else getattr(stack, name)
         is_default = getattr(settings, name) == default
-        return value if is_default else f"{value} (requested; {stack.name}'s default is another)"
+        return value if is_default else f"{value}; you requested this, and the default of {stack.name} is different"
 
     kernels = "compiled (torch.compile)" if request.compile else words("kernels", KERNELS[settings.kernels])
     optimizer = f"{request.optimizer}, {OPTIMIZER_KERNELS[settings.optimizer_kernel]}"
@@ -69,7 +69,7 @@ def described(request: Request, shape: ModelShape | None = None) -> list[tuple[s
         ("adapters", _adapters(request)),
         ("dropout", _dropout(request, settings.attention, shape)),
         ("images", _images(request, shape)),
-        ("allocator", f"{stack.allocator}, which the prediction does not distinguish"),
+        ("allocator", f"{stack.allocator}; the prediction is the same for every allocator"),
     ]  # fmt: skip
     return [(name, value) for name, value in pairs if value]
 
@@ -81,13 +81,13 @@ def _dropout(request: Request, attention: Attention, shape: ModelShape | None) -
     if not request.dropout:
         if request.stack in ("study", "torchtitan") or not rates or not shape.counts.has_dropout_outside_attention:
             return "off"
-        return f"not counted, although {shape.name} has it by default ({rates}): add --dropout to count it"
+        return f"not counted, although {shape.name} has it by default ({rates}). Add --dropout to count it."
     if not shape.counts.is_dropout_counted:
-        return f"on, but not counted for {shape.name}: the prediction is without dropout"
+        return f"on, but the prediction does not count it for {shape.name}"
     if not shape.counts.has_dropout:
-        return f"on, but without an effect: the modules of {shape.name} have no dropout"
+        return f"on, but without an effect, because the modules of {shape.name} have no dropout"
     if not shape.counts.has_dropout_outside_attention and attention != "eager":
-        return "on, in attention only, where the fused kernel saves no mask: it has no effect on memory"
+        return "on in attention only, without an effect on memory, because the fused kernel saves no mask"
     return f"on, as {shape.name} has it by default ({rates})" if rates else "on"
 
 
@@ -98,11 +98,11 @@ def _images(request: Request, shape: ModelShape | None) -> str:
     if shape.num_images and shape.with_image is not None:
         tower = "frozen, so that it has no gradients" if request.freeze_vision_tower else "trained like the rest"
         number = f"{shape.num_images} of {shape.with_image.size} in each sequence"
-        return f"{number}, {shape.num_image_tokens:,} of its tokens; the vision tower is {tower}"
+        return f"{number}, which take {shape.num_image_tokens:,} of its tokens; the vision tower is {tower}"
     if request.freeze_vision_tower:
-        return "none, only texts; the vision tower is frozen"
+        return "none: all sequences are text; the vision tower is frozen"
     more = "" if shape.with_image is None else " Add --images for images in each sequence."
-    return f"none, only texts: the part of {shape.name} that reads other inputs does not run.{more}"
+    return f"none: all sequences are text, so the part of {shape.name} that reads other inputs does not run.{more}"
 
 
 def _frozen(request: Request) -> str:
@@ -110,8 +110,10 @@ def _frozen(request: Request) -> str:
     if request.lora_rank is None:
         return ""
     if request.load_in_4bit:
-        others = "16 bits" if request.stack == "trl" else "fp32 (prepare_model_for_kbit_training)"
-        return f"NF4 with double quantization; what is not quantized in {others}, under FSDP2 and DeepSpeed in 16 bits"
+        others = "is in 16 bits"
+        if request.stack != "trl":
+            others = "is in fp32 (prepare_model_for_kbit_training), and under FSDP2 and DeepSpeed in 16 bits"
+        return f"NF4 with double quantization. What is not quantized {others}"
     return "fp32" if request.stack == "study" else _type("model", request.chosen_precision)
 
 
@@ -120,8 +122,8 @@ def _adapters(request: Request) -> str:
     if request.lora_rank is None:
         return ""
     if request.stack == "trl" and request.load_in_4bit:
-        return "bf16, to which TRL casts them; DeepSpeed keeps fp32 masters"
-    return "fp32, as PEFT 0.21 creates them; DeepSpeed casts them and keeps fp32 masters"
+        return "bf16, because TRL casts them; DeepSpeed keeps fp32 master weights"
+    return "fp32, as PEFT 0.21 creates them; DeepSpeed casts them and keeps fp32 master weights"
 
 
 def _attention(request: Request, attention: Attention) -> str:
@@ -148,7 +150,7 @@ def _accumulated(settings: Stack, precision: str) -> str:
 
 
 def _reduced(stack: Stack, settings: Stack, precision: str) -> str:
-    when = "every micro step" if settings.sync_each_batch else "the last micro step, and kept unsharded until then"
+    when = "every micro step" if settings.sync_each_batch else "the last micro step, and not sharded until then"
     value = f"reduced in {_type(settings.reduce_dtype, precision)} in {when}"
     changed = [name for name in ("sync_each_batch", "reduce_dtype") if getattr(settings, name) != getattr(stack, name)]
-    return f"{value} (requested; {stack.name}'s default is another)" if changed else value
+    return f"{value}; you requested this, and the default of {stack.name} is different" if changed else value

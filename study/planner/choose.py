@@ -55,7 +55,7 @@ HOST_BYTES_PER_PROCESS = 2 << 30
 HOST_BYTES_OF_SYSTEM = 4 << 30
 gib = functools.partial(terminal.gib, digits=1)  # formats bytes for all tables of the planner
 # Computing seconds per layer and micro step, below which a step counts as short. The published times behind the
-# intervals are all longer, except one with offload, where the host limits the speed. Shorter steps took 1.1 to 5.4
+# intervals are all longer, except one with offload, where the host limits the speed. Shorter steps took 1.3 to 6.1
 # times the predicted time.
 SHORTEST = 4e-3
 LARGEST_HIDDEN = 1 << 17

@@ -193,6 +193,8 @@ def _why(advice: Advice, option: StrategyPrediction) -> str:
     if fastest is option:
         return f"{begin} the fastest of those that {which}"
     sooner = f"{100 * (1 - fastest.seconds / option.seconds):.0f} %"
+    if sooner == "0 %":
+        return f"{begin} the simplest of those that {which}; {fastest.strategy.name} is predicted to take as long"
     return (
         f"{begin} the simplest of those that {which}; {fastest.strategy.name} is predicted to take {sooner} less time, "
         f"and {_equal_up_to(option, fastest)}"

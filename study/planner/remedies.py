@@ -135,6 +135,29 @@ def find(advice: Advice, can_start: CanStart) -> list[Remedy]:
     return [*search.without_offload()][:MOST_REMEDIES] or [*search.with_offload()]
 
 
+def with_adapters(advice: Advice) -> list[Remedy]:
+    """Return LoRA and QLoRA for a training that does not fit, with the strategy that fits best or comes nearest.
+
+    The list is empty if a strategy fits, or if the training has adapters already.
+    """
+    if advice.recommended is not None or advice.request.lora_rank is not None:
+        return []
+    found = []
+    for change in (_lora, _qlora):
+        if (changes := change(advice.request, advice.shape)) is None:
+            continue
+        try:
+            request = _changed(advice.request, changes)
+            shape = request.with_adapter(adapters.base_of(advice.shape))
+            options, _ = choose.options_of(shape, request.box(), request)
+        except Refusal:
+            continue
+        if options:
+            option = choose.recommend(options) or max(options, key=lambda option: option.free_bytes)
+            found.append(Remedy("adapters", _shown(advice.request, changes, option), option, request))
+    return found
+
+
 def _is_short_of_memory(advice: Advice) -> bool:
     now = advice.recommended
     if now is None or now.offloads or not now.has_enough_free:

@@ -5,7 +5,6 @@ On several processes: `accelerate launch -m zero_study.prove train.py` or `torch
 
 from __future__ import annotations
 
-import argparse
 import gc
 import itertools
 import json
@@ -21,6 +20,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from .. import terminal
 from ..answers import envelope
 from ..engines import scripts
 from ..engines.hooks import wrap_function
@@ -90,7 +90,7 @@ def main(words: Sequence[str] | None = None) -> None:
         sys.exit(status)
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(scripts.Parser):
     """A parser that also refuses a command line as JSON, if that is what the command line asks for."""
 
     def error(self, message: str) -> NoReturn:
@@ -143,10 +143,10 @@ def _run(script: Path, arguments: Sequence[str]) -> Any:
     except SystemExit as end:
         return end.code
     except (TrainingFault, ConfigMismatch, KnownFault) as error:
-        print(f"prove: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        terminal.print_error(f"{type(error).__name__}: {error}", "prove")
         return FOUND
     except Unverified as error:
-        print(f"prove: not checked: {error}", file=sys.stderr, flush=True)
+        terminal.print_error(f"not checked: {error}", "prove")
         return UNKNOWN
     return 0
 

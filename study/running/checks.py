@@ -239,13 +239,13 @@ def _check_devices(run: Run) -> None:
 def _check_packages(run: Run) -> None:
     """Raise Refusal if the run needs a package that is not installed."""
     if run.strategy.distributed_type == "DEEPSPEED" and importlib.util.find_spec("deepspeed") is None:
-        raise Refusal(f"{run.strategy.name} needs deepspeed, which is not installed. Run: make setup")
+        raise Refusal(f"{run.strategy.name} needs deepspeed, which is not installed. Run `make setup`.")
     for package, flag in (("peft", "lora-rank"), ("bitsandbytes", "load-in-4bit")):
         if getattr(run.config, flag.replace("-", "_")) and importlib.util.find_spec(package) is None:
-            raise Refusal(f"--{flag} needs {package}, which is not installed. Run: {install_command('peft')}")
+            raise Refusal(f"--{flag} needs {package}, which is not installed. Run `{install_command('peft')}`.")
     tracker = run.config.log_with
     if tracker != "none" and importlib.util.find_spec(tracker) is None:
-        raise Refusal(f"--log-with {tracker}: the package is not installed. Run: pip install {tracker}")
+        raise Refusal(f"--log-with {tracker}: the package is not installed. Run `pip install {tracker}`.")
 
 
 def _check_compile(run: Run) -> None:
@@ -272,7 +272,7 @@ def _check_release(run: Run) -> None:
         micro_batches=run.gradient_accumulation_steps,
     )
     if fault:
-        raise Refusal(f"{faults.sentence(fault, version)}; run: pip install -c constraints.txt deepspeed")
+        raise Refusal(f"{faults.sentence(fault, version)}. Run `pip install -c constraints.txt deepspeed`.")
 
 
 def _check_swap_dir(run: Run) -> None:

@@ -147,7 +147,7 @@ def run_one(study: Study, run: Run, folder: Path, timeout_seconds: float, is_fir
     if not is_first_machine:
         _clear(run.own_folder)
         ended = launch.launch(run, timeout_seconds)
-        print(f"{run.run_id}: {ended.status}, {ended.message}", flush=True)
+        print(terminal.wrap(f"{run.run_id}: {ended.status}, {ended.message}", later_indent="  "), flush=True)
         return ALL_OK if ended.status == "ok" else SOME_NOT_OK
     (outcome,) = _outcomes(study_plan, Slot())
     return ALL_OK if outcome.status == "ok" else SOME_NOT_OK
@@ -365,9 +365,10 @@ def _result(runs: Sequence[Planned], outcomes: Sequence[Outcome], num_missing: i
         text += f" {num_missing} of {len(runs)} runs have no outcome yet. To continue, run the same command again."
     folder = runs[0].run.folder.parent
     text += f" Records: {folder}/RUN/record.json."
+    lines = [terminal.wrap(text)]
     if counts["ok"]:
-        text += f" To compare the runs: zero-study compare {folder}"
-    return terminal.wrap(text)
+        lines += ["To compare the runs:", terminal.command(["zero-study", "compare", str(folder)], "  ")]
+    return "\n".join(lines)
 
 
 def _ok_first(status: str) -> tuple[bool, str]:

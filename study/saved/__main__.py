@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from .. import terminal
 from ..answers import envelope
 from ..answers.envelope import Answer
 from ..errors import Refusal
@@ -46,7 +47,7 @@ def main(words: Sequence[str] | None = None) -> None:
         if arguments.json:
             print(envelope.error("saved", "refused", message, status).text())
         else:
-            print(f"zero-study: {message}", file=sys.stderr)
+            terminal.print_error(message)
     sys.exit(status)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -68,10 +67,10 @@ def _judge(title: str, completed: subprocess.CompletedProcess[str], output: Path
     if completed.returncode == FOUND and answer:
         raise AssertionError(f"{title}: ranks make different calls, or do not end.\n{answer}")
     if completed.returncode == REFUSED:
-        raise Refusal(_last_line(completed.stderr))
+        raise Refusal(terminal.last_error(completed.stderr))
     content = files.load(output, "a dry run's result") if output.exists() else {}
     reasons = [f"{each['what']} ({each['why']})" for each in content.get("could_not_check", []) if each["requested"]]
-    reason = "; ".join(reasons) or answer or _last_line(completed.stderr)
+    reason = "; ".join(reasons) or answer or terminal.last_error(completed.stderr)
     raise outcomes.CouldNotBeChecked(f"{title} could not be checked: {reason}")
 
 
@@ -82,8 +81,3 @@ def _shortened(answer: str) -> str:
     rest = [block for block in blocks if not PAIR.match(block)]
     more = [f"{terminal.count(len(others), 'more pair')} of ranks with different calls"] if others else []
     return "\n".join(filter(None, [first, *more, *rest]))
-
-
-def _last_line(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else json.dumps(text)

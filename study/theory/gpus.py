@@ -21,7 +21,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from study.errors import Refusal, refusing
+from study.errors import Refusal, refusing, several_names_message
 from study.files import StrictModel
 
 # Where the memory that torch reports is from. messages: published messages of torch for this GPU. same chip: those of
@@ -189,11 +189,14 @@ _BY_COMPACT_NAME = {
 def find_gpu(text: str) -> Gpu:
     """Return the GPU with a name as people write it, such as a100-80gb, rtx4090 or "NVIDIA A100-SXM4-80GB".
 
-    Raises ValueError with similar names if there is no such GPU.
+    Raises ValueError with similar names if there is no such GPU, or if the name fits several GPUs.
     """
     compact = _compact(text)
     if compact in _BY_COMPACT_NAME:
         return _BY_COMPACT_NAME[compact]
+    if len(kinds := _kinds(compact)) > 1:
+        question = several_names_message("the GPU", text, kinds)
+        raise ValueError(f"{question}. `zero-study advise --gpu list` prints the numbers of each.")
     similar = _similar(compact)
     hint = f"Did you mean {' or '.join(similar)}? If not, use" if similar else "Use"
     raise ValueError(
@@ -202,10 +205,24 @@ def find_gpu(text: str) -> Gpu:
     )
 
 
+def _kinds(compact: str) -> list[str]:
+    """Return the names of all GPUs of which a compact name says only the first part, such as those of all A100.
+
+    The part is not one if it ends within a number: an "a1" is no A100.
+    """
+    return list(
+        dict.fromkeys(
+            gpu.name
+            for name, gpu in _BY_COMPACT_NAME.items()
+            if compact and name.startswith(compact) and not (compact[-1:] + name[len(compact) :][:1]).isdigit()
+        )
+    )
+
+
 def _similar(compact: str) -> list[str]:
     """Return the names of at most four GPUs that resemble a compact name.
 
-    Names that begin with it come first, such as those of all A100, then names that contain it or are contained in it.
+    Names that begin with it come first, then names that contain it or are contained in it.
     """
     if not compact:
         return []

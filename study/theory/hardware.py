@@ -260,9 +260,10 @@ def described(box: Cluster) -> list[tuple[str, str]]:
     kind = "bf16" if "bf16" in gpu.peak_flops_per_second else "fp16"
     total = f"{gpu.torch_memory_bytes / 2**30:.1f} GiB"
     sees = {"messages": "", "same chip": " (as another GPU with this chip)", "estimated": " (estimated)"}
-    nodes = f"{box.num_nodes} {'node' if box.num_nodes == 1 else 'nodes'} of {box.gpus_per_node}"
+    several = f"{box.num_nodes} nodes with {box.gpus_per_node} GPUs each"
+    nodes = several if box.num_nodes > 1 else f"1 node with {box.gpus_per_node} GPUs"
     if box.is_part_of_node:
-        nodes = f"{box.num_gpus} of the {box.gpus_per_node} GPUs of a node"
+        nodes = f"{box.num_gpus} of the {box.gpus_per_node} GPUs of one node"
     link = f"{gpu.link}: " if gpu.link else ""
     network = f"; {box.node_bandwidth * 8e-9:,g} Gbit/s per node{_mark(box, 'node_bandwidth')}"
     pairs = [
@@ -279,7 +280,9 @@ def described(box: Cluster) -> list[tuple[str, str]]:
     ]
     if box.source:
         pairs.append(("machine", box.source))
-    pairs.append(("not included", "host memory for loading and saving a model, which can exceed that of a step"))
+    pairs.append(
+        ("not included", "the host memory for loading and saving a model, which can be more than a step needs")
+    )
     return pairs
 
 

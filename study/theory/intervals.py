@@ -84,13 +84,13 @@ class Evidence:
         """A text that says which published times the interval is based on, and which are missing."""
         if self.guessed == SHARED_SEQUENCES:
             return (
-                "a rough guess without an upper end: no published time is of a training in which several GPUs share a "
-                "sequence, so only the bytes that they exchange are known"
+                "The time is a rough guess, and a step may take much longer. No published time is of a training in "
+                "which several GPUs share a sequence, so that only the bytes that they exchange are known"
             )
         if self.is_rough:
             return (
-                "a guess without an upper end: no published time is of a mixture of experts, and the experts may be "
-                "computed and gathered one after another"
+                "The time is a guess, and a step may take much longer. No published time is of a mixture of experts, "
+                "and the experts may be computed and gathered one after another"
             )
         rows = {
             "fsdp": "FSDP on A100 and H100",
@@ -107,15 +107,21 @@ class Evidence:
                 "offload": ", and on a Titan RTX",
                 "usual": ", and on RTX 3090, RTX 4090, RTX A6000 and A40",
             }.get(self.engine, "")
-        *most, last = self.left_out
-        without = f"{', '.join(most)} or {last}" if most else last
-        lacking = f"; no published row has {' or '.join(self.lacks)}" if self.lacks else ""
+        *most, last = (_GROUPS[name] for name in self.left_out)
+        group = f"{', '.join(most)} or {last}" if most else last
+        lacking = f". No published time is of {' or of '.join(self.lacks)}" if self.lacks else ""
         return (
-            f"a factor of {self.spread:g} either way; factors found without the rows that they judge held for "
-            f"{self.held} of {self.tried} predictions of {self.cases} published times from {self.sources} sources, "
-            f"{rows}, without their "
-            f"{without}: {100 * self.median:.0f} % off in the median, {100 * abs(self.worst):.0f} % at worst{lacking}"
+            f"The real time should be between 1/{self.spread:g} and {self.spread:g} times the prediction. This range "
+            f"comes from {self.cases} published times from {self.sources} sources ({rows}). To test the prediction, we "
+            f"repeated it for each of these times without the other times of the same {group}: the error is "
+            f"{100 * self.median:.0f} % in the median and {100 * abs(self.worst):.0f} % at most. A range that was "
+            f"found without these times contained {self.held} of {self.tried} predictions{lacking}"
         )
+
+
+# What a fit leaves out, in words.
+_GROUPS = {"family": "table", "model size": "model size", "card": "GPU", "GPU count": "number of GPUs",
+           "generation": "GPU generation"}  # fmt: skip
 
 
 EVIDENCE: dict[tuple[TimingClass, Distance], Evidence] = {
@@ -195,7 +201,7 @@ def _lacks(shape: ModelShape, engine: Engine, box: Cluster) -> tuple[str, ...]:
     lacking = [MIXTURE] if shape.experts else []
     lacking += [ADAPTERS] if shape.adapter is not None else []
     lacking += [f"the optimizer {engine.optimizer}"] if engine.optimizer not in OPTIMIZERS else []
-    lacking += [f"the card {box.gpu.name}"] if box.gpu.name not in CARDS else []
+    lacking += [f"the GPU {box.gpu.name}"] if box.gpu.name not in CARDS else []
     name, generation = name_of(shape, engine), hardware.generation_of(box.gpu)
     if distance_of(shape, engine, box) == "new count":
         lacking.append(f"{name} on {box.num_gpus} GPUs of {generation}")

@@ -212,7 +212,9 @@ class Checkpoints:
             last = read_complete(folder_of(run.checkpoints_folder, run.config.num_steps))
             export.export(last, run.model_folder, data_dir=run.config.data_dir)
         except (OSError, Refusal) as error:
-            raise Failed(f"the run is recorded, its model is not written: {error}; run: zero-study export") from None
+            raise Failed(
+                f"the run is recorded, but its model is not written: {error}. Run `zero-study export {run.folder}`."
+            ) from None
         if self._every is None:
             for old in in_order(run.checkpoints_folder):
                 remove(old)

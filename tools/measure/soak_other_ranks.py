@@ -21,6 +21,7 @@ import click
 import pairs
 import soak
 
+from study import terminal
 from study.records.steps import read_steps
 from study.run import as_words
 
@@ -80,7 +81,7 @@ def launch(strategy: str, ranks: int, target: Path, **flags: Any) -> str | None:
     command = [sys.executable, "-m", "study", "train", "--strategy", strategy, "--num-processes", str(ranks)]
     process = subprocess.run([*command, *words], capture_output=True, text=True)
     if process.returncode == 2:
-        return process.stderr.strip().splitlines()[-1]
+        return terminal.last_error(process.stderr)
     if process.returncode:
         raise SystemExit(
             f"{strategy} x{ranks}: status {process.returncode}\n{process.stdout[-800:]}\n{process.stderr[-800:]}"

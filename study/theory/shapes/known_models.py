@@ -13,12 +13,14 @@ import csv
 import difflib
 import gzip
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from study.errors import several_names_message
 from study.files import parse_json
 from study.theory.shapes.config_json import can_change, from_config, from_parts, replace_parts
 from study.theory.shapes.counts import from_content, images_from_content
@@ -167,9 +169,18 @@ def read_config(text: str) -> tuple[dict[str, Any], str]:
     owner, slash, name = text.partition("/")
     if slash and owner and name and "/" not in name and " " not in text:
         return _from_hub(text)
+    compact = _compact(text)
+    kinds = [known for name, known in KNOWN.names.items() if compact and _compact(name).startswith(compact)]
+    if len(kinds := list(dict.fromkeys(kinds))) > 1:
+        raise NotRead(several_names_message("the model", text, kinds))
     near = list(dict.fromkeys(KNOWN.names[n] for n in difflib.get_close_matches(text.lower(), KNOWN.names, n=3)))
     hint = f"near are {', '.join(near)}" if near else f"known are {', '.join(EXAMPLES)} and others"
     raise NotRead(f"unknown model {text!r}: {hint}. Use a known name, a config.json, or a hub id (owner/name)")
+
+
+def _compact(name: str) -> str:
+    """Return a name in small letters and without separators: "Llama 3" becomes "llama3"."""
+    return re.sub(r"[-_ .]", "", name.lower())
 
 
 def _from_file(path: Path) -> tuple[dict[str, Any], str]:
