@@ -8,9 +8,14 @@ from study.why.cause import Cause
 from study.why.log import Failure, Line, mask
 
 _SURE = {
-    "certain": "This is certain: the log says it",
-    "likely": "This is likely",
-    "possible": "This is possible, and one of several usual causes",
+    "certain": "The log states this cause",
+    "likely": "This reason is likely",
+    "possible": "This reason is possible, and one of several usual ones",
+}
+_HAPPENED = {
+    "certain": "The log states what happened. ",
+    "likely": "What happened is likely. ",
+    "possible": "What happened is possible. ",
 }
 
 
@@ -40,7 +45,7 @@ def _cause(cause: Cause) -> list[str]:
     lines = [
         terminal.wrap(f"What happened: {mask(cause.happened)}", "", "  "),
         terminal.wrap(f"Why: {mask(cause.because)}", "", "  "),
-        terminal.wrap(f"{_SURE[cause.certainty]} (from {cause.basis}).", "  ", "  "),
+        terminal.wrap(f"{_sure(cause)} (from {cause.basis}).", "  ", "  "),
     ]
     lines += [_quoted(line) for line in cause.evidence[:3]]
     if cause.changes:
@@ -53,6 +58,13 @@ def _cause(cause: Cause) -> list[str]:
     if cause.documented:
         lines += [f"Documented: {cause.documented}"]
     return lines
+
+
+def _sure(cause: Cause) -> str:
+    """Return how sure what happened and its reason are."""
+    if cause.sureness == "certain":
+        return _SURE["certain"]
+    return _HAPPENED[cause.certainty] + _SURE[cause.sureness]
 
 
 def _quoted(line: Line) -> str:

@@ -21,6 +21,7 @@ JUMP = 1.5  # times the loss before
 STUCK = 0.02  # relative change of a loss that does not move
 FALLEN = 0.98  # times the first loss; the training learns if the last one is lower
 TOO_LARGE = 1.3  # times the loss of a guess
+SEVERAL = 8  # times that a metric is logged with the same value if it stands still
 EARLY = 0.1  # share of the steps with a learning rate of 0 from which a schedule ended early
 SETTLED = 20  # rows after which a loss must have moved
 
@@ -35,6 +36,7 @@ def causes(steps: Steps, setting: Setting) -> list[Cause]:
         found += _first_losses(rows, setting)
     if len(rows) > 1:
         found += [*_jump(rows, setting)]
+    found += _constants(steps)
     return [*found, *_epoch(steps, setting), *_evaluation(steps, setting)]
 
 
@@ -168,6 +170,18 @@ def _norm(rows: Sequence[Row], setting: Setting) -> Iterator[Cause]:
             )
         else:
             yield conclude("wrong/norm-constant", (first.line,), value=f"{value:g}", values=f"{len(values):,}")
+
+
+def _constants(steps: Steps) -> Iterator[Cause]:
+    """Yield that a norm or a ratio, of whatever kind, is the same in all steps. Whole numbers may be a setting."""
+    for name, constant in steps.constants.items():
+        is_constant = constant.count >= SEVERAL and not constant.differs and math.isfinite(constant.value)
+        if is_constant and constant.value != int(constant.value):
+            value = f"{constant.value:.8g}"
+            yield conclude(
+                "wrong/metric-stands-still", (constant.line,), name=name, value=value, values=f"{constant.count:,}"
+            )
+            return
 
 
 def _rate(rows: Sequence[Row], steps: Steps) -> Iterator[Cause]:
