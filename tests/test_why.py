@@ -194,6 +194,8 @@ EXAMPLES: dict[str, list[str]] = {
     "memory/entropy": out_of_memory("verl/utils/torch_functional.py:entropy_from_logits"),
     "memory/one-large-tensor": out_of_memory(tried="24.00 GiB")[-1:],
     "memory/merge": out_of_memory("peft/tuners/lora/layer.py:merge_and_unload", "peft/x.py:get_delta_weight"),
+    "wrong/loss-rises": steps(60, loss=lambda step: 2.0 if step < 30 else 6.2 + 0.1 * math.sin(step), grad_norm=norms),
+    "memory/peak-of-activations": ["step=0 TRAIN alloc=10.33 peak=68.03 GiB"],
     "memory/other-process-engine": out_of_memory(
         "x/weight_sync/strategy.py:send_chunks",
         more="Process 7 has 76.40 GiB memory in use. Process 8 has 9.00 GiB memory in use. ",

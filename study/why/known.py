@@ -21,6 +21,7 @@ FOLDER = Path(__file__).parent / "rules"
 MOST_EVIDENCE = 3  # lines of a rule that are shown
 _PLACE = re.compile(r"\{(\w+)\}")  # of a value in a sentence
 SHORTEST_WORD = 3  # letters of a text by which rules are chosen before their patterns are searched
+_ENDS = ("where", "code")  # values of a traceback that are added to the value before them
 _PLACES = re.compile(r"(?:\{\w+\})+")
 LONGEST_GROUP = 120  # characters of a text from the log that are quoted in a sentence
 LONGEST_MESSAGE = 240  # characters of the message of an exception that are quoted in a sentence
@@ -158,7 +159,8 @@ class Rule(BaseModel):
         groups = {name: mask(value.strip())[:LONGEST_GROUP] for name, value in match.groupdict().items() if value}
         values = {**self._values(groups), **traceback.values, "message": mask(failure.first_line)[:LONGEST_MESSAGE]}
         line = Line(failure.number, failure.rank, failure.first_line)
-        return self.cause((line,), values)
+        cause = self.cause((line,), values)
+        return replace(cause, basis="the message and its traceback") if failure.frames else cause
 
     def _found_cut_off(self, log: Log) -> Cause | None:
         """Return the cause if the functions of a traceback without its last line show it."""
@@ -190,7 +192,10 @@ class Rule(BaseModel):
                 names = _PLACE.findall(places[0])
                 if not values.keys() >= set(names):
                     return places[0]
-                return next((known for name in names if (known := values[name]) is not None), "?")
+                ends = "".join(values[name] or "" for name in names if name in _ENDS)
+                others = [name for name in names if name not in _ENDS]
+                known = next((each for name in others if (each := values[name]) is not None), "?")
+                return f"{known if others else ''}{ends}"
 
             return _PLACES.sub(value, sentence).replace(" (?)", "")
 

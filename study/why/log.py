@@ -54,6 +54,7 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+)(?:, in (\S+))?')
 _RICH_FRAME = re.compile(r"^\s*(?:File )?(\S+\.py):(\d+),? in (\w+)")  # also of notebooks
 _BOX = re.compile(r"^[\s]*[│╭╰╮╯|]\s?|\s*[│╮╯|]\s*$")
 _ARROW = re.compile(r"^\s*(?:❱|-{1,4}>|>)?\s*\d*\s*(?:│\s)?")  # before the line of the source, in some formats
+FARTHEST = 6  # spaces before the last line of a traceback
 LONGEST_CODE = 200  # characters of it that are kept
 _EXCEPTION = re.compile(
     r"^(?:\s{0,2}|E\s{2,7}|.*?(?<=\s)(?:ERROR|CRITICAL)\s[-:]?\s*|.*?\d+%\|.*?\]\s?|FAILED \S+ - )"
@@ -300,9 +301,13 @@ class Reader:
 
     def _exception(self, rank: int | None, text: str) -> re.Match[str] | None:
         """Return the match of an exception's name and message, or None."""
-        if any(word in text for word in _RAISES) and (match := _EXCEPTION.match(text)):
-            return match
-        return _AFTER_FRAMES.match(text) if self._frames.get(rank) else None
+        has_frames = bool(self._frames.get(rank))
+        if any(word in text for word in _RAISES):
+            # The report of torchrun and of pytest moves a whole traceback to the right.
+            moved = text.lstrip() if has_frames and len(text) - len(text.lstrip()) <= FARTHEST else text
+            if match := _EXCEPTION.match(moved) or _EXCEPTION.match(text):
+                return match
+        return _AFTER_FRAMES.match(text) if has_frames else None
 
     def _keep(self, line: Line) -> None:
         """Keep a line that may matter. Of many, the first are kept: what comes first is the cause."""

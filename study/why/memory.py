@@ -50,7 +50,8 @@ _BY_PHASE: dict[Phase | None, str] = {
     "building": "memory/building", "wrapping": "memory/wrapping", "optimizer step": "memory/optimizer-states",
     "gathering": "memory/gathered-parameters", "loss": "memory/logits", "attention": "memory/attention",
     "recomputation": "memory/activations-recomputed", "backward": "memory/activations-and-gradients",
-    "forward": "memory/activations", "weight transfer": "memory/generation", "evaluation": "memory/evaluation", "generation": "memory/generation",
+    "forward": "memory/activations",
+    "weight transfer": "memory/generation", "evaluation": "memory/evaluation", "generation": "memory/generation",
     "saving": "memory/saving", None: "memory/too-large",
 }  # fmt: skip
 
@@ -214,7 +215,8 @@ def _by_numbers(
             else "the memory of the GPU that PyTorch in this process does not have"
         )  # fmt: skip
         yield conclude(
-            "memory/other-process-engine" if is_shared and message.processes else "memory/other-process", evidence, happened=happened, who=who, others=bytes_text(others), basis=basis,
+            "memory/other-process-engine" if is_shared and message.processes else "memory/other-process",
+            evidence, happened=happened, who=who, others=bytes_text(others), basis=basis,
             certainty="certain" if message.processes and others > 2 * message.tried else "likely",
         )  # fmt: skip
     if unused is not None and unused >= message.tried and unused >= UNUSED * total:

@@ -24,6 +24,8 @@ SLOW_RANK = 1.25  # times the time of the middle rank
 FEW_RANKS = 3  # that are compared
 SLOW_SAMPLE = 1.0  # seconds to prepare one sample
 FEW_SAMPLES = 20
+MANY_ACTIVATIONS = 3.0  # times what stays allocated that the peak is if activations take most of the memory
+LARGE_PEAK = 10.0  # GiB from which this is worth a note
 
 _COMPILED = re.compile(
     r"(?i)(?P<what>dynamo bytecode transform time|torch\.compile (?:takes|took)|"
@@ -46,6 +48,10 @@ _RANK_TIME = re.compile(
 _SPREAD = re.compile(
     r"(?P<what>forward-backward|forward-compute|backward-compute|data[\w-]*|optimizer) ?\.*: "
     r"\((?P<min>[\d.]+), (?P<max>[\d.]+)\)"
+)
+_PEAK = re.compile(
+    r"(?i)\balloc(?:ated)?(?:_memory)?\s?[=:]\s?(?P<stays>[\d.]+) ?(?:GiB|GB)?[ ,|]+"
+    r"(?:max_?|peak_?)\w*\s?[=:]\s?(?P<peak>[\d.]+) ?Gi?B"
 )
 _STRAGGLER = re.compile(
     r"(?i)straggler (?:detected|found|rank)|stragglers?: \[?\d|slow(?:est)? rank\b|GPU relative performance"
@@ -71,12 +77,16 @@ class Signs:
     spread: list[tuple[Line, str, float, float]] = field(default_factory=list)
     stragglers: list[Line] = field(default_factory=list)
 
+    peaks: list[tuple[Line, float, float]] = field(default_factory=list)  # what stays allocated, and the peak, in GiB
+
     wants_all = False
 
     @staticmethod
     def concerns(text: str) -> bool:
         """Return whether a line may show a sign. It does not depend on digits."""
         if "ompil" in text or "aptur" in text or "traggler" in text or "utotun" in text or "ytecode" in text:
+            return True
+        if "peak" in text and "alloc" in text:
             return True
         if "L['" in text or "tensor '" in text or ": (" in text:
             return True
@@ -98,6 +108,8 @@ class Signs:
                 self._take_rank(line, int(match["rank"]), float(match["time"]), match["unit"])
         if (match := _SPREAD.search(text)) and len(self.spread) < MOST:
             self.spread.append((line, match["what"], float(match["min"]), float(match["max"])))
+        if "peak" in text and (match := _PEAK.search(text)) and len(self.peaks) < MOST:
+            self.peaks.append((line, float(match["stays"]), float(match["peak"])))
         if _STRAGGLER.search(text) and "No straggler" not in text and "no straggler" not in text:
             self.stragglers.append(line) if len(self.stragglers) < MOST else None
 
@@ -137,6 +149,7 @@ class Signs:
                 guard=f" The condition that failed most: {guard[:120]}." if guard else "",
             )  # fmt: skip
         yield from self._slow_rank(steps)
+        yield from self._peak()
         yield from _slow_data(steps)
 
     def _compilation(self, steps: Steps) -> Iterator[Cause]:
@@ -148,6 +161,12 @@ class Signs:
         what = "; ".join(f"{each.what.strip()} {each.seconds:,.3g} s" for each in longest)
         id = "slow/compilation" if trained * SHARE < total else "slow/compilation-noted"
         yield conclude(id, tuple(each.line for each in longest), what=what, total=f"{total:,.3g}")
+
+    def _peak(self) -> Iterator[Cause]:
+        """Yield a note that nearly all memory is of activations, if the log states what stays and the peak."""
+        line, stays, peak = max(self.peaks, key=lambda each: each[2], default=(None, 0.0, 0.0))
+        if line is not None and peak > max(MANY_ACTIVATIONS * stays, LARGE_PEAK):
+            yield conclude("memory/peak-of-activations", (line,), stays=f"{stays:.1f}", peak=f"{peak:.1f}")
 
     def _slow_rank(self, steps: Steps) -> Iterator[Cause]:
         times = {rank: statistics.median(values) for rank, values in self.of_rank.items()}

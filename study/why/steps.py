@@ -57,7 +57,7 @@ _COUNTED = re.compile(r"\bstep=(\d+), skipped=\d+|\bstep[: ] ?(\d+)/\d+")
 _NOT_FINITE = re.compile(r"(?i)\bnan\b|\binf")
 _ZERO = re.compile(r"(?<![\d.])0\.0(?!\d)")
 # Words of which one is in every line that says something of a step, besides what a program does.
-_CONCERNING = ("%|", "step", "OVERFLOW", "oss", "norm", "len", "second")
+_CONCERNING = ("%|", "step", "OVERFLOW", "oss", "norm", "ratio", "len", "second")
 _COLUMNS_SPACED = {
     "loss": "loss",
     "cross-entropy-loss": "loss",
@@ -229,7 +229,7 @@ class Steps:
             self.num_overflows += 1
             if len(self.overflows) < FIRST:
                 self.overflows.append((line, float(match["scale"])))
-        if ("oss" in text or "norm" in text or "len" in text) and "rror" not in text:
+        if ("oss" in text or "norm" in text or "len" in text or "ratio" in text) and "rror" not in text:
             self._lines_of_steps += 1
             is_odd = "0.0" in text and _ZERO.search(text)
             if not is_odd and ("nan" in text or "NaN" in text or "inf" in text or "Inf" in text):

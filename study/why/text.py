@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from study import terminal
+from study.why import tracebacks
 from study.why.answer import MOST_OTHERS, MOST_SHOWN, Answer
 from study.why.cause import Cause
 from study.why.log import Failure, Line, mask
@@ -147,8 +148,14 @@ def _unknown_failure(answer: Answer, failure: Failure) -> list[str]:
     who = "A process" if failure.rank is None else f"Rank {failure.rank}"
     own = next((frame for frame in reversed(failure.frames) if "site-packages" not in frame.file), None)
     where = "" if own is None else f", in {own.function} ({own.file}, line {own.line})"
+    read = tracebacks.of(failure)
+    inner = read.inner
+    deepest = "" if inner is None or inner == own else f" It was raised in {inner.function} ({inner.file})"
+    code = f" by: {mask(inner.code)}" if deepest and inner is not None and inner.code else ""
+    doing = f" It happened {read.doing}." if read.doing else ""
     lines = [
         terminal.wrap(f"The first failure: {who} raised {mask(failure.first_line)}{where}.", "", "  "),
+        *([terminal.wrap(f"{deepest}{code}.{doing}".strip(), "  ", "  ")] if deepest or doing else []),
         _quoted(Line(failure.number, failure.rank, failure.first_line)),
         "",
         terminal.wrap(

@@ -110,7 +110,7 @@ class Traceback:
         others = [name for name in packages if name]
         where = "" if inner is None else f" in {_place(inner)}"
         if inner is not None and user is not None and user is not inner:
-            where += f", which {_place(user)} called"
+            where += f", called by {_place(user)}"
         return {
             "where": where + (f", {self.doing}" if self.doing else ""),
             "doing": self.doing,
