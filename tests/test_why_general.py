@@ -168,6 +168,19 @@ def test_a_traceback_that_a_report_moves_to_the_right_is_read():
     assert (failure.kind, len(failure.frames)) == ("ValueError", 3)
 
 
+def test_an_exception_that_python_ignores_is_not_the_first_failure():
+    lines = [
+        "Exception ignored in: <function Optimizer.__del__ at 0x77>",
+        "Traceback (most recent call last):",
+        '  File "/x/a.py", line 1, in __del__',
+        "TypeError: 'NoneType' object is not callable",
+        "FrobError: no frob",
+    ]
+    found = answer.answer_lines(lines)
+    assert found.first_failure is not None
+    assert found.first_failure.kind == "FrobError"
+
+
 # ---------------------------------------------------------------- signs of trouble
 
 STEPS = [f"{{'loss': {3 / step:.4f}, 'grad_norm': {1 + 1 / step:.4f}}}" for step in range(1, 30)]

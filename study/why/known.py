@@ -94,6 +94,7 @@ class Rule(BaseModel):
     excludes: tuple[Feature, ...] = ()  # what it must not state
     general: bool = False  # it is for exceptions that no other rule knows
     task: tuple[str, ...] = ()  # what the program was doing, by tasks.yaml or phases.yaml, one of these
+    at: Literal["program", "package"] | None = None  # in whose code the exception was raised
     inner: str | None = None  # a regular expression for the innermost frames and their lines of code
     certainty: Certainty = "likely"  # of what happened
     reason: Certainty | None = None  # of `because`, if it is less sure than what happened
@@ -153,6 +154,8 @@ class Rule(BaseModel):
         if not features.issuperset(self.needs) or not features.isdisjoint(self.excludes):
             return None
         if self.task and traceback.task not in self.task:
+            return None
+        if self.at is not None and traceback.is_in_package != (self.at == "package"):
             return None
         if self.inner is not None and not any(compiled(self.inner).search(text) for text in _innermost(traceback)):
             return None

@@ -73,7 +73,7 @@ MATTERING = (
     "exit", "skipping", "expected", "unused", "deprecat", "cache flushes", "invalidate trace", "recompil",
     "falling back", "disk quota", "duplicate", "_dynamo", "hit config", " hang", "read-only", "due to preemption",
     "due to job requeue", "more processors", "trainable", "too many", "divisible", "not match", "killing subprocess",
-    "died", "dead",
+    "died", "dead", "xid", "fallen off",
 )  # fmt: skip
 _SIGNS = (
     "NCCL ", "Traceback (most", 'File "', ".py:", "uring handling of the above", "was the direct cause of the",
@@ -213,6 +213,7 @@ class Reader:
         self._frames: dict[int | None, deque[Frame]] = {}
         self._open: dict[int | None, tuple[Failure, int]] = {}  # exceptions whose message may go on, and its lines
         self._before: dict[int | None, deque[str]] = {}  # the last lines
+        self._ignored: set[int | None] = set()  # ranks whose next exception Python ignores, such as one in __del__
         self._earlier: dict[int | None, tuple[Failure, bool]] = {}  # an exception that led to the next one
 
     def read(self, lines: Iterable[str]) -> Log:
@@ -285,6 +286,8 @@ class Reader:
             self._continue(rank, text)
         elif "uring handling of the above exception" in text or "was the direct cause of the following" in text:
             self._mark_handled(rank, "direct cause" in text)
+        elif text.startswith("Exception ignored in"):
+            self._ignored.add(rank)
         elif rank in self._frames:
             self._add_code(self._frames[rank], text)
         lower = text.lower()
@@ -323,6 +326,9 @@ class Reader:
     def _fail(self, line: Line, kind: str, message: str) -> None:
         frames, before = self._frames.pop(line.rank, ()), self._before.get(line.rank, ())
         failure = Failure(line.number, line.rank, kind, message, tuple(frames), tuple(before))
+        if line.rank in self._ignored:
+            self._ignored.discard(line.rank)
+            failure.is_handled = True
         if line.rank in self._earlier:
             failure.earlier, failure.is_meant = self._earlier.pop(line.rank)
         self._open[line.rank] = failure, 1

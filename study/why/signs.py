@@ -27,6 +27,7 @@ FEW_SAMPLES = 20
 MANY_ACTIVATIONS = 3.0  # times what stays allocated that the peak is if activations take most of the memory
 LARGE_PEAK = 10.0  # GiB from which this is worth a note
 
+_OF_COMPILERS = ("ompil", "aptur", "utotun", "ytecode")
 _COMPILED = re.compile(
     r"(?i)(?P<what>dynamo bytecode transform time|torch\.compile (?:takes|took)|"
     r"compil(?:ing a graph|ation)\b[^.\n]{0,60}?(?:takes|took|time|finished in|in)|compile[ds]?(?:_| )?time|"
@@ -84,7 +85,7 @@ class Signs:
     @staticmethod
     def concerns(text: str) -> bool:
         """Return whether a line may show a sign. It does not depend on digits."""
-        if "ompil" in text or "aptur" in text or "traggler" in text or "utotun" in text or "ytecode" in text:
+        if "traggler" in text or any(word in text for word in _OF_COMPILERS):
             return True
         if "peak" in text and "alloc" in text:
             return True
@@ -95,22 +96,28 @@ class Signs:
     def take(self, line: Line) -> None:
         """Take what a line shows."""
         text = line.text[:1000]
-        if match := _COMPILED.search(text) or _CAPTURED.search(text):
+        may_be_compiled = any(word in text for word in _OF_COMPILERS)
+        if may_be_compiled and (match := _COMPILED.search(text) or _CAPTURED.search(text)):
             self._take_compiled(line, match)
-        if match := _RECOMPILED.search(text):
+        if may_be_compiled and (match := _RECOMPILED.search(text)):
             if len(self.recompiled) < MOST:
                 self.recompiled.append(line)
             self.functions.update(filter(None, [match["function"]]))
-        if (guard := _GUARD.search(text)) and len(self.guards) < MOST:
+        if ("L[" in text or "tensor " in text) and (guard := _GUARD.search(text)) and len(self.guards) < MOST:
             self.guards.append(guard["guard"].split("  #")[0].strip())
         if "ank" in text and "Watchdog" not in text and "NCCL" not in text:
             for match in _RANK_TIME.finditer(text):
                 self._take_rank(line, int(match["rank"]), float(match["time"]), match["unit"])
-        if (match := _SPREAD.search(text)) and len(self.spread) < MOST:
+        if ": (" in text and (match := _SPREAD.search(text)) and len(self.spread) < MOST:
             self.spread.append((line, match["what"], float(match["min"]), float(match["max"])))
         if "peak" in text and (match := _PEAK.search(text)) and len(self.peaks) < MOST:
             self.peaks.append((line, float(match["stays"]), float(match["peak"])))
-        if _STRAGGLER.search(text) and "No straggler" not in text and "no straggler" not in text:
+        if (
+            ("traggler" in text or "slow" in text)
+            and _STRAGGLER.search(text)
+            and "No straggler" not in text
+            and "no straggler" not in text
+        ):
             self.stragglers.append(line) if len(self.stragglers) < MOST else None
 
     def _take_compiled(self, line: Line, match: re.Match[str]) -> None:

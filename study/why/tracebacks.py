@@ -86,6 +86,11 @@ class Traceback:
         return (telling or own or list(self.frames) or [None])[-1]
 
     @property
+    def is_in_package(self) -> bool:
+        """Whether the exception was raised in an installed package, and not in the user's program."""
+        return self.inner is not None and bool(package_of(self.inner))
+
+    @property
     def user(self) -> Frame | None:
         """The innermost frame of the user's own program. None if all frames are of packages."""
         return next((frame for frame in reversed(self.frames) if not package_of(frame)), None)
