@@ -83,7 +83,8 @@ class Traceback:
         """The innermost frame that is not of Python's own library and does more than to pass a call on."""
         own = [frame for frame in self.frames if package_of(frame) != "python"]
         telling = [frame for frame in own if not _PASSES.match(frame.function)]
-        return (telling or own or list(self.frames) or [None])[-1]
+        candidates = telling or own or list(self.frames)
+        return candidates[-1] if candidates else None
 
     @property
     def is_in_package(self) -> bool:
