@@ -228,6 +228,7 @@ def test_a_reason_that_is_a_guess_is_not_called_certain():
 def test_a_reason_is_never_surer_than_what_happened():
     cause = Cause("a", "save", "", "", "possible", "", reason="certain")
     assert cause.sureness == "possible"
+    assert Cause("a", "save", "", "", "certain", "", symptom="likely").sureness == "likely"
     assert all(
         CERTAINTIES.index(rule.reason or rule.certainty) >= CERTAINTIES.index(rule.certainty) for rule in GENERAL
     )
@@ -237,5 +238,9 @@ def test_the_answer_rates_what_happened_and_why_separately():
     content = cause_of("OSError: [Errno 28] No space left on device").content()
     assert content["certainty_of_what_happened"] == "certain"
     assert content["certainty_of_why"] == content["certainty"] != "certain"
+    cut_off = cause_of(
+        'Traceback (most recent call last):\n  File "/env/transformers/modeling_utils.py", line 3, in from_pretrained'
+    )
+    assert cut_off.content()["certainty_of_what_happened"] != "certain"
     displayed = text.text(answer.answer_lines(["OSError: [Errno 28] No space left on device"]))
     assert "The log states what happened" in displayed

@@ -76,11 +76,11 @@ def answer(paths: Iterable[Path], requested: Setting | None = None, recorded: Se
     `recorded` are the causes that recordings show. Raises Refusal if a file cannot be read, or has no line.
     """
     files = list(paths)
-    read = _read(line for path in files for line in _lines(path))
-    if not read.steps.rows:
+    log_content = _read(line for path in files for line in _lines(path))
+    if not log_content.steps.rows:
         for path in files:
-            _add_imported(read.steps, path)
-    return _answer(read, requested, recorded)
+            _add_imported(log_content.steps, path)
+    return _answer(log_content, requested, recorded)
 
 
 def answer_lines(lines: Iterable[str], requested: Setting | None = None, recorded: Sequence[Cause] = ()) -> Answer:
@@ -119,11 +119,11 @@ def _add_imported(steps: Steps, path: Path) -> None:
             steps.add_series(series.columns)
 
 
-def _answer(read: _Read, requested: Setting | None, recorded: Sequence[Cause]) -> Answer:
-    log, steps = read.log, read.steps
+def _answer(log_content: _Read, requested: Setting | None, recorded: Sequence[Cause]) -> Answer:
+    log, steps = log_content.log, log_content.steps
     if not log.num_lines and not recorded:
         raise Refusal("The log is empty. Name the file that has what the run printed, or write it to standard input.")
-    setting = read.stated.setting(requested or Setting())
+    setting = log_content.stated.setting(requested or Setting())
     messages = memory.messages(log)
     if setting.gpu is None and messages:
         setting = replace(setting, gpu=planned.gpu_of(messages[0].total))
@@ -136,8 +136,8 @@ def _answer(read: _Read, requested: Setting | None, recorded: Sequence[Cause]) -
                 *hangs.causes(log, steps, setting),
                 *training.causes(steps, setting),
                 *slow.causes(steps, setting),
-                *read.signs.causes(steps),
-                *read.tables.causes(),
+                *log_content.signs.causes(steps),
+                *log_content.tables.causes(),
                 *launch.causes(log),
                 *planned.slower_than_predicted(steps, setting),
             ],
@@ -147,14 +147,16 @@ def _answer(read: _Read, requested: Setting | None, recorded: Sequence[Cause]) -
     if not any(not cause.is_note and not cause.is_consequence for cause in found):
         found += general.causes(log, _first_unknown(log, found), setting)
     if not any(not cause.is_note and not cause.is_consequence for cause in found):
-        found += [*memory.of_cut_off(log), *_of_end(read, setting, found)]
+        found += [*memory.of_cut_off(log), *_of_end(log_content, setting, found)]
     causes = rank_causes(found)
     first = causes[0] if causes else None
     is_of_gpu = bool(messages) and first is not None and first.kind == "memory"
     remedies = planned.remedies(setting) if is_of_gpu else ()
     runs_wrong = first is None or first.kind == "wrong"
     faults = tuple(_faults(setting)) if runs_wrong else ()
-    return Answer(tuple(causes), tuple(_first_lines(log)), log, steps, setting, remedies, faults, read.signs.are_there)
+    return Answer(
+        tuple(causes), tuple(_first_lines(log)), log, steps, setting, remedies, faults, log_content.signs.are_there
+    )
 
 
 def _first_unknown(log: Log, causes: Iterable[Cause]) -> Failure | None:
@@ -170,13 +172,13 @@ def _first_unknown(log: Log, causes: Iterable[Cause]) -> Failure | None:
     )
 
 
-def _of_end(read: _Read, setting: Setting, found: Sequence[Cause]) -> Iterator[Cause]:
+def _of_end(log_content: _Read, setting: Setting, found: Sequence[Cause]) -> Iterator[Cause]:
     """Yield what the end of a log says in which nothing failed.
 
     A run that has trained does not hang at its start, and neither does one of which the log explains that it is slow.
     """
-    may_hang = not read.steps.num_steps and not any(cause.kind == "slow" for cause in found)
-    for cause in known.causes_of_end(read.log, setting.features):
+    may_hang = not log_content.steps.num_steps and not any(cause.kind == "slow" for cause in found)
+    for cause in known.causes_of_end(log_content.log, setting.features):
         if cause.kind != "hang" or may_hang:
             yield cause
 

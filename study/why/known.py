@@ -96,8 +96,8 @@ class Rule(BaseModel):
     task: tuple[str, ...] = ()  # what the program was doing, by tasks.yaml or phases.yaml, one of these
     at: Literal["program", "package"] | None = None  # in whose code the exception was raised
     inner: str | None = None  # a regular expression for the innermost frames and their lines of code
-    certainty: Certainty = "likely"  # of what happened
-    reason: Certainty | None = None  # of `because`, if it is less sure than what happened
+    certainty: Certainty = "likely"  # that this is the cause
+    reason: Certainty | None = None  # of `because`, if it is less sure
     happened: str
     because: str
     basis: str = "the message"  # from what the cause follows
@@ -176,6 +176,7 @@ class Rule(BaseModel):
         return replace(
             self.cause((line,), self._values({})),
             certainty="possible" if self.certainty == "possible" else "likely",
+            symptom="likely",
             basis="the last functions of a traceback whose last line is missing",
         )
 
@@ -196,9 +197,9 @@ class Rule(BaseModel):
                 if not values.keys() >= set(names):
                     return places[0]
                 ends = "".join(values[name] or "" for name in names if name in _ENDS)
-                others = [name for name in names if name not in _ENDS]
-                known = next((each for name in others if (each := values[name]) is not None), "?")
-                return f"{known if others else ''}{ends}"
+                of_message = [name for name in names if name not in _ENDS]
+                first = next((text for name in of_message if (text := values[name]) is not None), "?")
+                return f"{first if of_message else ''}{ends}"
 
             return _PLACES.sub(value, sentence).replace(" (?)", "")
 
@@ -301,13 +302,13 @@ def causes(log: Log, features: frozenset[Feature] = frozenset()) -> list[Cause]:
 def general_cause(failure: Failure, traceback: Traceback, features: frozenset[Feature] = frozenset()) -> Cause | None:
     """Return what an exception that no other rule knows means, by its kind, its message and its traceback."""
     text = failure.text.lower()
-    found = [
+    causes_of_rules = [
         cause
         for rule in rules()
         if rule.general and _may_match(rule, text)
         if (cause := rule.found_in(failure, traceback, features)) is not None
     ]
-    return max(found, key=lambda cause: cause.strength, default=None)
+    return max(causes_of_rules, key=lambda cause: cause.strength, default=None)
 
 
 def causes_of_end(log: Log, features: frozenset[Feature] = frozenset()) -> list[Cause]:

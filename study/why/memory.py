@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from study.terminal import bytes_text, count
 from study.why import memory_messages, phases, tensors
@@ -102,11 +103,10 @@ def of_cut_off(log: Log) -> list[Cause]:
     )
     line = Line(log.num_lines, None, str(log.open_frames[-1]))
     basis = "the last functions of a traceback whose last line is missing"
-    return [
-        conclude(
-            _BY_PHASE[phase], (line,), "possible", happened=happened, tensor="", late="", short="", basis=basis
-        )
-    ]  # fmt: skip
+    cause = conclude(
+        _BY_PHASE[phase], (line,), "possible", happened=happened, tensor="", late="", short="", basis=basis
+    )  # fmt: skip
+    return [replace(cause, symptom="possible")]
 
 
 def _of(message: OutOfMemory, steps: Steps, setting: Setting) -> Iterator[Cause]:

@@ -61,7 +61,7 @@ _STRAGGLER = re.compile(
 
 class _Time(NamedTuple):
     line: Line
-    what: str
+    label: str
     seconds: float
 
 
@@ -140,7 +140,7 @@ class Signs:
     def are_there(self) -> bool:
         """Whether the log shows a sign, so that it must not be called sound."""
         return (
-            sum(each.seconds for each in self.compiled) >= LONG
+            sum(time.seconds for time in self.compiled) >= LONG
             or len(self.recompiled) >= OFTEN
             or bool(self.stragglers)
         )
@@ -160,18 +160,18 @@ class Signs:
         yield from _slow_data(steps)
 
     def _compilation(self, steps: Steps) -> Iterator[Cause]:
-        total = sum(each.seconds for each in self.compiled)
+        total = sum(time.seconds for time in self.compiled)
         if total < LONG:
             return
-        longest = sorted(self.compiled, key=lambda each: -each.seconds)[:3]
+        longest = sorted(self.compiled, key=lambda time: -time.seconds)[:3]
         trained = (steps.usual_seconds or 0.0) * steps.num_steps
-        what = "; ".join(f"{each.what.strip()} {each.seconds:,.3g} s" for each in longest)
+        labels = "; ".join(f"{time.label.strip()} {time.seconds:,.3g} s" for time in longest)
         id = "slow/compilation" if trained * SHARE < total else "slow/compilation-noted"
-        yield conclude(id, tuple(each.line for each in longest), what=what, total=f"{total:,.3g}")
+        yield conclude(id, tuple(time.line for time in longest), what=labels, total=f"{total:,.3g}")
 
     def _peak(self) -> Iterator[Cause]:
         """Yield a note that nearly all memory is of activations, if the log states what stays and the peak."""
-        line, stays, peak = max(self.peaks, key=lambda each: each[2], default=(None, 0.0, 0.0))
+        line, stays, peak = max(self.peaks, key=lambda peak_of_line: peak_of_line[2], default=(None, 0.0, 0.0))
         if line is not None and peak > max(MANY_ACTIVATIONS * stays, LARGE_PEAK):
             yield conclude("memory/peak-of-activations", (line,), stays=f"{stays:.1f}", peak=f"{peak:.1f}")
 
@@ -185,17 +185,17 @@ class Signs:
         if len(times) >= FEW_RANKS:
             middle = statistics.median(times.values())
             slowest = max(times, key=lambda rank: times[rank])
-            others = [value for rank, value in times.items() if rank != slowest]
-            if middle > 0 and times[slowest] > SLOW_RANK * middle and max(others) < times[slowest]:
+            faster = [value for rank, value in times.items() if rank != slowest]
+            if middle > 0 and times[slowest] > SLOW_RANK * middle and max(faster) < times[slowest]:
                 yield conclude(
                     "slow/rank", (self.rank_lines[slowest],), rank=str(slowest), seconds=f"{times[slowest]:,.4g}",
                     usual=f"{middle:,.4g}", factor=f"{times[slowest] / middle:.2g}",
                 )  # fmt: skip
                 return
-        wide = [each for each in self.spread if each[3] > 2 * each[2] and each[3] > 100]
+        wide = [times for times in self.spread if times[3] > 2 * times[2] and times[3] > 100]
         if len(wide) > max(1, len(self.spread) // 2):
-            line, what, least, most = wide[0]
-            yield conclude("slow/ranks-differ", (line,), what=what, least=f"{least:,.4g}", most=f"{most:,.4g}")
+            line, label, least, most = wide[0]
+            yield conclude("slow/ranks-differ", (line,), what=label, least=f"{least:,.4g}", most=f"{most:,.4g}")
         elif self.stragglers:
             yield conclude("slow/straggler", tuple(self.stragglers[:3]), what=self.stragglers[0].text.strip()[:120])
 

@@ -19,7 +19,6 @@ from study.why.log import Line
 MOST_ROWS = 400  # of tables that are kept
 GAP = 2  # lines between rows of one table
 FEW = 4  # numbers of which something is concluded
-SAME = 1e-6  # relative difference of numbers that are the same as printed
 RATIO = 0.02  # relative difference of ratios that are the same
 LARGEST = 64  # factor of which a number of ranks is a usual reason
 _NUMBER = re.compile(r"^[-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf(?:inity)?)$", re.IGNORECASE)
@@ -68,8 +67,7 @@ class Tables:
     def causes(self) -> Iterator[Cause]:
         """Yield what the tables show."""
         for table in self.tables:
-            found = list(_of(table))
-            yield from found[:1]
+            yield from list(_of(table))[:1]
 
 
 def _begins_another(cells: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
@@ -94,19 +92,19 @@ class _Series:
 
 def _of(table: _Table) -> Iterator[Cause]:
     series = _series(table)
-    for each in series:
-        bad = next((place for place, value in enumerate(each.values) if not math.isfinite(value)), None)
-        if bad is not None and bad >= 2 and not all(map(math.isfinite, each.values)):
-            yield conclude("wrong/table-not-finite", (each.line,), name=each.name, place=str(bad + 1))
-        finite = [value for value in each.values if math.isfinite(value)]
-        if len(finite) >= FEW and _MOVES.search(each.name) and _stands_still(finite):
-            yield conclude("wrong/table-stands-still", (each.line,), name=each.name, value=f"{finite[-1]:.8g}")
-    for one, other in itertools.combinations(series, 2):
-        if (factor := _factor(one, other)) is not None:
-            smaller, larger = (one, other) if sum(one.values) < sum(other.values) else (other, one)
+    for numbers in series:
+        bad = next((place for place, value in enumerate(numbers.values) if not math.isfinite(value)), None)
+        if bad is not None and bad >= 2 and not all(map(math.isfinite, numbers.values)):
+            yield conclude("wrong/table-not-finite", (numbers.line,), name=numbers.name, place=str(bad + 1))
+        finite = [value for value in numbers.values if math.isfinite(value)]
+        if len(finite) >= FEW and _MOVES.search(numbers.name) and _stands_still(finite):
+            yield conclude("wrong/table-stands-still", (numbers.line,), name=numbers.name, value=f"{finite[-1]:.8g}")
+    for first, second in itertools.combinations(series, 2):
+        if (factor := _factor(first, second)) is not None:
+            smaller, larger = (first, second) if sum(first.values) < sum(second.values) else (second, first)
             yield conclude(
                 "wrong/table-factor", (smaller.line, larger.line), smaller=smaller.name, larger=larger.name,
-                factor=f"{factor:g}", values=str(len(one.values)),
+                factor=f"{factor:g}", values=str(len(first.values)),
             )  # fmt: skip
 
 
@@ -116,22 +114,26 @@ def _stands_still(values: Sequence[float]) -> bool:
     return bool(last[-1]) and len({f"{value:.9g}" for value in last}) == 1 and last[-1] != int(last[-1])
 
 
-def _factor(one: _Series, other: _Series) -> float | None:
+def _factor(first: _Series, second: _Series) -> float | None:
     """Return the whole number by which two series differ in all steps. None if there is none."""
-    if len(one.values) != len(other.values) or len(one.values) < FEW:
+    if len(first.values) != len(second.values) or len(first.values) < FEW:
         return None
-    if not all(math.isfinite(value) and value > 0 for value in (*one.values, *other.values)):
+    if not all(math.isfinite(value) and value > 0 for value in (*first.values, *second.values)):
         return None
-    if not (_MOVES.search(one.name) and _MOVES.search(other.name)):
+    if not (_MOVES.search(first.name) and _MOVES.search(second.name)):
         return None
-    ratios = [larger / smaller for larger, smaller in zip(one.values, other.values, strict=True)]
+    ratios = [larger / smaller for larger, smaller in zip(first.values, second.values, strict=True)]
     ratio = statistics.median(ratios)
     if ratio < 1:
-        ratios, ratio = [1 / each for each in ratios], 1 / ratio
+        ratios, ratio = [1 / number for number in ratios], 1 / ratio
     whole = round(ratio)
-    same = all(math.isclose(each, ratio, rel_tol=RATIO) for each in ratios)
-    is_varied = max(one.values) > min(one.values) * (1 + 2 * RATIO)
-    return float(whole) if same and is_varied and 2 <= whole <= LARGEST and abs(ratio - whole) < RATIO * whole else None
+    is_constant = all(math.isclose(number, ratio, rel_tol=RATIO) for number in ratios)
+    is_varied = max(first.values) > min(first.values) * (1 + 2 * RATIO)
+    return (
+        float(whole)
+        if is_constant and is_varied and 2 <= whole <= LARGEST and abs(ratio - whole) < RATIO * whole
+        else None
+    )
 
 
 def _series(table: _Table) -> list[_Series]:
@@ -148,12 +150,12 @@ def _series(table: _Table) -> list[_Series]:
             for place, (row, values) in enumerate(zip(body, by_row, strict=True))
             if values
         ]
-    found = []
+    columns = []
     for column, name in enumerate(header):
         values = _numbers([row[column] for row in body])
         if values and not _STEPS.match(name):
-            found.append(_Series(name, tuple(values), table.lines[-1]))
-    return found
+            columns.append(_Series(name, tuple(values), table.lines[-1]))
+    return columns
 
 
 def _numbers(cells: Sequence[str]) -> list[float] | None:

@@ -65,7 +65,7 @@ def _sure(cause: Cause) -> str:
     """Return how sure what happened and its reason are."""
     if cause.sureness == "certain":
         return _SURE["certain"]
-    return _HAPPENED[cause.certainty] + _SURE[cause.sureness]
+    return _HAPPENED[cause.symptom] + _SURE[cause.sureness]
 
 
 def _quoted(line: Line) -> str:
@@ -148,11 +148,11 @@ def _unknown_failure(answer: Answer, failure: Failure) -> list[str]:
     who = "A process" if failure.rank is None else f"Rank {failure.rank}"
     own = next((frame for frame in reversed(failure.frames) if "site-packages" not in frame.file), None)
     where = "" if own is None else f", in {own.function} ({own.file}, line {own.line})"
-    read = tracebacks.of(failure)
-    inner = read.inner
+    traceback = tracebacks.of(failure)
+    inner = traceback.inner
     deepest = "" if inner is None or inner == own else f" It was raised in {inner.function} ({inner.file})"
     code = f" by: {mask(inner.code)}" if deepest and inner is not None and inner.code else ""
-    doing = f" It happened {read.doing}." if read.doing else ""
+    doing = f" It happened {traceback.doing}." if traceback.doing else ""
     lines = [
         terminal.wrap(f"The first failure: {who} raised {mask(failure.first_line)}{where}.", "", "  "),
         *([terminal.wrap(f"{deepest}{code}.{doing}".strip(), "  ", "  ")] if deepest or doing else []),

@@ -99,8 +99,8 @@ class Traceback:
     @property
     def packages(self) -> list[str]:
         """The packages from the innermost frame outward, each once. "" is the user's program."""
-        found = [package_of(frame) for frame in reversed(self.frames) if not _PASSES.match(frame.function)]
-        return list(dict.fromkeys(name for name in found if name != "python"))
+        names = [package_of(frame) for frame in reversed(self.frames) if not _PASSES.match(frame.function)]
+        return list(dict.fromkeys(name for name in names if name != "python"))
 
     @property
     def raised(self) -> str:
@@ -113,16 +113,16 @@ class Traceback:
         inner, user, packages = self.inner, self.user, self.packages
         code = (inner.code if inner else "") or self.raised
         library = next((name for name in packages if name), "")
-        others = [name for name in packages if name]
-        where = "" if inner is None else f" in {_place(inner)}"
+        libraries = [name for name in packages if name]
+        place = "" if inner is None else f" in {_place(inner)}"
         if inner is not None and user is not None and user is not inner:
-            where += f", called by {_place(user)}"
+            place += f", called by {_place(user)}"
         return {
-            "where": where + (f", {self.doing}" if self.doing else ""),
+            "where": place + (f", {self.doing}" if self.doing else ""),
             "doing": self.doing,
             "code": f": {mask(code)[:LONGEST_PLACE]}" if code and not code.startswith("raise ") else "",
             "library": library or "the program",
-            "caller": (others[1] if len(others) > 1 else "the program") if library else "the program",
+            "caller": (libraries[1] if len(libraries) > 1 else "the program") if library else "the program",
             "function": inner.function if inner else "a function",
         }
 
@@ -156,17 +156,17 @@ def read(frames: Sequence[Frame], code: Sequence[str] = ()) -> Traceback:
 
 def origin(failure: Failure, failures: Sequence[Failure]) -> Failure:
     """Return the exception with which a failure began: its direct cause, or the one that a worker process carried."""
-    seen = [failure]
+    chain = [failure]
     while True:
-        latest = seen[-1]
+        latest = chain[-1]
         before = latest.earlier if latest.is_meant else None
         if before is None and _CARRIED.match(latest.text):
             before = next(_after(latest, failures), None)
-        if before is None or before in seen:
+        if before is None or before in chain:
             return latest
-        seen.append(before)
+        chain.append(before)
 
 
 def _after(failure: Failure, failures: Sequence[Failure]) -> Iterator[Failure]:
-    place = next((number for number, each in enumerate(failures) if each is failure), len(failures))
-    yield from (each for each in failures[place + 1 :] if each.rank == failure.rank)
+    place = next((number for number, failed in enumerate(failures) if failed is failure), len(failures))
+    yield from (later for later in failures[place + 1 :] if later.rank == failure.rank)

@@ -78,10 +78,10 @@ def general_rules() -> str:
 
 
 def certain_rules() -> str:
-    """Return for how many rules the log states what happened, and for how many of them also why."""
+    """Return how many rules are sure that they name the cause, and how many of them are sure of the reason, too."""
     stated = [rule for rule in known.rules() if rule.certainty == "certain"]
     also = sum((rule.reason or rule.certainty) == "certain" for rule in stated)
-    return f"{len(stated)} rules for which the log states what happened, {also} call the reason certain, too"
+    return f"{len(stated)} rules that are certain of the cause, {also} call its reason certain, too"
 
 
 def threads() -> str:
