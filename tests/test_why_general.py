@@ -126,6 +126,24 @@ def test_an_unknown_exception_names_the_library_and_the_function():
 
 
 @pytest.mark.parametrize(
+    ("outer", "inner", "task"),
+    [
+        ("/x/llamafactory/launcher.py:launch", "/x/modeling.py:forward", "forward"),
+        ("/env/site-packages/hydra/main.py:decorated_main", "/x/modeling.py:forward", "forward"),
+        ("/env/site-packages/wandb/agents/pyagent.py:_run_job", "/x/modeling.py:forward", "forward"),
+        ("/env/site-packages/torch/_dynamo/eval_frame.py:_fn", "/x/modeling.py:forward", "forward"),
+        ("/x/train.py:main", "/env/site-packages/hydra/core/config.py:compose", "configuration"),
+        ("/x/train.py:main", "/env/site-packages/wandb/sdk/wandb_run.py:log", "tracking"),
+    ],
+)
+def test_what_a_program_was_doing_is_told_by_the_frames_that_matter(outer: str, inner: str, task: str):
+    """Launchers and wrappers are the outer frames of every traceback, and say nothing."""
+    files = [outer, *["/x/trainer.py:step"] * 8, inner]
+    frames = [log.Frame(file.rpartition(":")[0], 1, file.rpartition(":")[2]) for file in files]
+    assert tracebacks.read(frames).task == task
+
+
+@pytest.mark.parametrize(
     ("file", "package"),
     [
         ("/env/lib/python3.11/site-packages/trl/trainer/utils.py", "trl"),
