@@ -222,6 +222,12 @@ def test_a_log_with_a_sign_of_trouble_is_not_called_sound(sign: list[str]):
     assert answer.answer_lines(STEPS).is_sound
 
 
+def test_a_compilation_before_many_steps_is_a_note():
+    compiled = "Graph capturing finished in 21 secs"
+    assert answer.answer_lines([compiled, *STEPS]).num_found == 0
+    assert answer.answer_lines([compiled, *STEPS[:5]]).num_found == 1
+
+
 def test_equal_columns_of_sound_tables_are_no_trouble():
     lines = ["| step | loss | ratio |", *[f"| {n} | {3 / (n + 1):.4f} | 1.0 |" for n in range(8)]]
     assert not answer.answer_lines([*STEPS, *lines]).num_found

@@ -18,6 +18,7 @@ from study.why.steps import Steps
 
 LONG = 10.0  # seconds of compilation that are worth a word
 SHARE = 0.1  # of the time of the logged steps from which compilation is the cause of a slow run
+MANY_STEPS = 20  # of unknown time, after which a compilation at the start is little
 MOST = 200  # lines of a kind that are kept
 OFTEN = 3  # recompilations that are a pattern
 SLOW_RANK = 1.25  # times the time of the middle rank
@@ -166,7 +167,8 @@ class Signs:
         longest = sorted(self.compiled, key=lambda time: -time.seconds)[:3]
         trained = (steps.usual_seconds or 0.0) * steps.num_steps
         labels = "; ".join(f"{time.label.strip()} {time.seconds:,.3g} s" for time in longest)
-        id = "slow/compilation" if trained * SHARE < total else "slow/compilation-noted"
+        is_little = trained * SHARE >= total or (not trained and steps.num_steps >= MANY_STEPS)
+        id = "slow/compilation-noted" if is_little else "slow/compilation"
         yield conclude(id, tuple(time.line for time in longest), what=labels, total=f"{total:,.3g}")
 
     def _peak(self) -> Iterator[Cause]:
