@@ -121,6 +121,7 @@ SOURCES = {
         "torch/autograd/__init__.py",
         "grad can be implicitly created only for scalar outputs",
     ),
+    "start-up/storage-not-resizable": ("torch/lib/libtorch_cpu.so", "Trying to resize storage that is not resizable"),
     "launch/data-worker-aborted": ("torch/lib/libtorch_python.so", " is killed by signal: "),
     "start-up/no-compiler": ("torch/_inductor/exc.py", "No working C++ compiler found"),
 }
@@ -138,6 +139,8 @@ ELSEWHERE = {
     "start-up/gpu-unknown-to-nvcc": "nvcc",
     "launch/command-not-found": "the shell",
     "start-up/context-too-long": "vLLM and SGLang",
+    "start-up/extension-file-missing": "the loader of Linux",
+    "start-up/cpp-standard": "PyTorch's headers",
     "start-up/context-of-model": "vLLM",
     "start-up/map-lengths": "Arrow",
     "launch/ray-resources": "verl and Ray",
