@@ -194,11 +194,51 @@ EXAMPLES: dict[str, list[str]] = {
     "memory/entropy": out_of_memory("verl/utils/torch_functional.py:entropy_from_logits"),
     "memory/one-large-tensor": out_of_memory(tried="24.00 GiB")[-1:],
     "memory/merge": out_of_memory("peft/tuners/lora/layer.py:merge_and_unload", "peft/x.py:get_delta_weight"),
+    "wrong/loss-rises": steps(60, loss=lambda step: 2.0 if step < 30 else 6.2 + 0.1 * math.sin(step), grad_norm=norms),
+    "memory/peak-of-activations": ["step=0 TRAIN alloc=10.33 peak=68.03 GiB"],
+    "memory/other-process-engine": out_of_memory(
+        "x/weight_sync/strategy.py:send_chunks",
+        more="Process 7 has 76.40 GiB memory in use. Process 8 has 9.00 GiB memory in use. ",
+    ),
+    "slow/compilation": ["(EngineCore) Dynamo bytecode transform time: 15.26 s", "step: 1 loss: 1.5 dt: 0.5s"],
+    "slow/compilation-noted": [
+        "torch.compile takes 12.30 s in total",
+        *[f"iter {n}: loss {falling(n + 1)}, time {9000 + n % 3}ms" for n in range(40)],
+    ],
+    "slow/recompiled": [
+        "torch._dynamo.guards.__recompiles: [DEBUG] Recompiling function accumulate in train.py:6",
+        "torch._dynamo.guards.__recompiles: [DEBUG]     - L['start'] == 1   # result = X0[start]",
+    ]
+    * 4,
+    "slow/rank": [
+        f"rank {rank}: step {step} took {100 + 80 * (rank == 2)} ms" for step in range(6) for rank in range(4)
+    ],
+    "slow/ranks-differ": ["    forward-backward ...............................: (512.10, 2210.50)"] * 3,
+    "slow/straggler": ["Straggler detected at step 10"],
+    "slow/preparation": ["Map: 100%|████| 1319/1319 [1:37:35<00:00, 4.44s/examples]"],
+    "slow/preparation-of-workers": ["Map (num_proc=8): 100%|████| 1319/1319 [1:37:35<00:00, 4.44s/examples]"],
+    "wrong/table-not-finite": [
+        "| Step | norm |",
+        "|---|---|",
+        *(f"| {n} | {2.5 - n / 9 if n < 4 else 'NaN'} |" for n in range(8)),
+    ],
+    "wrong/table-stands-still": [
+        "| Step | norm |",
+        "|---|---|",
+        *(f"| {n} | {max(1.4142135, 2.5 - n / 2)} |" for n in range(9)),
+    ],
+    "wrong/table-factor": [
+        "grad_norm | step1 | step2 | step3 | step4 | step5",
+        "-- | -- | -- | -- | -- | --",
+        "zero1 | 15.825 | 16.646 | 15.853 | 16.159 | 17.333",
+        "zero0 | 3.956 | 4.161 | 3.963 | 4.040 | 4.333",
+    ],
+    "wrong/metric-stands-still": steps(12, loss=falling, grad_norm=norms, trust_ratio=lambda _: 0.0123),
     "start-up/packages-do-not-fit": [
         "Traceback (most recent call last):",
         '  File "/env/lib/python3.11/site-packages/transformers/trainer.py", line 1, in train',
         '  File "/env/lib/python3.11/site-packages/accelerate/accelerator.py", line 1, in prepare',
-        "TypeError: prepare() takes 2 positional arguments but 3 were given",
+        "NotImplementedError: abstract method frob",
     ],
     "launch/signal-1": ["torch.distributed.elastic.multiprocessing.api.SignalException: Process 41 got signal: 1"],
     "launch/signal-4": ["  exitcode  : -4 (pid: 212)"],
@@ -454,9 +494,9 @@ def test_packages_are_named_only_if_the_exception_is_inside_of_one():
         '  File "/x/train.py", line 1, in main',
         "AttributeError: 'Model' object has no attribute 'own'",
     ]
-    assert first(lines) is None
+    assert first(lines) == "start-up/attribute-of-own-class"
     inside = [*lines[:2], '  File "/env/site-packages/frob/core.py", line 1, in call', lines[2]]
-    assert first(inside) == "start-up/packages-do-not-fit"
+    assert first(inside) == "start-up/attribute-of-other-release"
 
 
 def test_a_warning_that_the_logged_norms_refute_is_no_note():

@@ -13,11 +13,13 @@ from study.logs import formats
 from study.upgrade.changes import known_faults
 from study.upgrade.faults import Fault
 from study.verdict import Checked, NotChecked, Verdict
-from study.why import hangs, known, launch, memory, planned, slow, training, versions
+from study.why import general, hangs, known, launch, memory, planned, slow, training
 from study.why.cause import Cause, rank_causes
 from study.why.log import Failure, Line, Log, Reader, mask
 from study.why.setting import Setting, SettingReader
+from study.why.signs import Signs
 from study.why.steps import Steps
+from study.why.tables import Tables
 
 LONGEST_LINE = 1 << 16  # characters that are read at once, so that a log in one line needs little memory
 MOST_OTHERS = 3  # further causes in the answer
@@ -36,6 +38,7 @@ class Answer:
     setting: Setting
     remedies: tuple[dict[str, Any], ...] = ()  # of the planner, for memory of a GPU
     faults: tuple[Fault, ...] = ()  # known ones of the releases that the log states, if the training runs wrong
+    has_signs: bool = False  # of trouble, so that the log is not called sound
 
     @property
     def cause(self) -> Cause | None:
@@ -47,21 +50,13 @@ class Answer:
     @property
     def first_failure(self) -> Failure | None:
         """The first exception that no cause explains, and that no other exception or rank explains."""
-        explained = {line.number for cause in self.causes for line in cause.evidence}
-        return next(
-            (
-                failure
-                for failure in self.log.failures
-                if failure.kind not in _ENDS and not failure.is_handled and failure.number not in explained
-            ),
-            None,
-        )
+        return _first_unknown(self.log, self.causes)
 
     @property
     def is_sound(self) -> bool:
         """Whether the log shows steps of a training and nothing that is wrong."""
         has_failure = self.log.failures or self.log.open_frames
-        return self.num_found == 0 and not has_failure and self.steps.num_steps > 0
+        return self.num_found == 0 and not has_failure and not self.has_signs and self.steps.num_steps > 0
 
     @property
     def num_found(self) -> int:
@@ -81,25 +76,34 @@ def answer(paths: Iterable[Path], requested: Setting | None = None, recorded: Se
     `recorded` are the causes that recordings show. Raises Refusal if a file cannot be read, or has no line.
     """
     files = list(paths)
-    reader, steps, stated = _read(line for path in files for line in _lines(path))
-    if not steps.rows:
+    log_content = _read(line for path in files for line in _lines(path))
+    if not log_content.steps.rows:
         for path in files:
-            _add_imported(steps, path)
-    return _answer(reader.log, steps, stated, requested, recorded)
+            _add_imported(log_content.steps, path)
+    return _answer(log_content, requested, recorded)
 
 
 def answer_lines(lines: Iterable[str], requested: Setting | None = None, recorded: Sequence[Cause] = ()) -> Answer:
     """Return why a run failed, from the lines that it printed. Raises Refusal if there is none."""
-    reader, steps, stated = _read(lines)
-    return _answer(reader.log, steps, stated, requested, recorded)
+    return _answer(_read(lines), requested, recorded)
 
 
-def _read(lines: Iterable[str]) -> tuple[Reader, Steps, SettingReader]:
-    steps, stated = Steps(), SettingReader()
-    reader = Reader((steps, stated))
-    reader.read(lines)
+@dataclass
+class _Read:
+    """What the lines of a log say."""
+
+    log: Log
+    steps: Steps
+    stated: SettingReader
+    signs: Signs
+    tables: Tables
+
+
+def _read(lines: Iterable[str]) -> _Read:
+    steps, stated, signs, tables = Steps(), SettingReader(), Signs(), Tables()
+    log = Reader((steps, stated, signs, tables)).read(lines)
     steps.finish()
-    return reader, steps, stated
+    return _Read(log, steps, stated, signs, tables)
 
 
 def _add_imported(steps: Steps, path: Path) -> None:
@@ -115,12 +119,11 @@ def _add_imported(steps: Steps, path: Path) -> None:
             steps.add_series(series.columns)
 
 
-def _answer(
-    log: Log, steps: Steps, stated: SettingReader, requested: Setting | None, recorded: Sequence[Cause]
-) -> Answer:
+def _answer(log_content: _Read, requested: Setting | None, recorded: Sequence[Cause]) -> Answer:
+    log, steps = log_content.log, log_content.steps
     if not log.num_lines and not recorded:
         raise Refusal("The log is empty. Name the file that has what the run printed, or write it to standard input.")
-    setting = stated.setting(requested or Setting())
+    setting = log_content.stated.setting(requested or Setting())
     messages = memory.messages(log)
     if setting.gpu is None and messages:
         setting = replace(setting, gpu=planned.gpu_of(messages[0].total))
@@ -133,6 +136,8 @@ def _answer(
                 *hangs.causes(log, steps, setting),
                 *training.causes(steps, setting),
                 *slow.causes(steps, setting),
+                *log_content.signs.causes(steps),
+                *log_content.tables.causes(),
                 *launch.causes(log),
                 *planned.slower_than_predicted(steps, setting),
             ],
@@ -140,20 +145,41 @@ def _answer(
         )
     )
     if not any(not cause.is_note and not cause.is_consequence for cause in found):
-        found += [*versions.causes(log), *memory.of_cut_off(log), *_of_end(log, steps, setting)]
+        found += general.causes(log, _first_unknown(log, found), setting)
+    if not any(not cause.is_note and not cause.is_consequence for cause in found):
+        found += [*memory.of_cut_off(log), *_of_end(log_content, setting, found)]
     causes = rank_causes(found)
     first = causes[0] if causes else None
     is_of_gpu = bool(messages) and first is not None and first.kind == "memory"
     remedies = planned.remedies(setting) if is_of_gpu else ()
     runs_wrong = first is None or first.kind == "wrong"
     faults = tuple(_faults(setting)) if runs_wrong else ()
-    return Answer(tuple(causes), tuple(_first_lines(log)), log, steps, setting, remedies, faults)
+    return Answer(
+        tuple(causes), tuple(_first_lines(log)), log, steps, setting, remedies, faults, log_content.signs.are_there
+    )
 
 
-def _of_end(log: Log, steps: Steps, setting: Setting) -> Iterator[Cause]:
-    """Yield what the end of a log says in which nothing failed. A run that has trained does not hang at its start."""
-    for cause in known.causes_of_end(log, setting.features):
-        if cause.kind != "hang" or not steps.num_steps:
+def _first_unknown(log: Log, causes: Iterable[Cause]) -> Failure | None:
+    """Return the first exception that no cause explains, and that no other exception or rank explains."""
+    explained = {line.number for cause in causes for line in cause.evidence}
+    return next(
+        (
+            failure
+            for failure in log.failures
+            if failure.kind not in _ENDS and not failure.is_handled and failure.number not in explained
+        ),
+        None,
+    )
+
+
+def _of_end(log_content: _Read, setting: Setting, found: Sequence[Cause]) -> Iterator[Cause]:
+    """Yield what the end of a log says in which nothing failed.
+
+    A run that has trained does not hang at its start, and neither does one of which the log explains that it is slow.
+    """
+    may_hang = not log_content.steps.num_steps and not any(cause.kind == "slow" for cause in found)
+    for cause in known.causes_of_end(log_content.log, setting.features):
+        if cause.kind != "hang" or may_hang:
             yield cause
 
 

@@ -22,7 +22,7 @@ class Cause:
     kind: Kind
     happened: str  # one sentence with the numbers of the log
     because: str  # the cause, in one or two sentences
-    certainty: Certainty
+    certainty: Certainty  # that this is the cause; causes are ordered by it
     basis: str  # from what it follows
     evidence: tuple[Line, ...] = ()  # the lines that show it
     changes: tuple[str, ...] = ()  # the smallest first, with the line to write
@@ -30,17 +30,25 @@ class Cause:
     documented: str = ""  # an address
     is_consequence: bool = False  # something else in the log came first, if the log has it
     is_note: bool = False  # it explains what the log shows, and nothing is wrong
+    reason: Certainty | None = None  # of `because`, if it is less sure than that this is the cause
+    symptom: Certainty = "certain"  # of `happened`: nearly always, the log states it
     strength: int = 0  # of causes that are equally certain, those with a higher number say more
 
     @property
     def line(self) -> int:
         return min((line.number for line in self.evidence), default=0)
 
+    @property
+    def sureness(self) -> Certainty:
+        """How sure the reason is. It is never surer than what happened."""
+        return max(self.certainty, self.reason or self.certainty, self.symptom, key=CERTAINTIES.index)
+
     def content(self) -> dict[str, Any]:
         """Return the cause for JSON."""
         return {
             "id": self.id, "kind": self.kind, "what_happened": self.happened, "why": self.because,
-            "certainty": self.certainty, "basis": self.basis, "is_note": self.is_note,
+            "certainty": self.sureness, "certainty_of_what_happened": self.symptom,
+            "certainty_of_why": self.sureness, "basis": self.basis, "is_note": self.is_note,
             "evidence": [
                 {"line": line.number, "rank": line.rank, "text": mask(line.text)} for line in self.evidence
             ],

@@ -15,13 +15,17 @@ from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 from study.why.cause import Cause, Certainty, Kind
 from study.why.log import Failure, Line, Log, mask
 from study.why.setting import Feature
+from study.why.tracebacks import Traceback, package_of
 
 FOLDER = Path(__file__).parent / "rules"
 MOST_EVIDENCE = 3  # lines of a rule that are shown
 _PLACE = re.compile(r"\{(\w+)\}")  # of a value in a sentence
 SHORTEST_WORD = 3  # letters of a text by which rules are chosen before their patterns are searched
+_ENDS = ("where", "code")  # values of a traceback that are added to the value before them
 _PLACES = re.compile(r"(?:\{\w+\})+")
 LONGEST_GROUP = 120  # characters of a text from the log that are quoted in a sentence
+LONGEST_MESSAGE = 240  # characters of the message of an exception that are quoted in a sentence
+INNERMOST = 4  # frames in which a rule for unknown exceptions looks for its pattern
 CUT_OFF_FRAMES = 3  # the innermost frames of a traceback without its last line that decide
 
 
@@ -88,7 +92,12 @@ class Rule(BaseModel):
     cut_off: str | None = None  # a regular expression for the last frames and code of a traceback without its last line
     needs: tuple[Feature, ...] = ()  # what the log must state of the setting, all of it
     excludes: tuple[Feature, ...] = ()  # what it must not state
-    certainty: Certainty = "likely"
+    general: bool = False  # it is for exceptions that no other rule knows
+    task: tuple[str, ...] = ()  # what the program was doing, by tasks.yaml or phases.yaml, one of these
+    at: Literal["program", "package"] | None = None  # in whose code the exception was raised
+    inner: str | None = None  # a regular expression for the innermost frames and their lines of code
+    certainty: Certainty = "likely"  # that this is the cause
+    reason: Certainty | None = None  # of `because`, if it is less sure
     happened: str
     because: str
     basis: str = "the message"  # from what the cause follows
@@ -102,7 +111,7 @@ class Rule(BaseModel):
     example: str = ""  # a text that the pattern matches, as it is printed
     seen: tuple[str, ...] = ()  # public threads in which the cause of the message was found
 
-    @field_validator("match", "frames", "code", "without", "cut_off")
+    @field_validator("match", "frames", "code", "without", "cut_off", "inner")
     @classmethod
     def _compiles(cls, pattern: str | None) -> str | None:
         if pattern is not None:
@@ -137,6 +146,25 @@ class Rule(BaseModel):
                     groups.setdefault(name, mask(value.strip())[:LONGEST_GROUP])
         return self.cause(tuple(line for line, _ in matches[:MOST_EVIDENCE]), self._values(groups))
 
+    def found_in(self, failure: Failure, traceback: Traceback, features: frozenset[Feature]) -> Cause | None:
+        """Return the cause if a rule for unknown exceptions fits an exception and its traceback, or None."""
+        match = compiled(self.match or "").search(failure.text)
+        if match is None or self._is_excluded(failure.text) or not self._has_frame(failure):
+            return None
+        if not features.issuperset(self.needs) or not features.isdisjoint(self.excludes):
+            return None
+        if self.task and traceback.task not in self.task:
+            return None
+        if self.at is not None and traceback.is_in_package != (self.at == "package"):
+            return None
+        if self.inner is not None and not any(compiled(self.inner).search(text) for text in _innermost(traceback)):
+            return None
+        groups = {name: mask(value.strip())[:LONGEST_GROUP] for name, value in match.groupdict().items() if value}
+        values = {**self._values(groups), **traceback.values, "message": mask(failure.first_line)[:LONGEST_MESSAGE]}
+        line = Line(failure.number, failure.rank, failure.first_line)
+        cause = self.cause((line,), values)
+        return replace(cause, basis="the message and its traceback") if failure.frames else cause
+
     def _found_cut_off(self, log: Log) -> Cause | None:
         """Return the cause if the functions of a traceback without its last line show it."""
         if self.cut_off is None or not log.open_frames:
@@ -148,6 +176,7 @@ class Rule(BaseModel):
         return replace(
             self.cause((line,), self._values({})),
             certainty="possible" if self.certainty == "possible" else "likely",
+            symptom="likely",
             basis="the last functions of a traceback whose last line is missing",
         )
 
@@ -167,7 +196,10 @@ class Rule(BaseModel):
                 names = _PLACE.findall(places[0])
                 if not values.keys() >= set(names):
                     return places[0]
-                return next((known for name in names if (known := values[name]) is not None), "?")
+                ends = "".join(values[name] or "" for name in names if name in _ENDS)
+                of_message = [name for name in names if name not in _ENDS]
+                first = next((text for name in of_message if (text := values[name]) is not None), "?")
+                return f"{first if of_message else ''}{ends}"
 
             return _PLACES.sub(value, sentence).replace(" (?)", "")
 
@@ -184,6 +216,7 @@ class Rule(BaseModel):
             documented=self.documented,
             is_consequence=self.is_consequence,
             is_note=self.is_note,
+            reason=self.reason,
             strength=self.strength,
         )
 
@@ -214,6 +247,13 @@ class Rule(BaseModel):
 
     def _is_excluded(self, text: str) -> bool:
         return self.without is not None and compiled(self.without).search(text) is not None
+
+
+def _innermost(traceback: Traceback) -> Iterator[str]:
+    """Yield the innermost frames with their lines of code, without those of Python's own library."""
+    own = [frame for frame in traceback.frames if package_of(frame) != "python"] or list(traceback.frames)
+    for frame in own[-INNERMOST:]:
+        yield f"{frame.file}:{frame.function}: {frame.code}"
 
 
 @cache
@@ -254,9 +294,21 @@ def causes(log: Log, features: frozenset[Feature] = frozenset()) -> list[Cause]:
     return [
         cause
         for rule in rules()
-        if rule.where != "end" and ((rule.cut_off and log.open_frames) or _may_match(rule, whole))
+        if rule.where != "end" and not rule.general and ((rule.cut_off and log.open_frames) or _may_match(rule, whole))
         if (cause := rule.found(log, features)) is not None
     ]
+
+
+def general_cause(failure: Failure, traceback: Traceback, features: frozenset[Feature] = frozenset()) -> Cause | None:
+    """Return what an exception that no other rule knows means, by its kind, its message and its traceback."""
+    text = failure.text.lower()
+    causes_of_rules = [
+        cause
+        for rule in rules()
+        if rule.general and _may_match(rule, text)
+        if (cause := rule.found_in(failure, traceback, features)) is not None
+    ]
+    return max(causes_of_rules, key=lambda cause: cause.strength, default=None)
 
 
 def causes_of_end(log: Log, features: frozenset[Feature] = frozenset()) -> list[Cause]:

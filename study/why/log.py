@@ -53,6 +53,9 @@ _SECRETS = (
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)(?:, in (\S+))?')
 _RICH_FRAME = re.compile(r"^\s*(?:File )?(\S+\.py):(\d+),? in (\w+)")  # also of notebooks
 _BOX = re.compile(r"^[\s]*[│╭╰╮╯|]\s?|\s*[│╮╯|]\s*$")
+_ARROW = re.compile(r"^\s*(?:❱|-{1,4}>|>)?\s*\d*\s*(?:│\s)?")  # before the line of the source, in some formats
+FARTHEST = 6  # spaces before the last line of a traceback
+LONGEST_CODE = 200  # characters of it that are kept
 _EXCEPTION = re.compile(
     r"^(?:\s{0,2}|E\s{2,7}|.*?(?<=\s)(?:ERROR|CRITICAL)\s[-:]?\s*|.*?\d+%\|.*?\]\s?|FAILED \S+ - )"
     r"((?:[A-Za-z_]\w*\.)*(?:\w*(?:Error|Exception|Interrupt|Timeout|Exit|Failure|ExitedException)|Empty|Refusal))"
@@ -70,7 +73,7 @@ MATTERING = (
     "exit", "skipping", "expected", "unused", "deprecat", "cache flushes", "invalidate trace", "recompil",
     "falling back", "disk quota", "duplicate", "_dynamo", "hit config", " hang", "read-only", "due to preemption",
     "due to job requeue", "more processors", "trainable", "too many", "divisible", "not match", "killing subprocess",
-    "died", "dead",
+    "died", "dead", "xid", "fallen off",
 )  # fmt: skip
 _SIGNS = (
     "NCCL ", "Traceback (most", 'File "', ".py:", "uring handling of the above", "was the direct cause of the",
@@ -85,6 +88,7 @@ class Frame(NamedTuple):
     file: str
     line: int
     function: str
+    code: str = ""  # the line of the source that was executed, if the log has it
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line} in {self.function}"
@@ -109,6 +113,8 @@ class Failure:
     frames: tuple[Frame, ...] = ()  # the innermost last
     before: tuple[str, ...] = ()  # the lines before it: code of the traceback, or what the program printed
     is_handled: bool = False  # another exception was raised because of it, or while it was handled
+    earlier: Failure | None = None  # the exception while or because of which it was raised
+    is_meant: bool = False  # the log says that the earlier exception is the direct cause
 
     @property
     def text(self) -> str:
@@ -207,6 +213,8 @@ class Reader:
         self._frames: dict[int | None, deque[Frame]] = {}
         self._open: dict[int | None, tuple[Failure, int]] = {}  # exceptions whose message may go on, and its lines
         self._before: dict[int | None, deque[str]] = {}  # the last lines
+        self._ignored: set[int | None] = set()  # ranks whose next exception Python ignores, such as one in __del__
+        self._earlier: dict[int | None, tuple[Failure, bool]] = {}  # an exception that led to the next one
 
     def read(self, lines: Iterable[str]) -> Log:
         """Read all lines, and return what was kept."""
@@ -277,17 +285,32 @@ class Reader:
         elif rank in self._open:
             self._continue(rank, text)
         elif "uring handling of the above exception" in text or "was the direct cause of the following" in text:
-            self._mark_handled(rank)
+            self._mark_handled(rank, "direct cause" in text)
+        elif text.startswith("Exception ignored in"):
+            self._ignored.add(rank)
+        elif rank in self._frames:
+            self._add_code(self._frames[rank], text)
         lower = text.lower()
         if any(word in lower for word in MATTERING) or "NCCL " in text:
             self._keep(line)
         self._remember(rank, text)
 
+    @staticmethod
+    def _add_code(frames: deque[Frame], text: str) -> None:
+        """Add the line of the source below a frame of a traceback."""
+        code = _ARROW.sub("", text).strip()
+        if frames and not frames[-1].code and code.strip("^~ "):
+            frames[-1] = frames[-1]._replace(code=code[:LONGEST_CODE])
+
     def _exception(self, rank: int | None, text: str) -> re.Match[str] | None:
         """Return the match of an exception's name and message, or None."""
-        if any(word in text for word in _RAISES) and (match := _EXCEPTION.match(text)):
-            return match
-        return _AFTER_FRAMES.match(text) if self._frames.get(rank) else None
+        has_frames = bool(self._frames.get(rank))
+        if any(word in text for word in _RAISES):
+            # The report of torchrun and of pytest moves a whole traceback to the right.
+            moved = text.lstrip() if has_frames and len(text) - len(text.lstrip()) <= FARTHEST else text
+            if match := _EXCEPTION.match(moved) or _EXCEPTION.match(text):
+                return match
+        return _AFTER_FRAMES.match(text) if has_frames else None
 
     def _keep(self, line: Line) -> None:
         """Keep a line that may matter. Of many, the first are kept: what comes first is the cause."""
@@ -303,6 +326,11 @@ class Reader:
     def _fail(self, line: Line, kind: str, message: str) -> None:
         frames, before = self._frames.pop(line.rank, ()), self._before.get(line.rank, ())
         failure = Failure(line.number, line.rank, kind, message, tuple(frames), tuple(before))
+        if line.rank in self._ignored:
+            self._ignored.discard(line.rank)
+            failure.is_handled = True
+        if line.rank in self._earlier:
+            failure.earlier, failure.is_meant = self._earlier.pop(line.rank)
         self._open[line.rank] = failure, 1
         if len(self.log.failures) < MOST_FAILURES:
             self.log.failures.append(failure)
@@ -315,10 +343,11 @@ class Reader:
         failure.message = f"{failure.message}\n{text}"
         self._open[rank] = failure, count + 1
 
-    def _mark_handled(self, rank: int | None) -> None:
+    def _mark_handled(self, rank: int | None, is_meant: bool) -> None:
         for failure in reversed(self.log.failures):
             if failure.rank == rank:
                 failure.is_handled = True
+                self._earlier[rank] = failure, is_meant
                 return
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from study.terminal import bytes_text, count
 from study.why import memory_messages, phases, tensors
@@ -50,7 +51,8 @@ _BY_PHASE: dict[Phase | None, str] = {
     "building": "memory/building", "wrapping": "memory/wrapping", "optimizer step": "memory/optimizer-states",
     "gathering": "memory/gathered-parameters", "loss": "memory/logits", "attention": "memory/attention",
     "recomputation": "memory/activations-recomputed", "backward": "memory/activations-and-gradients",
-    "forward": "memory/activations", "evaluation": "memory/evaluation", "generation": "memory/generation",
+    "forward": "memory/activations",
+    "weight transfer": "memory/generation", "evaluation": "memory/evaluation", "generation": "memory/generation",
     "saving": "memory/saving", None: "memory/too-large",
 }  # fmt: skip
 
@@ -101,18 +103,18 @@ def of_cut_off(log: Log) -> list[Cause]:
     )
     line = Line(log.num_lines, None, str(log.open_frames[-1]))
     basis = "the last functions of a traceback whose last line is missing"
-    return [
-        conclude(
-            _BY_PHASE[phase], (line,), "possible", happened=happened, tensor="", late="", short="", basis=basis
-        )
-    ]  # fmt: skip
+    cause = conclude(
+        _BY_PHASE[phase], (line,), "possible", happened=happened, tensor="", late="", short="", basis=basis
+    )  # fmt: skip
+    return [replace(cause, symptom="possible")]
 
 
 def _of(message: OutOfMemory, steps: Steps, setting: Setting) -> Iterator[Cause]:
     phase = phases.phase_of(message.failure.frames, message.failure.before) or _activity(message, steps)
     happened = _happened(message, phase, steps)
     evidence = (Line(message.failure.number, message.failure.rank, message.failure.first_line),)
-    yield from _by_numbers(message, happened, evidence)
+    is_shared = "engine" in setting.features or phase == "weight transfer"
+    yield from _by_numbers(message, happened, evidence, is_shared)
     if cause := _long_sample(message, happened, evidence, steps):
         yield cause
     if cause := _growth(message, happened, evidence, steps):
@@ -198,8 +200,10 @@ def _happened(message: OutOfMemory, phase: Phase | None, steps: Steps) -> str:
     return f"{text}, after {count(steps.num_steps, 'step')}." if steps.num_steps else f"{text}."
 
 
-def _by_numbers(message: OutOfMemory, happened: str, evidence: tuple[Line, ...]) -> Iterator[Cause]:
-    """Yield the causes that the numbers of the message alone show."""
+def _by_numbers(
+    message: OutOfMemory, happened: str, evidence: tuple[Line, ...], is_shared: bool = False
+) -> Iterator[Cause]:
+    """Yield the causes that the numbers of the message alone show. An inference engine may share the GPU."""
     total = message.total or 80 * GIB
     others, unused, outside = message.others, message.unused, message.outside
     if others is not None and others >= max(OTHERS * total, message.tried - (message.free or 0), GIB // 2):
@@ -211,7 +215,8 @@ def _by_numbers(message: OutOfMemory, happened: str, evidence: tuple[Line, ...])
             else "the memory of the GPU that PyTorch in this process does not have"
         )  # fmt: skip
         yield conclude(
-            "memory/other-process", evidence, happened=happened, who=who, others=bytes_text(others), basis=basis,
+            "memory/other-process-engine" if is_shared and message.processes else "memory/other-process",
+            evidence, happened=happened, who=who, others=bytes_text(others), basis=basis,
             certainty="certain" if message.processes and others > 2 * message.tried else "likely",
         )  # fmt: skip
     if unused is not None and unused >= message.tried and unused >= UNUSED * total:

@@ -16,7 +16,7 @@ from study.why.log import Frame
 FILE = Path(__file__).with_suffix(".yaml")
 Phase = Literal[
     "saving", "evaluation", "generation", "building", "wrapping", "optimizer step", "gathering", "loss",
-    "recomputation", "attention", "backward", "forward",
+    "recomputation", "attention", "backward", "forward", "weight transfer",
 ]  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from study.why.log import Line
 
+MOST_CONSTANTS = 100  # names of norms and ratios that are kept
 MOST_PRINTED = 60  # lines of a dictionary
 FIRST, LAST = 2000, 2000  # rows that are kept of a long log
 MOST_ODD = 500  # rows with NaN or 0.0 that are kept besides
@@ -56,7 +57,7 @@ _COUNTED = re.compile(r"\bstep=(\d+), skipped=\d+|\bstep[: ] ?(\d+)/\d+")
 _NOT_FINITE = re.compile(r"(?i)\bnan\b|\binf")
 _ZERO = re.compile(r"(?<![\d.])0\.0(?!\d)")
 # Words of which one is in every line that says something of a step, besides what a program does.
-_CONCERNING = ("%|", "step", "OVERFLOW", "oss", "norm", "len", "second")
+_CONCERNING = ("%|", "step", "OVERFLOW", "oss", "norm", "ratio", "len", "second")
 _COLUMNS_SPACED = {
     "loss": "loss",
     "cross-entropy-loss": "loss",
@@ -66,6 +67,10 @@ _COLUMNS_SPACED = {
 }
 _SPACED = re.compile(
     rf"(?<![\w-])(loss|cross-entropy-loss|gradient-norm|learning-rate|lr)\s+({_NUMBER})(?![\w%])", re.IGNORECASE
+)
+# Names of norms and ratios that are set, or that may be 0 or 1 for a whole training.
+_SET = re.compile(
+    r"max|clip|eps|warm|drop|mask|lora|rms_norm|layer_?norm|rmsnorm|epoch|mix|finish|trunc|valid|aspect|sample"
 )
 _NUMBERED = re.compile(r"\b(?:iter(?:ation)?|step)[ :]\s*(\d+)(?=[:/ ,|])")
 LONGEST_ACTIVITY = 1000  # characters of a line that says what the program does
@@ -159,6 +164,16 @@ class Lengths(NamedTuple):
 
 
 @dataclass
+class Constant:
+    """A number that was logged several times. It is a constant as long as `differs` is false."""
+
+    line: Line
+    value: float
+    count: int = 1
+    differs: bool = False
+
+
+@dataclass
 class Steps:
     """All steps of a log."""
 
@@ -167,6 +182,7 @@ class Steps:
     bar_times: list[tuple[int, float]] = field(default_factory=list)  # steps and their seconds, of the bar of steps
     overflows: list[tuple[Line, float]] = field(default_factory=list)  # and the loss scale that was too large
     num_overflows: int = 0
+    constants: dict[str, Constant] = field(default_factory=dict)  # norms and ratios beside those of rows
     num_engine_steps: int = 0  # as DeepSpeed counts them
     lengths: Lengths | None = None
     activities: deque[tuple[Line, str]] = field(default_factory=lambda: deque(maxlen=20))
@@ -213,7 +229,7 @@ class Steps:
             self.num_overflows += 1
             if len(self.overflows) < FIRST:
                 self.overflows.append((line, float(match["scale"])))
-        if ("oss" in text or "norm" in text or "len" in text) and "rror" not in text:
+        if ("oss" in text or "norm" in text or "len" in text or "ratio" in text) and "rror" not in text:
             self._lines_of_steps += 1
             is_odd = "0.0" in text and _ZERO.search(text)
             if not is_odd and ("nan" in text or "NaN" in text or "inf" in text or "Inf" in text):
@@ -228,6 +244,14 @@ class Steps:
             match = _ACTIVITY.search(text) if len(text) < LONGEST_ACTIVITY else None
             if match:
                 self.activities.append((line, match[0]))
+
+    def _take_constant(self, line: Line, name: str, value: float) -> None:
+        constant = self.constants.get(name)
+        if constant is not None:
+            constant.count += 1
+            constant.differs = constant.differs or value != constant.value
+        elif len(self.constants) < MOST_CONSTANTS and not _SET.search(name):
+            self.constants[name] = Constant(line, value)
 
     def finish(self) -> None:
         """Read the last lines of a long log. It is called once, after all lines were taken."""
@@ -318,6 +342,8 @@ class Steps:
                 values.setdefault(column, value)
             elif name in _SECONDS:
                 seconds = value * _SECONDS[name]
+            elif ("norm" in name or "ratio" in name) and column is None:
+                self._take_constant(line, name, value)
             elif "len" in name:
                 lengths[name.rpartition("/")[2].rpartition("_")[2]] = value
         typical, longest = lengths.get("median") or lengths.get("mean"), lengths.get("max")

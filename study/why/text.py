@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from study import terminal
+from study.why import tracebacks
 from study.why.answer import MOST_OTHERS, MOST_SHOWN, Answer
 from study.why.cause import Cause
 from study.why.log import Failure, Line, mask
 
 _SURE = {
-    "certain": "This is certain: the log says it",
-    "likely": "This is likely",
-    "possible": "This is possible, and one of several usual causes",
+    "certain": "The log states this cause",
+    "likely": "This reason is likely",
+    "possible": "This reason is possible, and one of several usual ones",
+}
+_HAPPENED = {
+    "certain": "The log states what happened. ",
+    "likely": "What happened is likely. ",
+    "possible": "What happened is possible. ",
 }
 
 
@@ -40,7 +46,7 @@ def _cause(cause: Cause) -> list[str]:
     lines = [
         terminal.wrap(f"What happened: {mask(cause.happened)}", "", "  "),
         terminal.wrap(f"Why: {mask(cause.because)}", "", "  "),
-        terminal.wrap(f"{_SURE[cause.certainty]} (from {cause.basis}).", "  ", "  "),
+        terminal.wrap(f"{_sure(cause)} (from {cause.basis}).", "  ", "  "),
     ]
     lines += [_quoted(line) for line in cause.evidence[:3]]
     if cause.changes:
@@ -53,6 +59,13 @@ def _cause(cause: Cause) -> list[str]:
     if cause.documented:
         lines += [f"Documented: {cause.documented}"]
     return lines
+
+
+def _sure(cause: Cause) -> str:
+    """Return how sure what happened and its reason are."""
+    if cause.sureness == "certain":
+        return _SURE["certain"]
+    return _HAPPENED[cause.symptom] + _SURE[cause.sureness]
 
 
 def _quoted(line: Line) -> str:
@@ -135,8 +148,14 @@ def _unknown_failure(answer: Answer, failure: Failure) -> list[str]:
     who = "A process" if failure.rank is None else f"Rank {failure.rank}"
     own = next((frame for frame in reversed(failure.frames) if "site-packages" not in frame.file), None)
     where = "" if own is None else f", in {own.function} ({own.file}, line {own.line})"
+    traceback = tracebacks.of(failure)
+    inner = traceback.inner
+    deepest = "" if inner is None or inner == own else f" It was raised in {inner.function} ({inner.file})"
+    code = f" by: {mask(inner.code)}" if deepest and inner is not None and inner.code else ""
+    doing = f" It happened {traceback.doing}." if traceback.doing else ""
     lines = [
         terminal.wrap(f"The first failure: {who} raised {mask(failure.first_line)}{where}.", "", "  "),
+        *([terminal.wrap(f"{deepest}{code}.{doing}".strip(), "  ", "  ")] if deepest or doing else []),
         _quoted(Line(failure.number, failure.rank, failure.first_line)),
         "",
         terminal.wrap(

@@ -21,6 +21,8 @@ JUMP = 1.5  # times the loss before
 STUCK = 0.02  # relative change of a loss that does not move
 FALLEN = 0.98  # times the first loss; the training learns if the last one is lower
 TOO_LARGE = 1.3  # times the loss of a guess
+SEVERAL = 8  # times that a metric is logged with the same value if it stands still
+RISEN = 1.5  # times the lowest loss of a third of the steps
 EARLY = 0.1  # share of the steps with a learning rate of 0 from which a schedule ended early
 SETTLED = 20  # rows after which a loss must have moved
 
@@ -35,6 +37,7 @@ def causes(steps: Steps, setting: Setting) -> list[Cause]:
         found += _first_losses(rows, setting)
     if len(rows) > 1:
         found += [*_jump(rows, setting)]
+    found += _constants(steps)
     return [*found, *_epoch(steps, setting), *_evaluation(steps, setting)]
 
 
@@ -170,6 +173,18 @@ def _norm(rows: Sequence[Row], setting: Setting) -> Iterator[Cause]:
             yield conclude("wrong/norm-constant", (first.line,), value=f"{value:g}", values=f"{len(values):,}")
 
 
+def _constants(steps: Steps) -> Iterator[Cause]:
+    """Yield that a norm or a ratio, of whatever kind, is the same in all steps. Whole numbers may be a setting."""
+    for name, constant in steps.constants.items():
+        is_constant = constant.count >= SEVERAL and not constant.differs and math.isfinite(constant.value)
+        if is_constant and constant.value != int(constant.value):
+            value = f"{constant.value:.8g}"
+            yield conclude(
+                "wrong/metric-stands-still", (constant.line,), name=name, value=value, values=f"{constant.count:,}"
+            )
+            return
+
+
 def _rate(rows: Sequence[Row], steps: Steps) -> Iterator[Cause]:
     rates = _with(rows, "rate")
     if len(rates) < 5:
@@ -207,6 +222,13 @@ def _loss(rows: Sequence[Row], setting: Setting) -> Iterator[Cause]:
     if max(values) - min(values) <= SAME * abs(max(values)):
         yield conclude("wrong/loss-constant", (first.line,), value=f"{values[0]:g}", values=f"{len(values):,}")
         return
+    lowest = min(statistics.median(values[place : place + third]) for place in range(0, len(values) - third, third))
+    is_of_policy = "reward" in first.line.text or min(values) <= 0
+    if not is_of_policy and end > RISEN * lowest and end > 1.0:
+        yield conclude(
+            "wrong/loss-rises", (first.line, losses[-1][0].line), lowest=f"{lowest:.4g}", end=f"{end:.4g}",
+            values=f"{len(values):,}",
+        )  # fmt: skip
     shape = shape_of(setting.model)
     uniform = math.log(shape.vocabulary) if shape is not None else None
     is_random = begin > 7.5 if uniform is None else math.isclose(begin, uniform, rel_tol=0.06)

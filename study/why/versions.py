@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from study.why.cause import Cause
 from study.why.known import conclude
-from study.why.log import Failure, Frame, Line, Log
+from study.why.log import Failure, Frame, Line
 
 _KINDS = ("AttributeError", "TypeError", "ImportError", "NameError", "NotImplementedError")
 # An object without something, or a call with other arguments than the function has.
@@ -18,15 +18,12 @@ _OF_INTERFACE = re.compile(
 _PACKAGE = re.compile(r"(?:site|dist)-packages/([A-Za-z_]\w*)")
 
 
-def causes(log: Log) -> Iterator[Cause]:
-    """Yield that two installed packages do not fit each other, for exceptions that say so."""
-    for failure in log.failures:
-        if failure.kind in _KINDS and not failure.is_handled and _OF_INTERFACE.search(failure.text):
-            packages = _packages(failure.frames)
-            if packages:
-                line = Line(failure.number, failure.rank, failure.first_line)
-                yield _cause(failure, packages, line)
-                return
+def of(failure: Failure) -> Iterator[Cause]:
+    """Yield that two installed packages do not fit each other, if an exception says so."""
+    if failure.kind in _KINDS and _OF_INTERFACE.search(failure.text) and "NoneType" not in failure.text:
+        packages = _packages(failure.frames)
+        if packages:
+            yield _cause(failure, packages, Line(failure.number, failure.rank, failure.first_line))
 
 
 def _cause(failure: Failure, packages: list[str], line: Line) -> Cause:

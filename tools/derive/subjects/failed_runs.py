@@ -12,7 +12,7 @@ import yaml
 
 from study.files import ROOT
 from study.terminal import count, markdown
-from study.why import answer
+from study.why import answer, known
 
 PAGE = "reports/why.md"
 CASES = ROOT / "tests" / "why"
@@ -61,8 +61,36 @@ def score(folder: str = ".", strong: bool = False) -> str:
     )
 
 
+USED = ("held_out", "held_out_2", "held_out_3")  # sets that were judged before the rules were changed by them
+
+
+def used_now() -> str:
+    """Return how many logs of the judged sets got a cause when they were judged, and get one now."""
+    judged = [case for folder in USED for case in cases(folder)]
+    now = sum(answer.answer([case["path"].with_suffix(".log")]).cause is not None for case in judged)
+    then = sum(case["answer"] is not None for case in judged)
+    return f"{then} of {len(judged)} logs got a first cause when they were judged, and {now} get one with these rules"
+
+
+def general_rules() -> str:
+    """Return how many rules are for exceptions whose message no other rule knows."""
+    return f"{sum(rule.general for rule in known.rules())}"
+
+
+def certain_rules() -> str:
+    """Return how many rules are sure that they name the cause, and how many of them are sure of the reason, too."""
+    stated = [rule for rule in known.rules() if rule.certainty == "certain"]
+    also = sum((rule.reason or rule.certainty) == "certain" for rule in stated)
+    return f"{len(stated)} rules that are certain of the cause, {also} call its reason certain, too"
+
+
+def threads() -> str:
+    """Return how many public threads the rules name in which the cause was found."""
+    return f"{len({address for rule in known.rules() for address in rule.seen})}"
+
+
 def unseen() -> str:
-    """Return how many answers to logs are right that nobody had seen who wrote the present rules."""
+    """Return how many answers to logs were right that nobody had seen who wrote the rules of that time."""
     judged = [case["right"] for case in cases("held_out_3")]
     return f"{judged.count('right')} of {len(judged)}"
 
@@ -88,5 +116,9 @@ NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
     (PAGE, "held_out_3_score"): partial(score, "held_out_3"),
     (PAGE, "strong_3_score"): partial(score, "held_out_3", strong=True),
     (PAGE, "complaints"): complaints,
+    (PAGE, "used_now"): used_now,
+    (PAGE, "general_rules"): general_rules,
+    (PAGE, "certain_rules"): certain_rules,
+    (PAGE, "threads"): threads,
     ("docs/why.md", "unseen"): unseen,
 }

@@ -1,0 +1,172 @@
+"""What the frames of a traceback say: what the program was doing, who called which library, and what it executed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import yaml
+from pydantic import BaseModel, ConfigDict
+
+from study.why import phases
+from study.why.log import Failure, Frame, mask
+
+FILE = Path(__file__).with_name("tasks.yaml")
+LONGEST_PLACE = 160  # characters of a place in a sentence
+_PACKAGE = re.compile(r"(?:site|dist)-packages/([A-Za-z_]\w*)")
+_PYTHON = re.compile(
+    r"/lib(?:64)?/python[\d.]+/(?!(?:site|dist)-packages)|^<frozen |[\\/]lib[\\/](?:threading|runpy)\.py"
+)
+# Packages that people install from a clone, so that their files are in no folder of packages.
+_CLONED = re.compile(
+    r"/(?:[Dd]eep[Ss]peed/)?(transformers|deepspeed|accelerate|trl|peft|torchtitan|verl|megatron|llamafactory|swift|"
+    r"axolotl|vllm|sglang|openrlhf|nemo_rl|nemo|skyrl|slime|lightning|pytorch_lightning|datasets|torchtune|diffusers)/"
+    r"(?=\S*\.py$)"
+)
+# Functions that only pass a call on, and say nothing of it.
+_PASSES = re.compile(
+    r"^(?:wrapper|wrapped_fn|wrapped_func|inner|inner_f|_wrapped_call_impl|_call_impl|decorate_context|_fn|wrapped|"
+    r"__call__|log_wrapper|_call_and_handle_interrupt|auto_init_wrapper|<module>|_run_code|_run_module_as_main|"
+    r"__getattr__|__getattribute__|_format_and_raise|format_and_raise|_raise|helper_fn|_run_script|decorate_autocast|run_module|_resume_span|record|_bootstrap\w*|get_result|__get_result)$"
+)
+# An exception that was raised elsewhere and is passed on.
+_CARRIED = re.compile(r"^(?:\w+: )?Caught (\w+) in (?:DataLoader worker|pin memory thread|replica)")
+
+
+class _Signs(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    task: str
+    doing: str
+    frames: tuple[str, ...]
+    innermost: int = 0
+
+    @property
+    def pattern(self) -> re.Pattern[str]:
+        return _compiled("|".join(self.frames))
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern)
+
+
+@cache
+def _signs() -> tuple[_Signs, ...]:
+    return tuple(_Signs.model_validate(entry) for entry in yaml.safe_load(FILE.read_text(encoding="utf-8")))
+
+
+def package_of(frame: Frame) -> str:
+    """Return the package of a frame, "python" for Python's own library, and "" for the user's program."""
+    path = frame.file.replace("\\", "/")
+    if match := _PACKAGE.search(path):
+        return match[1]
+    if _PYTHON.search(path):
+        return "python"
+    cloned = _CLONED.findall(path)
+    return cloned[-1] if cloned else ""
+
+
+@dataclass(frozen=True)
+class Traceback:
+    """What a traceback says beside its last line."""
+
+    frames: tuple[Frame, ...]
+    task: str  # of tasks.yaml, or a phase of phases.yaml; "" if the frames do not say it
+    doing: str  # the same as words for a sentence
+
+    @property
+    def inner(self) -> Frame | None:
+        """The innermost frame that is not of Python's own library and does more than to pass a call on."""
+        own = [frame for frame in self.frames if package_of(frame) != "python"]
+        telling = [frame for frame in own if not _PASSES.match(frame.function)]
+        candidates = telling or own or list(self.frames)
+        return candidates[-1] if candidates else None
+
+    @property
+    def is_in_package(self) -> bool:
+        """Whether the exception was raised in an installed package, and not in the user's program."""
+        return self.inner is not None and bool(package_of(self.inner))
+
+    @property
+    def user(self) -> Frame | None:
+        """The innermost frame of the user's own program. None if all frames are of packages."""
+        return next((frame for frame in reversed(self.frames) if not package_of(frame)), None)
+
+    @property
+    def packages(self) -> list[str]:
+        """The packages from the innermost frame outward, each once. "" is the user's program."""
+        names = [package_of(frame) for frame in reversed(self.frames) if not _PASSES.match(frame.function)]
+        return list(dict.fromkeys(name for name in names if name != "python"))
+
+    @property
+    def raised(self) -> str:
+        """The line of the source that was executed last."""
+        return self.frames[-1].code if self.frames else ""
+
+    @property
+    def values(self) -> dict[str, str]:
+        """Texts for the sentences of rules. They are empty if the traceback does not say them."""
+        inner, user, packages = self.inner, self.user, self.packages
+        code = (inner.code if inner else "") or self.raised
+        library = next((name for name in packages if name), "")
+        libraries = [name for name in packages if name]
+        place = "" if inner is None else f" in {_place(inner)}"
+        if inner is not None and user is not None and user is not inner:
+            place += f", called by {_place(user)}"
+        return {
+            "where": place + (f", {self.doing}" if self.doing else ""),
+            "doing": self.doing,
+            "code": f": {mask(code)[:LONGEST_PLACE]}" if code and not code.startswith("raise ") else "",
+            "library": library or "the program",
+            "caller": (libraries[1] if len(libraries) > 1 else "the program") if library else "the program",
+            "function": inner.function if inner else "a function",
+        }
+
+    @property
+    def names(self) -> list[str]:
+        """Return "file:function" of each frame, as patterns of frames read them."""
+        return [f"{frame.file}:{frame.function}" for frame in self.frames]
+
+
+def _place(frame: Frame) -> str:
+    file = "/".join(re.sub(r"^.*(?:site|dist)-packages/", "", frame.file.replace("\\", "/")).split("/")[-3:])
+    return f"{frame.function} ({mask(file)[-LONGEST_PLACE:]}, line {frame.line})"
+
+
+def of(failure: Failure) -> Traceback:
+    """Return what the traceback of an exception says."""
+    return read(failure.frames, failure.before)
+
+
+def read(frames: Sequence[Frame], code: Sequence[str] = ()) -> Traceback:
+    """Return what frames say, and the lines of code before the exception if there are no frames."""
+    names = [f"{frame.file}:{frame.function}" for frame in frames]
+    for signs in _signs():
+        if any(signs.pattern.search(name) for name in names[-signs.innermost :]):
+            return Traceback(tuple(frames), signs.task, signs.doing)
+    phase = phases.phase_of(frames, code if not frames else ())
+    if phase is None:
+        return Traceback(tuple(frames), "", "")
+    return Traceback(tuple(frames), phase, phases.place_of(phase))
+
+
+def origin(failure: Failure, failures: Sequence[Failure]) -> Failure:
+    """Return the exception with which a failure began: its direct cause, or the one that a worker process carried."""
+    chain = [failure]
+    while True:
+        latest = chain[-1]
+        before = latest.earlier if latest.is_meant else None
+        if before is None and _CARRIED.match(latest.text):
+            before = next(_after(latest, failures), None)
+        if before is None or before in chain:
+            return latest
+        chain.append(before)
+
+
+def _after(failure: Failure, failures: Sequence[Failure]) -> Iterator[Failure]:
+    place = next((number for number, failed in enumerate(failures) if failed is failure), len(failures))
+    yield from (later for later in failures[place + 1 :] if later.rank == failure.rank)
