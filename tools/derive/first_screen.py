@@ -77,10 +77,6 @@ def _of_ddp() -> pd.Series:
     return peaks() / peaks()["ddp"]
 
 
-def _cap() -> float:
-    return min(file.record.config["memory_cap"] for file in records.find([CPU / "equal-memory"]))
-
-
 @cache
 def _ratios(column: str) -> pd.Series:
     """Return a time or rate of each strategy relative to DDP's: the geometric mean over six series of runs."""
@@ -116,24 +112,9 @@ def _default_bucket() -> str:
 
 NUMBERS = [
     Number("500", "million elements in the default buckets of `zero3`", "peaks-real", _default_bucket),
-    Number("3", "GiB per process: the limit", "equal-memory", lambda: f"{_cap():g}"),
     Number("1.57", "peak of tensors of `zero3`, compared with DDP", "peaks-real", lambda: f"{_of_ddp()['zero3']:.2f}"),
-    Number(
-        "0.70",
-        "peak of tensors of `zero3_tuned`, compared with DDP",
-        "peaks-real",
-        lambda: f"{_of_ddp()['zero3_tuned']:.2f}",
-    ),
     Number("0.56", "peak of tensors of `fsdp2`, compared with DDP", "peaks-real", lambda: f"{_of_ddp()['fsdp2']:.2f}"),
-    _of_series("1.36", "time per step", "zero3"),
     Number("124", "million parameters: largest model under 3 GiB, `ddp`", "frontier", lambda: largest_models()["ddp"]),
-    Number("110", "the same, `zero3`", "frontier", lambda: largest_models()["zero3"]),
-    Number("204", "the same, `zero3_tuned`", "frontier", lambda: largest_models()["zero3_tuned"]),
-    Number("229", "the same, `fsdp2`", "frontier", lambda: largest_models()["fsdp2"]),
-    _of_series("1.15", "time per step", "zero2_tuned"),
-    _of_series("1.55", "time per step", "zero3_tuned"),
-    _of_series("0.94", "throughput", "zero2_tuned"),
-    _of_series("0.78", "throughput", "zero3_tuned"),
     _of_series("1.37", "time per step", "fsdp2"),
     Number(
         "1.63",
@@ -228,7 +209,7 @@ def first_picture(ink: str) -> Figure:
 
 
 # The comparisons of public runs that README's second screen shows.
-CARDS, MORE_NODES, MORE_GPUS = "zero3-a100-h100", "zero3-more-nodes", "one-and-eight-h100-prefix"
+CARDS, MORE_GPUS = "zero3-a100-h100", "one-and-eight-h100-prefix"
 
 
 @cache
@@ -252,25 +233,20 @@ def _times(name: str, quantity: str) -> str:
 
 def public_sentences() -> str:
     """Return the sentences of README about public runs."""
-    target, samples = (_difference(MORE_NODES, f"{noun} to the target").relative for noun in ("seconds", "samples"))
     losses = [each for each in _public(MORE_GPUS).differences if each.quantity.startswith("evaluation loss")]
     assert all(each.verdict.startswith("within the margin") for each in losses)
     furthest = max(losses, key=lambda each: abs(each.relative))
     tensors = _difference(MORE_GPUS, "peak of tensors").relative
+    more_time = terminal.percent(_difference(MORE_GPUS, "GPU seconds").relative)
     interval = " to ".join(f"{100 * (bound or 0.0):+.2f} %" for bound in (furthest.low, furthest.high))
     lines = [
         f"**A100 and H100 under ZeRO-3 (1):** an A100 takes {_times(CARDS, 'GPU seconds per sample')} as long per "
-        "sample as an H100 (64 A100 with 2 x 200 Gbit/s Ethernet, 32 H100 with 2 x 400 Gbit/s, without evaluations).",
-        "**8 and 32 H100 under ZeRO-3 (1):** on four nodes, a GPU takes "
-        f"{_times(MORE_NODES, 'GPU seconds per sample')} as long per sample as on one. But the batch is four times as "
-        f"large. The training therefore needs {1 + samples:.2f} times as many samples to reach its target, and "
-        f"{1 + target:.2f} times the time.",
-        "**1 and 8 H100, same program and batch (modded-nanogpt):** sharding gradients and optimizer states over 8 "
-        f"GPUs changes the held-out loss by at most {terminal.percent(abs(furthest.relative))} at {len(losses)} "
-        f"evaluations (widest interval: {interval}), less than repeats differ. It needs "
-        f"{terminal.percent(_difference(MORE_GPUS, 'GPU seconds').relative)} more GPU time, and the peak of tensors is "
-        f"{terminal.percent(-tensors)} lower per GPU (PyTorch 2.11 on one GPU, 2.10 on eight). For an earlier version "
-        "with five runs on one GPU, one evaluation is undecided.",
+        "sample as an H100. Ten runs each, on 64 A100 and on 32 H100, whose network is twice as fast.",
+        "**1 and 8 H100, same program and batch (modded-nanogpt):** with gradients and optimizer states sharded over "
+        f"8 GPUs, the held-out loss differs by at most {terminal.percent(abs(furthest.relative))} ({interval}), which "
+        f"is less than repeats differ. The 8 GPUs need {more_time} more GPU time, and the peak of tensors per GPU is "
+        f"{terminal.percent(-tensors)} lower. Ten runs each; in an earlier version with five runs, one evaluation is "
+        "undecided.",
     ]
     return sentences.bullets(lines)
 
@@ -300,6 +276,12 @@ def at_one_batch(model: str = MODEL, num_gpus: int = NUM_GPUS) -> dict[str, Stra
     return {name: options[name] for name in STRATEGY_NAMES}
 
 
+def shown_options() -> dict[str, StrategyPrediction]:
+    """Return the rows of the answer to README's question that its picture shows."""
+    options = {option.strategy.name: option for option in advice().options}
+    return {name: options[name] for name in STRATEGY_NAMES}
+
+
 def _gib(size: float) -> str:
     return f"{size / 2**30:.1f}"
 
@@ -314,14 +296,17 @@ def strategies_picture(ink: str) -> Figure:
 
     The figure is narrow and its letters are large, so that the letters are more than 10 pixels high on a phone.
     """
-    options = at_one_batch()
+    options = shown_options()
     needed = [option.needed_bytes / 2**30 for option in options.values()]
     figure, axes = plt.subplots(figsize=(4.5, 2.6), layout="constrained")
     colors = [FITS_COLOR if option.fits else LACKS_COLOR for option in options.values()]
     bars = axes.barh(list(STRATEGY_NAMES.values()), needed, color=colors, height=0.68)
-    labels = [f"{size:.1f}" if option.fits else f"{size:.1f}: too large"
-              for size, option in zip(needed, options.values(), strict=True)]  # fmt: skip
-    axes.bar_label(bars, labels, padding=4, color=ink, fontsize=11)
+    for bar, size, option in zip(bars, needed, options.values(), strict=True):
+        place = bar.get_y() + bar.get_height() / 2
+        if option.fits:  # inside the bar, because the line of the limit is right beside it
+            axes.text(size - 2, place, f"{size:.1f}", color="white", fontsize=11, ha="right", va="center")
+        else:
+            axes.text(size + 2, place, f"{size:.1f}: too large", color=ink, fontsize=11, va="center")
     limit = float(usable_gib())
     axes.axvline(limit, color=ink, linewidth=1.2, linestyle="--")
     below = len(bars) - 1.5
@@ -332,8 +317,8 @@ def strategies_picture(ink: str) -> Figure:
     axes.spines[:].set_visible(False)
     title = f"Training {MODEL_NAME} on {NUM_GPUS} H100:\npredicted memory per GPU (GiB)"
     figure.suptitle(title, color=ink, fontsize=11.5, fontweight="bold", x=0.01, ha="left")
-    setting = f"The batch is the same for all: {SEQUENCES} sequences of {advice().request.sequence_length:,} tokens\n"
-    setting += "per GPU, with activation checkpointing."
+    setting = "Each strategy has its fastest batch that fits:\n"
+    setting += f"64 sequences of {advice().request.sequence_length:,} tokens per step."
     figure.supxlabel(setting, color=ink, fontsize=10.5, x=0.01, ha="left")
     plt.close(figure)
     return figure
@@ -342,7 +327,7 @@ def strategies_picture(ink: str) -> Figure:
 def picture() -> str:
     """Return README's picture with a text that says the same."""
     parts = [f"{STRATEGY_NAMES[name]} {_gib(option.needed_bytes)}{'' if option.fits else ' (does not fit)'}"
-             for name, option in at_one_batch().items()]  # fmt: skip
+             for name, option in shown_options().items()]  # fmt: skip
     text = f"Predicted memory per GPU for training {MODEL_NAME} on {NUM_GPUS} H100, in GiB: {', '.join(parts)}"
     text += f". Usable memory of a GPU: {usable_gib()}"
     return "\n".join(
@@ -361,22 +346,19 @@ def answers() -> str:
     (ddp,) = (option for option in advice().options if option.strategy.name == "ddp")
     assert best is not None
     assert not ddp.fits
+    dollars = best.prediction.dollars_per_billion_tokens
+    assert dollars is not None
     newest = list(results.read("deepspeed"))[-1]
     first, last = releases_with_fault("autocast-norm").split(" ")[0], releases_with_fault("outputs-of-outputs")
     lines = [
         f"**{MODEL_NAME} on {NUM_GPUS} H100:** use {STRATEGY_NAMES[best.strategy.name]}. We predict {best.seconds:.3g} "
-        f"s per step, and {_gib(best.free_bytes)} GiB of each GPU stay free. DDP does not fit: it lacks "
-        f"{_gib(-ddp.free_bytes)} GiB per GPU.",
+        f"s per step ({best.fastest_seconds:.2g} to {best.slowest_seconds:.2g}), ${dollars:,.0f} per billion tokens, "
+        f"and {_gib(best.free_bytes)} GiB of each GPU stay free. DDP does not fit: it lacks {_gib(-ddp.free_bytes)} "
+        "GiB per GPU.",
         f"**DeepSpeed:** use {newest}. Avoid {first} to {last.split(' ')[-1]}, which can [train incorrectly without an "
         "error message](#releases-that-train-incorrectly-without-an-error-message).",
     ]
     return sentences.bullets(lines)
-
-
-def batches() -> str:
-    """Return the memory that ZeRO-3 needs with the batch that the command chooses, and with that of the picture."""
-    (chosen,) = (option for option in advice().options if option.strategy.name == "zero3")
-    return f"{_gib(chosen.needed_bytes)} instead of {_gib(at_one_batch()['zero3'].needed_bytes)} GiB for ZeRO-3"
 
 
 def main() -> None:
