@@ -29,6 +29,7 @@ import pytest
 import yaml
 from launching import ROOT
 from markdown_it.token import Token
+from matplotlib.text import Text
 from published import __main__ as published
 from subjects import conformance, theory
 
@@ -386,10 +387,29 @@ def test_an_answer_in_the_first_table_is_in_the_output_of_its_command(said):
     assert [part for part in parts if part not in output] == []
 
 
-def test_the_predictions_at_the_top_are_those_of_the_table():
-    zero3, ddp = re.search(r"ZeRO-3 needs (\d+) GiB per GPU.*?DDP needs (\d+) GiB", README, re.DOTALL).groups()
-    sentence = f"ZeRO-3 needs {zero3} GiB per GPU and DDP needs {ddp} GiB."
-    assert sentence in docs_tables.between("README.md", "sizes")
+def test_the_advice_at_the_top_is_what_the_command_prints():
+    (place,) = docs_outputs.places(ROOT / "README.md")
+    top, printed = docs_tables.between("README.md", "answers"), " ".join(place.shown.split())
+    seconds, free, lacking = re.search(r"predict ([\d.]+) s .* ([\d.]+) GiB of .* ([\d.]+) GiB", top).groups()
+    assert f"take {seconds} s, and {free} GiB" in printed
+    assert re.search(rf"ddp \* +no .* -{lacking} ", place.shown)
+    batches = page_numbers.PLACES["README.md", "batches"]()
+    assert f"zero3 yes {batches.split()[0]} " in printed
+
+
+def test_readme_is_short():
+    text = re.sub(r"```.*?```|<!--.*?-->", "", README, flags=re.DOTALL)
+    assert len(text.split()) <= 1800
+
+
+def test_the_picture_says_what_it_shows_and_is_readable_on_a_phone():
+    figure = first_screen.strategies_picture("#000000")
+    texts = [text for text in figure.findobj(Text) if text.get_text() and text.get_visible()]
+    words = " ".join(text.get_text() for text in texts)
+    for part in ("Llama 3.1 8B", "8 H100", "predicted", "GiB", first_screen.usable_gib(), "too large"):
+        assert part in words
+    pixels = 343  # of the picture on a page of 390 pixels
+    assert min(text.get_fontsize() for text in texts) * pixels / (72 * figure.get_figwidth()) > 10
 
 
 @pytest.mark.slow
