@@ -366,14 +366,14 @@ ANSWERS = {
     "HANG: rank 0 is in the all_reduce of line 21, rank 1 in that of line 17": (
         "docs/dry-run.md", "rank 0: all_reduce of 4 bytes float32 train_hang.py:21", "rank 1: all_reduce",
     ),
-    "`lm_head.weight` and `embed_tokens.weight` have no elements": (
+    "`lm_head.weight` and `model.embed_tokens.weight` have no elements": (
         "docs/saved.md", "empty (2): lm_head.weight, model.embed_tokens.weight",
     ),
     "5 of 15 known changes may affect training": ("docs/releases.md", "5 of 15 known changes", "gradients are lost"),
     "The log states 5.8 GiB for a step, and 74.6 GiB were allocated: the whole model was gathered at once": (
         "docs/why.md", "The log states 5.8 GiB for a step, and 74.6 GiB were allocated", "whole model was gathered at",
     ),
-    "First difference: step 1, all 4 gradients are 0.5 times as large in B": (
+    "First difference: step 1, all 4 gradients that differ are 0.5 times as large in B": (
         "docs/diff.md", "First difference: step 1, all 4 gradients that differ are 0.5 times as large in B",
     ),
 }  # fmt: skip
