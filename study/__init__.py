@@ -1,3 +1,3 @@
-"""Measure and predict what DDP, DeepSpeed ZeRO and FSDP2 save and cost, and find what trains wrongly."""
+"""Choose how to train with DDP, DeepSpeed ZeRO or FSDP2, and check that the training is correct."""
 
 from .version import __version__ as __version__

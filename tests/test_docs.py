@@ -29,6 +29,7 @@ import pytest
 import yaml
 from launching import ROOT
 from markdown_it.token import Token
+from matplotlib.text import Text
 from published import __main__ as published
 from subjects import conformance, theory
 
@@ -365,14 +366,14 @@ ANSWERS = {
     "HANG: rank 0 is in the all_reduce of line 21, rank 1 in that of line 17": (
         "docs/dry-run.md", "rank 0: all_reduce of 4 bytes float32 train_hang.py:21", "rank 1: all_reduce",
     ),
-    "`lm_head.weight` and `embed_tokens.weight` have no elements": (
+    "`lm_head.weight` and `model.embed_tokens.weight` have no elements": (
         "docs/saved.md", "empty (2): lm_head.weight, model.embed_tokens.weight",
     ),
     "5 of 15 known changes may affect training": ("docs/releases.md", "5 of 15 known changes", "gradients are lost"),
     "The log states 5.8 GiB for a step, and 74.6 GiB were allocated: the whole model was gathered at once": (
         "docs/why.md", "The log states 5.8 GiB for a step, and 74.6 GiB were allocated", "whole model was gathered at",
     ),
-    "First difference: step 1, all 4 gradients are 0.5 times as large in B": (
+    "First difference: step 1, all 4 gradients that differ are 0.5 times as large in B": (
         "docs/diff.md", "First difference: step 1, all 4 gradients that differ are 0.5 times as large in B",
     ),
 }  # fmt: skip
@@ -386,10 +387,29 @@ def test_an_answer_in_the_first_table_is_in_the_output_of_its_command(said):
     assert [part for part in parts if part not in output] == []
 
 
-def test_the_predictions_at_the_top_are_those_of_the_table():
-    zero3, ddp = re.search(r"ZeRO-3 needs (\d+) GiB per GPU.*?DDP needs (\d+) GiB", README, re.DOTALL).groups()
-    sentence = f"ZeRO-3 needs {zero3} GiB per GPU and DDP needs {ddp} GiB."
-    assert sentence in docs_tables.between("README.md", "sizes")
+def test_the_advice_at_the_top_is_what_the_command_prints():
+    (place,) = docs_outputs.places(ROOT / "README.md")
+    top, printed = docs_tables.between("README.md", "answers"), " ".join(place.shown.split())
+    seconds, free, lacking = re.search(r"predict ([\d.]+) s .* ([\d.]+) GiB of .* ([\d.]+) GiB", top).groups()
+    assert f"take {seconds} s, and {free} GiB" in printed
+    assert re.search(rf"ddp \* +no .* -{lacking} ", place.shown)
+    batches = page_numbers.PLACES["README.md", "batches"]()
+    assert f"zero3 yes {batches.split()[0]} " in printed
+
+
+def test_readme_is_short():
+    text = re.sub(r"```.*?```|<!--.*?-->", "", README, flags=re.DOTALL)
+    assert len(text.split()) <= 1800
+
+
+def test_the_picture_says_what_it_shows_and_is_readable_on_a_phone():
+    figure = first_screen.strategies_picture("#000000")
+    texts = [text for text in figure.findobj(Text) if text.get_text() and text.get_visible()]
+    words = " ".join(text.get_text() for text in texts)
+    for part in ("Llama 3.1 8B", "8 H100", "predicted", "GiB", first_screen.usable_gib(), "too large"):
+        assert part in words
+    pixels = 343  # of the picture on a page of 390 pixels
+    assert min(text.get_fontsize() for text in texts) * pixels / (72 * figure.get_figwidth()) > 10
 
 
 @pytest.mark.slow

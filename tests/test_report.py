@@ -385,7 +385,7 @@ def test_the_tables_of_the_article_that_prints_its_program():
     assert len(trap_rows) == len(traps.read(published / "traps.json")["traps"])
 
 
-def test_the_picture_of_readme_says_what_it_shows_and_is_readable_on_a_phone():
+def test_the_picture_of_memory_and_time_says_what_it_shows_and_is_readable_on_a_phone():
     values = pd.Series({"ddp": 2.6, "zero3": 4.1, "zero3_tuned": 1.8, "fsdp2": 1.5})
     figure = plots.first_screen(values, values, "#000000", "GPT, fp32, two processes (measured)")
     texts = [text for text in figure.findobj(Text) if text.get_text()]

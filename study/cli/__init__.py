@@ -60,7 +60,7 @@ class _Commands(command_line.Command, click.Group):
 )
 @click.version_option(__version__, prog_name="zero-study")
 def zero_study() -> None:
-    """Measure and predict what DDP, DeepSpeed ZeRO-1/2/3 and FSDP2 cost and save, and check your own training."""
+    """Choose how to train with DDP, DeepSpeed ZeRO or FSDP2, and check that the training is correct."""
 
 
 for _group in GROUPS.values():

@@ -28,7 +28,7 @@ WORDS = {"single": "one process", "ddp": "DDP", "zero2": "ZeRO-2", "zero3": "ZeR
 OFFLOAD_COLOR = "#A87900"  # one color for each strategy, because a picture with small marks cannot rely on their shape
 BEYOND = 1.75  # the axis of memory ends at this multiple of the memory of a GPU; larger values are drawn at its end
 
-# Sizes of README's picture in inches and points. On a page that is 390 pixels wide, the picture has 343 pixels, so that
+# Sizes of the overview in inches and points. On a page that is 390 pixels wide, the picture has 343 pixels, so that
 # a point is 343 / (72 * 4.6) = 1.04 pixels.
 WIDTH, ROW, LINE, SMALL, LARGE = 4.6, 0.36, 0.19, 9.8, 11.0
 LEFT, GAP, NUMBER = 0.19, 0.012, 0.115  # shares of the width: labels of rows, between panels, numbers of a panel
@@ -45,7 +45,7 @@ class Style(NamedTuple):
 def overview(
     rows: pd.DataFrame, others: pd.DataFrame, best: pd.DataFrame, models: Mapping[str, str], ink: str, title: str
 ) -> Figure:
-    """Draw README's first picture: every model on every machine, with one thin line per strategy.
+    """Draw the overview: every model on every machine, with one thin line per strategy.
 
     `rows` is the table of `by_machine.shown`, `others` that of `published`, and `best` that of `by_machine.best`, whose
     values are printed at the right end of each panel. `models` has the heading of each model.
@@ -129,7 +129,7 @@ def _say_what_does_not_fit(
 
 
 class _Places(NamedTuple):
-    """The vertical places of README's picture, in rows: headings of models, and machines with their strategies."""
+    """The vertical places of the overview, in rows: headings of models, and machines with their strategies."""
 
     headings: dict[str, float]
     lines: dict[tuple[str, str], float]
@@ -155,7 +155,7 @@ def _of(table: pd.DataFrame, model: str, machine: str) -> pd.DataFrame:
 
 
 def _short(machine: str) -> str:
-    """Return the name of a machine for README's picture, without what follows the name of the chip.
+    """Return the name of a machine for the overview, without what follows the name of the chip.
 
     The times sign is that of typography.
     """

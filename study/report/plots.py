@@ -130,7 +130,7 @@ def relative_time(ratios: pd.DataFrame, control: str = "ddp") -> Figure:
 
 
 def first_screen(peaks: pd.Series, times: pd.Series, ink: str, title: str) -> Figure:
-    """Draw the figure of the README: peak memory per process (GiB) and step time relative to DDP, by strategy.
+    """Draw peak memory per process (GiB) and step time relative to DDP, by strategy, for reports/equal-memory.md.
 
     The figure is narrow and its letters are large, so that the letters are more than 10 pixels high on a phone.
     """
@@ -154,7 +154,7 @@ def first_screen(peaks: pd.Series, times: pd.Series, ink: str, title: str) -> Fi
 
 
 def _readable(strategy: str) -> str:
-    """Return the name of a strategy for the README's figure, in two lines, such as "ZeRO-3" and "smaller buffers"."""
+    """Return the name of a strategy for the figure, in two lines, such as "ZeRO-3" and "smaller buffers"."""
     name = StrategyName.parse(strategy)
     engine = name.engine.replace("ddp", "DDP").replace("fsdp", "FSDP").replace("zero", "ZeRO-")
     buffers = {"": "default buffers", "tuned": "smaller buffers"}

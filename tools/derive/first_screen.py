@@ -1,8 +1,9 @@
-"""The numbers and the pictures of README, and the first picture of the notebook a100-or-h100.
+"""The numbers and the picture of README, and pictures of the notebook a100-or-h100 and of reports/equal-memory.md.
 
-README's first picture shows public runs, which others measured. Its second picture, and the numbers in `NUMBERS`, are
-from committed records of this project's runs on CPUs. The picture of the notebook compares models on machines with
-GPUs: predictions, measurements by others, and committed records of runs on GPUs if there are any.
+README's picture shows predictions: the memory of one model under each strategy. The numbers in `NUMBERS`, and the
+picture of reports/equal-memory.md, are from committed records of this project's runs on CPUs. The picture of the
+notebook compares models on machines with GPUs: predictions, measurements by others, and committed records of runs on
+GPUs if there are any.
 
 python tools/derive/first_screen.py    # draws the pictures, once for light and once for dark pages
 """
@@ -18,17 +19,20 @@ from typing import NamedTuple
 
 import committed_runs
 import matplotlib as mpl
+import matplotlib.pyplot as plt
 import pandas as pd
 from committed_runs import CPU, learned, of_published_program, releases_with_fault, runs_by_strategy, speeds_by_strategy
 from matplotlib.figure import Figure
+from wording import STRATEGY_NAMES
 
-from study import terminal
+from study import planner, terminal
 from study.claims import defects
 from study.compare import frontier, public_comparisons, verdict
+from study.conformance import results
 from study.files import ROOT
-from study.public_runs.schema import PublicRun
+from study.planner.choose import Advice, StrategyPrediction
 from study.records import find as records
-from study.report import by_machine, machine_plots, plots, public_figures, sentences
+from study.report import by_machine, machine_plots, plots, sentences
 
 SHOWN = ["ddp", "zero2", "zero2_tuned", "zero3", "zero3_tuned", "fsdp2"]
 NAMES = {
@@ -38,6 +42,8 @@ NAMES = {
     "qwen2.5-32b": "Qwen2.5 32B",
 }
 INKS = {"light": "#1f2328", "dark": "#e6edf3"}
+PAPERS = {"light": "#ffffff", "dark": "#0d1117"}  # of a picture that is readable when it is shared alone
+FITS_COLOR, LACKS_COLOR = "#2E86D0", "#D55E00"
 TITLE = "GPT with 124 million parameters, fp32,\ntwo processes on a CPU (measured)"
 
 
@@ -250,34 +256,127 @@ def public_sentences() -> str:
     losses = [each for each in _public(MORE_GPUS).differences if each.quantity.startswith("evaluation loss")]
     assert all(each.verdict.startswith("within the margin") for each in losses)
     furthest = max(losses, key=lambda each: abs(each.relative))
-    tensors, reserved = (_difference(MORE_GPUS, name).relative for name in ("peak of tensors", "peak reserved"))
+    tensors = _difference(MORE_GPUS, "peak of tensors").relative
     interval = " to ".join(f"{100 * (bound or 0.0):+.2f} %" for bound in (furthest.low, furthest.high))
     lines = [
-        "**A100 against H100 under ZeRO-3 (1):** an A100 takes "
-        f"{_times(CARDS, 'GPU seconds per sample')} as long per sample as an H100. These are ten runs each on 64 A100 "
-        "with 2 x 200 Gbit/s Ethernet and on 32 H100 with 2 x 400 Gbit/s, without the time of evaluations.",
-        "**8 against 32 H100 under ZeRO-3 (1):** per sample, a GPU takes "
-        f"{_times(MORE_NODES, 'GPU seconds per sample')} as long on four nodes as on one. But each GPU brings its own "
-        f"sequence, so the batch is four times as large. The training then needs {1 + samples:.2f} times as many "
-        f"samples to reach the target of the benchmark, and takes {1 + target:.2f} times as long (ten runs each).",
-        "**1 against 8 H100, one program and one batch (modded-nanogpt):** with gradients and optimizer states sharded "
-        f"over 8 GPUs, the held-out loss differs by at most {terminal.percent(abs(furthest.relative))} at "
-        f"{len(losses)} evaluations (widest interval: {interval}), less than repeats differ. The 8 GPUs need "
-        f"{terminal.percent(_difference(MORE_GPUS, 'GPU seconds').relative)} more GPU time. The peak of tensors is "
-        f"{terminal.percent(-tensors)} lower per GPU, and reserved memory {terminal.percent(-reserved)} (ten runs "
-        "each; PyTorch 2.11 on one GPU, 2.10 on eight). In an earlier version of the program, with five runs on one "
-        "GPU, repeats differ too much at one of the evaluations.",
+        f"**A100 and H100 under ZeRO-3 (1):** an A100 takes {_times(CARDS, 'GPU seconds per sample')} as long per "
+        "sample as an H100 (64 A100 with 2 x 200 Gbit/s Ethernet, 32 H100 with 2 x 400 Gbit/s, without evaluations).",
+        "**8 and 32 H100 under ZeRO-3 (1):** on four nodes, a GPU takes "
+        f"{_times(MORE_NODES, 'GPU seconds per sample')} as long per sample as on one. But the batch is four times as "
+        f"large. The training therefore needs {1 + samples:.2f} times as many samples to reach its target, and "
+        f"{1 + target:.2f} times the time.",
+        "**1 and 8 H100, same program and batch (modded-nanogpt):** sharding gradients and optimizer states over 8 "
+        f"GPUs changes the held-out loss by at most {terminal.percent(abs(furthest.relative))} at {len(losses)} "
+        f"evaluations (widest interval: {interval}), less than repeats differ. It needs "
+        f"{terminal.percent(_difference(MORE_GPUS, 'GPU seconds').relative)} more GPU time, and the peak of tensors is "
+        f"{terminal.percent(-tensors)} lower per GPU (PyTorch 2.11 on one GPU, 2.10 on eight). For an earlier version "
+        "with five runs on one GPU, one evaluation is undecided.",
     ]
     return sentences.bullets(lines)
 
 
-def public_picture(ink: str) -> Figure:
-    """Draw README's first picture: the held-out losses of trainings under ZeRO-3, by time and by samples."""
-    groups: dict[str, list[PublicRun]] = {}
-    for name in (MORE_NODES, CARDS):
-        groups |= public_comparisons.groups(_public(name).comparison)
-    title = "ZeRO-3, measured by others: Juniper Networks,\nMLPerf® Training 4.0 Llama 2 70B LoRA (unverified)"
-    return public_figures.curves(groups, "evaluation_loss", ("hours", "samples"), ink, title)
+# README's question, and the batch at which its picture compares the strategies.
+MODEL, MODEL_NAME, GPU, NUM_GPUS = "llama-3.1-8b", "Llama 3.1 8B", "h100", 8
+SEQUENCES = 8  # per GPU
+
+
+@cache
+def advice() -> Advice:
+    """Return what `zero-study advise --model llama-3.1-8b --gpu h100 --gpus 8` answers."""
+    return planner.advise(MODEL, planner.Request(gpu=GPU, num_gpus=NUM_GPUS))
+
+
+@cache
+def at_one_batch(model: str = MODEL, num_gpus: int = NUM_GPUS) -> dict[str, StrategyPrediction]:
+    """Return predictions by strategy, all for the same batch and with full activation checkpointing."""
+    request = planner.Request(
+        gpu=GPU,
+        num_gpus=num_gpus,
+        micro_batch_size=SEQUENCES,
+        gradient_accumulation_steps=1,
+        activation_checkpointing="full",
+    )
+    options = {option.strategy.name: option for option in planner.advise(model, request).options}
+    return {name: options[name] for name in STRATEGY_NAMES}
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.1f}"
+
+
+def usable_gib() -> str:
+    """Return the usable memory of a GPU of README's question."""
+    return _gib(advice().options[0].prediction.usable_bytes)
+
+
+def strategies_picture(ink: str) -> Figure:
+    """Draw README's picture: the memory that one model needs on each GPU under each strategy, and the GPU's limit.
+
+    The figure is narrow and its letters are large, so that the letters are more than 10 pixels high on a phone.
+    """
+    options = at_one_batch()
+    needed = [option.needed_bytes / 2**30 for option in options.values()]
+    figure, axes = plt.subplots(figsize=(4.5, 2.6), layout="constrained")
+    colors = [FITS_COLOR if option.fits else LACKS_COLOR for option in options.values()]
+    bars = axes.barh(list(STRATEGY_NAMES.values()), needed, color=colors, height=0.68)
+    labels = [f"{size:.1f}" if option.fits else f"{size:.1f}: too large"
+              for size, option in zip(needed, options.values(), strict=True)]  # fmt: skip
+    axes.bar_label(bars, labels, padding=4, color=ink, fontsize=11)
+    limit = float(usable_gib())
+    axes.axvline(limit, color=ink, linewidth=1.2, linestyle="--")
+    below = len(bars) - 1.5
+    axes.text(limit + 3, below, f"usable memory\nof a GPU: {limit}", color=ink, fontsize=11, va="center")
+    axes.set_xlim(0, max(needed) * 1.42)
+    axes.invert_yaxis()
+    axes.tick_params(colors=ink, labelsize=11, bottom=False, labelbottom=False, left=False)
+    axes.spines[:].set_visible(False)
+    title = f"Training {MODEL_NAME} on {NUM_GPUS} H100:\npredicted memory per GPU (GiB)"
+    figure.suptitle(title, color=ink, fontsize=11.5, fontweight="bold", x=0.01, ha="left")
+    setting = f"The batch is the same for all: {SEQUENCES} sequences of {advice().request.sequence_length:,} tokens\n"
+    setting += "per GPU, with activation checkpointing."
+    figure.supxlabel(setting, color=ink, fontsize=10.5, x=0.01, ha="left")
+    plt.close(figure)
+    return figure
+
+
+def picture() -> str:
+    """Return README's picture with a text that says the same."""
+    parts = [f"{STRATEGY_NAMES[name]} {_gib(option.needed_bytes)}{'' if option.fits else ' (does not fit)'}"
+             for name, option in at_one_batch().items()]  # fmt: skip
+    text = f"Predicted memory per GPU for training {MODEL_NAME} on {NUM_GPUS} H100, in GiB: {', '.join(parts)}"
+    text += f". Usable memory of a GPU: {usable_gib()}"
+    return "\n".join(
+        [
+            "<picture>",
+            '  <source media="(prefers-color-scheme: dark)" srcset="reports/strategies-dark.svg">',
+            f'  <img src="reports/strategies-light.svg" alt="{text}" width="500">',
+            "</picture>",
+        ]
+    )
+
+
+def answers() -> str:
+    """Return README's first two answers: the planner's recommendation for one model, and the releases to avoid."""
+    best = advice().recommended
+    (ddp,) = (option for option in advice().options if option.strategy.name == "ddp")
+    assert best is not None
+    assert not ddp.fits
+    newest = list(results.read("deepspeed"))[-1]
+    first, last = releases_with_fault("autocast-norm").split(" ")[0], releases_with_fault("outputs-of-outputs")
+    lines = [
+        f"**{MODEL_NAME} on {NUM_GPUS} H100:** use {STRATEGY_NAMES[best.strategy.name]}. We predict {best.seconds:.3g} "
+        f"s per step, and {_gib(best.free_bytes)} GiB of each GPU stay free. DDP does not fit: it lacks "
+        f"{_gib(-ddp.free_bytes)} GiB per GPU.",
+        f"**DeepSpeed:** use {newest}. Avoid {first} to {last.split(' ')[-1]}, which can [train incorrectly without an "
+        "error message](#releases-that-train-incorrectly-without-an-error-message).",
+    ]
+    return sentences.bullets(lines)
+
+
+def batches() -> str:
+    """Return the memory that ZeRO-3 needs with the batch that the command chooses, and with that of the picture."""
+    (chosen,) = (option for option in advice().options if option.strategy.name == "zero3")
+    return f"{_gib(chosen.needed_bytes)} instead of {_gib(at_one_batch()['zero3'].needed_bytes)} GiB for ZeRO-3"
 
 
 def main() -> None:
@@ -286,12 +385,13 @@ def main() -> None:
     for ground, ink in INKS.items():
         pictures = {
             "first": first_picture(ink),
-            "public": public_picture(ink),
+            "strategies": strategies_picture(ink),
             "measured": plots.first_screen(peaks(), times(), ink, TITLE),
         }
         for name, figure in pictures.items():
             path = ROOT / "reports" / f"{name}-{ground}.svg"
-            figure.savefig(path, transparent=True, metadata={"Date": None})
+            paper = PAPERS[ground] if name == "strategies" else "none"
+            figure.savefig(path, facecolor=paper, metadata={"Date": None})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""README's tables of measured and of predicted values, and the list of its numbers."""
+"""README's answers, picture and table, the list of its numbers, and predictions of three models for a report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable
 import first_screen
 from wording import STRATEGY_NAMES, tabulate
 
-from study import planner
 from study.planner.choose import StrategyPrediction
 
 MEASURED_STRATEGIES = {
@@ -30,27 +29,19 @@ def measured() -> str:
         rows.append(
             [label, f"{peaks[name] / peaks['ddp']:.2f}x", f"{times[name]:.2f}x", f"{largest[name]} million", rate]
         )
-    head = [
-        "strategy",
-        "memory of tensors",
-        "time per step",
-        "largest model in 3 GiB",
-        "throughput, largest batch in 3 GiB",
-    ]
-    return tabulate(head, rows)
+    return tabulate(["strategy", "memory of tensors", "time per step", "largest model", "throughput"], rows)
 
 
-# The models of README's table of predictions, each with its number of H100 GPUs.
+# The models of the table of predictions, each with its number of H100 GPUs.
 SIZES = {"gpt2-xl": 8, "llama-3.1-8b": 8, "llama-3.1-70b": 64}
 SIZE_NAMES = {"gpt2-xl": "GPT-2 XL (1.5B)", "llama-3.1-8b": "Llama 3.1 8B", "llama-3.1-70b": "Llama 3.1 70B"}
 NUMBERS_HEAD = "number in README", "what it is", "source", "measured on", "seeds, repeats"
 ANSWERED_SIZES = ("gpt2-xl", "llama-3.1-8b")  # what the sentence under the table is about
-SIZE_SEQUENCES = 8  # per GPU, so that a step computes long enough for its time to be predicted with both ends
 
 
 def sizes() -> str:
     """Predicted memory per GPU and time per step of models that people train, by strategy."""
-    columns = {model: _predicted_options(model, num_gpus) for model, num_gpus in SIZES.items()}
+    columns = {model: first_screen.at_one_batch(model, num_gpus) for model, num_gpus in SIZES.items()}
     head = ["strategy", *(f"{SIZE_NAMES[model]}, {num_gpus} GPUs" for model, num_gpus in SIZES.items())]
     rows = [
         [label, *(_size_cell(options[name]) for options in columns.values())] for name, label in STRATEGY_NAMES.items()
@@ -71,17 +62,6 @@ def _size_sentence(model: str, options: dict[str, StrategyPrediction]) -> str:
     )
 
 
-def _predicted_options(model: str, num_gpus: int) -> dict[str, StrategyPrediction]:
-    request = planner.Request(
-        gpu="h100",
-        num_gpus=num_gpus,
-        micro_batch_size=SIZE_SEQUENCES,
-        gradient_accumulation_steps=1,
-        activation_checkpointing="full",
-    )
-    return {option.strategy.name: option for option in planner.advise(model, request).options}
-
-
 def _size_cell(option: StrategyPrediction) -> str:
     memory = f"{option.needed_bytes / 2**30:,.0f} GiB"
     if not option.fits:
@@ -92,8 +72,13 @@ def _size_cell(option: StrategyPrediction) -> str:
 
 
 TABLES: dict[tuple[str, str], Callable[[], str]] = {
+    ("README.md", "answers"): first_screen.answers,
+    ("README.md", "picture"): first_screen.picture,
     ("README.md", "public"): first_screen.public_sentences,
-    ("README.md", "sizes"): sizes,
     ("README.md", "measured"): measured,
+    ("reports/predicted/README.md", "sizes"): sizes,
     ("reports/README.md", "numbers"): lambda: tabulate(NUMBERS_HEAD, first_screen.table()),
 }
+
+
+NUMBERS: dict[tuple[str, str], Callable[[], str]] = {("README.md", "batches"): first_screen.batches}
