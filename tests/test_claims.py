@@ -15,7 +15,7 @@ import yaml
 from refusing import refusal
 
 from study import cli
-from study.claims import in_terminal, ledger, sentences, verdicts
+from study.claims import corrections_page, in_terminal, ledger, sentences, verdicts
 from study.claims.ledger import Claim, OfRecords
 from study.claims.rules import (
     MissingEvidence,
@@ -233,7 +233,7 @@ def test_what_would_decide_the_rest_can_be_run(sources):
 @pytest.mark.pages
 def test_the_committed_verdicts_follow(now):
     assert verdicts.outdated(verdicts.read(), now) == {}
-    assert verdicts.CORRECTED.read_text() == verdicts.corrected()
+    assert corrections_page.PAGE.read_text() == corrections_page.text()
     known = {name: one.verdict for name, one in now.items()} | {one.head.claim.id: one.word for one in sentences.read()}
     latest = {one.id: one.became for one in ledger.corrections() if one.on >= "2026-11-25"}
     words = {conclusion.word for conclusion in verdicts.Conclusion}
@@ -396,6 +396,33 @@ def test_a_page_has_an_answer_on_top_and_a_quote_in_one_row(sources, monkeypatch
     for told in (sentences.read(one.source) for one in sources if one.believe):
         assert len({one.head.claim.phrase for one in told}) == len(told)
         assert all(one.sentence.says for one in told)
+
+
+@pytest.mark.parametrize("source", ["zero3-blog", "llama-factory", "papers"])
+def test_a_source_begins_with_its_title_and_three_sentences(source, monkeypatch):
+    """Ranked faults come first. A source with fewer of them, or without sentences, has three all the same."""
+    monkeypatch.setenv("COLUMNS", "60")
+    judged = sentences.read(source)
+    first = sentences.most_important(judged)
+    faults = sentences.faults(judged)
+    assert first[: len(faults)] == faults[:3]
+    assert len({each.says for each in first}) == 3
+    lines = in_terminal.text(source).splitlines()
+    assert max(map(len, lines)) <= 60
+    title = next(one.title for one in ledger.read() if one.source == source)
+    top = " ".join(" ".join(lines).split())
+    assert top.startswith(title)
+    places = [top.index(each.says.rstrip(".")) for each in first]
+    assert places == sorted(places)
+
+
+def test_the_page_for_authors_has_every_ranked_fault():
+    page = corrections_page.text()
+    for judged in sentences.read():
+        if judged.sentence and judged.sentence.rank:
+            assert f"(line {judged.sentence.line})" in page
+            assert corrections_page._in_cell(judged.sentence.reason).split(". ")[0] in page.replace("&lt;", "<")
+    assert len(page.split()) < 6000
 
 
 @pytest.mark.parametrize(

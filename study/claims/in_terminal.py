@@ -95,8 +95,15 @@ def _of_all(judged_sentences: Sequence[JudgedSentence]) -> list[str]:
 
 
 def _of_source(source: Source, judged_sentences: Sequence[JudgedSentence]) -> list[str]:
-    """Return the answers about a source, its most important faults, and the number of sentences with each verdict."""
-    lines = [_line(source.title), ""]
+    """Return the three sentences that matter most, the answers about a source, its faults, and counts of verdicts."""
+    lines = [_line(source.title), "", _line("The three sentences that matter most, and whether they are right:")]
+    for number, judged in enumerate(sentences.most_important(judged_sentences), 1):
+        text = f"{judged.says.rstrip('.')}: {judged.word} ({judged.by})"
+        if judged.sentence is None:  # the quotation is no sentence, and only the reason says what it is about
+            why = f"{judged.why[:1].upper()}{judged.why[1:]}"
+            text = f'"{judged.says}" ({judged.head.claim.where}): {judged.word} ({judged.by}). {why}'
+        lines.append(_line(f"{number}. {text}", "  ", "     "))
+    lines.append("")
     answers = [(title, getattr(source, key)) for title, key in sentences.ON_TOP]
     lines += [_line(f"{title}: {answer}".replace("?:", "?"), "", "  ") for title, answer in answers if answer]
     faults = sentences.faults(judged_sentences)

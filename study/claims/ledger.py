@@ -350,7 +350,7 @@ class Correction(StrictModel):
     @property
     def moved(self) -> str:
         """The old and the new value in words, with an arrow between them."""
-        verdict = f"{self.was or 'not known'} → {self.became or 'taken out, or as it stands'}"
+        verdict = f"{self.was or 'verdict not recorded'} → {self.became or 'the verdict of today'}"
         return f"{self.before} → {self.after} ({verdict})" if self.before else verdict
 
 

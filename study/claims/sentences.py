@@ -125,6 +125,21 @@ def faults(sentences: Iterable[JudgedSentence]) -> list[JudgedSentence]:
     return [ranked[rank] for rank in sorted(ranked)]
 
 
+def most_important(sentences: Sequence[JudgedSentence], number: int = 3) -> list[JudgedSentence]:
+    """Return the sentences that matter most to a reader: ranked faults, then other sentences with a verdict.
+
+    Among the others, those that are wrong come first, then those with the strongest evidence, in the order of the text.
+    """
+    first = faults(sentences)
+    by_strength = [*BASES.values()]
+    others = [each for each in sentences if each not in first and each.counts and each.conclusion.is_decided]
+    others.sort(key=lambda each: (each.conclusion.standing == "yes", by_strength.index(each.by)))
+    by_text: dict[str, JudgedSentence] = {}  # claims of one quotation count once
+    for each in [*first, *others]:
+        by_text.setdefault(each.says, each)
+    return list(by_text.values())[:number]
+
+
 def content(sentences: Sequence[JudgedSentence]) -> dict[str, Any]:
     """Return all sentences with their readings and verdicts as a JSON object, for `--json`."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -19,16 +18,11 @@ from study.claims.rules.by_execution import Execution
 from study.claims.rules.by_others import ByOthers
 from study.claims.rules.by_public_runs import ByPublicRuns
 from study.errors import Refusal, refusing
-from study.files import ROOT, load, write_whole
+from study.files import load, write_whole
 from study.verdict import Checked, NotChecked
 from study.verdict import Verdict as CheckVerdict
 
 VERDICTS = Path(__file__).parent / "verdicts.json"
-CORRECTED = ROOT / "reports" / "corrections.md"
-ABOUT_CORRECTIONS = """# Corrections to the verdicts on published claims
-
-Each entry is a claim whose expectation or verdict was changed after it had been decided, with the values before and
-after the change and the reason. Entries use the words for verdicts of their day."""
 AGAIN = "Run `zero-study claims --write`."
 DIGITS = 6  # significant digits of stored numbers: they show a change, and hide differences in the last bits
 NUMBERS_TOLERANCE = 1e-4  # relative; smaller differences of observed values come from the machine
@@ -398,22 +392,9 @@ def disagreeing(sources: list[Source], verdicts: dict[str, Verdict]) -> dict[str
 
 
 def write(verdicts: dict[str, Verdict], path: Path = VERDICTS) -> None:
-    """Write the verdicts to `path`, one line for each, and the page of corrections to reports/."""
+    """Write the verdicts to `path`, one line for each."""
     lines = (f"{json.dumps(name)}: {json.dumps(verdict.model_dump())}" for name, verdict in verdicts.items())
     write_whole(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
-    write_whole(CORRECTED, corrected().encode())
-
-
-def corrected() -> str:
-    """Return the page of corrections as Markdown, the newest day first."""
-    lines = [ABOUT_CORRECTIONS]
-    newest_first = reversed(ledger.corrections())
-    for day, corrections in itertools.groupby(newest_first, key=lambda correction: correction.on):
-        lines += ["", f"## {day}", ""]
-        for correction in corrections:
-            change = f"{correction.moved}. {correction.why}".replace("*", "\\*").replace("<", "&lt;")
-            lines.append(f"- **{correction.id}**: {change}")
-    return "\n".join(lines) + "\n"
 
 
 def read(path: Path = VERDICTS) -> dict[str, Verdict]:
