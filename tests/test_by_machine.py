@@ -153,7 +153,6 @@ def test_records_replace_the_prediction_of_their_strategy(run, tmp_path):
     assert "predicted" in (kind := by_machine.head(result).kind)
     assert "measured by this project" in kind
     assert "measured by others" in kind
-    assert "Squares" in by_machine.caption(result)
     assert "lowest measured cost" in sentences.cheapest(result.best, "bert-large")
     figure = machine_plots.of_model(result.rows, result.others, by_machine.head(result))
     words = {text.get_text() for text in figure.findobj(Text)}

@@ -459,7 +459,7 @@ def test_text_that_is_too_small_on_a_phone_is_no_figure():
     axes.barh(["ddp"], [1.0])
     axes.set(xlabel="memory (GiB)")
     axes.text(0, 0, "tiny", fontsize=7)
-    with pytest.raises(ValueError, match="'tiny' is 6.7 pixels high"):
+    with pytest.raises(ValueError, match=r"'tiny' is 6\.7 pixels high"):
         drawing.finish(figure, HEAD)
 
 

@@ -6,6 +6,7 @@ without a unit, or with text that is too small on a phone.
 
 from __future__ import annotations
 
+import math
 import re
 import textwrap
 from collections.abc import Iterator
@@ -36,6 +37,7 @@ plt.rcParams.update(LOOK | {"font.size": 11, "figure.dpi": 130, "legend.frameon"
 UNIT = re.compile(r"\(.+\)|^number of |\bsteps?\b|\bhours\b|\bsequences\b|\brelative\b|\bper\b", re.DOTALL)
 TITLE_POINTS, TEXT_POINTS = 12.0, 10.5
 TITLE_LETTERS, TEXT_LETTERS = 44, 56  # per line of a figure that is WIDTH inches wide
+LEGEND_LETTERS, LEGEND_INCHES = 27, 0.22  # longest label in two columns, height of a row
 LINE = 1.32  # height of a line of text, relative to its size
 
 
@@ -56,12 +58,14 @@ def dress(axes: Axes) -> None:
 def finish(figure: Figure, head: Head, legend: bool = True) -> Figure:
     """Return the figure with its head above it, and with a legend below it if anything in it has a label.
 
-    The figure becomes higher by the height of the head. Raises ValueError if an axis has no unit, or if a text is too
+    The figure becomes higher by the height of both. Raises ValueError if an axis has no unit, or if a text is too
     small to be read on a phone.
     """
     handles, labels = figure.axes[0].get_legend_handles_labels()
     if legend and labels:
-        columns = 3 if len(labels) > 8 and max(map(len, labels)) < 15 else 2
+        columns = 1 if len(labels) == 1 or max(map(len, labels)) > LEGEND_LETTERS else 2
+        width, height = figure.get_size_inches()
+        figure.set_size_inches(width, height + math.ceil(len(labels) / columns) * LEGEND_INCHES)
         look: dict[str, Any] = {"fontsize": TEXT_POINTS, "handlelength": 1.5, "columnspacing": 1.2}
         figure.legend(handles, labels, loc="outside lower center", ncols=columns, **look)
     _add_head(figure, head)

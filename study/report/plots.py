@@ -50,9 +50,9 @@ def loss_curves(steps: pd.DataFrame, head: Head, control: str = "ddp", window: i
     """Draw the loss of the control, and below it how much the loss of each strategy differs from it.
 
     Both are means over seeds; repeats of a seed are averaged first. The band shows the range over the control's seeds.
-    Losses are smoothed over `window` steps. A strategy is drawn if it ran with all seeds of the control. If the control
-    has no run here, as `single` on several processes, the losses of all strategies are drawn, each over all of its
-    seeds.
+    The losses are means over `window` steps, and the differences are the largest of `window` steps. A strategy is drawn
+    if it ran with all seeds of the control. If the control has no run here, as `single` on several processes, the
+    losses of all strategies are drawn, each over all of its seeds.
     """
     by_seed = steps.groupby(["strategy", "seed", "step"])["loss"].mean().unstack(["strategy", "seed"])
     smooth = by_seed.rolling(window, min_periods=1).mean()
@@ -63,7 +63,7 @@ def loss_curves(steps: pd.DataFrame, head: Head, control: str = "ddp", window: i
             axes.plot(smooth[name].mean(axis=1), label=name, linewidth=1.4, **{**style_of(name), "marker": None})
         axes.set(xlabel="optimizer step", ylabel=f"training loss (nats,\nmean of {window} steps)")
         return finish(figure, head)
-    figure, (upper, lower) = plt.subplots(2, 1, sharex=True, figsize=(WIDTH, 5.6), layout="constrained")
+    figure, (upper, lower) = plt.subplots(2, 1, sharex=True, figsize=(WIDTH, 4.4), layout="constrained")
     band = smooth[control]
     seeds = list(band.columns)
     upper.fill_between(band.index, band.min(axis=1), band.max(axis=1), color=GRAY, alpha=0.3, linewidth=0)
@@ -72,7 +72,7 @@ def loss_curves(steps: pd.DataFrame, head: Head, control: str = "ddp", window: i
     for name in names:
         if name != control and set(seeds) <= set(smooth[name].columns):
             mean, own = by_seed[control].mean(axis=1), by_seed[name][seeds].mean(axis=1)
-            distance = ((own - mean) / mean).abs()
+            distance = ((own - mean) / mean).abs().rolling(window, min_periods=1).max()
             largest = max(largest, float(distance.max()))
             style = {**style_of(name), "marker": None, "linewidth": 1.4}
             distance = distance.clip(lower=LEAST_DIFFERENCE)
@@ -81,10 +81,12 @@ def loss_curves(steps: pd.DataFrame, head: Head, control: str = "ddp", window: i
     for axes in (upper, lower):
         dress(axes)
     upper.set(ylabel=f"loss of {control} (nats,\nmean of {window} steps)")
-    lower.set(xlabel="optimizer step", ylabel=f"difference from {control}\n(relative, logarithmic)", yscale="log")
+    lower.set(
+        xlabel="optimizer step", ylabel=f"largest relative difference\nof {window} steps, logarithmic", yscale="log"
+    )
     lower.set_ylim(LEAST_DIFFERENCE / 2, max(largest * 3, 1e-6))
     lower.axhline(0.001, color=INK, linewidth=1, linestyle=":")
-    lower.annotate("0.1 %", (1, 0.001), xycoords=("axes fraction", "data"), ha="right", va="bottom")
+    lower.annotate(" 0.1 %", (0, 0.001), xycoords=("axes fraction", "data"), va="bottom")
     return finish(figure, head)
 
 
@@ -94,7 +96,7 @@ def peak_by_part(runs: pd.DataFrame, head: Head, control: str = "ddp") -> Figure
     predictions = {name: step_peak(record) for name, record in of["record"].items() if record}
     theory = {name: predicted.parts for name, predicted in predictions.items() if predicted}
     parts = gib_by_part(theory).reindex(in_order(peaks.index)).reindex(columns=[*PART_COLORS]).fillna(0)
-    figure, axes = panel(ROW * len(parts) + 2.4)
+    figure, axes = panel(ROW * len(parts) + 0.9)
     start = stacked(axes, parts, 0.01 * peaks.max())
     axes.plot(
         peaks[parts.index], parts.index, "|", color=INK, markersize=15, markeredgewidth=2.5, label="measured peak"
@@ -115,7 +117,7 @@ def predicted_parts(parts: pd.DataFrame, usable_gib: float, head: Head) -> Figur
     `parts` has a row per strategy and a column per part, as `gib_by_part` returns them.
     """
     parts = parts.reindex(columns=[*PART_COLORS]).fillna(0)
-    figure, axes = panel(ROW * len(parts) + 2.6)
+    figure, axes = panel(ROW * len(parts) + 0.9)
     ends = stacked(axes, parts, 0.05)
     right = max(usable_gib, ends.max())
     for place, end in enumerate(ends):
@@ -182,7 +184,7 @@ def relative_time(ratios: pd.DataFrame, head: Head, control: str = "ddp") -> Fig
 def largest_models(trained: pd.Series, predicted: pd.Series, control: str, head: Head) -> Figure:
     """Draw the millions of parameters of the largest model that trained (bar) and that was predicted to fit (mark)."""
     figure, axes = _bars(trained, "largest model (millions of parameters)", predicted, digits=0)
-    axes.barh([], [], color=GRAY, label="measured: trained")
+    axes.plot([], [], "s", color=GRAY, markersize=9, label="measured: trained")
     mark: dict[str, Any] = {"color": PAPER, "markeredgecolor": INK, "markeredgewidth": 1.6, "markersize": 9}
     axes.plot(predicted, predicted.index, "D", label="predicted to fit", **mark)
     axes.axvline(trained[control], color=INK, linewidth=1.2, linestyle="--", zorder=0, label=f"measured, {control}")
@@ -205,7 +207,7 @@ def time_against_memory(ratios: pd.DataFrame, head: Head, control: str = "ddp") 
 
 def failing_cases(counts: pd.DataFrame, cases: int, package: str, head: Head) -> Figure:
     """Draw the number of cases that train wrongly or crash, with one bar per release or group of equal releases."""
-    figure, axes = panel(ROW * len(counts) + 1.4)
+    figure, axes = panel(ROW * len(counts) + 0.9)
     start = pd.Series(0, index=counts.index)
     for verdict, (color, label) in FAILURES.items():
         values = counts[verdict]
@@ -308,7 +310,9 @@ def lines(table: pd.DataFrame, x: tuple[str, str], y: tuple[str, str], head: Hea
     return finish(figure, head)
 
 
-def bits(rows: Mapping[str, Sequence[Cell | None]], columns: Sequence[str], head: Head) -> Figure:
+def bits(
+    rows: Mapping[str, Sequence[Cell | None]], columns: Sequence[str], head: Head, reference: str = "ddp"
+) -> Figure:
     """Draw in which settings trainings are identical in every bit, with a row per strategy and a column per setting.
 
     A green square means that all bits equal those of the reference. Any other square contains the numbers of the
@@ -316,7 +320,7 @@ def bits(rows: Mapping[str, Sequence[Cell | None]], columns: Sequence[str], head
     """
     cells = [cell for row in rows.values() for cell in row if cell is not None]
     used = [name for name in ROUNDINGS if any(name in cell.roundings for cell in cells)]
-    figure, axes = panel(0.32 * len(rows) + 0.22 * len(used) + 2.2)
+    figure, axes = panel(0.32 * len(rows) + 0.22 * len(used) + (2.0 if len(columns) > 4 else 1.2))
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
     for y, row in enumerate(rows.values()):
@@ -330,12 +334,16 @@ def bits(rows: Mapping[str, Sequence[Cell | None]], columns: Sequence[str], head
     axes.set_xlim(-0.5, len(columns) - 0.5)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_yticks(range(len(rows)), list(rows), fontsize=10)
-    axes.set_xticks(
-        range(len(columns)), [textwrap.fill(text, 14) for text in columns], fontsize=10, rotation=60, ha="left"
-    )
+    turned: dict[str, Any] = {"rotation": 60, "ha": "left"} if len(columns) > 4 else {}
+    axes.set_xticks(range(len(columns)), [textwrap.fill(text, 14) for text in columns], fontsize=10, **turned)
     axes.tick_params(length=0)
     axes.xaxis.tick_top()
-    legend = ["=  identical to DDP in every bit", *(f"{number}  {name}" for number, name in enumerate(used, 1))]
+    legend = [
+        f"=  identical to {reference} in every bit",
+        *(f"{number}  {name}" for number, name in enumerate(used, 1)),
+    ]
+    if any("?" in text.get_text() for text in axes.texts):
+        legend.append("?  a difference whose cause is unknown")
     figure.supxlabel("\n".join(legend), fontsize=10, x=0.02, ha="left")
     return finish(figure, head)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -44,10 +43,7 @@ def curves(
     `column` is a column of the evaluations or, if there is none of this name, of the training steps. `axes_by` has
     "samples", "step" or "hours". `model` is what was trained.
     """
-    rows = math.ceil(len(groups) / 2)
-    figure, panels = plt.subplots(
-        1, len(axes_by), sharey=True, figsize=(drawing.WIDTH, 3.2 + 0.24 * rows), layout="constrained"
-    )
+    figure, panels = plt.subplots(1, len(axes_by), sharey=True, figsize=(drawing.WIDTH, 3.0), layout="constrained")
     panels = [panels] if len(axes_by) == 1 else list(panels)
     for axes, by in zip(panels, axes_by, strict=True):
         for color, runs in zip(COLORS, groups.values(), strict=False):
@@ -56,11 +52,16 @@ def curves(
         drawing.dress(axes)
         axes.set_xlabel(LABELS.get(by, by))
         axes.locator_params(axis="x", nbins=3)
+        axes.xaxis.set_major_formatter(FuncFormatter(_in_millions))
     panels[0].set_ylabel(LABELS.get(column, column))
     for color, (name, runs) in zip(COLORS, groups.items(), strict=False):
         panels[0].plot([], [], color=color, label=f"{name} ({len(runs)} runs)")
     noun = LABELS.get(column, column).partition(" (")[0].capitalize()
     return drawing.finish(figure, Head(f"{noun}: {model}", kind))
+
+
+def _in_millions(value: float, _: int | None) -> str:
+    return f"{value / 1e6:g}M" if value >= 1e6 else f"{value:g}"
 
 
 def _curve(axes: Axes, run: PublicRun, column: str, by: str, color: str) -> None:

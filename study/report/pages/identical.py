@@ -11,7 +11,7 @@ from study.compare import bits
 from study.report import captions, plots, sentences, tables
 from study.report.pages.shown import markdown
 
-TITLES = ("Unmodified engines: same bits as DDP?", "Engines with a fixed order: same bits as DDP?")
+TITLES = "Unmodified engines", "Engines with a fixed order"
 
 
 class Bits:
@@ -30,8 +30,11 @@ class Bits:
         """Yield a figure per model: of unmodified engines, or of engines with a fixed order of additions."""
         for heading, kinds in self.settings.items():
             if cells := kinds[is_fixed]:
-                head = captions.Head(TITLES[is_fixed], captions.MEASURED, captions.readable(heading))
-                yield plots.bits(bits.grid(cells), bits.heads(cells), head)
+                grid = bits.grid(cells)
+                reference = "ddp" if "ddp" in grid else "fsdp2"
+                title = f"{TITLES[is_fixed]}: same bits as {reference}?"
+                head = captions.Head(title, captions.MEASURED, captions.readable(heading))
+                yield plots.bits(grid, bits.heads(cells), head, reference)
 
     def in_words(self, has_explanation: bool = True) -> Markdown:
         """Return all comparisons as text, with or without the explanation of the words in it."""
