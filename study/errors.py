@@ -28,6 +28,10 @@ class Refusal(ValueError):
     The message is one line, the exit status is 2, and nothing is started.
     """
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython shows in a notebook instead of a traceback: the message."""
+        return [str(self)]
+
 
 def unknown_name_message(kind: str, name: object, valid_names: Iterable[str], accepts: str) -> str:
     """Return a one-line message for an unknown name.

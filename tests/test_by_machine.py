@@ -127,9 +127,8 @@ def test_a_model_with_other_heads_is_another_model():
 def test_what_nobody_published_is_said(compared):
     output = sentences.unpublished(compared.others, compared.advices)
     assert "gpt2-xl on 1 x a100-80gb, 8 x a100-80gb, 8 x h100-sxm and 16 x h100-sxm" in output
-    assert "no measurement" in by_machine.caption(compared.of_model("gpt2-xl"))
-    assert "others" not in by_machine.title(compared.of_model("gpt2-xl"))
-    assert "others" in by_machine.title(compared.of_model("llama-3.1-8b"))
+    assert "others" not in by_machine.head(compared.of_model("gpt2-xl")).kind
+    assert "measured by others" in by_machine.head(compared.of_model("llama-3.1-8b")).kind
 
 
 # ---------------------------------------------------------------- measured by this project
@@ -151,10 +150,11 @@ def test_records_replace_the_prediction_of_their_strategy(run, tmp_path):
     assert row_of(result.rows, strategy="zero3_cpu_offload")["source"] == by_machine.PREDICTED
     best = row_of(result.best, strategy="single")
     assert (best["speed_source"], best["speed"]) == (by_machine.MEASURED, row["speed"])
-    assert by_machine.title(result).endswith("predicted and measured by this project, with points that others measured")
-    assert "Squares" in by_machine.caption(result)
+    assert "predicted" in (kind := by_machine.head(result).kind)
+    assert "measured by this project" in kind
+    assert "measured by others" in kind
     assert "lowest measured cost" in sentences.cheapest(result.best, "bert-large")
-    figure = machine_plots.of_model(result.rows, result.others, by_machine.title(result))
+    figure = machine_plots.of_model(result.rows, result.others, by_machine.head(result))
     words = {text.get_text() for text in figure.findobj(Text)}
     assert {"predicted, with interval", "measured by this project", "measured by others"} <= words
 
@@ -295,7 +295,7 @@ def test_equal_inputs_make_equal_pictures(monkeypatch):
 def test_a_figure_of_one_model_is_readable_on_a_phone(compared):
     for model in by_machine.MODELS:
         part = compared.of_model(model)
-        figure = machine_plots.of_model(part.rows, part.others, by_machine.title(part))
+        figure = machine_plots.of_model(part.rows, part.others, by_machine.head(part))
         figure.canvas.draw()
         texts = [text for text in figure.findobj(Text) if text.get_text() and text.get_visible()]
         words = " ".join(text.get_text() for text in texts)

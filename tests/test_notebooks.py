@@ -60,7 +60,7 @@ def test_is_valid_and_has_no_outputs(path):
     for cell in notebook.cells:
         assert not cell.get("outputs")
         assert cell.get("execution_count") is None
-        assert len(cell.source.splitlines()) <= (25 if "colab" in cell.metadata.get("tags", []) else 20)
+        assert len(cell.source.splitlines()) <= 20
     assert len({cell.id for cell in notebook.cells}) == len(notebook.cells)
 
 
@@ -94,10 +94,10 @@ def test_an_address_gets_into_every_file(monkeypatch):
     assert yaml.safe_load(texts["CITATION.cff"])["repository-code"] == ADDRESS
     notebook = nbformat.reads(texts["planner.ipynb"], as_version=4)
     nbformat.validate(notebook)
-    badge, get, _ = [cell.source for cell in notebook.cells if "colab" in cell.metadata.get("tags", [])]
+    badge, get = [cell.source for cell in notebook.cells if "colab" in cell.metadata.get("tags", [])]
     shown = "https://colab.research.google.com/github/someone/zero-study/blob/main/notebooks/planner.ipynb"
     assert badge.endswith(f"]({shown})")
-    assert f'repository = "{ADDRESS}"' in get
+    assert f'repository, folder = "{ADDRESS}", ' in get
     assert f"git clone {ADDRESS} " in address.clone_line()
     assert shown in address.colab_sentence()
     (hooks,) = yaml.safe_load(address.pre_commit_block().strip("`yaml\n"))["repos"]
@@ -107,18 +107,18 @@ def test_an_address_gets_into_every_file(monkeypatch):
 @each
 def test_set_up_comes_after_the_parameters_and_trains_where_runs_are_read(path):
     cells = [cell.source for cell in nbformat.read(path, as_version=4).cells]
-    get, install = (cell.source for cell in tagged(path, "colab")[-2:])
-    assert cells.index(tagged(path, "parameters")[0].source) < cells.index(get) == cells.index(install) - 1
-    assert ("colab.train" in install) == ("[train,report]" in install) == (path.stem in report.OF_RUNS)
+    set_up_cell = tagged(path, "colab")[-1].source
+    assert cells.index(tagged(path, "parameters")[0].source) < cells.index(set_up_cell)
+    assert ("install_and_train(records)" in set_up_cell) == (path.stem in report.OF_RUNS)
 
 
 # ---------------------------------------------------------------- the set-up cell in Colab
 
 
 def set_up(notebook: str, repository: str) -> str:
-    """The set-up cells of a notebook, as they are with this address."""
-    source = "\n".join(cell.source for cell in tagged(report.NOTEBOOKS / f"{notebook}.ipynb", "colab")[-2:])
-    return re.sub('^repository = ".*"', f'repository = "{repository}"', source, count=1, flags=re.MULTILINE)
+    """The set-up cell of a notebook, as it is with this address."""
+    source: str = tagged(report.NOTEBOOKS / f"{notebook}.ipynb", "colab")[-1].source
+    return re.sub('repository, folder = ".*?"', f'repository, folder = "{repository}"', source, count=1)
 
 
 SET_UP = set_up("time", ADDRESS)
@@ -173,6 +173,8 @@ class Colab:
         self.clone = folder / "home" / "zero-study"
         (folder / "home").mkdir()
         source = folder / "source"
+        (folder / "source").mkdir()
+        (source / "pyproject.toml").touch()
         shutil.copytree(report.ROOT / "study", source / "study", ignore=shutil.ignore_patterns("__pycache__"))
         (source / "study" / "__main__.py").write_text(COMMAND.format(log=str(self.log)))
         self.program("bin/git", GIT.format(log=str(self.log), source=str(source)))
@@ -263,7 +265,6 @@ def packed(machine: Colab) -> Path:
     """The zip file of a repository, as GitHub makes it: everything is in one folder."""
     root = machine.folder / "packed" / "zero-study-main"
     shutil.copytree(machine.folder / "source", root)
-    (root / "pyproject.toml").touch()
     return Path(shutil.make_archive(str(machine.folder / "zero-study-main"), "zip", root.parent))
 
 
@@ -271,22 +272,23 @@ def packed(machine: Colab) -> Path:
 def test_without_an_address_the_zip_file_of_the_repository_is_enough(machine):
     cell = set_up("time", "")
     said = machine.run("", cell, chosen=[packed(machine)])
-    assert "Choose the zip file" in said[0]
     calls = machine.calls()
-    assert calls[0] == ["pip", "install", "-q", "-e", f"{machine.clone}[train,report]"]
+    unpacked = machine.clone / "zero-study-main"
+    assert calls[0] == ["pip", "install", "-q", "-e", f"{unpacked}[train,report]"]
     assert [call[0] for call in calls[1:]] == ["zero-study", "zero-study"]
-    assert said[-1] == f"RECORDS ['{machine.clone}/runs/colab']"
-    again = machine.run("", cell)  # the clone is there, so nothing is asked for
-    assert not [line for line in again if "Choose" in line]
+    assert said[-1] == f"RECORDS ['{unpacked}/runs/colab']"
+    machine.run("", cell)  # the clone is there, so no file has to be chosen
 
 
 @pytest.mark.launches
 def test_without_an_address_the_wheel_is_enough(machine):
     wheel = machine.folder / "zero_study-1.0-py3-none-any.whl"
-    wheel.touch()
+    packages = machine.folder / "packages"
+    shutil.copytree(machine.folder / "source" / "study", packages / "study")
+    shutil.move(shutil.make_archive(str(machine.folder / "made"), "zip", packages), wheel)
     cell = set_up("planner", "")
     machine.run("", cell, chosen=[wheel])
-    installed = ["pip", "install", "-q", f"{machine.clone / wheel.name}[report]"]
+    installed = ["pip", "install", "-q", f"{machine.folder / 'content' / wheel.name}[report]"]
     assert machine.calls() == [installed]
     machine.run("", cell)
     assert machine.calls() == [installed]
@@ -296,7 +298,7 @@ def test_without_an_address_the_wheel_is_enough(machine):
 def test_without_a_file_the_set_up_says_what_to_do(machine):
     completed = machine.attempt("", set_up("planner", ""))
     assert completed.returncode == 1
-    assert completed.stderr == "No file was chosen. Run this cell again, and choose one.\n"
+    assert "No file was chosen" in completed.stderr.splitlines()[-1]
     assert not machine.clone.exists()
     text = machine.folder / "notes.txt"
     text.touch()

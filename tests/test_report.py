@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import sys
@@ -18,7 +19,7 @@ from study.claims import sentences as claims
 from study.compare import differences, memory_views
 from study.errors import Refusal
 from study.files import ROOT
-from study.report import article, captions, plots, sentences, tables
+from study.report import article, captions, drawing, plots, sentences, tables
 from study.report import build as report
 
 
@@ -344,9 +345,14 @@ def test_releases_and_crashes_in_words():
 
 
 def test_times_of_the_nearest_runs_of_the_control():
-    rows = pd.DataFrame({"strategy": ["ddp", "zero2"], "step_seconds": [2.0, 3.0], "ratio": [1.0, 1.5]})
-    speeds = pd.DataFrame({"equal_seconds": [(3.0,)], "equal_ratios": [(1.4,)]})
-    assert list(tables.with_nearest(rows, speeds, "ddp")["ratio"]) == [1.0, 1.4]
+    rows = pd.DataFrame({"strategy": ["ddp", "ddp", "zero2", "zero2"], "step_seconds": [2.0, 4.0, 3.0, 8.0]})
+    speeds = pd.DataFrame({"equal_seconds": [(3.0, 8.0)], "equal_ratios": [(1.0, 4.0)]})
+    compared = tables.with_ratios(rows, speeds, "ddp")
+    assert list(compared["ratio"]) == [1.0, 1.0, 1.0, 4.0]
+    assert tables.centers(compared).to_dict() == {"ddp": 1.0, "zero2": pytest.approx(2.0)}  # the geometric mean
+    alone = tables.with_ratios(rows, speeds.iloc[:0], "ddp")
+    assert list(alone["ratio"]) == pytest.approx([2 / 3, 4 / 3, 1.0, 8 / 3])
+    assert tables.centers(alone)["zero2"] == pytest.approx(11 / 6)  # the median
     assert [tables.millions("124m"), tables.millions("1.3b")] == [124, 1300]
 
 
@@ -398,23 +404,105 @@ def test_the_picture_of_memory_and_time_says_what_it_shows_and_is_readable_on_a_
 def test_repeats_of_a_seed_count_once():
     runs = pd.DataFrame({"strategy": "ddp", "seed": [0, 0, 0, 1], "step": 1, "loss": [1.0, 1.0, 1.0, 3.0]})
     assert tables.mean(runs, "loss").loc["ddp", "loss"] == 2
-    assert plots.loss_curves(runs).axes[0].lines[0].get_ydata() == [2]
-    without_control = plots.loss_curves(runs, control="single")  # which runs in one process only
+    assert plots.loss_curves(runs, HEAD).axes[0].lines[0].get_ydata() == [2]
+    without_control = plots.loss_curves(runs, HEAD, control="single")  # which runs in one process only
     assert without_control.axes[0].lines[0].get_ydata() == [2]
 
 
 def test_figures_draw_every_strategy_that_has_what_they_show(folder):
     ended = plots.filter_runs(tables.runs(folder), status="ok")
+    (rows,) = tables.settings(ended, "ddp")
     drawn = [
-        plots.loss_curves(tables.steps(folder)),
-        plots.peak_by_part(ended),
-        plots.relative_time(ended.assign(ratio=ended["step_seconds"])),
-        plots.bars(tables.mean(ended, "step_seconds")["step_seconds"], "seconds")[0],
+        plots.loss_curves(tables.steps(folder), HEAD),
+        plots.peak_by_part(ended, HEAD),
+        plots.relative_time(tables.with_ratios(rows, tables.speeds(folder), "ddp"), HEAD),
     ]
     for figure in drawn:
         figure.canvas.draw()
-        words = [text.get_text() for text in figure.findobj(Text)]
-        words += [label.get_text() for label in figure.axes[0].get_yticklabels()]
-        assert {"ddp", "zero2", "zero3", "zero3_tuned"} <= set(words)
+        words = " ".join(text.get_text() for text in figure.findobj(Text))
+        words += " ".join(label.get_text() for label in figure.axes[0].get_yticklabels())
+        for name in ("ddp", "zero2", "zero3", "zero3_tuned"):
+            assert name in words
         assert "zero1" not in words
-        assert figure.axes[0].get_xlabel()
+
+
+# ---------------------------------------------------------------- what every figure has in itself
+
+HEAD = captions.Head("Peak memory", captions.MEASURED, "GPT, fp32")
+
+
+def test_a_finished_figure_says_what_it_shows_and_has_dark_text_on_white():
+    figure, axes = drawing.panel(2)
+    axes.set(xlabel="optimizer step", ylabel="memory (GiB)")
+    drawing.finish(figure, HEAD)
+    texts = {text.get_text(): text for text in figure.texts}
+    assert set(texts) == {"Peak memory", "Measured by this project.\nGPT, fp32"}
+    assert {text.get_color() for text in texts.values()} == {drawing.INK}
+    assert figure.get_facecolor() == (1, 1, 1, 1)
+
+
+@pytest.mark.parametrize(("title", "kind"), [("", captions.MEASURED), ("Peak memory", "From records.")])
+def test_a_head_has_a_title_and_the_kind_of_its_numbers(title, kind):
+    with pytest.raises(ValueError, match="needs a title"):
+        captions.Head(title, kind)
+
+
+def test_an_axis_without_a_unit_is_no_figure():
+    figure, axes = drawing.panel(2)
+    axes.set(xlabel="optimizer step", ylabel="memory")
+    with pytest.raises(ValueError, match="without a unit: 'memory'"):
+        drawing.finish(figure, HEAD)
+
+
+def test_text_that_is_too_small_on_a_phone_is_no_figure():
+    figure, axes = drawing.panel(2)
+    axes.barh(["ddp"], [1.0])
+    axes.set(xlabel="memory (GiB)")
+    axes.text(0, 0, "tiny", fontsize=7)
+    with pytest.raises(ValueError, match=r"'tiny' is 6\.7 pixels high"):
+        drawing.finish(figure, HEAD)
+
+
+# Pictures of Markdown pages, which are drawn for light and for dark pages: they have an ink and a title of their own.
+OF_PAGES = {"first_screen", "overview"}
+
+
+def test_every_figure_is_finished():
+    """Each function that returns a figure finishes it, or gets it from one that does; and notebooks draw nothing."""
+    modules = {path: ast.parse(path.read_text()) for path in (ROOT / "study/report").rglob("*.py")}
+    functions = {
+        node.name: node
+        for module in modules.values()
+        for node in ast.walk(module)
+        if isinstance(node, ast.FunctionDef) and "Figure" in ast.unparse(node.returns or ast.Constant(""))
+    }
+    # Helpers return axes, too, and their callers finish the figure.
+    whole = {name for name, node in functions.items() if "Axes" not in ast.unparse(node.returns)} - OF_PAGES
+    assert len(whole) > 15
+    for name in whole - {"finish"}:
+        called = {
+            node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            for node in ast.walk(functions[name])
+            if isinstance(node, ast.Call)
+        }
+        assert called & (whole - {name}), name
+    for path in report.NOTEBOOKS.glob("*.ipynb"):
+        code = "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code")
+        assert not re.search(r"matplotlib|\baxes\.|\bplt\.|\.plot\b", code), path.name
+
+
+def test_a_notebook_begins_with_its_question_and_a_short_cell_that_answers():
+    for path in report.NOTEBOOKS.glob("*.ipynb"):
+        question, _, *rest = nbformat.read(path, as_version=4).cells
+        answer = next(cell for cell in rest if "colab" not in cell.metadata.get("tags", []))
+        assert "**Question:**" in question.source
+        assert answer.cell_type == "code"
+        assert len(answer.source.splitlines()) <= 8
+
+
+def test_a_refusal_is_shown_in_a_notebook_without_a_traceback(monkeypatch, tmp_path):
+    monkeypatch.setattr("study.files.ROOT", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Refusal, match="only part of a clone") as refusal:
+        tables.folders("reports/cpu/records/cpu")
+    assert refusal.value._render_traceback_() == [str(refusal.value)]

@@ -9,16 +9,70 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from IPython.display import Markdown
 
 from study import terminal
-from study.claims import defects, sentences, traps, verdicts
+from study.claims import defects, ledger, sentences, traps, verdicts
 from study.claims.ledger import Source
 from study.claims.sentences import JudgedSentence
+from study.files import ROOT
+from study.report.pages.shown import markdown
 from study.report.sentences import bullets
 
 # JavaScript that hides the rows of the table of sentences that do not contain the typed text.
 _ROWS = "document.querySelectorAll('tr:has(q)')"
 _HIDE = "row.hidden = !row.textContent.toLowerCase().includes(this.value.toLowerCase())"
+
+
+DEFECTS = """## Its program, defect by defect
+
+The article prints its program. This project ran it as printed, with all defects repaired, and with all defects repaired
+except one. The numbers compare the final loss of the ZeRO side with that of the other side. If a number is negative,
+the ZeRO side has the lower loss. With all defects repaired, both sides train to the same loss. The model is a tiny
+BERT, trained for one epoch on a CPU. Measured by this project."""
+TRAPS = """## Settings that differ unnoticed
+
+Two programs can look like the same training under two strategies, and differ in a setting that nobody wrote down. The
+table shows how much the losses of such pairs differ, and how much they differ after the setting is made equal. *Not
+distinguishable from 0* means that the 95 % interval over seeds contains 0. The models are small and were trained on a
+CPU. Measured by this project."""
+PRINTS_ITS_PROGRAM = "a100-replication"  # the only such article
+
+
+class Verdicts:
+    """The notebook `article`: the verdicts on the sentences of an article of the ledger."""
+
+    def __init__(self, source: str) -> None:
+        self.judged = sentences.read(source)
+        (self.source,) = (entry for entry in ledger.read() if entry.source == source)
+
+    def answer(self) -> Markdown:
+        """Return the title of the article and what can be trusted in it."""
+        return markdown(answer(self.source))
+
+    def main_faults(self, number: int) -> Markdown:
+        """Return the most important faults."""
+        return markdown(main_faults(self.judged, number))
+
+    def counts(self) -> Markdown:
+        """Return how many sentences have each verdict."""
+        return markdown(verdict_counts(self.judged))
+
+    def table(self) -> Markdown:
+        """Return all sentences with their verdicts and reasons."""
+        return markdown(verdict_table(self.judged))
+
+    def defects(self) -> Markdown:
+        """Return the losses of the program that the article prints. Empty if it prints none."""
+        if self.source.source != PRINTS_ITS_PROGRAM:
+            return markdown()
+        return markdown(DEFECTS, defect_table(ROOT / "reports/cpu/published/protocol.json"))
+
+    def traps(self) -> Markdown:
+        """Return the losses of pairs of programs that look like the same training, for the same article."""
+        if self.source.source != PRINTS_ITS_PROGRAM:
+            return markdown()
+        return markdown(TRAPS, trap_table(ROOT / "reports/cpu/published/traps.json"))
 
 
 def plain(text: str) -> str:

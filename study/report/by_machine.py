@@ -23,7 +23,7 @@ from study.files import ROOT
 from study.planner import choose, published_rows
 from study.planner.choose import Advice, StrategyPrediction
 from study.report import tables
-from study.report.captions import joined
+from study.report.captions import Head, joined
 from study.terminal import GIB
 from study.theory import hardware, measured_by_others
 from study.theory.engine import Engine, StepConfig
@@ -458,30 +458,22 @@ def kinds(rows: pd.DataFrame, others: pd.DataFrame) -> str:
     return f"{ours}, with points that others measured" if has_points else ours
 
 
-def caption(part: Comparison) -> str:
-    """Return the caption of the figure of one model as Markdown, with its settings and the kinds of its figures."""
+def head(part: Comparison) -> Head:
+    """Return the head of the figure of one model: its settings, and the kinds of its numbers."""
     advice = next(iter(part.advices.values()))
     request, shape = advice.request, advice.shape
     length = request.sequence_length or 0
     setting = (
         f"{shape.name} with {shape.num_params / 1e6:,.0f} million parameters, {request.chosen_precision}, "
         f"{length:,} tokens per sequence, {(request.global_batch_size or 0) * length:,} tokens per optimizer step, "
-        f"on {joined(machine for _, machine in part.advices)}, with the defaults of {request.stack}"
+        f"with the defaults of {request.stack}"
     )
-    text = f"**Memory, speed and cost by strategy.** {setting}. Dots with lines are predicted, not measured."
+    sources = ["Dots with lines: predicted, not measured."]
     if (part.rows["source"] == MEASURED).any():
-        text += " Squares were measured by this project, with the batch that the table of measurements has."
+        sources.append("Squares: measured by this project, with another batch.")
     if part.others[list(QUANTITIES)].notna().any(axis=None):
-        return text + " Others measured and published the diamonds, with other settings, which the table below lists."
-    return text + " For these machines, no measurement of this model by others is known to this project."
-
-
-def title(part: Comparison) -> str:
-    """Return the title in the figure of one model: model, precision, length, and the kinds of figures in it."""
-    advice = next(iter(part.advices.values()))
-    request = advice.request
-    setting = f"{advice.shape.name}, {request.chosen_precision}, {request.sequence_length:,} tokens per sequence:"
-    return f"{setting}\n{kinds(part.rows, part.others)}"
+        sources.append("Diamonds: measured by others, with other settings.")
+    return Head(f"Memory, speed and cost: {shape.name}", " ".join(sources), setting)
 
 
 def left_out(advices: Advices) -> dict[str, int]:

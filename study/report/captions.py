@@ -6,6 +6,7 @@ The rows that the functions take are rows of `tables.runs`.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -14,12 +15,34 @@ from study import terminal
 
 MEASURED = "Measured by this project."
 LINE_AND_BARS = (
-    "The short line and the number show the peak that this project measured. The bars show the peak that theory "
-    "predicts, divided into its parts."
+    "Line and number: the peak that was measured by this project. Bars: the predicted peak, divided into its parts."
 )
 PREDICTED = "Predicted, not measured."
 PUBLISHED = "Others measured and published the times. This project made the predictions."
+MEASURED_BY_OTHERS = "Measured by others."
+KINDS = ("measured by this project", "measured by others", "traced", "predicted")  # of numbers
 FAMILIES = {"bert-imdb": "BERT", "gpt-wikitext": "GPT"}  # by workload
+
+
+@dataclass(frozen=True)
+class Head:
+    """What a figure says about itself: its title, the kind of its numbers, and what was run.
+
+    Raises ValueError if the title is empty, or if `kind` names none of `KINDS`.
+    """
+
+    title: str
+    kind: str
+    setting: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.title.strip() or not any(kind in self.kind.lower() for kind in KINDS):
+            raise ValueError(f"a figure needs a title, and one of these kinds of numbers: {', '.join(KINDS)}")
+
+
+def head(title: str, rows: pd.DataFrame, kind: str = MEASURED) -> Head:
+    """Return the head of a figure: its title, the kind of its numbers, the setting of its runs and the hardware."""
+    return Head(title, kind, f"{setting(rows)}, {hardware(rows)}")
 
 
 def figure(title: str, rows: pd.DataFrame, source: str = MEASURED) -> str:

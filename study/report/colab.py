@@ -77,7 +77,7 @@ def train(committed: str | list[str], clone: Path) -> list[str]:
         if not any(folder.exists() for folder in folders):
             raise Refusal(
                 "No run left a record, and the wheel does not contain the stored results. Delete the folder "
-                f"{clone}, run the set-up cells again, and upload the zip file of the repository."
+                f"{clone}, run the set-up cell again, and upload the zip file of the repository."
             )
         print("No run left a record. This notebook shows the committed runs instead.")
         return [str(folder) for folder in folders]

@@ -19,8 +19,9 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from matplotlib.transforms import blended_transform_factory
 
 from study.engines.strategy_names import in_order
-from study.report import plots
+from study.report import drawing, plots
 from study.report.by_machine import MEASURED, PREDICTED, QUANTITIES
+from study.report.captions import Head
 
 HEADS = {"memory": "Memory per\nGPU (GiB)", "speed": "Tokens per\nsecond", "cost": "10⁹ tokens\n(US dollars)"}
 WORDS = {"single": "one process", "ddp": "DDP", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "fsdp2": "FSDP2",
@@ -82,7 +83,7 @@ def overview(
     return figure
 
 
-def of_model(rows: pd.DataFrame, others: pd.DataFrame, title: str) -> Figure:
+def of_model(rows: pd.DataFrame, others: pd.DataFrame, head: Head) -> Figure:
     """Draw one model of the tables of `by_machine.shown` and `published`, with one row per machine and strategy."""
     lines, headings, place = dict[tuple[str, str], float](), dict[str, float](), 0.0
     for machine in dict.fromkeys(rows["machine"]):
@@ -91,12 +92,12 @@ def of_model(rows: pd.DataFrame, others: pd.DataFrame, title: str) -> Figure:
             place += 1
             lines[machine, strategy] = place
         place += 1.3
-    style = Style(plots.INK, 5, 12)
+    style = Style(drawing.INK, 5, 10.5)
     handles = _handles(rows, others, style.ink, with_strategies=False)
-    top, bottom = 1.05, 0.4 + 0.22 * math.ceil(len(handles) / 2)  # inches
+    top, bottom = 0.62, 0.4 + 0.22 * math.ceil(len(handles) / 2)  # inches
     total = top + 0.25 * place + bottom
-    figure, panels = plt.subplots(1, 3, sharey=True, figsize=(plots.WIDTH, total))
-    figure.subplots_adjust(left=0.33, right=0.98, top=1 - top / total, bottom=bottom / total, wspace=0.12)
+    figure, panels = plt.subplots(1, 3, sharey=True, figsize=(drawing.WIDTH, total))
+    figure.subplots_adjust(left=0.37, right=0.98, top=1 - top / total, bottom=bottom / total, wspace=0.12)
     for axes, quantity in zip(panels, QUANTITIES, strict=True):
         _prepare(axes, quantity, rows, others, style)
         for machine in headings:
@@ -109,10 +110,8 @@ def of_model(rows: pd.DataFrame, others: pd.DataFrame, title: str) -> Figure:
     beside = blended_transform_factory(figure.transFigure, panels[0].transData)
     for machine, at in headings.items():
         panels[0].text(0.012, at, machine, transform=beside, va="center", fontsize=style.font, fontweight="bold")
-    figure.suptitle(title, x=0.012, y=1 - 0.04 / total, ha="left", va="top", fontsize=style.font, fontweight="bold")
     _legend(figure, handles, style, at=(0, 0))
-    plt.close(figure)
-    return figure
+    return drawing.finish(figure, head, legend=False)
 
 
 def _say_what_does_not_fit(

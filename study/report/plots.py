@@ -19,15 +19,12 @@ from study.compare.bits import ROUNDINGS, Cell
 from study.compare.predicted import step_peak
 from study.compare.verdict import Verdict
 from study.engines.strategy_names import StrategyName, in_order
+from study.report.captions import Head
+from study.report.drawing import INK, PAPER, TEXT_POINTS, WIDTH, dress, finish, panel
+from study.report.tables import centers
 
-WIDTH = 6.0  # inches; text of 12 points is then readable on a phone
-ROW = 0.36  # inches per bar
-INK = "#7f7f7f"  # color of text and axes; readable on white and on black, because the background is transparent
-LOOK: dict[Any, Any] = dict.fromkeys(
-    ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK
-)
-LOOK |= dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "none")
-plt.rcParams.update(LOOK | {"font.size": 12, "figure.dpi": 110, "legend.frameon": False})
+ROW = 0.34  # inches per bar
+GRAY = "#7f7f7f"  # color of ranges, and of variations of the control
 # One color per stage, distinguishable for color-blind readers too (after Okabe and Ito). One marker per variation.
 COLORS = {"single": "#7A6FD0", "ddp": "#888888", "zero0": "#A87900", "zero1": "#2E86D0", "zero2": "#009E73",
            "zero3": "#D55E00", "fsdp2": "#C0609A"}  # fmt: skip
@@ -37,6 +34,7 @@ PART_COLORS = {"parameters": "#5558C8", "gradients": "#8C90E8", "optimizer state
                 "offloaded": "#4FA8A0", "communication buffers": "#C79A2B", "gathered parameters": "#009E73",
                 "activations and logits": "#9A9A9A", "temporary buffers": "#D98C6A"}  # fmt: skip
 
+FAILURES = {"wrong": ("#D55E00", "trains wrongly"), "crashed": ("#C79A2B", "crashes")}
 WRONG = "#C0392B"  # color of trainings with a planted fault
 LEAST_DIFFERENCE = 1e-10  # relative; smaller differences are drawn here, because a logarithmic axis cannot show 0
 
@@ -48,58 +46,110 @@ def style_of(strategy: str) -> dict[str, Any]:
     return {"color": COLORS.get(name.engine, "#B0703C"), "marker": mark, "linestyle": line}
 
 
-def loss_curves(steps: pd.DataFrame, control: str = "ddp", window: int = 5) -> Figure:
-    """Draw the loss curves of all strategies that ran with all seeds of the control, averaged over seeds.
+def loss_curves(steps: pd.DataFrame, head: Head, control: str = "ddp", window: int = 5) -> Figure:
+    """Draw the loss of the control, and below it how much the loss of each strategy differs from it.
 
-    Repeats of a seed are averaged first. The band shows the range over the control's seeds. Losses are smoothed over
-    `window` steps. If the control has no run here, as `single` on several processes, there is no band, and a strategy
-    is drawn over all of its seeds.
+    Both are means over seeds; repeats of a seed are averaged first. The band shows the range over the control's seeds.
+    The losses are means over `window` steps, and the differences are the largest of `window` steps. A strategy is drawn
+    if it ran with all seeds of the control. If the control has no run here, as `single` on several processes, the
+    losses of all strategies are drawn, each over all of its seeds.
     """
-    figure, axes = panel(4.6)
     by_seed = steps.groupby(["strategy", "seed", "step"])["loss"].mean().unstack(["strategy", "seed"])
     smooth = by_seed.rolling(window, min_periods=1).mean()
-    seeds: list[Any] = []
-    if control in smooth:
-        band, seeds = smooth[control], list(smooth[control].columns)
-        axes.fill_between(band.index, band.min(axis=1), band.max(axis=1), color=INK, alpha=0.2, linewidth=0)
-    for name in in_order(smooth.columns.get_level_values("strategy")):
-        own_seeds = list(smooth[name].columns)
-        if set(seeds) <= set(own_seeds):
-            wide: dict[str, Any] = {"linewidth": 6, "alpha": 0.5} if name == control else {"linewidth": 1.4}
-            mean = smooth[name][seeds or own_seeds].mean(axis=1)
-            axes.plot(mean, label=name, **{**style_of(name), "marker": None}, **wide)
-    axes.set(xlabel="optimizer step", ylabel=f"training loss (nats, mean of {window} steps)")
-    return finished(figure, axes)
+    names = in_order(smooth.columns.get_level_values("strategy"))
+    if control not in names:
+        figure, axes = panel(3.4)
+        for name in names:
+            axes.plot(smooth[name].mean(axis=1), label=name, linewidth=1.4, **{**style_of(name), "marker": None})
+        axes.set(xlabel="optimizer step", ylabel=f"training loss (nats,\nmean of {window} steps)")
+        return finish(figure, head)
+    figure, (upper, lower) = plt.subplots(2, 1, sharex=True, figsize=(WIDTH, 4.4), layout="constrained")
+    band = smooth[control]
+    seeds = list(band.columns)
+    upper.fill_between(band.index, band.min(axis=1), band.max(axis=1), color=GRAY, alpha=0.3, linewidth=0)
+    upper.plot(band.mean(axis=1), label=f"{control}: mean, range of seeds", color=INK, linewidth=1.6)
+    largest = 0.0
+    for name in names:
+        if name != control and set(seeds) <= set(smooth[name].columns):
+            mean, own = by_seed[control].mean(axis=1), by_seed[name][seeds].mean(axis=1)
+            distance = ((own - mean) / mean).abs().rolling(window, min_periods=1).max()
+            largest = max(largest, float(distance.max()))
+            style = {**style_of(name), "marker": None, "linewidth": 1.4}
+            distance = distance.clip(lower=LEAST_DIFFERENCE)
+            upper.plot([], [], label=name, **style)  # for the legend
+            lower.plot(distance.index, distance, **style)
+    for axes in (upper, lower):
+        dress(axes)
+    upper.set(ylabel=f"loss of {control} (nats,\nmean of {window} steps)")
+    lower.set(
+        xlabel="optimizer step", ylabel=f"largest relative difference\nof {window} steps, logarithmic", yscale="log"
+    )
+    lower.set_ylim(LEAST_DIFFERENCE / 2, max(largest * 3, 1e-6))
+    lower.axhline(0.001, color=INK, linewidth=1, linestyle=":")
+    lower.annotate(" 0.1 %", (0, 0.001), xycoords=("axes fraction", "data"), va="bottom")
+    return finish(figure, head)
 
 
-def peak_by_part(runs: pd.DataFrame, control: str = "ddp") -> Figure:
+def peak_by_part(runs: pd.DataFrame, head: Head, control: str = "ddp") -> Figure:
     """Draw the predicted peak memory by part (bars) and the measured peak (short line and number)."""
     peaks, of = runs.groupby("strategy")["peak_gib"].mean(), runs.drop_duplicates("strategy").set_index("strategy")
     predictions = {name: step_peak(record) for name, record in of["record"].items() if record}
     theory = {name: predicted.parts for name, predicted in predictions.items() if predicted}
-    parts = pd.DataFrame(theory, dtype=float).T.reindex(in_order(peaks.index)).div(2**30)
-    parts.columns = [part.replace("_", " ") for part in parts.columns]
-    parts = parts.reindex(columns=[*PART_COLORS, "activations", "logits"]).fillna(0)
-    parts["activations and logits"] = parts.pop("activations") + parts.pop("logits")
-    figure, axes = panel(ROW * len(parts) + 2.2)
-    start = pd.Series(0.0, index=parts.index)
-    for part, color in PART_COLORS.items():
-        if parts[part].max() > 0.01 * peaks.max():
-            axes.barh(parts.index, parts[part], left=start, color=color, label=part, height=0.68)
-        start += parts[part]
-    axes.plot(peaks[parts.index], parts.index, "|", color=INK, markersize=16, markeredgewidth=2, label="measured peak")
+    parts = gib_by_part(theory).reindex(in_order(peaks.index)).reindex(columns=[*PART_COLORS]).fillna(0)
+    figure, axes = panel(ROW * len(parts) + 0.9)
+    start = stacked(axes, parts, 0.01 * peaks.max())
+    axes.plot(
+        peaks[parts.index], parts.index, "|", color=INK, markersize=15, markeredgewidth=2.5, label="measured peak"
+    )
     for place, name in enumerate(parts.index):
         relative = (
             "" if name == control or control not in peaks else f" ({100 * (peaks[name] / peaks[control] - 1):+.0f} %)"
         )
         axes.text(max(peaks[name], start[name]), place, f"  {peaks[name]:.2f}{relative}", va="center")
+    axes.margins(x=0.3)
+    axes.set(xlabel="peak memory of tensors (GiB)")
+    return finish(figure, head)
+
+
+def predicted_parts(parts: pd.DataFrame, usable_gib: float, head: Head) -> Figure:
+    """Draw the predicted peak memory of a GPU by part (GiB), its sum, and the memory that a program can use.
+
+    `parts` has a row per strategy and a column per part, as `gib_by_part` returns them.
+    """
+    parts = parts.reindex(columns=[*PART_COLORS]).fillna(0)
+    figure, axes = panel(ROW * len(parts) + 0.9)
+    ends = stacked(axes, parts, 0.05)
+    right = max(usable_gib, ends.max())
+    for place, end in enumerate(ends):
+        axes.text(end, place, f" {end:.1f}", va="center")
+    axes.axvline(usable_gib, color=INK, linestyle="--", label=f"usable memory: {usable_gib:.1f} GiB")
+    axes.set_xlim(0, right * 1.15)
+    axes.set(xlabel="peak memory of a GPU (GiB)")
+    return finish(figure, head)
+
+
+def gib_by_part(parts: Mapping[str, Mapping[Any, Any]]) -> pd.DataFrame:
+    """Return the sizes of the parts of memory in GiB, with a row per strategy and readable names of parts."""
+    table = pd.DataFrame(parts, dtype=float).T.div(2**30)
+    table.columns = [str(part).replace("_", " ") for part in table.columns]
+    table = table.reindex(columns=[*PART_COLORS, "activations", "logits"]).fillna(0)
+    table["activations and logits"] = table.pop("activations") + table.pop("logits")
+    return table
+
+
+def stacked(axes: Axes, parts: pd.DataFrame, least: float) -> pd.Series:
+    """Draw a stacked bar per row, and return where each bar ends. A part that is nowhere over `least` has no label."""
+    start = pd.Series(0.0, index=parts.index)
+    for part, color in PART_COLORS.items():
+        if parts[part].max() > least:
+            axes.barh(parts.index, parts[part], left=start, color=color, label=part, height=0.68)
+        start += parts[part]
     axes.invert_yaxis()
-    axes.margins(x=0.22)
-    axes.set(xlabel="peak tensor memory of the process that uses the most (GiB)")
-    return finished(figure, axes)
+    axes.grid(axis="y", visible=False)
+    return start
 
 
-def bars(values: pd.Series, label: str, reach: pd.Series | None = None, digits: int = 2) -> tuple[Figure, Axes]:
+def _bars(values: pd.Series, label: str, reach: pd.Series | None = None, digits: int = 2) -> tuple[Figure, Axes]:
     """Draw one bar per row of `values`, with the number at the end of the bar, in the color of the row's strategy.
 
     If `reach` is given and larger than the value, the number is at `reach`.
@@ -109,24 +159,66 @@ def bars(values: pd.Series, label: str, reach: pd.Series | None = None, digits: 
     axes.barh(names, values, color=[style_of(name)["color"] for name in names], height=0.66)
     ends = values if reach is None else np.fmax(values, reach)
     for place, (value, end) in enumerate(zip(values, ends, strict=True)):
-        axes.text(end, place, f"  {value:.{digits}f}", va="center")
+        gap = "  " if reach is None else "    "  # a mark is at the end
+        axes.text(end, place, f"{gap}{value:.{digits}f}", va="center")
     axes.invert_yaxis()
-    axes.margins(x=0.14)
+    axes.margins(x=0.16)
     if not digits:
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     axes.set(xlabel=label)
     axes.grid(axis="y", visible=False)
-    plt.close(figure)
     return figure, axes
 
 
-def relative_time(ratios: pd.DataFrame, control: str = "ddp") -> Figure:
-    """Draw step times relative to the control: the median of the column `ratio` (bar) and its range (line)."""
-    statistics = ratios.groupby("strategy")["ratio"].agg(["median", "min", "max"]).loc[in_order(ratios["strategy"])]
-    figure, axes = bars(statistics["median"], f"step time relative to {control} (ratio)", statistics["max"])
-    axes.hlines(statistics.index, statistics["min"], statistics["max"], color=INK, linewidth=3)
+def relative_time(ratios: pd.DataFrame, head: Head, control: str = "ddp") -> Figure:
+    """Draw step times relative to the control: `tables.centers` of the column `ratio` (bar) and its range (line)."""
+    statistics = ratios.groupby("strategy")["ratio"].agg(["min", "max"]).loc[in_order(ratios["strategy"])]
+    values = centers(ratios).reindex(statistics.index)
+    values.loc[values.index == control] = 1.0
+    figure, axes = _bars(values, f"step time, relative to {control}", statistics["max"])
+    axes.hlines(statistics.index, statistics["min"], statistics["max"], color=INK, linewidth=2.5, label="range of runs")
     axes.axvline(1, color=INK, linewidth=0.8)
-    return figure
+    return finish(figure, head)
+
+
+def largest_models(trained: pd.Series, predicted: pd.Series, control: str, head: Head) -> Figure:
+    """Draw the millions of parameters of the largest model that trained (bar) and that was predicted to fit (mark)."""
+    figure, axes = _bars(trained, "largest model (millions of parameters)", predicted, digits=0)
+    axes.plot([], [], "s", color=GRAY, markersize=9, label="measured: trained")
+    mark: dict[str, Any] = {"color": PAPER, "markeredgecolor": INK, "markeredgewidth": 1.6, "markersize": 9}
+    axes.plot(predicted, predicted.index, "D", label="predicted to fit", **mark)
+    axes.axvline(trained[control], color=INK, linewidth=1.2, linestyle="--", zorder=0, label=f"measured, {control}")
+    return finish(figure, head)
+
+
+def time_against_memory(ratios: pd.DataFrame, head: Head, control: str = "ddp") -> Figure:
+    """Draw each strategy at its time and its memory, both relative to the control: columns `time` and `memory`."""
+    figure, axes = panel(4.2)
+    for name, (time, memory) in ratios[["time", "memory"]].iterrows():
+        axes.plot(time, memory, **{**style_of(str(name)), "linestyle": ""}, markersize=9)
+        place: dict[str, Any] = {"textcoords": "offset points", "fontsize": TEXT_POINTS}
+        axes.annotate(str(name), (time, memory), (8, 5), color=style_of(str(name))["color"], **place)
+    axes.axhline(1, color=INK, linewidth=0.8, linestyle=":")
+    axes.margins(x=0.32, y=0.12)
+    axes.set(xlabel=f"time per step, relative to {control}", ylabel=f"peak memory, relative to {control}")
+    axes.set_ylim(bottom=0)
+    return finish(figure, head)
+
+
+def failing_cases(counts: pd.DataFrame, cases: int, package: str, head: Head) -> Figure:
+    """Draw the number of cases that train wrongly or crash, with one bar per release or group of equal releases."""
+    figure, axes = panel(ROW * len(counts) + 0.9)
+    start = pd.Series(0, index=counts.index)
+    for verdict, (color, label) in FAILURES.items():
+        values = counts[verdict]
+        drawn = axes.barh(counts.index, values, left=start, color=color, label=label)
+        axes.bar_label(drawn, [str(value) if value else "" for value in values], label_type="center", color="black")
+        start += values
+    axes.invert_yaxis()
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    axes.set(xlabel=f"number of cases that fail, of {cases}", ylabel=f"release of {package}")
+    axes.grid(axis="y", visible=False)
+    return finish(figure, head)
 
 
 def first_screen(peaks: pd.Series, times: pd.Series, ink: str, title: str) -> Figure:
@@ -161,15 +253,15 @@ def _readable(strategy: str) -> str:
     return f"{engine}\n{buffers[name.variation]}" if name.engine.startswith("zero") else engine
 
 
-def final_losses(verdict: Verdict, control: str = "ddp") -> Figure:
+def final_losses(verdict: Verdict, head: Head, control: str = "ddp") -> Figure:
     """Draw how much the final held-out loss of each run differs from the control's, in percent.
 
     There is a row per arm and a stroke per seed. Variations of the control are gray, and trainings with a planted fault
     are red.
     """
-    rows = [(f"{control}, variation: {name}", differences, INK) for name, differences in verdict.null.items()]
+    rows = [(f"variation: {name}", differences, GRAY) for name, differences in verdict.null.items()]
     rows += [(arm.name, arm.differences, style_of(arm.name)["color"]) for arm in verdict.arms if not arm.is_broken]
-    rows += [(f"planted fault: {arm.name}", arm.differences, WRONG) for arm in verdict.arms if arm.is_broken]
+    rows += [(f"fault: {arm.name}", arm.differences, WRONG) for arm in verdict.arms if arm.is_broken]
     figure, axes = panel(0.4 * len(rows) + 0.9)
     for place, (_, differences, color) in enumerate(rows):
         distances = [max(abs(value), LEAST_DIFFERENCE) * 100 for value in differences.values()]
@@ -177,24 +269,34 @@ def final_losses(verdict: Verdict, control: str = "ddp") -> Figure:
     axes.set_yticks(range(len(rows)), [name for name, *_ in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set(xscale="log", xlabel=f"difference of held-out loss from {control} (%)")
-    return finished(figure, axes)
+    axes.xaxis.set_major_locator(LogLocator(numticks=6))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.plot([], [], "|", markersize=14, markeredgewidth=1.6, color=GRAY, label=f"{control}, only rounding varied")
+    axes.plot([], [], "|", markersize=14, markeredgewidth=1.6, color=WRONG, label="fault put in on purpose")
+    return finish(figure, head)
 
 
-def lines(table: pd.DataFrame, x: str, y: str, control: str = "ddp") -> tuple[Figure, Axes]:
-    """Draw the median of column `y` at each value of column `x`, with one line per strategy, on logarithmic axes.
+def lines(table: pd.DataFrame, x: tuple[str, str], y: tuple[str, str], head: Head, control: str = "ddp") -> Figure:
+    """Draw the median of a column at each value of another one, with one line per strategy, on logarithmic axes.
 
-    The name of each strategy is at the end of its line.
+    `x` and `y` are a column and the label of its axis. The name of each strategy is at the end of its line.
     """
+    (x_column, x_label), (y_column, y_label) = x, y
     figure, axes = panel(4.6)
-    by_name = {name: table[table["strategy"] == name].groupby(x)[y].median() for name in in_order(table["strategy"])}
-    by_name = {name: line for name, line in by_name.items() if len(line) > 1 or table[x].nunique() == 1}
+    by_name = {
+        name: table[table["strategy"] == name].groupby(x_column)[y_column].median()
+        for name in in_order(table["strategy"])
+    }
+    by_name = {name: line for name, line in by_name.items() if len(line) > 1 or table[x_column].nunique() == 1}
     for name, line in by_name.items():
         axes.plot(line, linewidth=2.6 if name == control else 1.4, **style_of(name))
-    axes.set(xscale="log", yscale="log")
+    axes.set(xscale="log", yscale="log", xlabel=f"{x_label}, logarithmic", ylabel=f"{y_label}, logarithmic")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.set_major_formatter("{x:g}")
         axis.set_minor_locator(NullLocator())
+    if (values := sorted(table[x_column].unique()))[-1] <= 16:  # numbers of processes
+        axes.set_xticks(values)
     ends = sorted((math.log(line.iloc[-1]), name) for name, line in by_name.items())
     at, gap = np.array([end for end, _ in ends]), np.diff(np.log(axes.get_ylim()))[0] / 17
     for _ in range(99):  # move the names until they do not overlap
@@ -202,13 +304,15 @@ def lines(table: pd.DataFrame, x: str, y: str, control: str = "ddp") -> tuple[Fi
         at[:-1] -= push
         at[1:] += push
     placement: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "va": "center", "annotation_clip": False}
+    placement["fontsize"] = TEXT_POINTS
     for place, (_, name) in zip(np.exp(at), ends, strict=True):
         axes.annotate(f" {name}", (1, place), color=style_of(name)["color"], **placement)
-    plt.close(figure)
-    return figure, axes
+    return finish(figure, head)
 
 
-def bits(rows: Mapping[str, Sequence[Cell | None]], heads: Sequence[str]) -> Figure:
+def bits(
+    rows: Mapping[str, Sequence[Cell | None]], columns: Sequence[str], head: Head, reference: str = "ddp"
+) -> Figure:
     """Draw in which settings trainings are identical in every bit, with a row per strategy and a column per setting.
 
     A green square means that all bits equal those of the reference. Any other square contains the numbers of the
@@ -216,7 +320,7 @@ def bits(rows: Mapping[str, Sequence[Cell | None]], heads: Sequence[str]) -> Fig
     """
     cells = [cell for row in rows.values() for cell in row if cell is not None]
     used = [name for name in ROUNDINGS if any(name in cell.roundings for cell in cells)]
-    figure, axes = panel(0.32 * len(rows) + 0.22 * len(used) + 2.2)
+    figure, axes = panel(0.32 * len(rows) + 0.22 * len(used) + (2.0 if len(columns) > 4 else 1.2))
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
     for y, row in enumerate(rows.values()):
@@ -227,15 +331,21 @@ def bits(rows: Mapping[str, Sequence[Cell | None]], heads: Sequence[str]) -> Fig
                 axes.add_patch(Rectangle((x - 0.46, y - 0.4), 0.92, 0.8, facecolor=color, edgecolor=INK))
                 text = "=" if is_equal else _numbers(cell, used)
                 axes.text(x, y, text, ha="center", va="center", fontsize=10, color="white" if is_equal else INK)
-    axes.set_xlim(-0.5, len(heads) - 0.5)
+    axes.set_xlim(-0.5, len(columns) - 0.5)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_yticks(range(len(rows)), list(rows), fontsize=10)
-    axes.set_xticks(range(len(heads)), [textwrap.fill(head, 11) for head in heads], fontsize=8)
+    turned: dict[str, Any] = {"rotation": 60, "ha": "left"} if len(columns) > 4 else {}
+    axes.set_xticks(range(len(columns)), [textwrap.fill(text, 14) for text in columns], fontsize=10, **turned)
     axes.tick_params(length=0)
     axes.xaxis.tick_top()
-    legend = ["=  identical to DDP in every bit", *(f"{number}  {name}" for number, name in enumerate(used, 1))]
+    legend = [
+        f"=  identical to {reference} in every bit",
+        *(f"{number}  {name}" for number, name in enumerate(used, 1)),
+    ]
+    if any("?" in text.get_text() for text in axes.texts):
+        legend.append("?  a difference whose cause is unknown")
     figure.supxlabel("\n".join(legend), fontsize=10, x=0.02, ha="left")
-    return finished(figure, axes)
+    return finish(figure, head)
 
 
 def _numbers(cell: Cell, used: Sequence[str]) -> str:
@@ -246,24 +356,6 @@ def _numbers(cell: Cell, used: Sequence[str]) -> str:
     if any(name not in used for name in cell.roundings):
         return "fault"
     return ",".join(str(used.index(name) + 1) for name in cell.roundings) or "?"
-
-
-def panel(height: float) -> tuple[Figure, Axes]:
-    """Return an empty figure and its axes, with the width and the style of all figures. `height` is in inches."""
-    figure, axes = plt.subplots(figsize=(WIDTH, height), layout="constrained")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_axisbelow(True)
-    axes.grid(alpha=0.2)
-    return figure, axes
-
-
-def finished(figure: Figure, axes: Axes) -> Figure:
-    """Return the figure after adding a legend below it, if anything in it has a label."""
-    handles, labels = axes.get_legend_handles_labels()
-    if labels:
-        figure.legend(handles, labels, loc="outside lower center", ncols=3 if len(labels) > 8 else 2, fontsize=11)
-    plt.close(figure)  # otherwise a notebook would show the figure twice
-    return figure
 
 
 def filter_runs(table: pd.DataFrame, **conditions: Any) -> pd.DataFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,6 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from study.compare.public_comparisons import Difference, Result
@@ -17,51 +17,51 @@ from study.compare.public_pairs import Pair, PairedComparison, also_differs, spr
 from study.public_runs import archive
 from study.public_runs.quantities import BYTES, TIMES, points
 from study.public_runs.schema import PublicRun
-from study.report import plots
+from study.report import drawing
+from study.report.captions import Head
 from study.terminal import bytes_text, percent, significant
 
 # One color per kind of card, as far as a figure has one; distinguishable for color-blind readers (after Okabe and Ito).
 COLORS = ("#D55E00", "#2E86D0", "#009E73", "#C0609A", "#A87900", "#888888")
 HOURS = 3600.0
+OTHERS = "Measured by others. Each line is one run."
 LABELS = {
     "samples": "sequences trained on",
     "step": "optimizer step",
     "hours": "hours since the start",
-    "loss": "training loss",
-    "evaluation_loss": "loss on held-out text",
-    "accuracy": "held-out accuracy",
+    "loss": "training loss (nats)",
+    "evaluation_loss": "loss on held-out text (nats)",
+    "accuracy": "held-out accuracy (share)",
 }
 
 
 def curves(
-    groups: Mapping[str, Sequence[PublicRun]],
-    column: str,
-    axes_by: Sequence[str],
-    ink: str = plots.INK,
-    title: str = "",
+    groups: Mapping[str, Sequence[PublicRun]], column: str, axes_by: Sequence[str], model: str, kind: str = OTHERS
 ) -> Figure:
     """Draw every run as a thin line, in the color of its group, once for each quantity of the horizontal axis.
 
     `column` is a column of the evaluations or, if there is none of this name, of the training steps. `axes_by` has
-    "samples", "step" or "hours".
+    "samples", "step" or "hours". `model` is what was trained.
     """
-    figure, panels = plt.subplots(1, len(axes_by), sharey=True, figsize=(plots.WIDTH, 3.4), layout="constrained")
+    figure, panels = plt.subplots(1, len(axes_by), sharey=True, figsize=(drawing.WIDTH, 3.0), layout="constrained")
     panels = [panels] if len(axes_by) == 1 else list(panels)
     for axes, by in zip(panels, axes_by, strict=True):
         for color, runs in zip(COLORS, groups.values(), strict=False):
             for run in runs:
                 _curve(axes, run, column, by, color)
-        _dress(axes, LABELS.get(by, by), ink)
-        axes.locator_params(axis="x", nbins=4)
-    panels[0].set_ylabel(LABELS.get(column, column), color=ink)
-    handles = [Line2D([], [], color=color, label=f"{name} ({len(runs)} runs)")
-               for color, (name, runs) in zip(COLORS, groups.items(), strict=False)]  # fmt: skip
-    legend = figure.legend(handles=handles, loc="outside lower center", ncols=min(3, len(handles)), fontsize=10)
-    plt.setp(legend.get_texts(), color=ink)
-    if title:
-        figure.suptitle(title, fontsize=11, color=ink)
-    plt.close(figure)
-    return figure
+        drawing.dress(axes)
+        axes.set_xlabel(LABELS.get(by, by))
+        axes.locator_params(axis="x", nbins=3)
+        axes.xaxis.set_major_formatter(FuncFormatter(_in_millions))
+    panels[0].set_ylabel(LABELS.get(column, column))
+    for color, (name, runs) in zip(COLORS, groups.items(), strict=False):
+        panels[0].plot([], [], color=color, label=f"{name} ({len(runs)} runs)")
+    noun = LABELS.get(column, column).partition(" (")[0].capitalize()
+    return drawing.finish(figure, Head(f"{noun}: {model}", kind))
+
+
+def _in_millions(value: float, _: int | None) -> str:
+    return f"{value / 1e6:g}M" if value >= 1e6 else f"{value:g}"
 
 
 def _curve(axes: Axes, run: PublicRun, column: str, by: str, color: str) -> None:
@@ -71,14 +71,6 @@ def _curve(axes: Axes, run: PublicRun, column: str, by: str, color: str) -> None
     axes.plot(
         [place / scale for place, _ in known], [value for _, value in known], color=color, linewidth=0.9, alpha=0.7
     )
-
-
-def _dress(axes: Axes, label: str, ink: str) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.2)
-    axes.set_xlabel(label, color=ink)
-    axes.tick_params(colors=ink)
-    axes.spines[["left", "bottom"]].set_color(ink)
 
 
 MLPERF_FOOTNOTE = (
@@ -184,23 +176,25 @@ def ratios(results: Iterable[tuple[PairedComparison, Sequence[Pair]]]) -> Figure
     """Draw the time per step and the peak of every pair as dots, relative to the control, one row per comparison."""
     shown = [(comparison, pairs) for comparison, pairs in results if pairs]
     figure, panels = plt.subplots(
-        1, 2, sharey=True, figsize=(plots.WIDTH, 0.42 * len(shown) + 1.2), layout="constrained"
+        1, 2, sharey=True, figsize=(drawing.WIDTH, 0.5 * len(shown) + 1.4), layout="constrained"
     )
     for axes, name, label in zip(panels, ("time", "peak"), ("time per step", "peak of tensors"), strict=True):
         for place, (comparison, pairs) in enumerate(shown):
             values = [value for pair in pairs if (value := getattr(pair, name)) is not None]
             color = COLORS[5] if comparison.is_null else COLORS[1]
             axes.plot(values, [place] * len(values), "|", color=color, markersize=9, alpha=0.6)
-        axes.axvline(1.0, color=plots.INK, linewidth=0.8)
+        axes.axvline(1.0, color=drawing.INK, linewidth=0.8)
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if name == "time" else (1, 1.5, 2, 3, 5, 7)))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
         axes.xaxis.set_minor_formatter(NullFormatter())
-        _dress(axes, f"{label}, relative", plots.INK)
-    panels[0].set_yticks(range(len(shown)), [comparison.name for comparison, _ in shown], fontsize=9)
-    panels[0].invert_yaxis()
-    plt.close(figure)
-    return figure
+        drawing.dress(axes)
+        axes.set_xlabel(f"{label},\nrelative")
+    names = [textwrap.fill(comparison.name.replace("-", " "), 20) for comparison, _ in shown]
+    panels[0].set_yticks(range(len(shown)), names, fontsize=10)
+    panels[0].set_ylim(len(shown) - 0.5, -0.5)
+    kind = "Measured by others. Each stroke is one pair of runs; gray: pairs in which only the cluster differs."
+    return drawing.finish(figure, Head("Time per step and peak memory of pairs of runs", kind))
 
 
 def caveats_of_pairs(comparisons: Iterable[PairedComparison]) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pandas as pd
 from study.compare import facts, frontier, memory_views, table
 from study.compare.predicted import with_theory
 from study.engines.strategy_names import in_order
-from study.files import ROOT
+from study.files import ROOT, require_clone
 from study.records.schema import Record
 from study.terminal import GIB
 
@@ -185,9 +186,13 @@ def of_one_setting(runs: pd.DataFrame, control: str) -> pd.DataFrame:
 def relative(rows: pd.DataFrame, control: str) -> pd.DataFrame:
     """Return each strategy's means divided by the control's, and the largest relative difference of its losses.
 
-    `rows` are the runs of one setting. Columns without a value are left out, and those in which the control has 0.
+    `rows` are the runs of one setting. If they have the columns of `with_ratios`, the step times are those of
+    `centers`. Columns without a value are left out, and those in which the control has 0.
     """
     means = mean(rows, *COMPARED).rename(columns=COMPARED)
+    if "ratio" in rows:
+        means["step time"] = centers(rows)
+        means.loc[control, "step time"] = 1.0 if means["step time"].notna().any() else float("nan")
     means = means.loc[:, means.loc[control] != 0]
     losses = rows.groupby(["seed", "strategy"])["loss"].mean().unstack()
     differences = losses.sub(losses[control], axis=0).div(losses[control], axis=0).abs().max()
@@ -201,10 +206,12 @@ def lowest(ratios: pd.DataFrame, column: str, control: str) -> str:
     return f"{others.min():.2f}x ({others.idxmin()})" if len(others) else ""
 
 
-def with_nearest(rows: pd.DataFrame, speeds: pd.DataFrame, control: str) -> pd.DataFrame:
-    """Return `rows` with each run's `ratio` taken relative to the control's runs just before and after it.
+def with_ratios(rows: pd.DataFrame, speeds: pd.DataFrame, control: str) -> pd.DataFrame:
+    """Return the runs of one setting with the column `ratio`: the step time relative to the control's.
 
-    `speeds` is the table of `speeds`, which contains these ratios. Runs that are not in it keep their ratio.
+    A run of `speeds`, the table of the function `speeds`, has its ratio to the control's runs just before and just
+    after it; then the ratio of the control's own runs is 1. Any other run has its ratio to the median of the control's
+    runs. The column `is_alternated` says which.
     """
     nearest = {
         seconds: ratio
@@ -212,7 +219,28 @@ def with_nearest(rows: pd.DataFrame, speeds: pd.DataFrame, control: str) -> pd.D
         for seconds, ratio in zip(speed["equal_seconds"], speed["equal_ratios"], strict=True)
     }
     is_control = rows["strategy"] == control
-    return rows.assign(ratio=rows["step_seconds"].map(nearest).where(~is_control).fillna(rows["ratio"]))
+    ratios = rows["step_seconds"].map(nearest).astype(float).where(~is_control)
+    own = rows["step_seconds"] / rows.loc[is_control, "step_seconds"].median()
+    own = own.mask(is_control & ratios.notna().any(), 1.0)
+    return rows.assign(ratio=ratios.fillna(own), is_alternated=ratios.notna())
+
+
+def centers(rows: pd.DataFrame) -> pd.Series:
+    """Return the ratio of each strategy, from the columns `ratio` and `is_alternated`.
+
+    For series of runs that alternated with the control's, it is the geometric mean, and otherwise the median. The
+    ratio of the control is 1.
+    """
+    by_strategy = rows.dropna(subset=["ratio"]).groupby("strategy", sort=False)
+    ratios = {name: center(of["ratio"]) if of["is_alternated"].all() else of["ratio"].median()
+              for name, of in by_strategy}  # fmt: skip
+    return pd.Series(ratios, dtype=float)
+
+
+def center(ratios: Iterable[float]) -> float:
+    """Return the geometric mean of ratios. NaN if there are none."""
+    values = [float(ratio) for ratio in ratios]
+    return math.exp(sum(map(math.log, values)) / len(values)) if values else float("nan")
 
 
 def capped(runs: pd.DataFrame, gib: float | None = None) -> pd.DataFrame:
@@ -258,12 +286,16 @@ def folders(records: str | Path | Sequence[str | Path]) -> list[Path]:
     """Return the folders that a notebook's parameter names.
 
     The parameter is a list, one name, or a list as JSON text, which papermill's -p passes. A name that does not exist
-    in the current folder is looked up in the project, so that notebooks also run in their own folder.
+    in the current folder is looked up in the project, so that notebooks also run in their own folder. Raises Refusal if
+    it is a folder of stored results, and these are missing because this is not a clone.
     """
     if isinstance(records, str):
         records = json.loads(records) if records.startswith("[") else [records]
     elif isinstance(records, Path):
         records = [records]
+    for name in records:
+        if not Path(name).exists() and str(name).startswith("reports/"):
+            require_clone(f"The stored results in {name}, which this notebook shows unless you name your own runs,")
     return [ROOT / name if not Path(name).exists() and (ROOT / name).exists() else Path(name) for name in records]
 
 

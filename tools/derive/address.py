@@ -22,39 +22,26 @@ from study.version import REPOSITORY, __version__
 BADGE = "https://colab.research.google.com/assets/colab-badge.svg"
 TAG = "colab"
 
-# The two set-up cells of a notebook. Colab has neither the repository nor its packages.
-GET = """# In Colab only: get the project.
+# The set-up cell of a notebook. Colab has neither the repository nor its packages.
+SET_UP = """# Only in Colab: install the project. Without an address, choose its zip file or its wheel.
 import pathlib
 import shutil
 import subprocess
 import sys
 
-repository = "{repository}"  # the address of the project; if it is empty, this cell asks for a file
-clone = pathlib.Path.home() / "zero-study"
-if "google.colab" in sys.modules and not clone.exists():
-    if repository:
-        subprocess.run(["git", "clone", "--depth", "1", repository, clone], check=True)
-    else:
-        from google.colab import files
-
-        print("Choose the zip file of the repository, or the wheel of the project (zero_study-...-none-any.whl).")
-        name = next(iter(files.upload()), "") or sys.exit("No file was chosen. Run this cell again, and choose one.")
-        if name.endswith(".whl"):
-            clone.mkdir()
-        else:
-            shutil.unpack_archive(name, "unpacked")
-            name = next(pathlib.Path("unpacked").rglob("pyproject.toml")).parent
-        shutil.move(name, clone)"""
-INSTALL = """# In Colab only: install the project.
 if "google.colab" in sys.modules:
-    wheel = next(clone.glob("*.whl"), None)
-    source = [f"{wheel}[{extras}]"] if wheel else ["-e", f"{clone}[{extras}]"]
-    subprocess.run([sys.executable, "-m", "pip", "install", "-q", *source], check=True)
-    sys.path.insert(0, str(clone))  # what pip installs in place is found by the next interpreter only"""
-TRAIN = """
-    from study.report import colab
+    from google.colab import files
 
-    records = colab.train(records, clone)"""
+    repository, folder = "{repository}", pathlib.Path.home() / "zero-study"
+    if repository and not folder.exists():
+        subprocess.run(["git", "clone", "--depth", "1", repository, folder], check=True)
+    elif not folder.exists():
+        shutil.unpack_archive(next(iter(files.upload()), "No file was chosen: nothing"), folder, "zip")
+    sys.path.insert(0, str(next(folder.rglob("study/__init__.py")).parents[1]))
+    from study.report import set_up
+
+    """
+INSTALL, TRAIN = "set_up.install()", "records = set_up.install_and_train(records)"
 
 
 def project_urls() -> str:
@@ -80,7 +67,7 @@ def colab_sentence() -> str:
         opened = f"[the notebook about the planner]({colab.address('planner')})"
         return f"The badge at the top of a notebook opens it in Colab, for example {opened}."
     return (
-        "The project has no public address yet. Upload a notebook to Colab and run its set-up cells: the first one "
+        "The project has no public address yet. Upload a notebook to Colab and run its set-up cell, which "
         "asks for the zip file of the repository, or for the project's wheel. The wheel is enough for the notebooks "
         "`a100-or-h100` and `article`, and for those that train first. All other notebooks need the zip "
         "file, because the stored results are only part of the repository."
@@ -99,9 +86,8 @@ def set_up_cells(name: str) -> Iterator[dict[str, Any]]:
     trains = name in OF_RUNS
     if REPOSITORY:
         yield _cell("markdown", "colab-badge", f"[![Open in Colab]({BADGE})]({colab.address(name)})")
-    yield _cell("code", "colab-get", GET.replace("{repository}", REPOSITORY))
-    install = INSTALL.replace("{extras}", "train,report" if trains else "report")
-    yield _cell("code", "colab-install", install + TRAIN * trains)
+    cell = SET_UP.replace("{repository}", REPOSITORY) + (TRAIN if trains else INSTALL)
+    yield _cell("code", "colab-set-up", cell)
 
 
 def with_set_up(text: str, name: str) -> str:

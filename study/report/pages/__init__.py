@@ -1,0 +1,1 @@
+"""The data of each notebook, and its answer: a module per notebook, so that the notebook's first cell is short."""

@@ -1,0 +1,90 @@
+"""The notebook `planner`: the predicted strategies for one model on given GPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from study import planner
+from study.planner import advice_text, choose, published_rows
+from study.report import captions, plots
+from study.terminal import GIB
+from study.theory import measured_by_others
+
+FOUNDRY = "https://github.com/mosaicml/llm-foundry"  # its rows have no name in the file of cases
+HEADS = {
+    "count": "number of times",
+    "median": "median error",
+    "percentile_90": "90 % of errors are below",
+    "worst": "largest error",
+}
+FEWEST = 5  # published times per row
+
+
+class Plan:
+    """What `zero-study advise` answers for a model on these GPUs."""
+
+    def __init__(self, model: str, **request: Any) -> None:
+        self.advice = planner.advise(model, planner.Request(**request))
+        asked = self.advice.request
+        self.setting = (
+            f"{model} on {asked.num_gpus} x {asked.gpu}, {asked.sequence_length:,} tokens per sequence, "
+            f"{asked.global_batch_size} sequences per step"
+        )
+
+    def answer(self) -> None:
+        """Print the answer as `zero-study advise` prints it."""
+        print(advice_text.text(self.advice))
+
+    def parts(self) -> Figure:
+        """Return the figure of the peak memory of a GPU by strategy, divided into its parts."""
+        peaks = {
+            option.strategy.name: {str(part): size for part, size in option.prediction.peak.parts.items()}
+            for option in self.advice.options
+        }
+        usable = float(self.advice.options[0].prediction.usable_bytes) / GIB
+        head = captions.Head("Peak memory of a GPU, by strategy", captions.PREDICTED, self.setting)
+        return plots.predicted_parts(plots.gib_by_part(peaks), usable, head)
+
+    def best(self) -> pd.DataFrame:
+        """Return the combinations to which no other one is better in both memory and speed."""
+        rows = []
+        for choice in choose.pareto(choose.all_splits(self.advice)):
+            job = choice.prediction.job
+            rows.append(
+                {
+                    "strategy": choice.strategy,
+                    "memory (GiB per GPU)": float(choice.prediction.needed_bytes) / GIB,
+                    "tokens per second and GPU": float(choice.prediction.tokens_per_second_per_gpu),
+                    "micro batch": int(job.micro_batch_size),
+                    "activations": "recomputed" if job.activation_checkpointing else "kept",
+                }
+            )
+        return pd.DataFrame(rows)
+
+
+def errors(by: str) -> pd.DataFrame:
+    """Return the errors of predicted step times in groups: by "grade", or by "engine", which is the strategy.
+
+    Raises Refusal without a clone.
+    """
+    table = pd.DataFrame(published_rows.load().content["errors"])
+    table = table.query(f"predictor == 'planner' and left_out == 'family' and count >= {FEWEST} and by == '{by}'")
+    table = table[~table["group"].str.contains("as collected|, all")].sort_values("median")
+    title = {"engine": "strategy"}.get(by, by)
+    return table.rename(columns={"group": title, **HEADS})[[title, *list(HEADS.values())[1:], HEADS["count"]]]
+
+
+def errors_by_repository() -> pd.DataFrame:
+    """Return the errors of predicted step times by repository and grade. Raises Refusal without a clone."""
+    urls = {case.name: case.url.replace("microsoft", "deepspeedai") for case in measured_by_others.cases()}
+    unseen = pd.DataFrame(published_rows.load().content["unseen"]).query("outside == ''")
+    repositories = ["/".join(urls.get(name, FOUNDRY).split("/")[3:5]) for name in unseen["name"]]
+    unseen = unseen.assign(repository=repositories, size=unseen["error"].abs())
+    groups = unseen.groupby(["repository", "grade"], as_index=False)
+    shares: dict[str, Any] = {HEADS["median"]: "median", HEADS["percentile_90"]: lambda sizes: sizes.quantile(0.9)}
+    rows = groups.agg(**{title: ("size", how) for title, how in shares.items()}, times=("size", "count"))
+    rows = rows.query(f"times >= {FEWEST}").sort_values(HEADS["median"])
+    return rows.rename(columns={"times": HEADS["count"]})

@@ -1,0 +1,81 @@
+"""The notebook `gpus`: trainings on A100 and H100 that others measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import pandas as pd
+from IPython.display import Markdown
+
+from study.compare import public_comparisons, public_pairs, public_table
+from study.files import require_clone
+from study.public_runs import archive
+from study.public_runs.schema import PublicRun
+from study.report import public_figures, sentences
+from study.report.pages.shown import markdown, show
+
+
+class PublicRuns:
+    """The comparisons of the archive, of which `names` are shown; all of them if it is empty.
+
+    Raises Refusal without a clone.
+    """
+
+    def __init__(self, names: Sequence[str] = ()) -> None:
+        require_clone("The imported logs, which this notebook compares,")
+        self.results = {
+            comparison.name: public_comparisons.answer(comparison) for comparison in public_comparisons.comparisons()
+        }
+        self.shown = [name for name in self.results if not names or name in names]
+
+    def answer(self) -> Markdown:
+        """Return the answers of all comparisons."""
+        return markdown(public_figures.summary(self.results[name] for name in self.shown))
+
+    def compare(self, names: Iterable[str]) -> None:
+        """Display the tables of these comparisons, and what else differs in each."""
+        for name in names:
+            if name in self.shown:
+                result = self.results[name]
+                show(markdown(f"**{result.comparison.question}**"))
+                show(public_figures.table(result).style.hide(axis="index"))
+                show(markdown(sentences.bullets(public_figures.other_differences(result))))
+
+    def where(self, condition: Callable[[public_comparisons.Comparison], bool]) -> list[str]:
+        """Return the names of the comparisons for which a condition is true."""
+        return [name for name, result in self.results.items() if condition(result.comparison)]
+
+    def runs(self, *names: str) -> Mapping[str, Sequence[PublicRun]]:
+        """Return the runs of these comparisons by group."""
+        groups: dict[str, Sequence[PublicRun]] = {}
+        for name in names:
+            groups |= public_comparisons.groups(self.results[name].comparison)
+        return groups
+
+
+def show_pairs(*sources: str) -> None:
+    """Display the table, the figure and the caveats of the pairs of these sources."""
+    chosen = [comparison for comparison in public_comparisons.paired() if comparison.source in sources]
+    pairs = [
+        (comparison, public_pairs.pairs_of(comparison, archive.source(comparison.source))) for comparison in chosen
+    ]
+    show(public_figures.table_of_pairs(pairs).style.hide(axis="index"))
+    show(public_figures.ratios(pairs))
+    show(markdown(sentences.bullets(public_figures.caveats_of_pairs(chosen))))
+
+
+def show_own(records: Sequence[str]) -> None:
+    """Display runs that `zero-study import` wrote to these folders."""
+    own = archive.read(archive.find(map(Path, records)))
+    show(markdown(public_table.page(own) if own else "No folder was given."))
+    if own:
+        kind = "Measured by others or by you. Each line is one run."
+        show(public_figures.curves({run.name: [run] for run in own}, "loss", ("step",), "your imported runs", kind))
+
+
+def table(source: str, by_strategy: bool = False) -> pd.io.formats.style.Styler:
+    """Return the table of a source: by size of the model, or one row per training."""
+    runs = archive.source(source)
+    rows = public_figures.by_strategy(runs) if by_strategy else public_figures.strategies(runs)
+    return rows.style.hide(axis="index")
