@@ -30,6 +30,7 @@ from study.claims import defects
 from study.compare import frontier, public_comparisons, verdict
 from study.conformance import results
 from study.files import ROOT
+from study.planner import reasons
 from study.planner.choose import Advice, StrategyPrediction
 from study.records import find as records
 from study.report import by_machine, machine_plots, plots, sentences
@@ -282,6 +283,11 @@ def shown_options() -> dict[str, StrategyPrediction]:
     return {name: options[name] for name in STRATEGY_NAMES}
 
 
+def _batch(option: StrategyPrediction) -> str:
+    job = option.prediction.job
+    return f"{job.micro_batch_size} x {job.gradient_accumulation_steps}"
+
+
 def _gib(size: float) -> str:
     return f"{size / 2**30:.1f}"
 
@@ -300,7 +306,8 @@ def strategies_picture(ink: str) -> Figure:
     needed = [option.needed_bytes / 2**30 for option in options.values()]
     figure, axes = plt.subplots(figsize=(4.5, 2.6), layout="constrained")
     colors = [FITS_COLOR if option.fits else LACKS_COLOR for option in options.values()]
-    bars = axes.barh(list(STRATEGY_NAMES.values()), needed, color=colors, height=0.68)
+    rows = [f"{STRATEGY_NAMES[name]}{f', {_batch(option)}' if option.fits else ''}" for name, option in options.items()]
+    bars = axes.barh(rows, needed, color=colors, height=0.68)
     for bar, size, option in zip(bars, needed, options.values(), strict=True):
         place = bar.get_y() + bar.get_height() / 2
         if option.fits:  # inside the bar, because the line of the limit is right beside it
@@ -317,8 +324,8 @@ def strategies_picture(ink: str) -> Figure:
     axes.spines[:].set_visible(False)
     title = f"Training {MODEL_NAME} on {NUM_GPUS} H100:\npredicted memory per GPU (GiB)"
     figure.suptitle(title, color=ink, fontsize=11.5, fontweight="bold", x=0.01, ha="left")
-    setting = "Each strategy has its fastest batch that fits:\n"
-    setting += f"64 sequences of {advice().request.sequence_length:,} tokens per step."
+    setting = "4 x 2: a micro batch of 4 and 2 accumulation steps.\n"
+    setting += "Each batch is the fastest that fits. Under DDP, none fits."
     figure.supxlabel(setting, color=ink, fontsize=10.5, x=0.01, ha="left")
     plt.close(figure)
     return figure
@@ -348,15 +355,19 @@ def answers() -> str:
     assert not ddp.fits
     dollars = best.prediction.dollars_per_billion_tokens
     assert dollars is not None
+    equal = [name for name, why in reasons.why_not(advice()).items() if why.endswith("either is fine")]
+    assert equal
+    names = " or ".join(STRATEGY_NAMES[name] for name in (best.strategy.name, *equal))
     newest = list(results.read("deepspeed"))[-1]
     first, last = releases_with_fault("autocast-norm").split(" ")[0], releases_with_fault("outputs-of-outputs")
     lines = [
-        f"**{MODEL_NAME} on {NUM_GPUS} H100:** use {STRATEGY_NAMES[best.strategy.name]}. We predict {best.seconds:.3g} "
-        f"s per step ({best.fastest_seconds:.2g} to {best.slowest_seconds:.2g}), ${dollars:,.0f} per billion tokens, "
-        f"and {_gib(best.free_bytes)} GiB of each GPU stay free. DDP does not fit: it lacks {_gib(-ddp.free_bytes)} "
-        "GiB per GPU.",
-        f"**DeepSpeed:** use {newest}. Avoid {first} to {last.split(' ')[-1]}, which can [train incorrectly without an "
-        "error message](#releases-that-train-incorrectly-without-an-error-message).",
+        f"**{MODEL_NAME} on {NUM_GPUS} H100:** use {names}, which are about equally fast. For {names.split()[0]}, we predict "
+        f"{best.seconds:.3g} s per step ({best.fastest_seconds:.2g} to {best.slowest_seconds:.2g}), ${dollars:,.0f} "
+        f"per billion tokens, and {_gib(best.free_bytes)} GiB of each GPU stay free. DDP does not fit: it lacks "
+        f"{_gib(-ddp.free_bytes)} GiB per GPU.",
+        f"**DeepSpeed:** use {newest}, which has faults [in a few settings](docs/releases.md#faults-of-deepspeed-0198). "
+        f"Avoid {first} to {last.split(' ')[-1]}, which can [train incorrectly without an error message]"
+        "(#releases-that-train-incorrectly-without-an-error-message).",
     ]
     return sentences.bullets(lines)
 
