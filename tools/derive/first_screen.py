@@ -347,6 +347,9 @@ def picture() -> str:
     )
 
 
+FAULTS = "docs/releases.md#faults-of-deepspeed-0198"
+
+
 def answers() -> str:
     """Return README's first two answers: the planner's recommendation for one model, and the releases to avoid."""
     best = advice().recommended
@@ -361,11 +364,11 @@ def answers() -> str:
     newest = list(results.read("deepspeed"))[-1]
     first, last = releases_with_fault("autocast-norm").split(" ")[0], releases_with_fault("outputs-of-outputs")
     lines = [
-        f"**{MODEL_NAME} on {NUM_GPUS} H100:** use {names}, which are about equally fast. For {names.split()[0]}, we predict "
-        f"{best.seconds:.3g} s per step ({best.fastest_seconds:.2g} to {best.slowest_seconds:.2g}), ${dollars:,.0f} "
+        f"**{MODEL_NAME} on {NUM_GPUS} H100:** use {names}, which are about equally fast. For "
+        f"{names.split()[0]}, we predict {best.seconds:.3g} s per step ({best.fastest_seconds:.2g} to {best.slowest_seconds:.2g}), ${dollars:,.0f} "
         f"per billion tokens, and {_gib(best.free_bytes)} GiB of each GPU stay free. DDP does not fit: it lacks "
         f"{_gib(-ddp.free_bytes)} GiB per GPU.",
-        f"**DeepSpeed:** use {newest}, which has faults [in a few settings](docs/releases.md#faults-of-deepspeed-0198). "
+        f"**DeepSpeed:** use {newest}, which has faults [in a few settings]({FAULTS}). "
         f"Avoid {first} to {last.split(' ')[-1]}, which can [train incorrectly without an error message]"
         "(#releases-that-train-incorrectly-without-an-error-message).",
     ]
