@@ -193,7 +193,7 @@ according to theory."""
 
 
 class Crossing(NamedTuple):
-    """The model size from which on a strategy's peak memory is below the control's, as measured and by theory."""
+    """The smallest model size at which a strategy needs less peak memory than the control, measured and predicted."""
 
     workload: str
     precision: str

@@ -197,7 +197,7 @@ def state_differences(r: Record, phase: StepPhase) -> list[list[Difference]] | N
 
 
 def states_error(r: Record) -> float | None:
-    """Return theory's largest relative error about the model states and buffers of any rank.
+    """Return the largest relative error of the predicted model states and buffers of any rank.
 
     None if it is not known.
     """

@@ -68,7 +68,7 @@ def text(advice: Advice, path: Path | None = None) -> str:
 
 
 def setting(advice: Advice) -> str:
-    """Return the setting of the recommended training, with the change of the request if there is one."""
+    """Return the setting of the recommended training, including the recommended change."""
     change = "" if advice.change is None else f", with {advice.change.flags}"
     return f"{setting_line(advice.to_start)}{change}"
 
@@ -419,8 +419,8 @@ def memory_evidence(option: StrategyPrediction) -> str:
     """Return a sentence with the measured errors of the printed memory, for the option's class of engine."""
     if option.shape.adapter is not None:
         return (
-            'The section "Adapters" of the report "How accurate the planner is" compares the predictions with published '
-            "memory of trainings with adapters"
+            'The report "How accurate the planner is" compares the predictions with published memory of trainings '
+            'with adapters (in its section "Adapters")'
         )
     parts = list(map(_error, intervals.memory_errors(option.shape, option.prediction.engine)))
     if not parts:

@@ -142,7 +142,7 @@ def largest(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
 
 
 def speeds(records: str | Path | Sequence[str | Path], control: str = "ddp") -> pd.DataFrame:
-    """Return a table of speeds under a memory limit, per strategy: with the control's batch and with its largest."""
+    """Return each strategy's speed under a memory limit: with the control's batch, and with its own largest batch."""
     return _escaped(pd.DataFrame(frontier.speeds(folders(records), control), columns=list(frontier.Speed._fields)))
 
 
@@ -202,7 +202,7 @@ def lowest(ratios: pd.DataFrame, column: str, control: str) -> str:
 
 
 def with_nearest(rows: pd.DataFrame, speeds: pd.DataFrame, control: str) -> pd.DataFrame:
-    """Return `rows` with each run's `ratio` taken relative to the control's runs just before and after it.
+    """Return `rows` with each `ratio` relative to the control's runs just before and after that run.
 
     `speeds` is the table of `speeds`, which contains these ratios. Runs that are not in it keep their ratio.
     """
@@ -222,7 +222,7 @@ def capped(runs: pd.DataFrame, gib: float | None = None) -> pd.DataFrame:
 
 
 def millions(size: str | None) -> float:
-    """Return the millions of parameters that the name of a size states, such as 124m or 1.3b.
+    """Return the number of parameters, in millions, that the name of a size such as 124m or 1.3b states.
 
     NaN if there is no name.
     """

@@ -68,7 +68,7 @@ def compare(saved: Saved, other: Saved | Mapping[str, torch.Tensor], title: str 
 
 
 def named_alike(tensors: Mapping[str, Value]) -> dict[str, Value]:
-    """Return tensors under plain names: without wrappers, and as an adapter's file names those of an adapter."""
+    """Return the tensors under plain names: without the names of wrappers, and an adapter's as its file names them."""
     return {plain: value for name, value in tensors.items() if (plain := adapter_name(name)) is not None}
 
 

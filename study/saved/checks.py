@@ -1,4 +1,4 @@
-"""Check saved tensors: their values, and their names, shapes and types against the configuration."""
+"""Check the values of saved tensors, and compare their names, shapes and types with the configuration."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def memory_errors(shape: ModelShape, engine: Engine) -> list[MemoryErrors]:
 
 
 def timing_class(shape: ModelShape, engine: Engine, job: StepConfig | None = None) -> TimingClass:
-    """Return the class whose interval a case has. Without a job, it is that of all cases with the engine."""
+    """Return the class whose interval applies to a case. Without a job, it depends on the engine only."""
     kind = _class_of_engine(shape, engine)
     if job is not None and _is_usual(shape, engine, job):
         return "usual"
@@ -162,7 +162,7 @@ def timing_class(shape: ModelShape, engine: Engine, job: StepConfig | None = Non
 
 
 def _is_usual(shape: ModelShape, engine: Engine, job: StepConfig) -> bool:
-    """Return whether a case is of the kind of which most sources published times."""
+    """Return whether a case is of the class "usual"."""
     is_offloaded = (engine.offload_optimizer, engine.offload_param) != ("none", "none")
     is_sixteen = engine.precision.removeprefix("pure-").removesuffix("-autocast") in ("bf16", "fp16")
     return is_sixteen and job.attention == "sdpa" and not (is_offloaded or job.compiled or shape.experts)
@@ -197,7 +197,7 @@ _IN_WORDS = {"ZeRO-0": "DeepSpeed without ZeRO (stage 0)", "one process": "plain
 
 
 def _lacks(shape: ModelShape, engine: Engine, box: Cluster) -> tuple[str, ...]:
-    """Return the properties of a case that no published time has.
+    """Return the properties of a case for which nobody published a time.
 
     These are a mixture of experts, the optimizer, the GPU, and the engine on this number of GPUs of this generation.
     """
@@ -213,7 +213,10 @@ def _lacks(shape: ModelShape, engine: Engine, box: Cluster) -> tuple[str, ...]:
 
 
 def evidence(shape: ModelShape, engine: Engine, box: Cluster, job: StepConfig | None = None) -> Evidence:
-    """Return the cross-validation errors that decide the interval of a case. Without a job, it is not compiled."""
+    """Return the cross-validation errors that decide the interval of a case.
+
+    Without a job, the case is assumed to run without torch.compile.
+    """
     kind = timing_class(shape, engine, job)
     if kind == "usual" and not hardware.has_flash_attention(box.gpu):
         kind = timing_class(shape, engine)

@@ -42,7 +42,7 @@ class Observed(Facts):
 
 
 class Observer:
-    """The measurements of this rank: one step is probed for collectives, model states and live tensors.
+    """The measurements of this rank. In one step, it records the collectives, the model states and the live tensors.
 
     Probes slow their step down. The probed step therefore does not count for the timing, and all other steps run
     without probes. The observer also begins the memory phases of the training steps.
