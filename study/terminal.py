@@ -325,7 +325,7 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[Any]], num_texts: int 
     return [first, ruler, *others]
 
 
-# ---------------------------------------------------------------- foreign text
+# ---------------------------------------------------------------- text from outside this program
 
 # What a terminal acts on: control characters apart from the tab and the end of a line, other ends of lines, and
 # characters that reverse the direction of the text.

@@ -394,7 +394,7 @@ def _difference(file: RecordFile, reference: RecordFile) -> float | str:
 
 
 def _peak(r: Record) -> float | None:
-    """Return the peak bytes of tensors on the fullest rank. None if it is not known."""
+    """Return the peak of tensors on the rank that uses the most memory, in bytes. None if it is not known."""
     peak = predicted.step_peak(r)
     return float(peak.measured) if peak else None
 

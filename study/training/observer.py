@@ -81,7 +81,7 @@ class Observer:
     def resume_from(self, steps_done: int, earlier: Observed | None) -> None:
         """Continue with the measurements of the process before a resumption. `earlier` is None if that was another run.
 
-        A step that was already probed is not probed again. Otherwise, a steady step of this process is probed.
+        A step that was already probed is not probed again. Otherwise, this process probes a step after the warm-up.
         """
         self._steps_done, self._earlier = steps_done, earlier
         if earlier is not None:
