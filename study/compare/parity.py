@@ -147,10 +147,10 @@ def other_masks(run: Mapping[Any, Any], reference: Mapping[Any, Any]) -> str | N
 
     Different masks lead to different losses, whatever the strategy.
     """
-    what = {"world_size": "{:g} and {:g} processes", "micro_batch_size": "micro batches of {:g} and {:g}"}
-    for name, values in what.items():
+    settings = {"world_size": "{:g} and {:g} processes", "micro_batch_size": "micro batches of {:g} and {:g}"}
+    for name, setting in settings.items():
         if run["dropout"] and run[name] != reference[name]:
-            return f"dropout is on, and runs with {values.format(run[name], reference[name])} draw different masks"
+            return f"dropout is on, and runs with {setting.format(run[name], reference[name])} draw different masks"
     return None
 
 

@@ -459,7 +459,7 @@ def _states_line(record: Record) -> str:
     buffers = max(rank.communication_buffers for rank in record.model_state_bytes)
     paper = predicted.paper_states(record, "stepping").total / record.num_params
     return (
-        f"memory    {fullest:.2f} bytes of model states per parameter on the fullest rank (arXiv:1910.02054: "
+        f"memory    {fullest:.2f} bytes of model states per parameter on the rank with the most (arXiv:1910.02054: "
         f"{paper:.2f}), and {buffers / 1e9:.3g} GB of the engine's buffers"
     )
 

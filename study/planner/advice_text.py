@@ -425,19 +425,23 @@ def memory_evidence(option: StrategyPrediction) -> str:
     parts = list(map(_error, intervals.memory_errors(option.shape, option.prediction.engine)))
     if not parts:
         return "No memory of trainings with this kind of engine was published"
-    return f"The error of the printed memory is {'; '.join(parts)}"
+    return ". ".join(parts)
 
 
 def _error(errors: intervals.MemoryErrors) -> str:
-    """Return the error of the printed memory for one kind of published memory, in words."""
+    """Return a sentence with the error of the printed memory for one kind of published memory."""
     published = f"{terminal.count(errors.count, *_QUANTITIES[errors.quantity])} from "
     published += terminal.count(errors.sources, "source")
     worst = f"{100 * abs(errors.worst):.0f} %"
     if errors.count == 1:
-        return f"{worst} for {published}{' (it is higher than printed)' if errors.too_low else ''}"
+        higher = ", which is higher than printed" if errors.too_low else ""
+        return f"The printed memory differs by {worst} from {published}{higher}"
     are = "is" if errors.too_low == 1 else "are"
-    higher = f" ({errors.too_low} of them {are} higher than printed)" if errors.too_low else ""
-    return f"{100 * errors.median:.0f} % (median) and at most {worst} for {published}{higher}"
+    higher = f", of which {errors.too_low} {are} higher than printed" if errors.too_low else ""
+    return (
+        f"The printed memory differs by {100 * errors.median:.0f} % (median) and at most {worst} from "
+        f"{published}{higher}"
+    )
 
 
 def _memory_evidence(advice: Advice) -> list[str]:

@@ -114,7 +114,7 @@ def report(result: Comparison) -> None:
         result.findings.append(
             Finding(
                 "different",
-                f"{len(result.different)} of {result.num_compared} tensors have other values than in {result.other}. "
+                f"{len(result.different)} of {result.num_compared} tensors differ from those in {result.other}. "
                 f"The largest difference of an element is {largest:.3g}.",
                 sorted(result.different),
             )
