@@ -124,7 +124,7 @@ def is_optional(field: FieldInfo) -> bool:
 
 
 def choices(field: FieldInfo) -> tuple[str, ...]:
-    """Return the values that a field accepts. Empty if it does not accept only certain words."""
+    """Return the words that a field accepts. Empty if it also accepts other values, such as any number or path."""
     return get_args(kind(field)) if get_origin(kind(field)) is Literal else ()
 
 

@@ -95,7 +95,7 @@ class RunFailed(RuntimeError):
 
 
 class refusing:
-    """Turn a ValueError of the `with` block, including pydantic's ValidationError, into a Refusal.
+    """Raise a Refusal instead of each ValueError of the `with` block, including pydantic's ValidationError.
 
     If `place` is given, the message begins with it.
     """
@@ -142,7 +142,7 @@ def _describe(error: Any) -> str:
 
 
 def _shortened(value: object) -> str:
-    """Return a value as Python writes it. A value of a foreign file may be of any length, so it is cut off."""
+    """Return a value as Python writes it. A value of a user's file may be of any length, so it is cut off."""
     text = repr(value) if isinstance(value, (int, float, type(None))) else _brief.repr(value)
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 

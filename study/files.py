@@ -137,7 +137,7 @@ def _short(text: str) -> str:
 
 @contextlib.contextmanager
 def reading(place: Path | str, what: str) -> Iterator[None]:
-    """Turn errors of the `with` block into a Refusal: OSError, ValueError and YAMLError.
+    """Raise a Refusal instead of each OSError, ValueError or YAMLError of the `with` block.
 
     `place` is the file, or the part of a file, that is read. `what` says which format or content was expected.
     """

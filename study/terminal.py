@@ -1,6 +1,6 @@
 """Format text for readers: numbers, counts and lists of names, tables, and lines that fit the terminal.
 
-`printable` puts a foreign text (a name, a key, a value of a file that this project did not write) on one line. Use it
+`printable` puts a text from outside this program (such as a name or a key of a user's file) on one line. Use it
 where such a text becomes a part of a message or of a written file. `guarded_output` is the safety net behind it: every
 command runs within it, so that a forgotten control character is printed as its escape code.
 """
@@ -121,7 +121,7 @@ def _parts(words: Iterable[str]) -> Iterator[str]:
 
 
 def printable(text: str) -> str:
-    """Return a text of a foreign file on one line and without control characters, which are shown as escapes."""
+    """Return a text from outside this program on one line. Control characters are shown as escapes."""
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
@@ -140,7 +140,7 @@ def names(words: Sequence[str], most: int = 3) -> str:
 
 
 def listed(words: Sequence[str]) -> str:
-    """Return all words of a list as a sentence names them: "a", "a and b", "a, b and c"."""
+    """Join words as in a sentence: "a", "a and b", "a, b and c"."""
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
@@ -325,7 +325,7 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[Any]], num_texts: int 
     return [first, ruler, *others]
 
 
-# ---------------------------------------------------------------- foreign text
+# ---------------------------------------------------------------- text from outside this program
 
 # What a terminal acts on: control characters apart from the tab and the end of a line, other ends of lines, and
 # characters that reverse the direction of the text.

@@ -266,7 +266,8 @@ def test_with_other_dropout_masks_repeats_are_no_margin():
                 world_size=[1, 1, 2, 2, 2], dropout=0.1, mean_final_loss=[2.0, 2.11, 2.01, 2.1, 2.01])  # fmt: skip
     result = one(rows, "mean_final_loss")
     assert result["verdict"] == "inconclusive"
-    assert result["why"] == "the interval has 0 in it; dropout is on and processes 1 against 2: other masks"
+    assert "the interval has 0 in it" in result["why"]
+    assert "1 and 2 processes draw different masks" in result["why"]
     assert pd.isna(result["margin"])
 
 
@@ -338,7 +339,7 @@ def test_comparable(row, facts, reason):
 
 HALVES = {"world_size": 4, "micro_batch_size": 2.0}
 ALONE = {"strategy": "single", "world_size": 1, "micro_batch_size": 8.0}
-MASKS = "dropout is on and {} against {}: other masks"
+MASKS = "dropout is on, and runs with {} draw different masks"
 MICRO = "micro batch 4 against 2"
 DAY = "2026-01-01T{:02}:00:00"
 
@@ -350,9 +351,9 @@ DAY = "2026-01-01T{:02}:00:00"
         ({}, HALVES, {}),
         ({}, ALONE, {}),
         ({}, {"strategy": "ddp"} | HALVES, dict.fromkeys(("speed", "memory", "states"), "processes 2 against 4")),
-        ({"dropout": 0.1}, HALVES, {"losses": MASKS.format("processes 2", 4)}),
-        ({"dropout": 0.1}, {"micro_batch_size": 2.0}, {"losses": MASKS.format("micro batch 4", 2), "speed": MICRO,
-                                                       "memory": MICRO}),
+        ({"dropout": 0.1}, HALVES, {"losses": MASKS.format("2 and 4 processes")}),
+        ({"dropout": 0.1}, {"micro_batch_size": 2.0},
+         {"losses": MASKS.format("micro batches of 4 and 2"), "speed": MICRO, "memory": MICRO}),
         ({}, {"oversubscribed": True, "world_size": 16}, {"speed": "16 processes on too few cores"}),
         ({"device": "cuda", "oversubscribed": True}, {}, {"speed": "2 processes on fewer GPUs"}),
         ({"device": "cuda", "oversubscribed": True, "share_device": True}, ALONE | {"oversubscribed": False},

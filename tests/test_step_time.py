@@ -111,9 +111,11 @@ def test_an_answer_says_what_of_it_no_published_row_has():
     shape, box = shapes.find("gpt2"), hardware.typical_box(hardware.find_gpu("a100-80gb"), 64)
     engine = Engine("deepspeed", 3, 64, "bf16", 2, optimizer="muon")
     sentence = intervals.evidence(shape, engine, box).sentence
-    assert sentence.endswith("No published time is of the optimizer muon or of ZeRO-3 on 64 GPUs of Ampere")
+    missing = sentence.partition("no published time for ")[2]
+    assert "optimizer muon" in missing
+    assert "ZeRO-3 on 64 Ampere GPUs" in missing
     known = dataclasses.replace(engine, zero_stage=1, optimizer="adamw")
-    assert "No published time" not in intervals.evidence(shape, known, box).sentence
+    assert "no published time" not in intervals.evidence(shape, known, box).sentence
 
 
 def test_nothing_of_what_is_left_out_is_fitted(times, monkeypatch):
@@ -282,7 +284,7 @@ def test_the_time_of_a_mixture_has_no_upper_end():
     time = step_time.seconds(mixture, ENGINES["zero3"], StepConfig(4, 1024), BOX)
     assert time.evidence.is_rough
     assert (time.low < time.total, time.high) == (True, np.inf)
-    assert "No published time is of a mixture of experts" in time.evidence.sentence
+    assert "no published time for a mixture of experts" in time.evidence.sentence
     assert not seconds().evidence.is_rough
 
 

@@ -115,7 +115,7 @@ def _envelope(command: str | None, verdict: str | None, status: int, **parts: An
 
 
 def plain(value: Any) -> Any:
-    """Return a value without numbers that JSON does not have: NaN and the infinite ones become None."""
+    """Return a value for JSON, in which NaN and infinite numbers are replaced by None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The answers of `zero-study claims --json`: the sentences of sources, or which verdicts do not follow any more."""
+"""The answers of `zero-study claims --json`: the sentences of sources, or the verdicts that no longer follow."""
 
 from __future__ import annotations
 
@@ -32,6 +32,6 @@ def of_sentences(name: str | None, search: str | None = None) -> Answer:
 
 
 def of_check(verdict: Verdict, wrong: Mapping[str, str]) -> Answer:
-    """Return which claims differ from their committed verdicts, or from the ledger."""
+    """Return the claims whose verdict differs from the committed one, or from the ledger."""
     outdated = [envelope.Finding(OUTDATED, "error", f"{message}.", name=name) for name, message in wrong.items()]
     return envelope.answer("claims", verdict, outdated, {"sentences": []})

@@ -199,7 +199,7 @@ class Claim(StrictModel):
 
 
 class Sentence(StrictModel):
-    """One sentence of a source, with the ids of all claims that were read in it."""
+    """One sentence of a source, with the ids of all claims that it makes."""
 
     says: Text | None = None  # the content in plain words; None if the quoted phrase is plain
     readings: Annotated[list[str], Field(min_length=1)]  # ids of claims, which together give the verdict

@@ -38,7 +38,7 @@ class JudgedClaim(NamedTuple):
 
 
 class JudgedSentence(NamedTuple):
-    """A sentence of a source and the claims that were read in it, the quoted claim first.
+    """A sentence of a source, and the claims that it makes. The quoted claim is the first.
 
     `sentence` is None if the source has no sentences. Then the only reading is one of its claims.
     """
@@ -68,7 +68,7 @@ class JudgedSentence(NamedTuple):
 
     @property
     def by(self) -> str:
-        """The kind of evidence that the verdict is based on. Empty if this project tried nothing."""
+        """The kind of evidence on which the verdict is based. Empty if this project tried nothing."""
         basis = verdicts.headline([reading.verdict for reading in self.readings])[1]
         return BASES[basis] if basis else ""
 
@@ -186,7 +186,7 @@ def tally(sentences: Sequence[JudgedSentence]) -> list[str]:
 
 
 def basis_of_verdicts(sentences: Sequence[JudgedSentence]) -> str:
-    """Return a text that says how many sentences are decided, and by which kinds of evidence."""
+    """Return a text that says how many sentences each kind of evidence decides."""
     counted = [judged for judged in sentences if judged.counts]
     by_basis = Counter(judged.by for judged in counted if judged.conclusion.is_decided)
     behind = ", ".join(

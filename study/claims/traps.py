@@ -61,7 +61,7 @@ def _values(arm: dict[str, Any], quantity: str) -> dict[str, float]:
 
 
 def verdict(low: float | None, high: float | None) -> str:
-    """Return the interval of a relative difference in words. `low` and `high` are None if there is only one seed."""
+    """Return a relative difference and its interval in words. With one seed, `low` and `high` are None."""
     if low is None or high is None:
         return "one seed: no interval"
     if max(-low, high) <= WITHIN:

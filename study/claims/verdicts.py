@@ -377,7 +377,7 @@ def check(now: Mapping[str, Verdict], wrong: Collection[str], missing: Mapping[s
 
 
 def disagreeing(sources: list[Source], verdicts: dict[str, Verdict]) -> dict[str, str]:
-    """Return a message for each sentence whose key `holds` in the ledger does not match its verdict.
+    """Return a message for each sentence whose verdict differs from the value of the key "holds" in the ledger.
 
     The messages are keyed by the id of the sentence's first reading. Sentences with a reading that has no verdict are
     left out.

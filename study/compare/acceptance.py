@@ -207,7 +207,10 @@ def _as_single(file: RecordFile, references: dict[str, RecordFile]) -> Verdict:
     if reference is None:
         return Verdict(NOT_RUN, f"no finished run of `single` with the same work{shown_arithmetic(r)}")
     if r.config["dropout"] and r.world_size > 1:
-        return Verdict(NOT_RUN, "dropout is on, and other ranks draw other masks")
+        return Verdict(
+            NOT_RUN,
+            "dropout is on, and each rank draws its own dropout masks, so the losses differ from those of `single`",
+        )
     difference = largest_loss_difference(file, reference)
     if difference is not None and difference <= allowed:
         return Verdict(OK)

@@ -501,7 +501,7 @@ def _expectations(files: Sequence[RecordFile]) -> list[str]:
             "Pairs of strategies that were expected to be identical and are identical",
             "No two strategies were expected to be identical",
         ),
-        f"- Pairs of strategies that differ, and for which a cause of a difference was named before: "
+        "- Pairs of strategies whose bits differ, as expected from a cause that was named before the runs: "
         f"{len(pairs['named'])}.",
         fulfilled(
             "seen",

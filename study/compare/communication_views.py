@@ -39,9 +39,9 @@ WORDS = {
 }
 
 EXPLANATION = """\
-Ranks exchange gradients and parameters in every step. The tables show the bytes that rank 0 sent in a steady step,
-divided by the bytes of all parameters: as measured (sent), as theory predicts them message by message (theory), and
-according to the ZeRO paper (paper)."""
+Ranks exchange gradients and parameters in every step. The tables show the bytes that rank 0 sent in a step after the
+warm-up, divided by the bytes of all parameters: as measured (sent), as theory predicts them message by message
+(theory), and according to the ZeRO paper (paper)."""
 COLUMNS = """\
 - sent: an all-reduce counts twice (arXiv:1910.02054, sec. 7.1). The factor (N - 1) / N of a ring is left out, so
   two ranks send half of it.

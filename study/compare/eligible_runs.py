@@ -56,7 +56,7 @@ class Runs(NamedTuple):
 
 
 def read(folders: Sequence[Path], wanted: Iterable[Wanted], protocol: Protocol, study: str, sha256: str) -> Runs:
-    """Read a study's runs, and divide them into admitted, left out and missing runs.
+    """Read a study's runs, and divide them into those that are admitted, excluded or missing.
 
     Raises Refusal if the folders have no run of the study, or if two different runs have the same id.
     """

@@ -171,7 +171,7 @@ def has_computed_buckets(r: Record) -> bool:
 
 
 def computed_buckets(runs: Iterable[Record]) -> list[str]:
-    """Return lines for a page that name the runs whose DDP buckets were computed. Empty if all were measured."""
+    """Return lines for a page that name the runs whose DDP buckets were calculated. Empty if all were measured."""
     old = sorted({r.run_id for r in runs if has_computed_buckets(r)})
     reason = "DDP's buckets are computed from the parameters, not measured, in these runs, which are older than that"
     return [f"{reason} measurement: {', '.join(old)}.", ""] if old else []

@@ -20,7 +20,7 @@ def of(view: str, pages: Iterable[str], fields: Mapping[str, Any] | None = None)
 
 
 def of_verdict(study: str, judged: Judged) -> Answer:
-    """Return the answer on a study that is judged by its protocol."""
+    """Return the verdict on a study that has a protocol."""
     text = f"The study {study} does not show that this strategy trains to the same loss as its control."
     found = [envelope.Finding(NOT_SHOWN, "error", text, name=name) for name in judged.not_shown]
     fields = {"view": "verdict", "tables": _tables([judged.page]), "groups": [], "not_ok": []}

@@ -42,8 +42,8 @@ parameter of the model, and compare them with the ZeRO paper (arXiv:1910.02054, 
 
 - Memory of GPU and host is added, and each storage is counted once. If ranks differ, the lowest and the highest
   value are shown.
-- The ratios divide the value of the fullest rank by the paper's value, without and with communication buffers. The
-  paper does not count these buffers.
+- The ratios divide the value of the rank that uses the most memory by the paper's value, without and with
+  communication buffers. The paper does not count these buffers.
 - If a value differs from the paper's by more than 0.5 %, the paper's value follows in parentheses, and r1, r2 ...
   refer to the reasons at the end. *unexplained*: the known reasons do not add up to the measured difference.
 - Between two steps, the paper's gradients count as released."""
@@ -182,7 +182,7 @@ MODEL_STATES = View("model-states", "Model states of each rank", STATES_EXPLANAT
 
 PARTS_EXPLANATION = """\
 The memory of a training is largest at one moment of a step, its peak. The tables show the parts of this peak in
-GiB, for the rank with the highest peak, in a steady step.
+GiB, for the rank with the highest peak, in a step after the warm-up.
 
 - theory: the predicted peak.
 - process: the largest memory of any whole process during training, including Python and the libraries.
@@ -193,7 +193,7 @@ according to theory."""
 
 
 class Crossing(NamedTuple):
-    """The model size from which on a strategy's peak memory is below the control's, as measured and by theory."""
+    """The smallest model size at which a strategy needs less peak memory than the control, measured and predicted."""
 
     workload: str
     precision: str
@@ -306,9 +306,11 @@ TARGET_ERROR = 0.05  # relative error
 MAX_ERROR = 0.10
 
 PEAKS_EXPLANATION = """\
-The memory of a training is largest at one moment of a step. Measured: the bytes of tensors on the fullest rank at
-that moment, in a steady step, on GPU and host together. Theory: the predicted bytes and moment
-(study/theory/peaks.py)."""
+The memory of a training is largest at one moment of a step, its peak. The tables show the bytes of all tensors at this
+moment, on GPU and host together.
+
+- measured: the bytes on the rank that uses the most memory, in a step after the warm-up.
+- theory: the bytes and the moment that `study/theory/peaks.py` predicts."""
 PEAKS_COLUMNS = """\
 On a CPU, PyTorch's allocator counts the bytes, and DDP's buckets are added if no gradient is stored in them. "too
 large by": an upper bound of what the measurement counts too much, because threads of gloo release some tensors only

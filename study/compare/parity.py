@@ -30,7 +30,8 @@ compared with a run that has the same data, configuration and seed: a DDP run or
 - within {WITHIN:g}: whether all relative differences are at most this large.
 - loss, gradient norm: the largest difference over all steps.
 - sums: the larger difference of the final parameters' sum of absolute values and sum of squares.
-- weights at first, at last: whether the weights are bit-identical at the start and at the end.
+- weights at first, at last: whether the initial weights and the final weights are bit-identical to those of the other
+  run.
 - Runs with dropout draw different masks, and cannot be compared, if they differ in the number of processes, the
   micro batch or the device."""
 
@@ -146,9 +147,10 @@ def other_masks(run: Mapping[Any, Any], reference: Mapping[Any, Any]) -> str | N
 
     Different masks lead to different losses, whatever the strategy.
     """
-    for name, noun in {"world_size": "processes", "micro_batch_size": "micro batch"}.items():
+    settings = {"world_size": "{:g} and {:g} processes", "micro_batch_size": "micro batches of {:g} and {:g}"}
+    for name, setting in settings.items():
         if run["dropout"] and run[name] != reference[name]:
-            return f"dropout is on and {noun} {run[name]:g} against {reference[name]:g}: other masks"
+            return f"dropout is on, and runs with {setting.format(run[name], reference[name])} draw different masks"
     return None
 
 

@@ -197,7 +197,7 @@ def state_differences(r: Record, phase: StepPhase) -> list[list[Difference]] | N
 
 
 def states_error(r: Record) -> float | None:
-    """Return theory's largest relative error about the model states and buffers of any rank.
+    """Return the largest relative error of the predicted model states and buffers of any rank.
 
     None if it is not known.
     """
@@ -306,7 +306,7 @@ def machine_bytes(r: Record, collectives: list[Collective], num_machines: int) -
 
 
 class StepPeak(NamedTuple):
-    """The measured and the predicted peak memory of a steady step, in bytes."""
+    """The measured and the predicted peak memory of a step after the warm-up, in bytes."""
 
     record: Record
     measured: int
@@ -349,7 +349,10 @@ def step_peak(r: Record) -> StepPeak | None:
 
 
 def _measured_peak(r: Record) -> int | None:
-    """Return the bytes of tensors on the fullest rank in a steady step. None if a rank did not measure them.
+    """Return the peak of tensors in a step after the warm-up, on the rank that uses the most memory.
+
+    None if a rank did not measure it.
+
 
     On a CPU, the measurement does not count DDP's buckets if no gradient is stored in them. They are added here.
     """
@@ -368,7 +371,7 @@ def _measured_peak(r: Record) -> int | None:
 
 
 def _steady(r: Record) -> list[PeakMemory]:
-    """Return the peaks of each rank in the steady steps."""
+    """Return the peaks of each rank in the steps after the warm-up."""
     return [phases["steady_steps"] for phases in r.peak_memory or () if "steady_steps" in phases]
 
 

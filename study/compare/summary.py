@@ -394,7 +394,7 @@ def _difference(file: RecordFile, reference: RecordFile) -> float | str:
 
 
 def _peak(r: Record) -> float | None:
-    """Return the peak bytes of tensors on the fullest rank. None if it is not known."""
+    """Return the peak of tensors on the rank that uses the most memory, in bytes. None if it is not known."""
     peak = predicted.step_peak(r)
     return float(peak.measured) if peak else None
 
@@ -459,7 +459,7 @@ def _states_line(record: Record) -> str:
     buffers = max(rank.communication_buffers for rank in record.model_state_bytes)
     paper = predicted.paper_states(record, "stepping").total / record.num_params
     return (
-        f"memory    {fullest:.2f} bytes of model states per parameter on the fullest rank (arXiv:1910.02054: "
+        f"memory    {fullest:.2f} bytes of model states per parameter on the rank with the most (arXiv:1910.02054: "
         f"{paper:.2f}), and {buffers / 1e9:.3g} GB of the engine's buffers"
     )
 

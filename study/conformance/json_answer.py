@@ -20,7 +20,7 @@ def of(matrix: Mapping[str, Any], verdict: Verdict, earlier: Mapping[str, Any] |
 
 
 def findings(matrix: Mapping[str, Any], earlier: Mapping[str, Any] | None = None) -> Iterator[envelope.Finding]:
-    """Yield the cells that are wrong or crashed. A failure that is known from an earlier matrix is a note."""
+    """Yield a finding for each wrong or crashed cell. If an earlier matrix has the same failure, it is a note."""
     new = set(results.failed_cells(matrix, earlier))
     for name in results.failed_cells(matrix):
         cell = matrix["cells"][name]

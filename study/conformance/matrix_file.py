@@ -79,7 +79,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def failed_before(cell: Mapping[str, Any], earlier: Mapping[str, Any]) -> bool:
-    """Return whether a cell that is wrong or crashed failed in the same way in an earlier matrix.
+    """Return whether a cell had the same failure (a wrong training, or a crash) in an earlier matrix.
 
     A crash is the same if the stage and the message are equal. A wrong training is the same if no other quantity is
     wrong, nothing is wrong at an earlier step, and no deviation is much larger.

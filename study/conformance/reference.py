@@ -240,7 +240,7 @@ def _with_bounds(
 
 
 def computed_with(cell: Cell, masters: torch.Tensor) -> torch.Tensor:
-    """Return the weights used in computation: the masters, rounded to the cell's class."""
+    """Return the master weights in the type in which the cell computes: bf16, fp16, or unchanged."""
     return masters.to(IN_16_BITS.get(cell.reference_key.precision, masters.dtype))
 
 

@@ -20,7 +20,7 @@ BUILT, TRAINED, RESUMED = "built", "trained", "saved and taken up"  # stages of 
 
 
 class Named(NamedTuple):
-    """An error by which an engine refuses a cell after it was built."""
+    """An error that an engine raises, after it was built, to refuse a cell."""
 
     error: str  # type of the exception
     words: str  # a part of its message

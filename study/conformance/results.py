@@ -36,7 +36,7 @@ def read(package: str = "deepspeed", folder: Path = PLACE) -> dict[str, dict[str
 
 
 def newest(folder: Path = PLACE) -> dict[str, Any]:
-    """Return the matrix of the newest installation, the one with the newest DeepSpeed. It has every cell."""
+    """Return the complete matrix of the installation with the newest DeepSpeed."""
     return list(read("deepspeed", folder).values())[-1]
 
 

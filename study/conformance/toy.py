@@ -130,7 +130,7 @@ def uniform(shape: Any, seed: int) -> torch.Tensor:
 
 
 def dropout_factors(shape: Any, generator: torch.Generator | None = None) -> torch.Tensor:
-    """Return the factors of dropout, 0 or 2. If `generator` is None, torch's own generator is used."""
+    """Return the random factors of dropout, each 0 or 2. If `generator` is None, torch's default generator is used."""
     return 2 * torch.empty(shape).bernoulli_(0.5, generator=generator)
 
 
@@ -188,7 +188,7 @@ def losses(cell: Cell, model: Any, outputs: Any, tokens: torch.Tensor) -> list[t
 
 
 def outside_inputs(cell: Cell, tokens: torch.Tensor) -> torch.Tensor:
-    """Return the inputs with which the test model's block is called outside the model's forward pass.
+    """Return the inputs for a call of the test model's block outside the model's forward pass.
 
     Each token has a fixed vector of numbers that bf16 can represent.
     """

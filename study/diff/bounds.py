@@ -46,7 +46,7 @@ def distance(kind: str, ours: Seen, theirs: Seen) -> float:
 
 
 def roundoff(*tensors: Seen) -> float:
-    """Return the unit roundoff of the coarsest type of these tensors."""
+    """Return the unit roundoff of the least precise type among these tensors."""
     return max(ROUNDOFF.get(tensor.dtype, FP32) for tensor in tensors)
 
 

@@ -25,7 +25,10 @@ class Filling(NamedTuple):
 
 
 def filling(model: Any) -> Filling:
-    """Return the padding token of a model, from its configuration or its first embedding that has one."""
+    """Return the padding token of a model, and whether it is an encoder-decoder.
+
+    The token is that of the configuration, or else that of the first embedding that has one.
+    """
     modules = list(model.modules())
     configurations = [config for module in modules if (config := getattr(module, "config", None)) is not None]
     tokens = [getattr(config, "pad_token_id", None) for config in configurations]

@@ -42,7 +42,7 @@ class Key(NamedTuple):
 
     @property
     def ranks(self) -> list[int]:
-        """The tensor's rank, as a list; empty if the tensor does not belong to a single rank."""
+        """The rank to which the tensor belongs, as a list. Empty if several ranks share the tensor."""
         return [] if self.rank is None else [self.rank]
 
 

@@ -36,7 +36,7 @@ def sketch(tensor: torch.Tensor) -> list[float]:
 
 
 def of_rows(tensor: torch.Tensor) -> tuple[int, list[float]]:
-    """Return the number of rows of a tensor, and a sketch of their mean and of the mean of their magnitudes.
+    """Return the number of rows of a tensor, a sketch of their mean, and a sketch of the mean of their magnitudes.
 
     Means do not depend on how a batch is split. Magnitudes are included because the mean of BatchNorm's output is the
     same for all inputs.

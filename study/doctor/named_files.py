@@ -58,7 +58,7 @@ def find(name: str, of_file: Path) -> Named | None:
 
 
 def is_json(path: Path) -> bool:
-    """Say whether a file is JSON, by its ending, or by its first character if it has another ending.
+    """Return whether a file is JSON: its name ends in .json, or has an unknown ending and the text begins with a brace.
 
     DeepSpeed accepts any ending, and some projects name their files .conf.
     """

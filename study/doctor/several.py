@@ -46,7 +46,7 @@ class Several:
         return "\n\n".join(blocks)
 
     def content(self) -> list[dict[str, Any]]:
-        """Return the result of each file for JSON: its findings, also on keys that work as written, and its verdict."""
+        """Return the result of each file for JSON: its verdict and all findings, including those on keys that work."""
         return [_content(path, result) for path, result in self.results.items()]
 
 

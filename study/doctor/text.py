@@ -184,5 +184,5 @@ def _has_comments(path: Path) -> bool:
 
 
 def _wrapped(text: str, indent: str = "", later_indent: str | None = None) -> str:
-    """Return a line for a terminal. Keys and values come from a foreign file, so control characters are escaped."""
+    """Return a line for a terminal. Keys and values come from a user's file, so control characters are escaped."""
     return terminal.wrap(terminal.printable(text), indent, later_indent)

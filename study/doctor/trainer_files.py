@@ -178,7 +178,7 @@ _RULES: dict[str, Callable[[Arguments, str], Finding | None]] = {
 
 
 def under_trainer(findings: list[Finding], arguments: Mapping[str, Any]) -> list[Finding]:
-    """Return the findings of a DeepSpeed file as they are if Trainer reads it with these arguments.
+    """Adapt the findings on a DeepSpeed file to the case that Trainer reads it with these arguments.
 
     Trainer replaces "auto" in more keys than accelerate alone.
     """

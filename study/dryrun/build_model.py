@@ -53,7 +53,7 @@ def turn_off_dropout(config: Any) -> None:
 
 
 def dropout_rates(config: Any) -> dict[str, float]:
-    """Return the rates of dropout in the body of a model by name, with those of parts such as text_config."""
+    """Return the dropout rates in a model's configuration by name, including those of parts such as text_config."""
     settings = config.to_dict()
     rates = {
         name: value

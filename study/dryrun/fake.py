@@ -29,7 +29,7 @@ ANSWER = 1.0
 
 @contextmanager
 def without_memory() -> Iterator[None]:
-    """Run a `with` block in which new tensors have no memory.
+    """Create new tensors without memory inside of a `with` block.
 
     Code that reads a floating-point number from such a tensor gets `ANSWER`.
     """

@@ -29,7 +29,7 @@ PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "_grouped_mm", "mv",
 
 @dataclass
 class Moved:
-    """What the kernels of a part did in one pass, other than matrix products and fused attention."""
+    """The bytes and operations of a part's kernels in one pass, without matrix products and fused attention."""
 
     num_bytes: float = 0.0  # read and written
     kernels: int = 0  # with products and attention

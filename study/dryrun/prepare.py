@@ -1,4 +1,4 @@
-"""Prepare a training: through accelerate from a file, or from theory's description of an engine."""
+"""Prepare a training, either with accelerate from a file, or from the planner's description of an engine."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class _Idle:
         self._seconds: dict[int, float] = {}  # of each rank, as the window began
 
     def is_for_ever(self, running: Mapping[int, int]) -> bool:
-        """Say whether all of these ranks have been waiting for too long.
+        """Return whether all of these ranks have been waiting for too long.
 
         `running` maps a rank to its process id.
         """

@@ -61,7 +61,7 @@ def communication(calls: Sequence[Call], world_size: int) -> str:
 
 
 def no_hang(ranks: Sequence[int], world_size: int) -> str:
-    """Return a sentence that these ranks make the same calls."""
+    """Return a sentence that says that these ranks make the same calls."""
     if len(ranks) == world_size:
         return (
             f"No hang: the {len(ranks)} ranks make the same calls in the same order, by kind, size, type, source and "
@@ -97,7 +97,7 @@ def lost_messages(messages: Sequence[LostMessage]) -> Iterator[str]:
 
 
 def waiting(ranks: Mapping[int, Sequence[Call]]) -> Iterator[str]:
-    """Yield sentences on the ranks that waited until they were ended, and on the call that each was in."""
+    """Yield a sentence for each rank that waited until it was ended, with the call in which it waited."""
     if ranks:
         yield f"HANG: rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} waited until the dry run ended them."
     for rank, calls in ranks.items():

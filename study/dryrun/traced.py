@@ -52,7 +52,7 @@ def check_traceable(shape: ModelShape, engine: Engine, job: StepConfig) -> None:
         "a model without a head cannot be traced: it has no loss; name a class with one": shape.head == "none",
         "BERT over words cannot be sharded: its output layer shares its bias, which torch's FSDP2 refuses":
             shape.architecture == "bert" and shape.head == "tokens" and is_sharded,
-        "dropout is not traced: what is traced runs a CPU's operators, with other masks than a GPU's":
+        "dropout is not traced: the trace uses CPU operators, whose dropout masks differ from those of a GPU":
             job.dropout or (adapter is not None and adapter.has_dropout),
         "adapters are not traced under FSDP2: PyTorch 2.13 crashed in some of these traces":
             adapter is not None and is_sharded,

@@ -1,4 +1,4 @@
-"""Make a process one rank of a world in which the other ranks do not exist.
+"""Let a process act as one rank of a world whose other ranks do not exist.
 
 The process gets the rank's environment and a process group. PyTorch's fake process group returns what it is given, so
 the shapes, sizes and order of the calls are the engine's own, but the values are not. If an engine needs values from

@@ -55,7 +55,7 @@ def _kind(operator: str) -> str:
 
 
 def collective_of(func: Any, args: Sequence[Any], result: Any) -> tuple[str, list[torch.Tensor]] | None:
-    """Return the kind of an operator's collective, and the full tensors that it carries.
+    """Return the kind of a collective operator, and the full tensors that it transfers.
 
     None if the operator is not a collective.
     """

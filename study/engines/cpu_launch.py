@@ -27,7 +27,7 @@ _OF_LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE")  # variables that every laun
 
 
 def lacks_launcher(error: BaseException, environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether a script failed because it needs the variables that a launcher sets, and there was no launcher."""
+    """Return whether a script failed because it was started without a launcher, whose variables it needs."""
     if "RANK" in environment:
         return False
     return (

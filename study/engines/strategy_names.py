@@ -19,7 +19,7 @@ _STAGE = re.compile(r"zero([0-3])")
 
 @dataclass(frozen=True)
 class StrategyName:
-    """A strategy's name in two parts. The engine of a name that a user chose is its first word."""
+    """A strategy's name in two parts. If a user chose the name, the engine is its first word."""
 
     engine: str  # the word before the first underscore: ddp, zero0 to zero3, fsdp2
     variation: str = ""  # what follows it: cpu_offload, tuned, hpz; empty: the plain engine

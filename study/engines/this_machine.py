@@ -66,7 +66,7 @@ def _gpus() -> list[tuple[str, int]]:
 
 
 def gpu_users() -> list[tuple[str, list[tuple[int, int]]]]:
-    """Return each GPU of this machine with the processes that use it: their ids and bytes, as NVML reports them."""
+    """Return, for each GPU of this machine, the ids and the memory of the processes on it, as NVML reports them."""
     try:
         import pynvml
 
@@ -95,7 +95,7 @@ def _host_memory_bytes() -> int:
 
 
 def allowed_processors() -> list[int]:
-    """Return the numbers of the logical processors on which this process may run. Cpusets are respected."""
+    """Return the ids of the logical processors on which this process may run, also if a cpuset limits them."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 

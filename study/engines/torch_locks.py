@@ -1,4 +1,4 @@
-"""Remove the locks that killed builds of torch's extensions left behind, which other scripts wait for forever.
+"""Remove the locks of killed builds of torch's extensions. Other scripts would wait for these locks forever.
 
 torch.utils.cpp_extension creates a file `lock` in the folder of what it compiles, keeps it open while it compiles, and
 removes it at the end. Any other process that loads the same extension waits until the file is gone, without a message.
@@ -46,7 +46,7 @@ class Removed(NamedTuple):
 
 
 def remove_stale() -> list[Removed]:
-    """Remove the locks that no process holds, and return them. Locks that cannot be removed stay without an error."""
+    """Remove the locks that no process holds, and return them. It is no error if a lock cannot be removed."""
     removed = []
     for lock in stale():
         with suppress(OSError):
@@ -68,7 +68,7 @@ def stale() -> list[Path]:
 
 
 def unclear() -> list[Path]:
-    """Return the old locks that no visible process holds, and that are not stale: others may hold them."""
+    """Return the old locks that may belong to a process that cannot be seen from here."""
     found = []
     for folder in _folders():
         for lock in sorted(folder.glob(f"*/{NAME}")):

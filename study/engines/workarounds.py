@@ -1,4 +1,4 @@
-"""Work around faults and gaps of accelerate and DeepSpeed in this process. Imports neither before it is called."""
+"""Work around faults of accelerate and DeepSpeed in this process. Both are imported only if a function needs them."""
 
 from __future__ import annotations
 

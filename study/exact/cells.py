@@ -83,7 +83,7 @@ def strategy_for(name: str, num_ranks: int) -> Strategy:
 def plain_cells(
     quick: bool = False, strategies: Sequence[str] | None = None, num_ranks: Sequence[int] | None = None
 ) -> list[Cell]:
-    """Return the cells of these strategies and numbers of ranks, including cells that cannot be trained.
+    """Return a cell for each of these strategies and numbers of ranks, including those that cannot be trained.
 
     None stands for all strategies or all numbers of ranks. If `quick` is True, it stands for the small selection of
     --quick.

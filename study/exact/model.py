@@ -1,4 +1,4 @@
-"""The model of the problem: torch's layers, with a rounding function between them.
+"""Define the model of the exact problem: layers of torch, with a rounding function between them.
 
 The function rounds every number to the grid on which it must lie.
 """

@@ -238,7 +238,7 @@ def same_bits(first: Values, second: Values) -> bool:
 
 
 def order_of(name: str) -> str:
-    """Return which of the two loops ends with the bits of an engine: "micro batches", "ranks", or "neither"."""
+    """Return which order of additions reproduces an engine's bits: "micro batches", "ranks" or "neither"."""
     weights = launch(name, 2, "adamw")
     loops = {"micro batches": True, "ranks": False}
     matching = [order for order, first in loops.items() if same_bits(train_without_engine(2, first), weights)]

@@ -57,7 +57,7 @@ class Outcome:
 
     @property
     def text(self) -> str:
-        """The outcome as the list below the table shows it, with the reason for a refusal or a failure."""
+        """The outcome in words, with the reason for a refusal or a failure."""
         if self.refusal or self.failure:
             return f"refused: {self.refusal}" if self.refusal else f"failed: {self.failure}"
         if self.difference:

@@ -86,7 +86,7 @@ _OF_TRAINING = re.compile(r"(?:train|training|trainer|loss_metrics)_(.+)")
 
 
 def meaning(name: str) -> Meaning:
-    """Return what a column of a log is, by its name. A column that is not known is of a training step."""
+    """Return the meaning of a column of a log from its name. An unknown column counts as a value of a training step."""
     plain = re.sub("[^a-z0-9]+", "_", name.lower()).strip("_")
     if name.startswith("_wandb"):  # what Weights & Biases notes for itself
         return Meaning(cleaned(name), "internal")
@@ -128,7 +128,7 @@ class Rows:
         self._by_label: dict[tuple[tuple[str, str], ...], Runs] = {}
 
     def meaning(self, name: str) -> Meaning | None:
-        """Return what a column is. None if there are too many columns already, or if its name is too long.
+        """Return the meaning of a column. None if there are too many columns already, or if its name is too long.
 
         If several columns have the same meaning, it belongs to the first one, and the others keep the log's name.
         """

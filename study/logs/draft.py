@@ -1,4 +1,4 @@
-"""A run while its log is read: the setting and the tables that grow line by line, and what is odd in the log."""
+"""A run whose log is being read: its setting, its tables so far, and the oddities of the log."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Table:
 
 
 class Marks:
-    """What is odd in a log. Each kind is counted, and only its first place is kept."""
+    """The oddities of a log. Each kind is counted, and only the first place of each kind is kept."""
 
     def __init__(self) -> None:
         self._places: dict[str, tuple[Place, int]] = {}
@@ -208,7 +208,7 @@ class Draft:
             self.totals[name] = value if isinstance(value, float) or abs(value) <= EXACT else float(value)
 
     def largest(self, name: str, value: Number | None) -> None:
-        """Note a value of the whole run of which the largest counts, such as a peak of memory."""
+        """Note a value of the whole run, such as a memory peak. The largest one is kept."""
         if value is not None and value > self.totals.get(name, -math.inf):
             self.total(name, value)
 

@@ -118,7 +118,8 @@ def _json(path: Path, head: str) -> Format:
     row = row or {}
     if row.keys() >= OWN_STEPS and ("data_wait_seconds" in row or path.name == "steps.jsonl"):
         raise Refusal(
-            f"it has the steps of a run of this project. Use `zero-study compare {path.parent}`, with the run's folder"
+            "the file contains the steps of a run of zero-study. "
+            f"Use `zero-study compare {path.parent}`, with the run's folder"
         )
     if wandb_exports.is_history(row):
         return HISTORY_JSON

@@ -27,7 +27,7 @@ _DECODER = json.JSONDecoder(parse_int=_integer)  # NaN and infinity are read as 
 
 
 class Part(NamedTuple):
-    """A value of the top level of a document. Lists of the top level are divided into their elements."""
+    """A value at the top level of a document. A list at the top level is divided into its elements."""
 
     key: str | None  # None if the document is a list
     value: Any

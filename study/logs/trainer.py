@@ -90,7 +90,7 @@ def is_line(text: str) -> bool:
 
 
 def read_printed(path: Path) -> list[Draft]:
-    """Return the runs of a log with what the Trainer printed. It does not print the number of a step.
+    """Return the runs in a log that the Trainer printed. Such a log has no step numbers.
 
     If the epoch falls to that of the first line or below, another run begins.
     """

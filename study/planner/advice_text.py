@@ -68,7 +68,7 @@ def text(advice: Advice, path: Path | None = None) -> str:
 
 
 def setting(advice: Advice) -> str:
-    """Return the setting of the recommended training, with the change of the request if there is one."""
+    """Return the setting of the recommended training, including the recommended change."""
     change = "" if advice.change is None else f", with {advice.change.flags}"
     return f"{setting_line(advice.to_start)}{change}"
 
@@ -351,11 +351,15 @@ def text_of_all(advice: Advice, path: Path | None = None) -> str:
     ]
     meanings = [
         f"fits: tight means that less than {100 * ENOUGH_FREE:.0f} % of the GPU stays free.",
-        f"GiB: the tensors at the peak, and {100 * ALLOCATOR_SLACK:.0f} % for the allocator.",
-        "batch: micro batch x accumulation steps; c: activation checkpointing; s: selective checkpointing.",
-        "largest: the largest micro batch that fits. sent: by one rank per step. host, disk: per node.",
-        f"{MARK}: another precision than the requested one. precision: {_autocast(request)}; bf16 and fp16 "
-        "compute in 16 bits with fp32 master weights; pure-bf16 keeps nothing in fp32.",
+        f"GiB: the tensors at the peak plus {100 * ALLOCATOR_SLACK:.0f} % for the allocator.",
+        "batch: the micro batch x the accumulation steps. c: with activation checkpointing. s: with selective "
+        "checkpointing.",
+        "largest: the largest micro batch that fits.",
+        "sent: what one rank sends per step.",
+        "host, disk: what one node needs.",
+        f"{MARK}: the precision differs from the requested one.",
+        f"precision: {_autocast(request)}. bf16 and fp16 compute in 16 bits and keep fp32 master weights. pure-bf16 "
+        "keeps nothing in fp32.",
     ]
     parts = [part for part in peaks.PEAK_PARTS if any(option.prediction.peak.parts[part] for option in advice.options)]
     head = ["strategy", *(part.replace("_", " ") for part in parts), "peak at"]
@@ -415,25 +419,29 @@ def memory_evidence(option: StrategyPrediction) -> str:
     """Return a sentence with the measured errors of the printed memory, for the option's class of engine."""
     if option.shape.adapter is not None:
         return (
-            "The report How accurate the planner is compares the predictions with published memory of trainings with "
-            "adapters"
+            'The report "How accurate the planner is" compares the predictions with published memory of trainings '
+            'with adapters (in its section "Adapters")'
         )
     parts = list(map(_error, intervals.memory_errors(option.shape, option.prediction.engine)))
     if not parts:
         return "No memory of trainings with this kind of engine was published"
-    return f"The error of the printed memory is {'; '.join(parts)}"
+    return ". ".join(parts)
 
 
 def _error(errors: intervals.MemoryErrors) -> str:
-    """Return the error of the printed memory for one kind of published memory, in words."""
+    """Return a sentence with the error of the printed memory for one kind of published memory."""
     published = f"{terminal.count(errors.count, *_QUANTITIES[errors.quantity])} from "
     published += terminal.count(errors.sources, "source")
     worst = f"{100 * abs(errors.worst):.0f} %"
     if errors.count == 1:
-        return f"{worst} for {published}{' (it is higher than printed)' if errors.too_low else ''}"
+        higher = ", which is higher than printed" if errors.too_low else ""
+        return f"The printed memory differs by {worst} from {published}{higher}"
     are = "is" if errors.too_low == 1 else "are"
-    higher = f" ({errors.too_low} of them {are} higher than printed)" if errors.too_low else ""
-    return f"{100 * errors.median:.0f} % in the median and {worst} at most for {published}{higher}"
+    higher = f", of which {errors.too_low} {are} higher than printed" if errors.too_low else ""
+    return (
+        f"The printed memory differs by {100 * errors.median:.0f} % (median) and at most {worst} from "
+        f"{published}{higher}"
+    )
 
 
 def _memory_evidence(advice: Advice) -> list[str]:

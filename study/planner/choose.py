@@ -131,7 +131,7 @@ class StrategyPrediction:
 
     @property
     def host_needed_bytes(self) -> float:
-        """The bytes that a node's host needs, with those of its processes and of the operating system.
+        """The bytes of host memory that a node needs, including its processes and the operating system.
 
         0 if the host neither stores offloaded data nor loads weights that do not fit a GPU.
         """
@@ -285,12 +285,12 @@ class Advice:
 
     @property
     def to_start(self) -> Advice:
-        """The advice about the training that is recommended: with the recommended change, if there is one."""
+        """The advice for the training as it is recommended, which includes the recommended change."""
         return self.changed or self
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict: no strategy fits, or how many were predicted."""
+        """The verdict: how many strategies were predicted, or that none of them fits."""
         return _verdict(len(self.options), self.recommended is not None, self.left_out)
 
     @property
@@ -481,7 +481,7 @@ class FewestGpus:
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict: the model fits on no number of GPUs, or how many strategies were predicted."""
+        """The verdict: how many strategies were predicted, or that the model fits on no number of GPUs."""
         return _verdict(len(self.fewest), any(self.fewest.values()))
 
     def free_share(self, name: str) -> float | None:
@@ -662,7 +662,7 @@ def splits(shape: ModelShape, request: Request, engine: Engine, box: Cluster) ->
 
 
 def pareto(choices: list[BatchSplit]) -> list[BatchSplit]:
-    """Return the choices that fit and that no other choice beats in both memory and speed.
+    """Return the choices that fit, except those that another choice beats in both memory and speed.
 
     They are sorted by memory, the smallest first.
     """

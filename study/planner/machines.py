@@ -54,7 +54,7 @@ def whole_training(option: StrategyPrediction, request: Request) -> WholeTrainin
 
 @dataclass(frozen=True)
 class Machine:
-    """A number of GPUs of one kind, with the strategy that is recommended there."""
+    """A number of GPUs of one model, with the strategy that is recommended on them."""
 
     option: StrategyPrediction
     training: WholeTraining | None  # None if the request names no tokens
@@ -145,7 +145,7 @@ def _on(shape: ModelShape, request: Request, has_offload: bool = True) -> Machin
 
 @dataclass(frozen=True)
 class Comparison:
-    """The machines on which a model fits comfortably, by price, and the limits that the user has."""
+    """The machines on which a model fits with enough memory left, by price, and the user's limits."""
 
     shape: ModelShape
     request: Request

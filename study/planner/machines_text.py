@@ -59,7 +59,7 @@ def _state(machine: Machine) -> str:
 
 
 def text_of_numbers(numbers: NumbersOfGpus, everything: bool = False) -> str:
-    """Return the numbers of GPUs on which a model fits, as a text with a table, and what each strategy needs."""
+    """Return a table of the numbers of GPUs on which a model fits, and of what each strategy needs there."""
     fewest, machines = numbers.fewest, numbers.machines
     lines = wrapped([answer_of_numbers(numbers)])
     if machines:

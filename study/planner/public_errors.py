@@ -88,7 +88,7 @@ def _runs(source: str, log: str) -> list[PublicRun]:
 
 
 def measured(run: PublicRun, quantity: str) -> float | bool | None:
-    """Return a measured value in the way that the conditions of public_logs.yaml say."""
+    """Return a measured value, calculated as the conditions in public_logs.yaml say."""
     function = _MEASURED.get(quantity)
     return None if function is None else function(run)
 

@@ -55,7 +55,7 @@ def summarize(errors: Iterable[tuple[str, float]]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Validation:
-    """The results of the cross-validation, and the published rows that they belong to, in the same order."""
+    """The results of the cross-validation and the published rows, in the same order."""
 
     content: dict[str, Any]
     rows: list[MeasuredRow]
@@ -87,7 +87,7 @@ def load(path: Path = VALIDATION) -> Validation:
 
 @dataclass(frozen=True)
 class AdapterError:
-    """A published value of a training with adapters, and the errors of its prediction."""
+    """A published value for a training with adapters, and the errors of the prediction."""
 
     case: MeasuredCase
     error: float  # of the predicted quantity

@@ -202,7 +202,7 @@ def _why(advice: Advice, option: StrategyPrediction) -> str:
 
 
 def fastest_of_preferred(advice: Advice) -> StrategyPrediction | None:
-    """Return the option with which the reason compares the recommended one. None if it compares it with none."""
+    """Return the fastest preferred option, with which `reason` compares the recommended one. None without one."""
     option = advice.recommended
     if option is None or option.prediction.engine.kind == "torch":
         return None
@@ -300,7 +300,7 @@ _OTHER_TRAINING = {
 
 
 def why_not(advice: Advice) -> dict[str, str]:
-    """Return one phrase by strategy that people expect: why it is not recommended."""
+    """Return, for each strategy that people expect, a phrase that says why it is not recommended."""
     chosen = advice.recommended
     by_name = {option.strategy.name: option for option in advice.options}
     offloading = [option for option in advice.options if option.offloads and option is not chosen]

@@ -794,7 +794,7 @@ def find_model(name: str, asked: Request) -> tuple[ModelShape, Request, list[str
     """Find a model by its name.
 
     Returns its shape, the request with the sequence length filled in, and notes on how the model is counted. Raises
-    Refusal if the model is unknown. Texts of a foreign configuration are returned without control characters.
+    Refusal if the model is unknown. Texts of a configuration that a user names are returned without control characters.
     """
     if not name.isprintable():
         raise Refusal(f"--model {printable(name)}: the name has a line break or another control character. Rename it.")

@@ -43,7 +43,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Refused:
-    """Why a program cannot train as requested, and what to do instead."""
+    """The reason why a program cannot train as requested, and what to do instead."""
 
     reason: str
     remedy: str

@@ -13,7 +13,7 @@ from study.theory.shapes import ModelShape
 class Unit:
     """What a model reads, in words and as the columns of tables.
 
-    The numbers of tokens in predictions are numbers of images for a model that reads images only.
+    For a model that reads only images, the token counts in predictions are counts of images.
     """
 
     name: str  # in the singular
@@ -32,7 +32,7 @@ class Unit:
         return None if price is None else price * self.priced / 1e9
 
     def price_in_words(self, dollars: float | None) -> str:
-        """Return a price as a table has it."""
+        """Return a price as tables show it."""
         if dollars is None:
             return "?"
         return f"{dollars:,.0f}" if self.name == "token" or dollars >= 100 else f"{dollars:,.2f}"

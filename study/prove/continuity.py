@@ -121,7 +121,7 @@ class Contributions:
         return float((basis.T @ gradient).norm()) / length
 
     def are_unrelated(self) -> bool:
-        """Return whether the gradients have nothing to do with what the backward passes added."""
+        """Return whether the gradients are unrelated to what the backward passes added."""
         share = self.share()
         return share is not None and share < CHANCES * math.sqrt(len(self._added or ()) / self._sample().numel())
 

@@ -338,7 +338,7 @@ def equal_embeddings(module: torch.nn.Module) -> list[str]:
 
 
 def check_loader(loader: Any, num_ranks: int) -> list[str]:
-    """Return a finding if a loader divides its rows among more ranks than exist, so that some are never seen."""
+    """Return a finding if a loader divides its rows among more ranks than exist, so that some rows are never used."""
     parts: dict[str, int] = {}
     layers: list[Any] = [loader]
     for component in layers:

@@ -79,7 +79,7 @@ def _mean_gradient(shards: Sequence[Shard]) -> torch.Tensor | None:
 
 
 def settings_of(group: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a parameter group that may be written as JSON."""
+    """Return those settings of a parameter group that JSON can store."""
     plain = {key: float(value) if isinstance(value, torch.Tensor) else value for key, value in group.items()
              if key != "params"}  # fmt: skip
     kinds = (bool, int, float, str, tuple, list, type(None))
@@ -117,7 +117,7 @@ class ZeroMuonTracker:
         return id(fragment.parameter) in self._names
 
     def unchecked(self) -> dict[str, str]:
-        """Return why matrices are not checked, by their names."""
+        """Return, for each matrix that is not checked, the reason. The keys are the matrices' names."""
         names = [name for name in self._names.values() if name not in self.shards]
         return dict.fromkeys(names, "Muon's formula is checked on a few matrices")
 

@@ -258,7 +258,7 @@ class Gradients:
         return dict(zip(map(id, parameters), checksums(p.grad for p in parameters), strict=True))
 
     def begin_backward(self, needs_sums: bool) -> dict[int, Checksum]:
-        """Count a backward call that begins, and return the checksums of the gradients before it.
+        """Count the backward call that begins now, and return the checksums of the gradients before it.
 
         They are computed only if `needs_sums` is True, or if every backward call of the step so far found gradients
         from before. Otherwise the result is empty.
@@ -333,7 +333,7 @@ class Clipping:
         return bool(self._shrunk)
 
     def begin_backward(self, sums: dict[int, Checksum]) -> set[tuple[int, Checksum]]:
-        """Return the gradients that the last clipping made smaller and that have not changed since.
+        """Return the gradients that the last clipping reduced and that have not changed since then.
 
         `sums` has the checksums of the gradients as a backward call begins. The result has pairs of a parameter's `id`
         and the checksum of its gradient.
@@ -411,7 +411,10 @@ class Step:
 
     @property
     def is_within_last_update(self) -> bool:
-        """Whether the update is not over in which the step began. For example, it may call the step of its base."""
+        """Whether this step began inside of an update that is still running.
+
+        For example, an optimizer's step may call the step of its base optimizer.
+        """
         return not (self.is_last_update_over or self.gradients.num_backwards or self.passes.number)
 
     def run_reference(self) -> None:

@@ -59,7 +59,7 @@ def of_epoch(schedule: Any, steps_a_update: float, number: int, updates: int) ->
 
 
 def of_training(schedule: Any, steps_a_update: float, number: int, updates: int) -> list[str]:
-    """Return a finding if a schedule reaches zero clearly before the last of all updates of a training.
+    """Return a finding if a learning rate schedule reaches zero clearly before the last update of the training.
 
     `updates` is their number. The other arguments are those of `of_epoch`.
     """

@@ -53,7 +53,7 @@ class Cuts:
         self._is_hidden = self._is_hidden or is_hidden
 
     def names(self, parameters: Sequence[Any]) -> list[str]:
-        """Return the names of those parameters without a gradient that take part in the forward passes."""
+        """Return the names of the parameters that take part in a forward pass but have no gradient."""
         updated = set(map(id, parameters))
         without_gradient = []
         for prefix, module in self._model.named_modules():

@@ -112,7 +112,7 @@ def _reached(run: PublicRun) -> bool:
 
 
 def last_loss(run: PublicRun) -> float | None:
-    """Return the mean of the last tenth of the logged training losses, but of at most `LAST` of them.
+    """Return the mean of the last tenth of the logged training losses. At most `LAST` losses are averaged.
 
     None if the last losses are not finite.
     """

@@ -114,7 +114,7 @@ def find_runs(folders: Iterable[Path]) -> Iterator[RecordedRun]:
 
 
 def has_runs(folders: Iterable[Path]) -> bool:
-    """Say whether there is a record or an outcome below these folders."""
+    """Return whether there is a record or an outcome below these folders."""
     return any(path.name in _OF_RUNS for folder in folders for path in folder.rglob("*"))
 
 
@@ -284,7 +284,7 @@ def line_of_steps(run_id: str, steps: bytes) -> bytes:
 
 
 def steps_in(run_id: str, line: bytes) -> bytes:
-    """Return the content of a run's steps.jsonl, byte for byte, from its collected line.
+    """Return the exact bytes of a run's steps.jsonl from its line in the collected file.
 
     This works because steps have no nested objects, so that the boundary between two steps is unambiguous.
     """

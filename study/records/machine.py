@@ -160,7 +160,7 @@ def _version(name: str) -> str | None:
 
 
 def running_code() -> Code:
-    """Return the study's code and the processor, as this process uses them."""
+    """Return the commit and checksum of the code that this process runs, the processor, and the number of threads."""
     import torch
 
     state = git_state()

@@ -189,7 +189,7 @@ class Load(Facts):
 
 
 class Network(Facts):
-    """The traffic of a machine's network interfaces, without the loopback, in and between steady steps.
+    """The traffic of a machine's network interfaces, without the loopback, in and between steps after the warm-up.
 
     It includes headers, acknowledgements and the traffic of other programs.
     """

@@ -12,10 +12,10 @@ SIMULATED = "simulated "  # comes before the names of simulated GPUs
 
 
 def is_simulated(machine: Mapping[str, Any]) -> bool:
-    """Return whether a recorded machine had simulated GPUs, so that nothing on it was measured on a GPU."""
+    """Return whether a recorded machine had simulated GPUs. Its runs measured nothing on a real GPU."""
     return SIMULATED_GPUS in machine.get("environment", {})
 
 
 def simulates_gpus() -> bool:
-    """Return whether this process simulates GPUs, and so every run that it starts."""
+    """Return whether this process, and therefore every run that it starts, simulates GPUs."""
     return SIMULATED_GPUS in os.environ

@@ -151,7 +151,7 @@ def _options(advice: Advice, strategies: Iterable[str]) -> list[StrategyPredicti
 
 @cache
 def memory_error() -> float:
-    """Return the error that nine of ten predicted peaks of tensors do not exceed, for published peaks of grade A."""
+    """Return the 90th percentile of the errors of predicted peaks of tensors, for published peaks of grade A."""
     (entry,) = (
         row for row in published_rows.memory() if row["predictor"] == "planner" and row["group"] == _PEAKS_OF_GRADE_A
     )
@@ -390,7 +390,7 @@ class Comparison(NamedTuple):
     best: pd.DataFrame  # the recommended strategy on each machine
 
     def of_model(self, model: str) -> Comparison:
-        """Return the part of one model."""
+        """Return the part of the comparison that is about one model."""
         advices = {key: advice for key, advice in self.advices.items() if key[0] == model}
         return Comparison(advices, *(table[table["model"] == model] for table in self[1:]))
 

@@ -84,7 +84,7 @@ def overview(
 
 
 def of_model(rows: pd.DataFrame, others: pd.DataFrame, head: Head) -> Figure:
-    """Draw one model of the tables of `by_machine.shown` and `published`, with one row per machine and strategy."""
+    """Draw the values of one model in `by_machine.shown` and `published`, with one row per machine and strategy."""
     lines, headings, place = dict[tuple[str, str], float](), dict[str, float](), 0.0
     for machine in dict.fromkeys(rows["machine"]):
         headings[machine] = place

@@ -38,7 +38,7 @@ LABELS = {
 def curves(
     groups: Mapping[str, Sequence[PublicRun]], column: str, axes_by: Sequence[str], model: str, kind: str = OTHERS
 ) -> Figure:
-    """Draw every run as a thin line, in the color of its group, once for each quantity of the horizontal axis.
+    """Draw every run as a thin line in the color of its group, in one picture per quantity of the horizontal axis.
 
     `column` is a column of the evaluations or, if there is none of this name, of the training steps. `axes_by` has
     "samples", "step" or "hours". `model` is what was trained.
@@ -198,7 +198,7 @@ def ratios(results: Iterable[tuple[PairedComparison, Sequence[Pair]]]) -> Figure
 
 
 def caveats_of_pairs(comparisons: Iterable[PairedComparison]) -> list[str]:
-    """Return what else differs in each paired comparison, by the settings of its runs and by its caveats."""
+    """Return, for each paired comparison, the caveats and the other settings in which its runs differ."""
     lines = []
     for comparison in comparisons:
         differing = also_differs(comparison, archive.source(comparison.source))

@@ -209,7 +209,7 @@ def crashes(versions: Mapping[str, Collection[str]]) -> str:
 
 
 def untimed(reasons: pd.Series) -> str:
-    """Return a list of the reasons why combinations of model and strategy have no value, the most frequent first."""
+    """List why combinations of model and strategy have no value, with the most frequent reason first."""
     lines = [f"{count} combinations: {reason}" for reason, count in reasons.value_counts().items()]
     return (
         f"Combinations of a model and a strategy without a value, and the reason:\n\n{bullets(lines)}" if lines else ""

@@ -143,7 +143,7 @@ def largest(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
 
 
 def speeds(records: str | Path | Sequence[str | Path], control: str = "ddp") -> pd.DataFrame:
-    """Return a table of speeds under a memory limit, per strategy: with the control's batch and with its largest."""
+    """Return each strategy's speed under a memory limit: with the control's batch, and with its own largest batch."""
     return _escaped(pd.DataFrame(frontier.speeds(folders(records), control), columns=list(frontier.Speed._fields)))
 
 
@@ -250,7 +250,7 @@ def capped(runs: pd.DataFrame, gib: float | None = None) -> pd.DataFrame:
 
 
 def millions(size: str | None) -> float:
-    """Return the millions of parameters that the name of a size states, such as 124m or 1.3b.
+    """Return the number of parameters, in millions, that the name of a size such as 124m or 1.3b states.
 
     NaN if there is no name.
     """

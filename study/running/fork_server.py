@@ -325,7 +325,7 @@ def _show_launcher(launcher: int, request: Request) -> None:
 
 
 def leave(program: Callable[[], object]) -> NoReturn:
-    """Run a program in this fork, and end the process with the status that Python would give it."""
+    """Run a program in this fork. Then end the process with the exit status that Python would return."""
     status = 0
     try:
         program()

@@ -27,7 +27,7 @@ END_SECONDS = 10.0
 
 
 class ServerLost(RunFailed):
-    """The server cannot start a process: it refuses to, or it has ended. The message is one line."""
+    """Raised if the server cannot start a process, because it refuses or has ended. The message is one line."""
 
 
 class ForkServer:

@@ -146,7 +146,7 @@ def over_machines(runs: Iterable[Run], per_machine: int | None) -> list[Run]:
 def make_plan(
     study: Study, runs: Iterable[Run], folder: Path, timeout_seconds: float, retry: bool = True, forked: bool = False
 ) -> Plan:
-    """Plan the runs for this machine, from what their folders hold. Nothing is written.
+    """Plan the runs for this machine from the content of their folders. Nothing is written.
 
     With `retry`, runs that failed earlier are run again. With `forked`, the runs are to be forked from one process.
     Runs that need an extension of DeepSpeed that is not built yet then come last, so that another process can build

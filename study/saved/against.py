@@ -68,7 +68,7 @@ def compare(saved: Saved, other: Saved | Mapping[str, torch.Tensor], title: str 
 
 
 def named_alike(tensors: Mapping[str, Value]) -> dict[str, Value]:
-    """Return tensors under plain names: without wrappers, and as an adapter's file names those of an adapter."""
+    """Return the tensors under plain names: without the names of wrappers, and an adapter's as its file names them."""
     return {plain: value for name, value in tensors.items() if (plain := adapter_name(name)) is not None}
 
 
@@ -114,7 +114,7 @@ def report(result: Comparison) -> None:
         result.findings.append(
             Finding(
                 "different",
-                f"{len(result.different)} of {result.num_compared} tensors have other values than in {result.other}. "
+                f"{len(result.different)} of {result.num_compared} tensors differ from those in {result.other}. "
                 f"The largest difference of an element is {largest:.3g}.",
                 sorted(result.different),
             )

@@ -1,4 +1,4 @@
-"""Check saved tensors: their values, and their names, shapes and types against the configuration."""
+"""Check the values of saved tensors, and compare their names, shapes and types with the configuration."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def _differences(saved: Saved, model: Expected, layout: Layout, tensors: dict[st
         differences = _unwrapped(saved, differences, layout)
     has_other_names = len(differences.missing) == len(layout.shapes) or len(model.layouts) > 1
     if differences.missing and differences.unexpected and has_other_names:
-        saved.unchecked.append("names and shapes of the tensors, because they have other names than the model's")
+        saved.unchecked.append("names and shapes of the tensors, because their names differ from those of the model")
         return loading.Loaded([], [], reshaped, {})
     return differences
 

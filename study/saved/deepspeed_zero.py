@@ -42,7 +42,7 @@ class _Files(NamedTuple):
 
 
 def is_one(folder: Path) -> bool:
-    """Return whether a folder has files of a ZeRO stage itself (such as global_step40)."""
+    """Return whether a folder such as global_step40 directly contains files of a ZeRO stage."""
     return any(folder.glob("*mp_rank_*_states.pt")) and not (folder / "zero").is_dir()
 
 

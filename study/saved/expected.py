@@ -37,7 +37,7 @@ class Expected(NamedTuple):
     ignored: list[str]  # regular expressions of names that transformers ignores
     modules: set[str]  # the names of all modules
     num_tokens: int | None  # rows of the embedding of tokens, or of the head if that has more
-    model: Any  # without values
+    model: Any  # on the meta device
 
     def layout_of(self, names: Iterable[str]) -> Layout:
         """Return the layout with the most of these names."""

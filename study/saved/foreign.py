@@ -1,4 +1,4 @@
-"""Read what others wrote without trusting it: JSON of any content, and checks that may fail or never end."""
+"""Read files of other programs without trusting them, and limit the time of checks that may never end."""
 
 from __future__ import annotations
 

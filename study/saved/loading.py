@@ -52,7 +52,7 @@ def model(config: dict[str, Any], tensors: Iterable[Tensor]) -> Loaded:
                 output_loading_info=True,
             )
     except Exception as error:  # of a model that cannot be built, or of a conversion of its tensors
-        raise NotKnown(f"transformers cannot load it without values ({type(error).__name__})") from None
+        raise NotKnown(f"transformers cannot build it on the meta device ({type(error).__name__})") from None
     reshaped = {
         name: (list(saved_shape), list(needed_shape)) for name, saved_shape, needed_shape in info["mismatched_keys"]
     }
@@ -77,12 +77,14 @@ def _without_values(tensors: Iterable[Tensor]) -> dict[str, torch.Tensor]:
 
 
 def resize(base: Any, rows: int) -> None:
-    """Give a model without values an embedding of more tokens. Raises NotKnown."""
+    """Resize the token embedding of a model on the meta device to `rows` tokens. Raises NotKnown."""
     try:
         with expected.quiet(), torch.device("meta"):
             base.resize_token_embeddings(rows, mean_resizing=False)
     except Exception as error:
-        raise NotKnown(f"transformers cannot resize the embedding without values ({type(error).__name__})") from None
+        raise NotKnown(
+            f"transformers cannot resize its embedding on the meta device ({type(error).__name__})"
+        ) from None
 
 
 class NoSuchModules(Exception):
@@ -132,10 +134,10 @@ def adapter(base: Any, settings: dict[str, Any], tensors: Iterable[Tensor]) -> L
     except KeyError as error:  # of a module that was trained as a whole
         name = str(error.args[0]) if error.args else ""
         if name != PROMPT and not name.startswith(ADAPTER_PREFIX):
-            raise NotKnown("PEFT cannot load it without values (KeyError)") from None
+            raise NotKnown("PEFT cannot build it on the meta device (KeyError)") from None
         return Loaded([name], [], {})
     except Exception as error:
-        raise NotKnown(f"PEFT cannot load it without values ({type(error).__name__})") from None
+        raise NotKnown(f"PEFT cannot build it on the meta device ({type(error).__name__})") from None
     unexpected = {_in_file(name, file_tensors) for name in result.unexpected_keys}
     # PEFT saves some copies, and ignores them.
     unexpected -= {name for name in unexpected if (copied := name_of_copied(name)) != name and copied in file_tensors}

@@ -37,7 +37,7 @@ class Unreadable(Exception):
 
 
 class Plain:
-    """A stand-in for a class of DeepSpeed. It keeps the attributes, and has no methods."""
+    """A stand-in for a class of DeepSpeed. It has the attributes of the pickled object, but no methods."""
 
 
 class _Stage(int):

@@ -17,7 +17,7 @@ WEIGHTS = "fp32"
 
 
 def is_one(folder: Path) -> bool:
-    """Return whether a folder is a universal checkpoint itself (such as global_step40_universal)."""
+    """Return whether a folder such as global_step40_universal is a universal checkpoint."""
     return (folder / "zero").is_dir() and any(folder.glob("*mp_rank_*_model_states.pt"))
 
 

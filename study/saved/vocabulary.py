@@ -1,4 +1,4 @@
-"""Check that a model has an embedding for each token: of its tokenizer, and of its settings for generation."""
+"""Check that a model has an embedding for each token of its tokenizer and of its settings for generation."""
 
 from __future__ import annotations
 
@@ -66,7 +66,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def check_numbers(saved: Saved, config: dict[str, Any]) -> None:
-    """Check the numbers of tokens of a model that transformers knows and cannot build, which may be the reason."""
+    """Check the token ids in the settings of a model that transformers could not build.
+
+    A token id outside the vocabulary may be the reason. Nothing is checked if transformers does not know the model.
+    """
     size = config.get("vocab_size")
     with contextlib.suppress(expected.NotKnown):
         expected.class_of(config)
@@ -75,7 +78,7 @@ def check_numbers(saved: Saved, config: dict[str, Any]) -> None:
 
 
 def _check_settings(folder: Path, saved: Saved, num_tokens: int, config: dict[str, Any], has_tokenizer: bool) -> None:
-    """Check the numbers of tokens in generation_config.json, or else in config.json."""
+    """Check the token ids in generation_config.json. Without that file, check those in config.json."""
     settings = _read(folder / _GENERATION)
     file = _GENERATION if settings else "config.json"
     if not settings and not (folder / file).is_file():

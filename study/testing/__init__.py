@@ -98,7 +98,7 @@ def assert_saved_is_complete(
     model: PathLike | None = None,
     missing: Missing | None = None,
 ) -> None:
-    """Assert that a checkpoint or a saved model can be loaded and holds what was trained, as by `zero-study saved`.
+    """Assert that a checkpoint or a saved model is complete and loadable. `zero-study saved` checks the same.
 
     `trained` is the trained model, its whole state by name, or the folder of another checkpoint or of a recording by
     `zero-study diff`. `model` is a folder with the model's config.json, if the saved folder has none.
@@ -110,7 +110,7 @@ def assert_saved_is_complete(
 
 
 def assert_does_what_it_says(config_file: PathLike, *, release: str | None = None) -> None:
-    """Assert that each key of a configuration file works as written, as by `zero-study doctor FILE`.
+    """Assert that each key of a configuration file works as written. `zero-study doctor FILE` checks the same.
 
     `release`, such as "deepspeed==0.18.1", also asserts that no known fault of this release affects the file.
     """

@@ -40,7 +40,7 @@ class Script(NamedTuple):
 
 
 def script_of(trained: Trained, arguments: Sequence[object], folder: Path) -> Script:
-    """Return a script, or write one into `folder` that calls the function. Raises Refusal.
+    """Return the path of a script. For a function, write a script into `folder` that calls it. Raises Refusal.
 
     `arguments` are the positional arguments of the function, or the words after the script.
     """

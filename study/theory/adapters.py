@@ -140,7 +140,7 @@ def linears(shape: ModelShape) -> tuple[Linear, ...]:
 
 
 def expert_parameters(shape: ModelShape) -> tuple[Linear, ...]:
-    """Return the routers and the experts of a model if they are parameters, and otherwise nothing."""
+    """Return the routers and the experts of a model that are plain parameters. Empty if they are modules."""
     model_type = model_type_of(shape)
     if model_type not in EXPERT_NAMES:
         return ()
@@ -311,7 +311,7 @@ def frozen_bytes_of_rank(shape: ModelShape, engine: Engine) -> float:
 
 
 def quantized_elements(shape: ModelShape) -> int:
-    """Return the elements of the quantized weights: all Linear modules except the one that makes the logits."""
+    """Return the number of elements of the quantized weights: those of all Linear modules except the output layer."""
     assert shape.adapter is not None
     if not shape.adapter.is_quantized:
         return 0
@@ -339,7 +339,7 @@ def frozen_share(shape: ModelShape, engine: Engine) -> float:
 
 
 def dequantized_bytes(shape: ModelShape, engine: Engine) -> float:
-    """Return the bytes of the largest Linear of a block after its weights are dequantized for a product."""
+    """Return the bytes of the dequantized weights of the largest Linear module of a block."""
     if shape.adapter is None or not shape.adapter.is_quantized:
         return 0.0
     return float(engine.compute_bytes * max(each.elements for each in linears(base_of(shape)) if each.in_block))

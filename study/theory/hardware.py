@@ -230,7 +230,7 @@ _ASSUMED_SOURCE = (
 
 
 def with_assumed_host(box: Cluster) -> Cluster:
-    """Return a machine with `ASSUMED_HOST` in place of what is not known of its host."""
+    """Return a machine in which `ASSUMED_HOST` replaces the unknown properties of the host."""
     ranks = min(box.num_gpus, box.gpus_per_node)
     memory, cores, rate = ASSUMED_HOST
     assumed: dict[str, Any] = {
@@ -242,7 +242,7 @@ def with_assumed_host(box: Cluster) -> Cluster:
 
 
 def has_assumed_host(box: Cluster) -> bool:
-    """Return whether something of the host is assumed because no typical machine is known."""
+    """Return whether a property of the host is assumed, because no typical machine with this GPU is known."""
     return box.source == _ASSUMED_SOURCE.format(*ASSUMED_HOST)
 
 

@@ -59,7 +59,7 @@ class Evidence:
     median: float  # median of |predicted / published seconds - 1|
     percentile_90: float
     worst: float  # with its sign; positive if the prediction is too slow
-    held: int  # predictions within a factor that was found without them
+    held: int  # predictions within the factor that was calculated without their own group
     tried: int  # predictions for which there is such a factor
     lacks: tuple[str, ...] = ()  # properties of the case that no published row has
 
@@ -81,16 +81,16 @@ class Evidence:
 
     @property
     def sentence(self) -> str:
-        """A text that says which published times the interval is based on, and which are missing."""
+        """A text that says on which published times the interval is based, and which times nobody published."""
         if self.guessed == SHARED_SEQUENCES:
             return (
-                "The time is a rough guess, and a step may take much longer. No published time is of a training in "
-                "which several GPUs share a sequence, so that only the bytes that they exchange are known"
+                "The time is a rough guess, and a step may take much longer. There is no published time for a training "
+                "in which several GPUs share a sequence: only the bytes that they exchange are known"
             )
         if self.is_rough:
             return (
-                "The time is a guess, and a step may take much longer. No published time is of a mixture of experts, "
-                "and the experts may be computed and gathered one after another"
+                "The time is a guess, and a step may take much longer. There is no published time for a mixture of "
+                "experts, and the experts may be computed and gathered one after another"
             )
         rows = {
             "fsdp": "FSDP on A100 and H100",
@@ -107,20 +107,19 @@ class Evidence:
                 "offload": ", and on a Titan RTX",
                 "usual": ", and on RTX 3090, RTX 4090, RTX A6000 and A40",
             }.get(self.engine, "")
-        *most, last = (_GROUPS[name] for name in self.left_out)
-        group = f"{', '.join(most)} or {last}" if most else last
-        lacking = f". No published time is of {' or of '.join(self.lacks)}" if self.lacks else ""
+        groups = ", then of the same ".join(_GROUPS[name] for name in self.left_out)
+        lacking = f". There is no published time for {' or for '.join(self.lacks)}" if self.lacks else ""
         return (
-            f"The real time should be between 1/{self.spread:g} and {self.spread:g} times the prediction. This range "
-            f"comes from {self.cases} published times from {self.sources} sources ({rows}). To test the prediction, we "
-            f"repeated it for each of these times without the other times of the same {group}: the error is "
-            f"{100 * self.median:.0f} % in the median and {100 * abs(self.worst):.0f} % at most. A range that was "
-            f"found without these times contained {self.held} of {self.tried} predictions{lacking}"
+            f"The real time should be between {1 / self.spread:.2f} and {self.spread:g} times the prediction. This "
+            f"range comes from {self.cases} published times from {self.sources} sources ({rows}). We predicted each of "
+            f"these times again after leaving out all times of the same {groups}: the median error is "
+            f"{100 * self.median:.0f} %, the largest {100 * abs(self.worst):.0f} %. We calculated the range again in "
+            f"the same way: it contained the published time in {self.held} of {self.tried} predictions{lacking}"
         )
 
 
 # What a fit leaves out, in words.
-_GROUPS = {"family": "table", "model size": "model size", "card": "GPU", "GPU count": "number of GPUs",
+_GROUPS = {"family": "published table", "model size": "model size", "card": "GPU", "GPU count": "number of GPUs",
            "generation": "GPU generation"}  # fmt: skip
 
 
@@ -153,7 +152,7 @@ def memory_errors(shape: ModelShape, engine: Engine) -> list[MemoryErrors]:
 
 
 def timing_class(shape: ModelShape, engine: Engine, job: StepConfig | None = None) -> TimingClass:
-    """Return the class whose interval a case has. Without a job, it is that of all cases with the engine."""
+    """Return the class whose interval applies to a case. Without a job, it depends on the engine only."""
     kind = _class_of_engine(shape, engine)
     if job is not None and _is_usual(shape, engine, job):
         return "usual"
@@ -163,7 +162,7 @@ def timing_class(shape: ModelShape, engine: Engine, job: StepConfig | None = Non
 
 
 def _is_usual(shape: ModelShape, engine: Engine, job: StepConfig) -> bool:
-    """Return whether a case is of the kind of which most sources published times."""
+    """Return whether a case is of the class "usual"."""
     is_offloaded = (engine.offload_optimizer, engine.offload_param) != ("none", "none")
     is_sixteen = engine.precision.removeprefix("pure-").removesuffix("-autocast") in ("bf16", "fp16")
     return is_sixteen and job.attention == "sdpa" and not (is_offloaded or job.compiled or shape.experts)
@@ -193,8 +192,12 @@ def distance_of(shape: ModelShape, engine: Engine, box: Cluster) -> Distance:
     return "known" if least <= box.num_gpus <= most else "new count"
 
 
+# Engines whose name in the tables needs an explanation in a sentence.
+_IN_WORDS = {"ZeRO-0": "DeepSpeed without ZeRO (stage 0)", "one process": "plain training"}
+
+
 def _lacks(shape: ModelShape, engine: Engine, box: Cluster) -> tuple[str, ...]:
-    """Return the properties of a case that no published time has.
+    """Return the properties of a case for which nobody published a time.
 
     These are a mixture of experts, the optimizer, the GPU, and the engine on this number of GPUs of this generation.
     """
@@ -204,12 +207,16 @@ def _lacks(shape: ModelShape, engine: Engine, box: Cluster) -> tuple[str, ...]:
     lacking += [f"the GPU {box.gpu.name}"] if box.gpu.name not in CARDS else []
     name, generation = name_of(shape, engine), hardware.generation_of(box.gpu)
     if distance_of(shape, engine, box) == "new count":
-        lacking.append(f"{name} on {box.num_gpus} GPUs of {generation}")
+        noun = "GPU" if box.num_gpus == 1 else "GPUs"
+        lacking.append(f"{_IN_WORDS.get(name, name)} on {box.num_gpus} {generation} {noun}")
     return tuple(lacking)
 
 
 def evidence(shape: ModelShape, engine: Engine, box: Cluster, job: StepConfig | None = None) -> Evidence:
-    """Return the cross-validation errors that decide the interval of a case. Without a job, it is not compiled."""
+    """Return the cross-validation errors that decide the interval of a case.
+
+    Without a job, the case is assumed to run without torch.compile.
+    """
     kind = timing_class(shape, engine, job)
     if kind == "usual" and not hardware.has_flash_attention(box.gpu):
         kind = timing_class(shape, engine)

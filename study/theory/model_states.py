@@ -1,4 +1,4 @@
-"""Bytes of one rank's model states, by the ZeRO paper and as DeepSpeed 0.19 and accelerate really allocate them.
+"""Predict the bytes of one rank's model states: by the ZeRO paper, and as DeepSpeed 0.19 and accelerate allocate.
 
 The engine's bytes are the paper's bytes plus differences, each with a named reason. If a measurement differs from this
 sum, its difference is unexplained. Sources in the comments are below deepspeed/runtime/ of release 0.19.8.

@@ -145,7 +145,7 @@ def fullest_rank(engine: Engine, shape: ModelShape) -> int:
 
 
 def peak(shape: ModelShape, engine: Engine, job: StepConfig, rank: int | None = None) -> Peak:
-    """Return the predicted peak of a steady optimizer step.
+    """Return the predicted peak of an optimizer step after the warm-up.
 
     If `rank` is None, this is the peak of the rank that uses the most memory.
     """

@@ -157,7 +157,7 @@ def fits(peak: Peak, box: Cluster) -> bool:
 
 
 def predicted_memory(case: MeasuredCase) -> float | bool:
-    """Return the prediction of the quantity of memory that a source published, such as the peak of the tensors."""
+    """Predict the kind of memory that a source published, such as the peak of the tensors."""
     if case.quantity == "allocated_bytes":
         return float(sum(peaks.states(case.engine, case.shape, "resting").device.values()))
     peak = peaks.peak(case.shape, case.engine, case.job)

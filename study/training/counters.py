@@ -72,7 +72,7 @@ Counters = dict[str, tuple[int, int]]  # name of an interface -> bytes sent and 
 
 
 class Traffic:
-    """The network traffic from the start of the first steady step to the start of the last step.
+    """The network traffic from the start of the first step after the warm-up to the start of the last step.
 
     The count covers whole steps and the time between them. Counting at the end of a step would be wrong: a rank may
     have received all that it needs while its own bytes are still queued.

@@ -22,7 +22,7 @@ from study.records.schema import ModelStateBytes, PeakMemory
 def model_state_bytes(
     model: Any, optimizer: Any, swap_folder: Path | None, bucket_bytes: int | None = None
 ) -> ModelStateBytes:
-    """Return the bytes of the model states that this rank holds now.
+    """Return the bytes of the model states that this rank stores now.
 
     `bucket_bytes` is the size of DDP's buckets, as measured by `BucketBytes`. None if the engine is not DDP, or if the
     buckets were not measured.
@@ -154,7 +154,7 @@ class PhaseMemory:
             self._is_reset = _reset_resident_peak()
 
     def resume_from(self, earlier: dict[str, PeakMemory]) -> None:
-        """Include the peaks of the process before a resumption: the larger peak of each phase is kept."""
+        """Merge the peaks from before the run was resumed: the larger peak of each phase is kept."""
         for name, peak in earlier.items():
             self._update(name, **peak.model_dump(exclude_none=True))
 

@@ -42,7 +42,7 @@ class Observed(Facts):
 
 
 class Observer:
-    """The measurements of this rank: one step is probed for collectives, model states and live tensors.
+    """The measurements of this rank. In one step, it records the collectives, the model states and the live tensors.
 
     Probes slow their step down. The probed step therefore does not count for the timing, and all other steps run
     without probes. The observer also begins the memory phases of the training steps.
@@ -81,7 +81,7 @@ class Observer:
     def resume_from(self, steps_done: int, earlier: Observed | None) -> None:
         """Continue with the measurements of the process before a resumption. `earlier` is None if that was another run.
 
-        A step that was already probed is not probed again. Otherwise, a steady step of this process is probed.
+        A step that was already probed is not probed again. Otherwise, this process probes a step after the warm-up.
         """
         self._steps_done, self._earlier = steps_done, earlier
         if earlier is not None:

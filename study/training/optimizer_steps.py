@@ -53,7 +53,7 @@ class TrainingOrder(Sampler[int]):
 
 
 def global_norm(tensors: Iterable[torch.Tensor], is_exact: bool = False) -> torch.Tensor:
-    """Return the 2-norm of all tensors together, as exact as in DeepSpeed's stages 1 to 3, which sum in fp64.
+    """Return the 2-norm of all tensors together, as exactly as DeepSpeed's stages 1 to 3, which sum in fp64.
 
     If `is_exact`, all squares are summed in fp64 and the norm is rounded once.
 

@@ -44,7 +44,7 @@ def removed_folder(folder: Path) -> OutputFailed:
 
 @contextmanager
 def explain_write_errors(folder: Path) -> Iterator[None]:
-    """Turn an error that a full or broken disk causes in a `with` block into an OutputFailed that names the folder."""
+    """Raise an OutputFailed that names the folder, if a full or broken disk causes an error in the `with` block."""
     try:
         yield
     except Exception as error:

@@ -22,7 +22,7 @@ RECORDERS = {f"{package}.{name}" for package in ("study", "zero_study") for name
 
 
 def requested_run(config: RunConfig) -> Run:
-    """Return the run that the `accelerate launch` process above this process requests.
+    """Return the run that is requested by the `accelerate launch` process that started this process.
 
     Accelerate passes settings to its child processes, but not the name of the strategy's file. The launcher is
     therefore searched for among the parent processes, and its command line is read. Raises Refusal if there is no
@@ -77,7 +77,7 @@ def check_as_launched(strategy: Strategy, environment: Mapping[str, str]) -> Non
 
 
 def launcher_command() -> list[str] | None:
-    """Return the command of the `accelerate launch` process above this process. None if there is no such process."""
+    """Return the command of the `accelerate launch` process that started this process. None if there is none."""
     launcher = _launcher()
     return None if launcher is None else launcher[2]
 

@@ -64,7 +64,7 @@ class Change(Fault):
 
     @property
     def rank(self) -> tuple[bool, ...]:
-        """A sort key: what changes gradients or weights first, then faults that end, those with a factor first."""
+        """A sort key. Changes of gradients or weights come first, then the faults that an upgrade removes."""
         is_fault = self.kind == "fault"
         return (
             not self.changes_training,
@@ -124,7 +124,7 @@ def _without_effect() -> list[dict[str, Any]]:
 
 
 def why_unknown(package: str, version: str) -> str | None:
-    """Return why nothing is known about a version; None if it was examined."""
+    """Return why nothing is known about a version. None if it was examined."""
     releases = index().packages[package].releases
     if examined_release(package, version) is not None:
         return None
@@ -420,7 +420,7 @@ def _new_conflicts(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[C
 
 
 def content(found: Comparison) -> dict[str, Any]:
-    """Return the changes for JSON in the OSV format, those that were left out by reason, and the verdict."""
+    """Return for JSON: the changes in the OSV format, the excluded changes by reason, and the verdict."""
     return {
         "vulns": [change.as_osv() for change in found.shown],
         "left_out": {

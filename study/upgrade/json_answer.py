@@ -30,7 +30,10 @@ IDS = {
 
 
 def of(comparison: Comparison, old: Lock, new: Lock) -> Answer:
-    """Return the answer on two lock files. `vulns` has all changes that can concern the training, in the OSV format."""
+    """Return the answer on two lock files.
+
+    The key "vulns" lists all changes that can affect the training, in the OSV format.
+    """
     content = changes.content(comparison)
     packages = {
         name: {"old": old.pins.get(name), "new": new.pins.get(name)} for name in dict.fromkeys([*old.pins, *new.pins])
@@ -40,7 +43,7 @@ def of(comparison: Comparison, old: Lock, new: Lock) -> Answer:
 
 
 def findings(comparison: Comparison, old: Lock, new: Lock) -> Iterator[envelope.Finding]:
-    """Yield the changes that can concern the training. Releases that are unknown could not be checked instead."""
+    """Yield a finding per change that can affect the training, and one per release that is not known."""
     faulty = {change.package for change in comparison.shown if change.kind == "fault"}
     best = {package: changes.best_release(package, old, new, comparison.use) or "" for package in faulty}
     for change in comparison.shown:

@@ -106,7 +106,7 @@ class Use:
     notes: tuple[str, ...] = ()  # why something could not be narrowed
 
     def why_not(self, change: Conditions) -> str | None:
-        """Return why a change cannot concern this training; None if it can."""
+        """Return why this training is not affected by a change. None if it may be."""
         if reason := self.why_not_package(change.package):
             return reason
         for reason in (self._by_engines(change), self._by_values(change), self._by_names(change)):
@@ -115,7 +115,7 @@ class Use:
         return None
 
     def why_not_package(self, package: str) -> str | None:
-        """Return why no change of a package can concern this training; None if some can."""
+        """Return why this training is not affected by changes of a package. None if it may be."""
         if self.packages is not None and package not in self.packages:
             return f"{package} is not used"
         if package == "deepspeed" and self.engine not in (None, "deepspeed"):

@@ -1,4 +1,4 @@
-"""What an exception means that no rule knows by its message: by its kind, its values and its traceback."""
+"""Explain an exception whose message no rule knows, from its type, the values in its message and its traceback."""
 
 from __future__ import annotations
 

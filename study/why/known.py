@@ -126,11 +126,11 @@ class Rule(BaseModel):
 
     @property
     def is_conclusion(self) -> bool:
-        """Whether a program finds the cause, and not a pattern."""
+        """Whether Python code finds this cause. The causes of the other rules are found by a pattern."""
         return self.match is None and self.cut_off is None
 
     def found(self, log: Log, features: frozenset[Feature] = frozenset()) -> Cause | None:
-        """Return the cause that the pattern finds in a log whose setting has these features, or None."""
+        """Return the cause if the pattern matches a log and the log's setting has these features. None otherwise."""
         if not features.issuperset(self.needs) or not features.isdisjoint(self.excludes):
             return None
         by_line: dict[int, tuple[Line, re.Match[str]]] = {}

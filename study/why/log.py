@@ -195,7 +195,7 @@ class Taker(Protocol):
         ...
 
     def take(self, line: Line) -> None:
-        """Take a line that concerns it."""
+        """Process a line that concerns this object."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Why memory ran out: what a message of PyTorch says in numbers, and in which phase it was raised."""
+"""Explain why memory ran out, from the numbers in PyTorch's message and from the phase in which it was raised."""
 
 from __future__ import annotations
 

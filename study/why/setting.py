@@ -134,7 +134,7 @@ class SettingReader:
     wants_all = False
 
     def concerns(self, text: str) -> bool:
-        """Return whether a line may state a setting. It does not depend on digits."""
+        """Return whether a line may state a setting. Its digits do not matter."""
         if self._num_feature_lines < MOST_FEATURE_LINES:  # this is asked once for lines that differ only in digits
             self._num_feature_lines += 1
             self.features.update(

@@ -197,7 +197,7 @@ class Steps:
 
     @property
     def wants_all(self) -> bool:
-        """Whether a dictionary that is printed over several lines has begun."""
+        """Whether a dictionary has begun that is printed on several lines."""
         return bool(self._printed)
 
     @staticmethod

@@ -47,7 +47,7 @@ def rounded(num_bytes: float) -> int:
 
 
 def identify(num_bytes: int, phase: Phase | None, setting: Setting) -> Tensor | None:
-    """Return the tensor that an allocation is by its size. None if no tensor, or several kinds, have it."""
+    """Return the tensor that has the size of an allocation. None if no tensor or several kinds of tensors have it."""
     tolerance = 0.006 * (GIB if num_bytes >= GIB else MIB)
     candidates = {
         tensor.kind: tensor

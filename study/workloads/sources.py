@@ -332,7 +332,7 @@ def from_folder(folder: Path, model_class: type[Any], settings: Any, drawn: tupl
 
 
 def nothing_left(config: RunConfig) -> Refusal:
-    """Return the Refusal for runs that use all of a text, so that nothing is left for pretraining."""
+    """Return the Refusal for a run that uses the whole text, which leaves nothing for pretraining."""
     return Refusal(
         f"num_train_examples {config.num_train_examples} leaves nothing of {config.workload}'s text to train a body "
         "on; lower it in the study"

@@ -1,4 +1,4 @@
-"""Compare published measurements of others, in pairs of rows that differ only in what a claim is about.
+"""Compare published measurements in pairs of rows that differ only in what a claim is about.
 
 No row is picked by hand. The comparison uses all pairs of rows of one source that differ only in the conditions that
 the rule names. Rows of grade C, which need too many assumptions, are not used. A row is a single run, so every rate has

@@ -174,7 +174,7 @@ def _compared(table: pd.DataFrame, study: str, strategy: str, control: str, metr
 
 
 def state_bytes_per_parameter(strategy: str, world_size: int, precision: str, part: str) -> Observed:
-    """Return the bytes per parameter of the largest rank just before the optimizer step.
+    """Return the bytes per parameter just before the optimizer step, on the rank that uses the most memory.
 
     `part` is one of PARTS. "model_states" are the states that the ZeRO paper counts.
     """
@@ -217,7 +217,7 @@ def _from_least_to_most(values: list[float], runs: list[RecordFile]) -> Observed
 
 
 def held_ratio(study: str, of: str, to: str, part: str, label: str = "") -> Observed:
-    """Return the bytes that a rank of one strategy holds just before the optimizer step, divided by those of another.
+    """Return the bytes per rank just before the optimizer step with one strategy, divided by those with another.
 
     `part` is one of PARTS. The interval is from the smallest to the largest ratio over the models of the study. Only
     runs with the label are compared.
@@ -358,7 +358,7 @@ def _parity_pair(workload: str, strategy: str, micro_batch: int) -> tuple[Record
 
 
 def protocol_effect(program: str, metric: defects.Metric) -> Observed:
-    """Return the relative difference of ZeRO's arm from the plain arm of a published program, with its interval.
+    """Return the relative difference between a published program's results with and without ZeRO, with its interval.
 
     `program` is "published", or "mended" for the program with all defects corrected. The interval is over repeats.
     """

@@ -167,7 +167,7 @@ def engine_in_16_bits(strategy: str, hidden: int, world_size: int, precision: Pr
 
 
 def box_of(gpu: str, gpus: int, node: str | None) -> Cluster:
-    """Return the machine of a case.
+    """Return the GPUs and nodes that a case names.
 
     Raises ValueError for an unknown GPU or node, and if the GPUs do not fill the nodes.
     """

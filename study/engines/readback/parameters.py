@@ -87,12 +87,12 @@ def name_among(name: str, known_names: Container[str]) -> str:
 
 
 def name_of_copied(name: str) -> str:
-    """Return a name without the parts by which PEFT tells a copy from the module that it replaces."""
+    """Return a name without the parts that PEFT adds for modules that it copies (modules_to_save)."""
     return _COPY_OR_REPLACED.sub(".", name)
 
 
 def without_base_layers(module: str) -> str:
-    """Return a module's name without the parts that PEFT adds to a layer inside its adapter."""
+    """Return a module's name without the part ".base_layer" that PEFT adds."""
     return _BASE_LAYER.sub("", module)
 
 

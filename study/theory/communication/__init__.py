@@ -1,4 +1,4 @@
-"""Predict the collectives of an optimizer step and their bytes: by the ZeRO paper, and by simulating the engines.
+"""Predict the collectives and bytes of an optimizer step, by the ZeRO paper and by simulating the engines.
 
 The steps of the engines are simulated. `model_order` has the order in which a pass visits modules. `buckets` decides
 when a bucket is full (DDP, stages 0 to 2). `sharded` decides which parameters are gathered, prefetched and released

@@ -1,4 +1,4 @@
-"""The order in which an engine visits a model's modules, their parameters, and their gradients."""
+"""Determine the order in which an engine visits a model's modules, parameters and gradients."""
 
 from __future__ import annotations
 

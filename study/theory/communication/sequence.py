@@ -18,7 +18,7 @@ POSITION_BYTES = 8
 
 
 class Exchanges(NamedTuple):
-    """The collectives of attention in a micro step, by the pass that issues them."""
+    """The collectives of attention in a micro step, separately for each pass."""
 
     forward: list[Collective]
     recompute: list[Collective]

@@ -234,7 +234,7 @@ class Whole(NamedTuple):
 
 
 def whole_elements(engine: Engine, shape: ModelShape, job: StepConfig, is_frozen: bool = False) -> Whole:
-    """Return the most elements that stage 3 has gathered at one time, by the phase of a micro step.
+    """Return, for each phase of a micro step, the largest number of elements that stage 3 gathers at one time.
 
     `is_frozen` is for a model whose own weights are frozen.
     """
@@ -305,7 +305,7 @@ def reductions(engine: Engine, model: Model) -> Iterator[Collective]:
 
 
 def step(engine: Engine, model: Model) -> Iterator[Collective]:
-    """Yield the collectives of the optimizer step: norms, and the gather of persistent parameters (_post_step)."""
+    """Yield the collectives of the optimizer step: those for norms, and the gather of persistent parameters."""
     norm_bytes = 4 if engine.offload_optimizer != "none" else 8
     for group in model.groups:  # _create_fp16_sub_groups
         shards = [_padded_elements(engine, p) // engine.world_size for p in group]

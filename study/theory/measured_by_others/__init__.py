@@ -156,7 +156,7 @@ class MeasuredCase:
 
 
 def cases(kind: Literal["times", "memory"] = "times") -> list[MeasuredCase]:
-    """Return the cases of published.yaml with published times, or those with published memory."""
+    """Return the cases of published.yaml that have a published time, or those that have a published memory."""
     return [case for case in _cases() if (case.quantity in TIMES) == (kind == "times")]
 
 

@@ -366,9 +366,9 @@ def decoder_shape(
 
 
 def vocabulary_of(architecture: Plain, layers: int, hidden: int, positions: int, num_params: int) -> int:
-    """Return the size of the vocabulary of one of this project's models, from its number of parameters.
+    """Return the vocabulary size with which one of this project's models has this number of parameters.
 
-    Raises ValueError if no vocabulary gives this number.
+    Raises ValueError if there is none.
     """
     one_word, two_words = (
         decoder_shape("", architecture, layers, hidden, 1, positions, words).num_params for words in (1, 2)

@@ -149,9 +149,11 @@ class ModelCounts:
 
     @property
     def declared(self) -> Iterator[tuple[int | None, Sequence[int]]]:
-        """The parameters in their usual order: the kind of each block, or None outside, with parameter numbers of it.
+        """Yield (kind of block, numbers of its parameters) in the usual order of the parameters.
 
-        Modules outside the blocks come first if the forward pass visits them first, and otherwise last.
+        The kind is None for the parameters outside the blocks.
+
+        Outside parameters come first if the forward pass visits their module before the blocks. The others come last.
         """
         early = {number for item in self.before if not isinstance(item, str) for number in item}
         outside = range(len(self.outside.parameters))
@@ -248,7 +250,7 @@ def images_from_content(content: Mapping[str, Any]) -> ImageCounts:
 
 
 def from_content(content: Mapping[str, Any]) -> ModelCounts:
-    """Return the counts that `to_content` made plain data of."""
+    """Return the counts from the plain data that `to_content` made."""
     return ModelCounts(
         outside=_part(content["outside"]),
         before=_layout(content["before"]),

@@ -154,7 +154,7 @@ class ModelShape:
 
     @property
     def has_tied_head(self) -> bool:
-        """Whether the embedding is also the output layer. The head of a classifier is separate."""
+        """Whether the output layer shares the embedding's weights. The head of a classifier never does."""
         return self.counts.tied
 
     @property

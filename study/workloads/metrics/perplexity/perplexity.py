@@ -8,7 +8,7 @@ import evaluate
 
 
 class Perplexity(evaluate.Metric):  # type: ignore[misc]
-    """A metric whose `compute` takes mean losses as predictions and numbers of tokens as references.
+    """A metric whose `compute` takes mean losses as predictions and token counts as references.
 
     It returns {"validation_loss", "perplexity"}.
     """
