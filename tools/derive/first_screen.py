@@ -366,8 +366,8 @@ def answers() -> str:
     lines = [
         f"**{MODEL_NAME} on {NUM_GPUS} H100:** use {names}, which are about equally fast. For "
         f"{names.split()[0]}, we predict {best.seconds:.3g} s per step ({best.fastest_seconds:.2g} to "
-        f"{best.slowest_seconds:.2g}), ${dollars:,.0f} per billion tokens, and {_gib(best.free_bytes)} GiB of each GPU stay free. DDP does not fit: it lacks "
-        f"{_gib(-ddp.free_bytes)} GiB per GPU.",
+        f"{best.slowest_seconds:.2g}), ${dollars:,.0f} per billion tokens, and {_gib(best.free_bytes)} GiB of each "
+        f"GPU stay free. DDP does not fit: it lacks {_gib(-ddp.free_bytes)} GiB per GPU.",
         f"**DeepSpeed:** use {newest}, which has faults [in a few settings]({FAULTS}). "
         f"Avoid {first} to {last.split(' ')[-1]}, which can [train incorrectly without an error message]"
         "(#releases-that-train-incorrectly-without-an-error-message).",
