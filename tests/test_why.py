@@ -59,7 +59,9 @@ def waiting(*calls: tuple[int, int, str, int]) -> list[str]:
     return [WATCHDOG.format(**dict(zip(names, call, strict=True))) for call in calls]
 
 
-def out_of_memory(*frames: str, tried: str = "1.50 GiB", more: str = "", unused: str = "200.00 MiB") -> list[str]:
+def out_of_memory(
+    *frames: str, tried: str = "1.50 GiB", more: str = "", unused: str = "200.00 MiB", allocated: str = "76.00 GiB"
+) -> list[str]:
     """Return a traceback that ends in PyTorch's message, with frames as "file.py:function"."""
     lines = ["Traceback (most recent call last):"]
     for frame in frames:
@@ -68,8 +70,8 @@ def out_of_memory(*frames: str, tried: str = "1.50 GiB", more: str = "", unused:
     return [
         *lines,
         f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {tried}. GPU 0 has a total capacity of 79.14 "
-        f"GiB of which 1.00 GiB is free. {more}Of the allocated memory 76.00 GiB is allocated by PyTorch, and {unused} "
-        "is reserved by PyTorch but unallocated.",
+        f"GiB of which 1.00 GiB is free. {more}Of the allocated memory {allocated} is allocated by PyTorch, and "
+        f"{unused} is reserved by PyTorch but unallocated.",
     ]
 
 
@@ -149,7 +151,8 @@ EXAMPLES: dict[str, list[str]] = {
     ],
     "memory/other-process": out_of_memory(
         "torch/nn/modules/module.py:_call_impl",
-        more="Process 7 has 76.40 GiB memory in use. Process 8 has 9.00 GiB memory in use. ",
+        allocated="60.00 GiB",
+        more="Process 7 has 60.60 GiB memory in use. Process 8 has 17.00 GiB memory in use. ",
     ),
     "memory/fragmentation": out_of_memory("torch/nn/modules/module.py:_call_impl", unused="12.00 GiB"),
     "memory/outside-pytorch": out_of_memory(
@@ -198,7 +201,8 @@ EXAMPLES: dict[str, list[str]] = {
     "memory/peak-of-activations": ["step=0 TRAIN alloc=10.33 peak=68.03 GiB"],
     "memory/other-process-engine": out_of_memory(
         "x/weight_sync/strategy.py:send_chunks",
-        more="Process 7 has 76.40 GiB memory in use. Process 8 has 9.00 GiB memory in use. ",
+        allocated="60.00 GiB",
+        more="Process 7 has 60.60 GiB memory in use. Process 8 has 17.00 GiB memory in use. ",
     ),
     "slow/compilation": ["(EngineCore) Dynamo bytecode transform time: 15.26 s", "step: 1 loss: 1.5 dt: 0.5s"],
     "slow/compilation-noted": [
@@ -313,7 +317,9 @@ EXAMPLES: dict[str, list[str]] = {
         *steps(10, loss=falling, grad_norm=norms),
         *steps(4, loss=lambda _: 0.0, grad_norm=lambda _: math.nan),
     ],
-    "wrong/nan-from-the-start": steps(4, loss=lambda _: math.nan, grad_norm=lambda _: math.nan),
+    "wrong/nan-from-the-start": steps(4, step=lambda step: step, loss=lambda _: math.nan, grad_norm=lambda _: math.nan),
+    "wrong/nan-when-log-begins": steps(4, loss=lambda _: math.nan, grad_norm=lambda _: math.nan),
+    "wrong/loss-and-norm-large": steps(6, loss=lambda step: 15 + 7 / step, grad_norm=lambda step: 170 + 300 / step),
     "wrong/schedule-too-fast": steps(
         60, loss=falling, grad_norm=norms, learning_rate=lambda step: max(0, 30 - step) * 1e-6
     ),
@@ -590,6 +596,41 @@ def test_the_own_process_is_recognized_by_its_memory_in_a_container():
     assert round(own.others / GIB, 2) == 6.79
 
 
+UNEXPLAINED = "GPU 0 has a total capacity of 184.31 GiB of which 443.94 MiB is free. Of the allocated memory {} GiB is"
+
+
+@pytest.mark.parametrize(
+    ("allocated", "id"), [(171.63, "memory/activations-and-gradients"), (40.0, "memory/other-process")]
+)
+def test_memory_that_nothing_explains_is_of_others_only_if_this_process_would_fit(allocated, id):
+    lines = [
+        "train.py:12 step -> torch/_tensor.py:623 backward",
+        f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 720.00 MiB. {UNEXPLAINED.format(allocated)} "
+        "allocated by PyTorch, and 2.00 GiB is reserved by PyTorch but unallocated.",
+    ]
+    assert first(lines) == id
+    assert "the backward pass" in text.text(answer.answer_lines(lines)).replace("\n ", "")
+
+
+def test_a_process_that_fills_the_gpu_by_itself_makes_other_processes_less_sure():
+    lines = out_of_memory(
+        more="Process 7 has 76.60 GiB memory in use. Process 8 has 1.60 GiB memory in use. ", tried="1.01 GiB"
+    )
+    others = [cause for cause in answer.answer_lines(lines).causes if cause.id == "memory/other-process"]
+    assert all(cause.sureness == "possible" for cause in others)
+
+
+def test_a_size_that_a_line_before_states_is_quoted():
+    lines = [
+        "rank=1 pre-allocated shard.grad: 6.19 GB",
+        "torch.OutOfMemoryError: Tried to allocate 6.20 GiB. GPU 2 has total 47.40 GiB of which 1.96 GiB is free.",
+    ]
+    found = answer.answer_lines(lines)
+    assert found.cause is not None
+    assert "shard.grad: 6.19 GB" in found.cause.happened
+    assert "47.4 GiB" in found.cause.happened
+
+
 def test_a_tensor_is_named_by_its_size_and_place():
     setting = Setting(model="qwen3-8b", micro_batch_size=2, sequence_length=4096)
     logits = 2 * 2 * 4096 * 151_936
@@ -631,6 +672,78 @@ def test_known_faults_of_the_stated_release_are_listed():
     assert faults
     assert all(fault.package == "deepspeed" for fault in faults)
     assert not answer.answer_lines(steps(30, loss=falling)).faults
+
+
+# ---------------------------------------------------------------- what a log does not state
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        EXAMPLES["hang/watchdog-stuck-at-start"],
+        EXAMPLES["wrong/nan-when-log-begins"],
+        EXAMPLES["memory/too-large"],
+        ["torch.distributed.DistBackendError: NCCL error, remote process exited or there was a network error"],
+    ],
+)
+def test_what_happened_is_not_called_the_reason(lines):
+    found = answer.answer_lines(lines)
+    assert found.cause is not None
+    assert found.cause.is_open
+    assert found.cause.content()["is_open"] is True
+    assert "does not state why" in " ".join(text.text(found).split())
+
+
+def test_a_reason_that_is_open_is_never_sure():
+    assert all((rule.reason or rule.certainty) == "possible" for rule in known.rules() if rule.is_open)
+
+
+def test_a_nan_is_from_the_first_step_only_if_the_log_states_the_step():
+    line = "loss: nan, grad_norm: nan, loss_cls: nan, loss_box: 0.5"
+    assert first([f"step: 1, {line}"]) == "wrong/nan-from-the-start"
+    assert first([f"step: 50, {line}"]) == "wrong/nan-when-log-begins"
+    cause = answer.answer_lines([line]).cause
+    assert cause is not None
+    assert "loss_cls" in cause.happened
+    assert "loss_box" not in cause.happened
+
+
+def test_a_large_loss_of_another_model_is_no_complaint():
+    """A loss above that of a guess over any vocabulary is usual for models without one, if gradients are small."""
+    assert first(steps(20, loss=lambda step: 60 / step + 20, grad_norm=norms)) is None
+
+
+def test_a_log_that_ends_before_the_last_step_is_no_all_clear():
+    lines = [*steps(6, loss=falling, grad_norm=norms), "  0%|          | 6/175083 [00:13<107:38:12,  2.21s/it]"]
+    displayed = " ".join(text.text(answer.answer_lines(lines)).split())
+    assert "step 6 of 175,083" in displayed
+    assert "Nothing wrong" not in displayed
+
+
+def test_large_gradient_norms_are_said():
+    displayed = text.text(answer.answer_lines(steps(9, loss=falling, grad_norm=lambda step: 900.5 + step)))
+    assert "905.5" in displayed
+
+
+def test_a_server_is_waited_for_only_at_the_end_of_a_log():
+    waits = "trl.extras.vllm_client - Server is not up yet. Retrying in 2.0 seconds..."
+    assert first([waits] * 3) == "hang/server-not-up"
+    assert first([waits, "trl.extras.vllm_client - Server is up!"]) is None
+    assert first([waits, *steps(9, loss=falling, grad_norm=norms)]) is None
+
+
+def test_what_a_compiler_states_is_in_the_answer():
+    cause = answer.answer_lines(
+        [
+            "W01 torch/_dynamo/convert_frame.py:1551] [2/8] torch._dynamo hit config.recompile_limit (8)",
+            "W01 torch/_dynamo/convert_frame.py:1551] [2/8]    function: 'update' (/x/opt.py:621)",
+            "W01 torch/_dynamo/convert_frame.py:1551] [2/8]    last reason: 2/7: tensor 'X[0]' size mismatch",
+        ]
+    ).cause
+    assert cause is not None
+    assert "update" in cause.happened
+    assert "(8)" in cause.happened
+    assert "tensor 'X[0]' size mismatch" in cause.because
 
 
 # ---------------------------------------------------------------- recordings

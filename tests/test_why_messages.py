@@ -26,6 +26,10 @@ PACKAGES = Path(torch.__file__).parents[1]
 
 # Messages that need a GPU, several ranks or a whole training: the installed file that has a part of the message.
 SOURCES = {
+    "start-up/fsdp-module-on-cpu": (
+        "torch/distributed/fsdp/_runtime_utils.py",
+        "An FSDP-managed module unexpectedly has parameters on ",
+    ),
     "launch/device-ordinal": (
         "torch/distributed/elastic/agent/server/local_elastic_agent.py",
         "exceeds available GPUs",
@@ -128,6 +132,7 @@ SOURCES = {
 
 # Messages that no installed package has, and who prints them.
 ELSEWHERE = {
+    "start-up/nccl-limit": "NCCL on a GPU; a public log has it",
     "launch/driver-too-old": "PyTorch's build for CUDA",
     "launch/slurm-time-limit": "Slurm",
     "launch/slurm-ended": "Slurm",

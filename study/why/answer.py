@@ -18,7 +18,7 @@ from study.why.cause import Cause, rank_causes
 from study.why.log import Failure, Line, Log, Reader, mask
 from study.why.setting import Setting, SettingReader
 from study.why.signs import Signs
-from study.why.steps import Steps
+from study.why.steps import Bar, Steps
 from study.why.tables import Tables
 
 LONGEST_LINE = 1 << 16  # characters that are read at once, so that a log in one line needs little memory
@@ -57,6 +57,12 @@ class Answer:
         """Whether the log shows steps of a training and nothing that is wrong."""
         has_failure = self.log.failures or self.log.open_frames
         return self.num_found == 0 and not has_failure and not self.has_signs and self.steps.num_steps > 0
+
+    @property
+    def stopped_at(self) -> Bar | None:
+        """The progress bar of the steps at the end of the log, if it is not full. None if there is none."""
+        bar = self.steps.step_bar
+        return bar if bar is not None and bar.done < bar.total else None
 
     @property
     def num_found(self) -> int:

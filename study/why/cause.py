@@ -29,6 +29,7 @@ class Cause:
     check: str = ""  # how to check it
     documented: str = ""  # an address
     is_consequence: bool = False  # something else in the log came first, if the log has it
+    is_open: bool = False  # the log states what happened, and not why
     is_note: bool = False  # it explains what the log shows, and nothing is wrong
     reason: Certainty | None = None  # of `because`, if it is less sure than that this is the cause
     symptom: Certainty = "certain"  # of `happened`: nearly always, the log states it
@@ -48,7 +49,8 @@ class Cause:
         return {
             "id": self.id, "kind": self.kind, "what_happened": self.happened, "why": self.because,
             "certainty": self.sureness, "certainty_of_what_happened": self.symptom,
-            "certainty_of_why": self.sureness, "basis": self.basis, "is_note": self.is_note,
+            "certainty_of_why": self.sureness, "basis": self.basis, "is_open": self.is_open,
+            "is_note": self.is_note,
             "evidence": [
                 {"line": line.number, "rank": line.rank, "text": mask(line.text)} for line in self.evidence
             ],

@@ -106,6 +106,7 @@ class Rule(BaseModel):
     documented: str = ""
     raised_by: str = ""  # packages, releases and files that print the message
     is_consequence: bool = False
+    is_open: bool = False  # the log states what happened and not why; `because` says what usually does it
     is_note: bool = False
     strength: int = 0
     example: str = ""  # a text that the pattern matches, as it is printed
@@ -215,6 +216,7 @@ class Rule(BaseModel):
             check=filled(self.check),
             documented=self.documented,
             is_consequence=self.is_consequence,
+            is_open=self.is_open,
             is_note=self.is_note,
             reason=self.reason,
             strength=self.strength,
@@ -226,7 +228,8 @@ class Rule(BaseModel):
             return
         pattern = compiled(self.match)
         if self.where == "end":
-            if not log.failures and not log.open_frames:
+            is_over = any(self._is_excluded(line.text) for line in log.last)
+            if not log.failures and not log.open_frames and not is_over:
                 for line in log.last:
                     if match := pattern.search(line.text):
                         yield line, match

@@ -52,6 +52,9 @@ _SECRETS = (
 # In rich's tracebacks a frame is `/path/file.py:12 in name`, and every line has a frame of box characters.
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)(?:, in (\S+))?')
 _RICH_FRAME = re.compile(r"^\s*(?:File )?(\S+\.py):(\d+),? in (\w+)")  # also of notebooks
+# Some reports print a traceback as `a.py:12 f -> b.py:3 g`.
+_CHAIN = re.compile(r"\s*(?:-> ?)?\S+\.py:\d+ \w+(?: -> \S+\.py:\d+ \w+)*\s*")
+_CHAIN_FRAME = re.compile(r"(\S+\.py):(\d+) (\w+)")
 _BOX = re.compile(r"^[\s]*[│╭╰╮╯|]\s?|\s*[│╮╯|]\s*$")
 _ARROW = re.compile(r"^\s*(?:❱|-{1,4}>|>)?\s*\d*\s*(?:│\s)?")  # before the line of the source, in some formats
 FARTHEST = 6  # spaces before the last line of a traceback
@@ -280,6 +283,10 @@ class Reader:
             self._open.pop(rank, None)
             frames = self._frames.setdefault(rank, deque(maxlen=FRAMES))
             frames.append(Frame(match[1], int(match[2]), match[3] or "<module>"))
+        elif " -> " in text and _CHAIN.fullmatch(text):
+            self._open.pop(rank, None)
+            frames = self._frames.setdefault(rank, deque(maxlen=FRAMES))
+            frames.extend(Frame(file, int(number), name) for file, number, name in _CHAIN_FRAME.findall(text))
         elif match := self._exception(rank, text):
             self._fail(line, match[1].rpartition(".")[2], match[2] or "")
         elif rank in self._open:

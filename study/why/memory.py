@@ -11,7 +11,7 @@ from study.terminal import bytes_text, count
 from study.why import memory_messages, phases, tensors
 from study.why.cause import Cause, Certainty
 from study.why.known import conclude
-from study.why.log import Failure, Line, Log
+from study.why.log import Failure, Line, Log, mask
 from study.why.memory_messages import OutOfMemory
 from study.why.phases import Phase
 from study.why.setting import Setting
@@ -20,7 +20,9 @@ from study.why.steps import Steps
 GIB = 1 << 30
 OTHERS = 0.05  # share of a GPU that other processes use if they are named as the cause
 OUTSIDE, FAR_OUTSIDE = 4 * GIB, 8 * GIB  # bytes of a process outside of PyTorch that are more than usual, and far more
+NEARLY_ALL = 0.9  # share of a GPU with which a process nearly fills it by itself
 UNUSED = 0.1  # share of a GPU that is reserved and unallocated if fragmentation is named as the cause
+ALIKE = 0.01  # relative difference of sizes that are the same as printed
 LARGE = 0.2  # share of a GPU that one tensor has if its size is the question
 LONG_SAMPLE = 8.0  # times the typical length
 WHOLE_MODEL = 3.0  # times the memory of a step
@@ -28,6 +30,9 @@ NEAR = 30  # lines between what a program announces and a message
 MOST = 20  # messages that are examined
 LATE = 20  # steps after which a training has shown that its usual steps fit
 
+
+_STATED_SIZE = re.compile(r"\b(\d+\.\d+) ?(GiB|GB|MiB|MB)\b")
+LONGEST_LINE = 120  # characters of a line that are quoted in a sentence
 
 # Functions that show more than the phase. The first one that is found decides.
 _PLACES = tuple(
@@ -196,8 +201,26 @@ def _happened(message: OutOfMemory, phase: Phase | None, steps: Steps) -> str:
         text += f"; PyTorch had allocated {bytes_text(message.allocated or 0)} there"
         if message.unused:
             text += f" and reserved another {bytes_text(message.unused)}"
+    total, rest = message.total or 0, message.others or 0
+    if not message.processes and message.own is None and rest >= OTHERS * total > 0:
+        text += (
+            f". Another {bytes_text(rest)} are neither free nor PyTorch's, and the message does not say whose "
+            "(libraries such as NCCL in this process, or other processes)"
+        )
+    if (line := _same_size(message)) is not None:
+        text += f". A line before states the same size: {line!r}"
     text += f". It happened {phases.place_of(phase)}" if phase else ". The log does not show in which phase"
     return f"{text}, after {count(steps.num_steps, 'step')}." if steps.num_steps else f"{text}."
+
+
+def _same_size(message: OutOfMemory) -> str | None:
+    """Return a line before a message that states the size that could not be allocated. Programs write GB for GiB."""
+    for text in message.failure.before:
+        for number, unit in _STATED_SIZE.findall(text):
+            size = float(number) * (GIB if unit.startswith("G") else 1 << 20)
+            if "Tried to allocate" not in text and abs(size - message.tried) <= ALIKE * message.tried:
+                return mask(text.strip())[:LONGEST_LINE]
+    return None
 
 
 def _by_numbers(
@@ -206,7 +229,7 @@ def _by_numbers(
     """Yield the causes that the numbers of the message alone show. An inference engine may share the GPU."""
     total = message.total or 80 * GIB
     others, unused, outside = message.others, message.unused, message.outside
-    if others is not None and others >= max(OTHERS * total, message.tried - (message.free or 0), GIB // 2):
+    if others is not None and _are_others_the_cause(message, total):
         number = max(1, len(message.processes) - (message.own is None))
         listed = count(number, "other process", "other processes")
         who = listed if message.processes else "Other processes, or libraries"
@@ -217,7 +240,7 @@ def _by_numbers(
         yield conclude(
             "memory/other-process-engine" if is_shared and message.processes else "memory/other-process",
             evidence, happened=happened, who=who, others=bytes_text(others), basis=basis,
-            certainty="certain" if message.processes and others > 2 * message.tried else "likely",
+            certainty=_certainty_of_others(message, total),
         )  # fmt: skip
     if unused is not None and unused >= message.tried and unused >= UNUSED * total:
         yield conclude(
@@ -227,6 +250,24 @@ def _by_numbers(
     if outside is not None and outside > OUTSIDE and not (others and others > outside):
         certainty: Certainty = "likely" if outside > FAR_OUTSIDE else "possible"
         yield conclude("memory/outside-pytorch", evidence, certainty, happened=happened, outside=bytes_text(outside))
+
+
+def _are_others_the_cause(message: OutOfMemory, total: int) -> bool:
+    """Return whether the memory of other processes is what is missing.
+
+    Memory that a message does not explain may also be of libraries in this process. It is of others only if this
+    process would fit even with far more than libraries usually take.
+    """
+    if message.others is None or message.others < max(OTHERS * total, message.tried - (message.free or 0), GIB // 2):
+        return False
+    return bool(message.processes) or (message.reserved or 0) + message.tried + FAR_OUTSIDE <= total
+
+
+def _certainty_of_others(message: OutOfMemory, total: int) -> Certainty:
+    """Return how sure it is that other processes are the cause. A process that nearly fills the GPU may be it, too."""
+    if (message.reserved or 0) >= NEARLY_ALL * total:
+        return "possible"
+    return "certain" if message.processes and (message.others or 0) > 2 * message.tried else "likely"
 
 
 def _long_sample(message: OutOfMemory, happened: str, evidence: tuple[Line, ...], steps: Steps) -> Cause | None:

@@ -12,7 +12,7 @@ _SIZE = r"([\d.]+) (bytes|KiB|MiB|GiB|TiB)"
 _TRIED = re.compile(rf"(out of memory|OutOfMemoryError).{{0,200}}?Tried to allocate {_SIZE}", re.IGNORECASE)
 _FIELDS = {
     # since 2.1
-    "total": re.compile(rf"has a total capacit?y of {_SIZE}"),
+    "total": re.compile(rf"has (?:a )?total(?: capaci?ty)?(?: of)? {_SIZE}"),
     "free": re.compile(rf"of which {_SIZE} is free"),
     "own": re.compile(rf"Including non-PyTorch memory, this process has {_SIZE} memory in use"),
     "allowed": re.compile(rf"{_SIZE} allowed"),
@@ -86,7 +86,7 @@ def read(failure: Failure) -> OutOfMemory | None:
     tried = _TRIED.search(text)
     if tried is None:
         return None
-    is_new = "total capac" in text and "already allocated" not in text
+    is_new = "already allocated" not in text and _FIELDS["total"].search(text) is not None
     values = {
         name: _bytes(match)
         for name, pattern in (_FIELDS if is_new else _FIELDS_2_0).items()

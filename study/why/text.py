@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import statistics
+
 from study import terminal
 from study.why import tracebacks
 from study.why.answer import MOST_OTHERS, MOST_SHOWN, Answer
 from study.why.cause import Cause
 from study.why.log import Failure, Line, mask
+from study.why.training import LARGE_NORM
 
 _SURE = {
     "certain": "The log states this cause",
@@ -46,7 +50,7 @@ def _cause(cause: Cause) -> list[str]:
     lines = [
         terminal.wrap(f"What happened: {mask(cause.happened)}", "", "  "),
         terminal.wrap(f"Why: {mask(cause.because)}", "", "  "),
-        terminal.wrap(f"{_sure(cause)} (from {cause.basis}).", "  ", "  "),
+        terminal.wrap(_sure(cause), "  ", "  "),
     ]
     lines += [_quoted(line) for line in cause.evidence[:3]]
     if cause.changes:
@@ -63,9 +67,10 @@ def _cause(cause: Cause) -> list[str]:
 
 def _sure(cause: Cause) -> str:
     """Return how sure what happened and its reason are."""
-    if cause.sureness == "certain":
-        return _SURE["certain"]
-    return _HAPPENED[cause.symptom] + _SURE[cause.sureness]
+    if cause.is_open:
+        return f"{_HAPPENED[cause.symptom]}It does not state why."
+    sure = _SURE["certain"] if cause.sureness == "certain" else _HAPPENED[cause.symptom] + _SURE[cause.sureness]
+    return f"{sure} (from {cause.basis})."
 
 
 def _quoted(line: Line) -> str:
@@ -86,11 +91,17 @@ def _unknown(answer: Answer) -> list[str]:
             else f" A step takes {seconds:,.3g} s. If this seems slow, --model, --gpu, --gpus, --strategy, "
             "--micro-batch-size and --sequence-length compare it with a prediction."
         )
+        start, end = f"Nothing wrong was found: the log has {steps} of a training, without an exception", ""
+        if (bar := answer.stopped_at) is not None:
+            start = f"No failure was found up to step {bar.done:,.0f} of {bar.total:,.0f}, where the log ends"
+            end = (
+                " If the run ended or stands still there, the log does not say why: py-spy dump --pid PID shows where "
+                "each rank is."
+            )
         return [
             terminal.wrap(
-                f"Nothing wrong was found: the log has {steps} of a training, without an exception, and the losses, "
-                "gradient norms and times that it states show nothing unusual. What it does not state was not checked."
-                + speed
+                f"{start}. Its losses, gradient norms and times show none of the signs that this command knows."
+                f"{_large_norms(answer)} What it does not state was not checked.{end}{speed}"
             )
         ]
     lines = terminal.count(answer.log.num_lines, "line")
@@ -116,6 +127,14 @@ def _unknown(answer: Answer) -> list[str]:
             "If the run had several ranks, give the logs of all of them: the first failure may be in another one."
         ),
     ]
+
+
+def _large_norms(answer: Answer) -> str:
+    """Return a sentence that says that the gradient norms are large. Empty if they are not."""
+    norms = [row.norm for row in answer.steps.rows if row.norm is not None and math.isfinite(row.norm)]
+    if not norms or (middle := statistics.median(norms)) <= LARGE_NORM:
+        return ""
+    return f" The gradient norms are large ({middle:,.4g} in the middle), which may be usual for this model or not."
 
 
 def _note(answer: Answer, cause: Cause) -> list[str]:

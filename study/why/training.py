@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import statistics
 from collections.abc import Iterator, Sequence
 
 from study.why.cause import Cause, Certainty
 from study.why.known import conclude
+from study.why.log import Line
 from study.why.setting import Setting
 from study.why.steps import Row, Steps
 from study.why.tensors import shape_of
@@ -24,7 +26,16 @@ TOO_LARGE = 1.3  # times the loss of a guess
 SEVERAL = 8  # times that a metric is logged with the same value if it stands still
 RISEN = 1.5  # times the lowest loss of a third of the steps
 EARLY = 0.1  # share of the steps with a learning rate of 0 from which a schedule ended early
+LARGEST_CHANCE = math.log(262_144)  # loss of a guess over the largest vocabularies that are usual
+LARGE_NORM = 100.0  # of gradients, which nearly all trainings of language models stay below
+MOST_PARTS = 4  # of a loss that are named
 SETTLED = 20  # rows after which a loss must have moved
+
+
+# A part of a loss, such as loss_cls: nan.
+_PART = re.compile(
+    r"""["']?\b(\w*loss_\w+)["']?\s*[:=]\s*([-+]?(?:\d+(?:\.\d*)?(?:e[-+]?\d+)?|nan|inf))\b""", re.IGNORECASE
+)
 
 
 def causes(steps: Steps, setting: Setting) -> list[Cause]:
@@ -95,8 +106,21 @@ def _not_finite(rows: Sequence[Row], setting: Setting) -> Iterator[Cause]:
         loss = f"{sound[-1].loss:.4g}"
         certainty: Certainty = "likely" if len(sound) >= FEW_SOUND else "possible"
         yield conclude("wrong/diverged", (first.line,), certainty, where=where, after=after, loss=loss)
-    else:
+    elif first.step is not None and first.step <= 1:
         yield conclude("wrong/nan-from-the-start", (first.line,), where=where, after=after)
+    else:
+        yield conclude("wrong/nan-when-log-begins", (first.line,), where=where, parts=_parts_of_loss(first.line))
+
+
+def _parts_of_loss(line: Line) -> str:
+    """Return a sentence that says which parts of a loss are not finite. Empty if the line has none that differ."""
+    values = {name: float(value) for name, value in _PART.findall(line.text)}
+    bad = [name for name, value in values.items() if not math.isfinite(value)]
+    if not bad or len(bad) == len(values):
+        return ""
+    more = f" and {len(bad) - MOST_PARTS} more" if len(bad) > MOST_PARTS else ""
+    names = ", ".join(bad[:MOST_PARTS])
+    return f" Of {len(values)} parts of the loss in that line, {len(bad)} are not finite: {names}{more}."
 
 
 def _by_setting(first: Row, where: str, sound: Sequence[Row], setting: Setting) -> Cause | None:
@@ -245,7 +269,16 @@ def _first_losses(rows: Sequence[Row], setting: Setting) -> Iterator[Cause]:
     """Yield the cause that a language model's first losses are far above that of a guess."""
     losses = [value for _, value in _with(rows[:5], "loss") if math.isfinite(value)]
     shape = shape_of(setting.model)
-    if not losses or shape is None or not shape.vocabulary:
+    if not losses:
+        return
+    if shape is None or not shape.vocabulary:
+        norms = [value for _, value in _with(rows, "norm") if math.isfinite(value)]
+        first, norm = statistics.median(losses), statistics.median(norms) if norms else 0.0
+        if first > LARGEST_CHANCE and norm > LARGE_NORM:
+            yield conclude(
+                "wrong/loss-and-norm-large", (rows[0].line,), loss=f"{first:.4g}", norm=f"{norm:,.4g}",
+                largest=f"{max(norms):,.4g}", chance=f"{LARGEST_CHANCE:.3g}",
+            )  # fmt: skip
         return
     chance, first = math.log(shape.vocabulary), statistics.median(losses)
     if first > TOO_LARGE * chance:

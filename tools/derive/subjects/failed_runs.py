@@ -61,7 +61,43 @@ def score(folder: str = ".", strong: bool = False) -> str:
     )
 
 
-USED = ("held_out", "held_out_2", "held_out_3")  # sets that were judged before the rules were changed by them
+def decidable() -> str:
+    """Return the score of the fourth set for the cases whose cause an expert can see in the log."""
+    outcomes = Counter(case["right"] for case in cases("held_out_4") if case["decidable"].startswith("yes"))
+    return (
+        f"{outcomes['right']} of {sum(outcomes.values())} answers name the cause first, {outcomes['partly']} names the "
+        f"right kind, {outcomes['unknown']} say that it is not known, and {outcomes['wrong']} name another cause"
+    )
+
+
+def by_kind() -> str:
+    """Return a table of the judgments of the fourth set by the kind of failure."""
+    kinds = sorted({case["kind"] for case in cases("held_out_4")})
+    rows = []
+    for kind in kinds:
+        of_kind = [case for case in cases("held_out_4") if case["kind"] == kind]
+        outcomes = Counter(case["right"] for case in of_kind)
+        sure = sum(case["right"] == "wrong" and case["confident"] for case in of_kind)
+        name = {"startup": "start-up or saving", "wrong": "training that is wrong"}.get(kind, kind)
+        rows.append((name, *(str(number) for number in (len(of_kind), *(outcomes[each] for each in OUTCOMES), sure))))
+    return "\n".join(
+        markdown(["kind of failure", "logs", *OUTCOMES.values(), "another cause, with confidence"], rows, 1)
+    )
+
+
+def wrong_with_confidence() -> str:
+    """Return how many answers to the fourth set are wrong, and how many of these were certain or likely."""
+    wrong = [case for case in cases("held_out_4") if case["right"] == "wrong"]
+    confident = sum(case["confident"] for case in wrong)
+    return f"{len(wrong)} of {len(cases('held_out_4'))} answers are wrong, {confident} of them with confidence"
+
+
+USED = (
+    "held_out",
+    "held_out_2",
+    "held_out_3",
+    "held_out_4",
+)  # sets that were judged before the rules were changed by them
 
 
 def used_now() -> str:
@@ -91,7 +127,7 @@ def threads() -> str:
 
 def unseen() -> str:
     """Return how many answers to logs were right that nobody had seen who wrote the rules of that time."""
-    judged = [case["right"] for case in cases("held_out_3")]
+    judged = [case["right"] for case in cases("held_out_4")]
     return f"{judged.count('right')} of {len(judged)}"
 
 
@@ -107,6 +143,8 @@ TABLES: dict[tuple[str, str], Callable[[], str]] = {
     (PAGE, "held_out"): partial(table, "held_out"),
     (PAGE, "held_out_2"): partial(table, "held_out_2"),
     (PAGE, "held_out_3"): partial(table, "held_out_3"),
+    (PAGE, "held_out_4"): partial(table, "held_out_4"),
+    (PAGE, "kinds_4"): by_kind,
 }
 NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
     (PAGE, "score"): score,
@@ -115,6 +153,9 @@ NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
     (PAGE, "strong_score"): partial(score, "held_out_2", strong=True),
     (PAGE, "held_out_3_score"): partial(score, "held_out_3"),
     (PAGE, "strong_3_score"): partial(score, "held_out_3", strong=True),
+    (PAGE, "held_out_4_score"): partial(score, "held_out_4"),
+    (PAGE, "decidable_4_score"): decidable,
+    (PAGE, "wrong_4"): wrong_with_confidence,
     (PAGE, "complaints"): complaints,
     (PAGE, "used_now"): used_now,
     (PAGE, "general_rules"): general_rules,
