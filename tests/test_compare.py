@@ -170,7 +170,7 @@ def test_a_norm_that_only_one_run_has_is_unknown(folder):
 def test_with_dropout_another_micro_batch_is_not_comparable(folder):
     page = parity.PARITY.page([folder])
     assert rows(page, "bf16-zero1-acc")[0][6] == "2 x 2"
-    assert rows(page, "bf16-zero1-acc")[0][7].startswith("dropout is on and micro batch 2 against 4")
+    assert rows(page, "bf16-zero1-acc")[0][7].startswith("dropout is on, and runs with micro batches of 2 and 4")
     assert rows(page, "bf16-zero2")[0][1] == "(the reference)"
     assert rows(page, "bf16-zero3")[0][-1] == "bf16-zero2"
     for path in folder.glob("bf16-*/record.json"):  # without dropout every cut of the batch is comparable

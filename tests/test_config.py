@@ -51,7 +51,8 @@ def test_presets():
     assert build_config("paper-large-batch").model_dump() == {**paper.model_dump(), "global_batch_size": 16}
     assert build_config("paper", size="tiny").size == "tiny"
     assert build_config().learning_rate == 1e-3
-    assert refusal(build_config, preset="pape").startswith("preset 'pape' is unknown; did you mean paper")
+    assert "can be paper or paper-large-batch" in refusal(build_config, preset="pape")
+    assert refusal(build_config, preset="papr").startswith("preset 'papr' is unknown; did you mean paper")
     assert "['paper'] is unknown" in refusal(build_config, preset=["paper"])  # as a study's file may say it
 
 

@@ -110,7 +110,7 @@ class Answer:
         if self.status not in (0, 1, 2, 3):
             raise Broken(f"status {self.status}")
         # A line of progress, such as "Tracing the modules of config.json ...", may come first.
-        if self.status == 2 and not re.fullmatch(r"(.+ \.\.\.\n)*zero-study: .+\n(  .+\n)*", self.err):
+        if self.status == 2 and not re.fullmatch(r"(.+ \.\.\.\n)*zero-study:( .+)?\n(  .+\n)*", self.err):
             raise Broken(f"refused in other than one error: {self.err!r}")
         if self.status != 2 and self.err:
             raise Broken(f"said on stderr: {self.err!r}")

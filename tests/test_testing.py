@@ -224,7 +224,7 @@ def test_a_saved_model_with_other_values_or_without_a_tensor(saved):
     folder, model = saved
     with torch.no_grad():
         model[1].weight += 1
-    with pytest.raises(AssertionError, match=r"1\.weight.*\n?.*other values"):
+    with pytest.raises(AssertionError, match=r"different: 1\.weight\."):
         testing.assert_saved_is_complete(folder, model)
     more = torch.nn.Sequential(*model, torch.nn.Linear(2, 2))
     with pytest.raises(AssertionError, match=r"2\.weight"):

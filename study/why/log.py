@@ -52,7 +52,7 @@ _SECRETS = (
 # In rich's tracebacks a frame is `/path/file.py:12 in name`, and every line has a frame of box characters.
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)(?:, in (\S+))?')
 _RICH_FRAME = re.compile(r"^\s*(?:File )?(\S+\.py):(\d+),? in (\w+)")  # also of notebooks
-# Some reports print a traceback as `a.py:12 f -> b.py:3 g`.
+# Some reports print a traceback as `FILE:12 f -> FILE:3 g`.
 _CHAIN = re.compile(r"\s*(?:-> ?)?\S+\.py:\d+ \w+(?: -> \S+\.py:\d+ \w+)*\s*")
 _CHAIN_FRAME = re.compile(r"(\S+\.py):(\d+) (\w+)")
 _BOX = re.compile(r"^[\s]*[│╭╰╮╯|]\s?|\s*[│╮╯|]\s*$")
