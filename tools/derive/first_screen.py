@@ -252,7 +252,7 @@ def public_sentences() -> str:
     return sentences.bullets(lines)
 
 
-# README's question, and the batch at which its picture compares the strategies.
+# README's question, and the batch of the table of three models in reports/predicted/README.md.
 MODEL, MODEL_NAME, GPU, NUM_GPUS = "llama-3.1-8b", "Llama 3.1 8B", "h100", 8
 SEQUENCES = 8  # per GPU
 
@@ -273,13 +273,16 @@ def at_one_batch(model: str = MODEL, num_gpus: int = NUM_GPUS) -> dict[str, Stra
         gradient_accumulation_steps=1,
         activation_checkpointing="full",
     )
-    options = {option.strategy.name: option for option in planner.advise(model, request).options}
-    return {name: options[name] for name in STRATEGY_NAMES}
+    return _by_strategy(planner.advise(model, request))
 
 
 def shown_options() -> dict[str, StrategyPrediction]:
     """Return the rows of the answer to README's question that its picture shows."""
-    options = {option.strategy.name: option for option in advice().options}
+    return _by_strategy(advice())
+
+
+def _by_strategy(answer: Advice) -> dict[str, StrategyPrediction]:
+    options = {option.strategy.name: option for option in answer.options}
     return {name: options[name] for name in STRATEGY_NAMES}
 
 
@@ -353,7 +356,7 @@ FAULTS = "docs/releases.md#faults-of-deepspeed-0198"
 def answers() -> str:
     """Return README's first two answers: the planner's recommendation for one model, and the releases to avoid."""
     best = advice().recommended
-    (ddp,) = (option for option in advice().options if option.strategy.name == "ddp")
+    ddp = shown_options()["ddp"]
     assert best is not None
     assert not ddp.fits
     dollars = best.prediction.dollars_per_billion_tokens
