@@ -127,7 +127,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before fixtures are made
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    launching.begin(_launches(item))
+    may_build = any(item.get_closest_marker(mark) for mark in ("slow", "nightly", "measurements"))
+    launching.begin(_launches(item), may_build)
 
 
 @pytest.hookimpl(wrapper=True)

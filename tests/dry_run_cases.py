@@ -39,7 +39,13 @@ CALL = Call("all_gather", (), "float32", 64, "first", "train.py:1")
 
 
 @pytest.mark.parametrize(
-    "strategy", [pytest.param("ddp", marks=NIGHTLY), pytest.param("zero2", marks=NIGHTLY), "zero3", "fsdp2"]
+    "strategy",
+    [
+        pytest.param("ddp", marks=NIGHTLY),
+        pytest.param("zero2", marks=NIGHTLY),
+        pytest.param("zero3", marks=SLOW),
+        "fsdp2",
+    ],
 )
 def test_a_pretended_rank_is_as_one_that_is_there(strategy: str) -> None:
     there = ask(strategy, "gpt2", 2, [1], port=next(PORTS), precision="bf16", accumulation=2)
@@ -74,9 +80,9 @@ def test_every_strategy_on_more_ranks(strategy: str, world_size: int) -> None:
     [
         ("joins", 0, "No hang: the 2 ranks make the same calls"),
         ("decides", 0, "No hang: the 2 ranks make the same calls"),
-        ("sleeps", 0, "No hang: the 2 ranks make the same calls"),
+        pytest.param("sleeps", 0, "No hang: the 2 ranks make the same calls", marks=SLOW),
         ("sends", 0, "No hang: the 2 ranks make the same calls"),
-        ("prepares", 0, "No hang: the 2 ranks make the same calls"),
+        pytest.param("prepares", 0, "No hang: the 2 ranks make the same calls", marks=SLOW),
         ("leaves", 0, "No hang: the 2 ranks make the same calls"),
         ("other sizes", 1, "rank 1: all_gather of 40 bytes float32 dry_run_decisions.py"),
         ("is killed", 1, "rank 1 was ended by signal 9 (SIGKILL)"),
@@ -97,6 +103,7 @@ def test_all_ranks_of_a_small_world_exchange_what_is_real(
     assert status == 0 or "Connection closed" not in printed
 
 
+@pytest.mark.slow
 def test_a_child_that_computes_is_no_hang(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the ranks' own time was counted: a build of an extension was said to be a hang."""
     monkeypatch.setattr(real_ranks, "WAITING_SECONDS", 1.5)
@@ -105,6 +112,7 @@ def test_a_child_that_computes_is_no_hang(capsys: Capture, monkeypatch: pytest.M
     assert "No hang: the 2 ranks make the same calls" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_what_ranks_have_started_ends_with_them(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,6 +264,7 @@ def test_ddp_and_fsdp2_are_traced_with_their_collectives() -> None:
         assert answer["peak_bytes"] < answer["reserved_bytes"]["expandable_segments"] < 1.5 * answer["peak_bytes"]
 
 
+@pytest.mark.slow
 def test_a_planners_engine_is_as_its_file() -> None:
     strategy, model = "zero3_tuned", "gpt2 of one layer"
     engine = engine_of_strategy(

@@ -47,6 +47,7 @@ words = as_words  # flags as train.py takes them: {"max_steps": 8, "measure": Fa
 session_folder = Path()  # which conftest.py makes and deletes
 
 _may_launch = True  # whether the test that runs is marked `launches`
+_may_build = True  # whether it is marked `slow` or `nightly`
 _has_launched = False
 _servers: dict[str, ForkServer] = {}  # that trainings are forked from, by their Python
 
@@ -139,10 +140,10 @@ def environment(changes: Mapping[str, str | None] | None = None) -> dict[str, st
     return {name: value for name, value in changed.items() if value is not None}
 
 
-def begin(may_launch: bool) -> None:
-    """Begin a test, which may start another Python, or may not."""
-    global _may_launch, _has_launched
-    _may_launch, _has_launched = may_launch, False
+def begin(may_launch: bool, may_build: bool = False) -> None:
+    """Begin a test, which may start another Python, or may not, and may build DeepSpeed's extensions, or may not."""
+    global _may_launch, _may_build, _has_launched
+    _may_launch, _may_build, _has_launched = may_launch, may_build, False
 
 
 def use() -> None:
@@ -293,6 +294,8 @@ def _build_extensions(arguments: Sequence[str], env: Mapping[str, str | None] | 
     names = {word.removesuffix(".yaml").rpartition("/")[2] for words in arguments for word in words.split(",")}
     files = [ROOT / "accelerate_configs" / f"{name}.yaml" for name in names if "offload" in name]
     needs = {need for file in files if file.exists() for need in read_strategy(file, ROOT).needed_extensions}
+    if needs and not _may_build:
+        pytest.fail(f"builds {', '.join(sorted(needs))}, which takes minutes: mark it with @pytest.mark.slow")
     with suppress(Refusal):  # which the command says itself
         extensions.provide(needs, "a test")
 

@@ -62,7 +62,7 @@ def test_as_shipped_stage_3_groups_additions_otherwise_and_the_view_names_it(tmp
 @pytest.mark.parametrize(
     "flags",
     [
-        FIXED,
+        pytest.param(FIXED, marks=pytest.mark.slow),
         pytest.param({**GPT, "gradient_clipping": 0}, marks=pytest.mark.slow),
         pytest.param({**GPT, "gradient_clipping": 0, "fixed_order": "all"}, marks=pytest.mark.slow),
     ],

@@ -537,15 +537,23 @@ main()
 
 
 @pytest.mark.launches
-def test_five_lines_of_a_real_run():
-    run = launching.run("zero3_nvme_offload", **CLIPPED)
+@pytest.mark.parametrize(
+    ("strategy", "offloads"),
+    [
+        ("zero3", ""),
+        pytest.param(
+            "zero3_nvme_offload", "optimizer on nvme, parameters on nvme, ", marks=pytest.mark.slow
+        ),  # DeepSpeed's extensions take minutes to build
+    ],
+)
+def test_five_lines_of_a_real_run(strategy, offloads):
+    run = launching.run(strategy, **CLIPPED)
     text = summary.of_run(run.run_dir, [["zero-study", "train", "--size", "tiny"], ["zero-study", "compare", "runs"]])
     assert max(len(line) for line in text.splitlines() if "/" not in line) <= 80
     text = re.sub(r"\n {10}", " ", text)
     lines = dict(line.split(maxsplit=1) for line in text.splitlines())
     assert list(lines) == ["verified", "loss", "memory", "sent", "time", "record", "next"]
-    offloads = "optimizer on nvme, parameters on nvme"
-    assert lines["verified"] == f"zero3_nvme_offload: DeepSpeed's ZeRO stage 3, {offloads}, 2 processes on cpu, fp32"
+    assert lines["verified"] == f"{strategy}: DeepSpeed's ZeRO stage 3, {offloads}2 processes on cpu, fp32"
     first, last = run.steps[0]["loss"], run.record.final_loss
     assert lines["loss"].startswith(
         f"{first:.4f} at first, {last:.4f} after 8 steps of synthetic text; on held-out examples: loss "

@@ -44,7 +44,7 @@ def formulas_and_trace(name: str) -> tuple[shapes.ModelShape, shapes.ModelShape]
     return formulas, shapes.shape_from_counts(name, counts, formulas.positions)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "bert-base-uncased"])
+@pytest.mark.parametrize("name", ["gpt2", pytest.param("bert-base-uncased", marks=pytest.mark.slow)])
 def test_counts_are_those_of_the_formulas(name):
     formulas, traced = formulas_and_trace(name)
     assert sorted(traced.parameters.matrices) == sorted(formulas.parameters.matrices)
@@ -150,6 +150,7 @@ def test_an_image_is_one_sequence():
     assert 0 < one == pytest.approx(four / 4)
 
 
+@pytest.mark.slow
 def test_blocks_that_share_their_parameters_are_executed_more_often_than_they_exist():
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
     config = transformers.AlbertConfig(vocab_size=300, embedding_size=32, **sizes)

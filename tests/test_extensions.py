@@ -272,6 +272,7 @@ for module, name in {builders}:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 def test_no_run_needs_a_cuda_toolkit(monkeypatch):
     """On a GPU, no extension that a strategy needs is compiled with nvcc, or linked with libraries of CUDA."""

@@ -97,6 +97,7 @@ def test_a_forked_run_records_what_a_started_one_does(server, tmp_path):
     assert (logs / "stdout.log").read_text().startswith("bert-imdb tiny under zero2: 2 process")
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 def test_runs_that_end_badly_leave_the_server_as_it_was(server, tmp_path, monkeypatch):
     late = fork(server, planned("zero2", tmp_path / "late", **ENDLESS), 8)
@@ -130,6 +131,7 @@ def test_runs_that_end_badly_leave_the_server_as_it_was(server, tmp_path, monkey
     assert fork(server, planned("ddp", tmp_path / "after")).status == "ok"
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 def test_without_a_server_a_run_is_started_and_a_line_says_why(server, tmp_path):
     lines: list[str] = []

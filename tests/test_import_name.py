@@ -81,6 +81,7 @@ def check(project: Path, words: Sequence[str | Path], num_ranks: int, place: Pat
         assert recorded == [f"rank-{rank}.json.gz" for rank in range(num_ranks)]
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 def test_prove_and_diff_by_import(project):
     check(project, ["python", "train.py", "imports"], 1)
@@ -146,6 +147,7 @@ def test_the_trainer_runs_within_either(package, module, monkeypatch):
     assert requested_run(build_config()).strategy.name == "ddp"
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 def test_the_check_of_this_machine(project, monkeypatch):
     """Its two ranks start in the current folder."""

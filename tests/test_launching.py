@@ -50,6 +50,12 @@ def test_a_mark_is_held_to_what_happens():
     launching.begin(False)  # as this test is
 
 
+def test_a_fast_test_builds_no_extension():
+    with pytest.raises(REFUSED, match="builds async_io, cpu_adam"):
+        launching.run("zero3_nvme_offload")
+    launching.begin(False)  # as this test is
+
+
 # ---------------------------------------------------------------- what is forked
 
 SMALL = {"max_steps": 100_000, "num_train_examples": 16, "num_eval_examples": 8, "measure": False}

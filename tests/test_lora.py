@@ -229,6 +229,7 @@ def test_the_base_of_a_classifier_has_the_first_head_and_the_adapter_the_trained
     assert torch.equal(merged.classifier.weight, trained)
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 def test_there_is_nothing_to_merge_without_an_adapter(tmp_path):
     whole = run("fsdp2", **UNINTERRUPTED)
@@ -240,8 +241,7 @@ def test_there_is_nothing_to_merge_without_an_adapter(tmp_path):
 @pytest.mark.parametrize(
     ("strategy", "precision"),
     [
-        ("ddp", "fp32"),
-        pytest.param("zero2", "bf16-autocast", marks=pytest.mark.slow),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("ddp", "fp32"), ("zero2", "bf16-autocast"))),
         *(pytest.param(*case, marks=pytest.mark.nightly) for case in (("zero2", "fp32"), ("ddp", "bf16-autocast"))),
     ],
 )

@@ -9,6 +9,7 @@ import shlex
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
 
+import click
 import launching
 import pytest
 from click.exceptions import Exit
@@ -70,8 +71,19 @@ def commands_of_rules() -> list[tuple[str, str]]:
     return sorted(set(found))
 
 
-@pytest.mark.parametrize(("path", "command"), [*quoted_commands(), *commands_of_rules()])
-def test_a_command_in_a_message_can_be_typed(path, command):
+def test_commands_in_messages_can_be_typed():
+    commands = [*quoted_commands(), *commands_of_rules()]
+    refused = {}
+    for path, command in commands:
+        try:
+            check(command)
+        except (Refusal, click.ClickException) as error:
+            refused[path, command] = str(error)
+    assert refused == {}
+    assert len(commands) > 50
+
+
+def check(command: str) -> None:
     words = [re.sub(r"^[A-Z]{2,}$", "1", word) for word in shlex.split(command)]  # a placeholder may be a number
     if len(words) == 2:  # a mention of the command, which may need arguments
         assert words[1] in cli.zero_study.commands

@@ -80,7 +80,7 @@ def facts_and_peaks(run: launching.Run) -> tuple[dict[str, Any], list[int]]:
     return facts, peaks
 
 
-@pytest.mark.parametrize("name", kinds(KINDS, ["zero3"]))
+@pytest.mark.parametrize("name", kinds(KINDS, (), slow=["zero3"]))
 def test_a_forked_training_leaves_what_a_launch_leaves(name):
     """To the last bit: losses, states, collectives, proof, environment; so other tests need no launch."""
     num_processes = file.read_strategy(file.find_strategy(name)).num_processes
@@ -98,7 +98,7 @@ def test_every_strategy_trains_what_ddp_trains_with_clipping_and_dropout(name):
     assert_same_run(launching.run(name, **CLIPPED), reference)
 
 
-@pytest.mark.parametrize("name", kinds(SHARDED, {"zero2_cpu_offload"}, slow=KINDS))
+@pytest.mark.parametrize("name", kinds(SHARDED, {"fsdp2"}, slow=KINDS))
 def test_every_strategy_trains_what_ddp_trains_without_clipping_and_dropout(name):
     reference = launching.run("ddp", **UNCLIPPED)
     assert max(line["grad_norm"] for line in reference.steps) > 1  # so the engine's own default of 1.0 would show
@@ -127,7 +127,7 @@ def test_world_size_and_accumulation_do_not_change_the_run(workload):
         assert relative(run.record.evaluation[-1]["loss"], whole.record.evaluation[-1]["loss"]) < TOLERANCE
 
 
-@pytest.mark.parametrize("name", kinds(["zero2", "zero3", "fsdp2"], {"zero3", "fsdp2"}, slow={"zero2"}))
+@pytest.mark.parametrize("name", kinds(["zero2", "zero3", "fsdp2"], {"zero3"}, slow={"zero2", "fsdp2"}))
 def test_accumulation_of_shards(name):
     whole = launching.run("single", num_processes=1, **WHOLE)
     more = {"activation_checkpointing": True} if name == "fsdp2" else {}

@@ -115,6 +115,7 @@ def _run_all(folder: Path) -> None:
     (folder / "results.json").write_text(completed.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("line", "extra"), COMMANDS.items())
 def test_a_command_works_or_names_the_extra(line, extra, plain_install):
     status, out, err = plain_install[line]
@@ -310,6 +311,7 @@ def test_the_dockerfile_copies_what_is_sent_to_it():
     assert f"zero_study-{version.__version__}" not in DOCKERFILE.read_text()  # a release would have to change it
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 def test_a_wheel_holds_what_commands_read_and_nothing_else(tmp_path):
     path = built_wheel(tmp_path)

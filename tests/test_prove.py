@@ -541,6 +541,7 @@ def test_quantized_states_are_counted():
 # ---------------------------------------------------------------- real launches
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 def test_it_needs_torch_alone():
     unwanted = ["pydantic", "click", "yaml", "psutil", "accelerate", "deepspeed", "transformers"]

@@ -84,6 +84,7 @@ def test_failed_cell_is_one_line_and_keeps_the_notebook(one_page, tmp_path):
     assert not kept.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 def test_refusal_of_a_cell_is_a_refusal(one_page, tmp_path):
     with pytest.raises(Refusal, match=r"^records/x: no such folder; pass another$"):
@@ -91,6 +92,7 @@ def test_refusal_of_a_cell_is_a_refusal(one_page, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["notebooks"]
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 def test_two_executions_are_equal_to_the_byte_and_the_first_figure_is_beside_them(one_page, tmp_path):
     cells = (

@@ -52,6 +52,7 @@ def test_a_storage_takes_memory_until_it_is_freed(monkeypatch):
     assert not simulated_memory._blocks
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 def test_a_run_on_a_gpu_records_what_only_a_gpu_has():
     record = train("ddp", dropout=0).record

@@ -65,13 +65,14 @@ def test_a_trace_is_what_a_real_step_allocates(shape, checkpointed):
     [
         pytest.param(SINGLE, 1.0, marks=pytest.mark.slow, id="single"),
         pytest.param(Engine("ddp", 0, 2, "bf16-autocast", 4), 1.0, id="ddp"),
-        pytest.param(Engine("ddp", 0, 2, "fp32", 4, gradient_as_bucket_view=True), 1.0, id="ddp_tuned"),
-        pytest.param(FSDP2, 0.25, marks=pytest.mark.slow, id="fsdp2"),
+        pytest.param(Engine("ddp", 0, 2, "fp32", 4, gradient_as_bucket_view=True), 1.0,
+            marks=pytest.mark.slow, id="ddp_tuned"),
+        pytest.param(FSDP2, 0.25, id="fsdp2"),
         pytest.param(
             dataclasses.replace(FSDP2, reshard_after_forward=False), 0.25,
             marks=pytest.mark.slow, id="fsdp2_no_reshard",
         ),
-        pytest.param(dataclasses.replace(FSDP2, replicas=2), 0.5, id="fsdp2_hybrid"),
+        pytest.param(dataclasses.replace(FSDP2, replicas=2), 0.5, marks=pytest.mark.slow, id="fsdp2_hybrid"),
     ],
 )  # fmt: skip
 def test_states_are_those_of_a_rank(engine, share):
@@ -93,7 +94,7 @@ def test_gradients_accumulate_beside_ddps_buckets():
     ("engine", "kind", "times"),
     [
         (Engine("ddp", 0, 2, "fp32", 4), "all_reduce", 1),
-        (FSDP2, "reduce_scatter", 5),
+        pytest.param(FSDP2, "reduce_scatter", 5, marks=pytest.mark.slow),
         *(
             pytest.param(dataclasses.replace(FSDP2, syncs_each_micro_step=False), *expected, marks=pytest.mark.slow)
             for expected in (("reduce_scatter", 1), ("all_gather", 5))
@@ -259,6 +260,7 @@ def trace_torch_only(shape, engine, job):
     return trace(shape, engine, job)
 
 
+@pytest.mark.slow
 def test_advice_rests_on_traces(capsys):
     requested = Request("l4", 2, micro_batch_size=8, sequence_length=64, kernels="transformers")
     advice = advise("bert-tiny", requested, partial(trace_options, trace_torch_only))

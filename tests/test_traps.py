@@ -143,6 +143,7 @@ def test_fp16_norm_without_clipping_is_unscaled():
     assert model.weight.grad.tolist() == [[3.0, 4.0]]
 
 
+@pytest.mark.slow
 @pytest.mark.launches
 def test_bf16_accumulates_in_fp32(monkeypatch):
     """DeepSpeed bf16 with accumulation adds gradients up in bf16."""
