@@ -94,6 +94,17 @@ WATCHDOG_STUCK = (
 )
 
 EXAMPLES: dict[str, list[str]] = {
+    "memory/large-images": [
+        "[INFO:swift] Setting max_pixels: 12845056. You can adjust this hyperparameter through MAX_PIXELS.",
+        *out_of_memory(),
+    ],
+    "slow/waiting-for-data": [
+        f"INFO step:{step} loss:1.05 grdn:4.48 lr:1.8e-06 updt_s:0.302 data_s:{1.5 if step % 4 == 0 else 0.001}"
+        for step in range(1, 20)
+    ],
+    "wrong/answers-masked": steps(
+        3, loss=lambda step: 0.6931, **{"logps/chosen": lambda step: 0.0, "logps/rejected": lambda step: 0.0}
+    ),
     "hang/preparation": [
         "Tokenizing (num_proc=8):  92%|████| 328986/359152 [29:58<12:05, 41.59 examples/s]",
         *waiting((1, 1, "ALLREDUCE", 1)),

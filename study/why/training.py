@@ -49,6 +49,8 @@ def causes(steps: Steps, setting: Setting) -> list[Cause]:
     if len(rows) > 1:
         found += [*_jump(rows, setting)]
     found += _constants(steps)
+    if steps.answers is not None and steps.answers[1]:
+        found.append(conclude("wrong/answers-masked", (steps.answers[0],)))
     return [*found, *_epoch(steps, setting), *_evaluation(steps, setting)]
 
 
