@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from study.terminal import bytes_text, count
-from study.why import memory_messages, phases, tensors
+from study.why import frame_signs, memory_messages, phases, tensors
 from study.why.cause import Cause, Certainty
 from study.why.known import conclude
 from study.why.log import Failure, Line, Log, mask
@@ -101,12 +101,11 @@ def of_cut_off(log: Log) -> list[Cause]:
     """Return what a traceback without its last line, which names the exception, most often is of. Empty if unknown."""
     if not log.open_frames:
         return []
-    names = "\n".join(f"{frame.file}:{frame.function}" for frame in log.open_frames[-3:])
-    if _ENGINE_START.search(names):
+    if any(map(_ENGINE_START.search, frame_signs.names_of(log.open_frames[-3:]))):
         line = Line(log.num_lines, None, str(log.open_frames[-1]))
         happened = (
-            "The traceback ends where the inference engine reserves its memory at its start, without its last line, which "
-            "names the exception. There, it is most often that memory of the GPU runs out."
+            "The traceback ends where the inference engine reserves its memory at its start, without its last line, "
+            "which names the exception. There, it is most often that memory of the GPU runs out."
         )
         return [
             replace(
@@ -150,7 +149,7 @@ def _by_place(
     message: OutOfMemory, phase: Phase | None, happened: str, evidence: tuple[Line, ...], setting: Setting, steps: Steps
 ) -> Iterator[Cause]:
     """Yield causes that certain functions of the traceback show, or what the log states of the setting."""
-    frames = "\n".join(f"{frame.file}:{frame.function}" for frame in message.failure.frames)
+    frames = "\n".join(frame_signs.names_of(message.failure.frames))
     code = "\n".join(message.failure.before)
     features = setting.features
     for id, pattern in _PLACES:

@@ -13,11 +13,12 @@ _MATRICES = re.compile(r"(\d{1,12})x(\d{1,12}) and (\d{1,12})x(\d{1,12})")
 _SIZES = re.compile(
     r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)(?: at non-singleton dimension (\d))?"
 )
+_TORCH_SIZE = rf"torch\.Size\({_LIST}\)"
 _LISTS = (
     re.compile(rf"value tensor of shape {_LIST} cannot be broadcast to indexing result of shape {_LIST}"),
-    re.compile(rf"copying a param with shape torch\.Size\({_LIST}\) from checkpoint, the shape in current model is torch\.Size\({_LIST}"),
+    re.compile(rf"with shape {_TORCH_SIZE} from checkpoint, the shape in current model is {_TORCH_SIZE}"),
     re.compile(rf"output with shape {_LIST} doesn.t match the broadcast shape {_LIST}"),
-    re.compile(rf"[Ss]ize mismatch between saved torch\.Size\({_LIST}\) and current: torch\.Size\({_LIST}"),
+    re.compile(rf"[Ss]ize mismatch between saved {_TORCH_SIZE} and current: {_TORCH_SIZE}"),
     re.compile(rf"shape of the mask {_LIST} at index \d+ does not match the shape of the indexed tensor {_LIST}"),
 )  # fmt: skip
 
@@ -44,8 +45,8 @@ def _of_matrices(rows: int, inner: int, expected: int, columns: int) -> str:
     if expected == 1 and inner > 1 and (2 * columns) % inner == 0:
         outputs = 2 * columns // inner
         return (
-            f" A weight of 1x{columns:,} is {inner:,}x{outputs:,} packed in 4 bits: it must be used by its own layer, and "
-            "not directly."
+            f" A weight of 1x{columns:,} is {inner:,}x{outputs:,} packed in 4 bits: it must be used by its own layer, "
+            "and not directly."
         )
     if 0 in (rows, inner, expected, columns):
         return " A size of 0 is what ZeRO-3 leaves of a parameter that is not gathered."
@@ -60,8 +61,8 @@ def _of_sizes(first: int, second: int, dimension: str) -> str:
         return " They differ by 1: one of the two was shifted by a token, or has a token more at its end."
     if dimension == "0" and small >= FEWEST_TOKENS and large <= (1 + NEAR) * small:
         return (
-            f" They differ by {large - small:,}, as a vocabulary (or the share of it that one rank has) does before and "
-            "after tokens were added."
+            f" They differ by {large - small:,}, as a vocabulary (or the share of it that one rank has) does before "
+            "and after tokens were added."
         )
     return _times(first, second)
 
@@ -86,8 +87,8 @@ def _flat(length: int, shape: list[int]) -> str:
         return ""
     share = f"about 1/{round(total / length):,} of them" if length < total else "all of them"
     return (
-        f" One has {length:,} numbers in a row and the other one {total:,} as a table ({share}): FSDP keeps parameters in "
-        "such flat pieces, one for each rank."
+        f" One has {length:,} numbers in a row and the other one {total:,} as a table ({share}): FSDP keeps parameters "
+        "in such flat pieces, one for each rank."
     )
 
 
