@@ -213,7 +213,7 @@ def _norm(rows: Sequence[Row], setting: Setting) -> Iterator[Cause]:
 
 
 def _vocabulary_of_guess(losses: Sequence[float], setting: Setting) -> int | None:
-    """Return the vocabulary of which all losses are the logarithm: the output is the same for all tokens. None if not."""
+    """Return the vocabulary whose logarithm all losses are, as for an output that is uniform. None if there is none."""
     shape = shape_of(setting.model)
     stated = shape.vocabulary if shape is not None and shape.vocabulary else setting.vocabulary
     for vocabulary in VOCABULARIES if stated is None else (stated,):
