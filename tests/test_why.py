@@ -44,6 +44,14 @@ def test_a_public_log_gets_the_answer_that_was_written_down(path):
     assert (found.cause.id if found.cause else None) == case["answer"]
 
 
+@pytest.mark.parametrize("path", sorted((CASES / "learned").glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_learned_log_gets_the_answer_that_was_written_down(path):
+    case = yaml.safe_load(path.read_text())
+    found = answer.answer([path.with_suffix(".log")])
+    assert (found.cause.id if found.cause else None) == case["answer"]
+    assert int(case["source"].rpartition("/")[2]) % 2 == 0
+
+
 # ---------------------------------------------------------------- one example for each conclusion
 
 WATCHDOG = (
@@ -94,6 +102,18 @@ WATCHDOG_STUCK = (
 )
 
 EXAMPLES: dict[str, list[str]] = {
+    "memory/large-images": [
+        "[INFO:swift] Setting max_pixels: 12845056. You can adjust this hyperparameter through MAX_PIXELS.",
+        *out_of_memory(),
+    ],
+    "slow/waiting-for-data": [
+        f"INFO step:{step} loss:1.05 grdn:4.48 lr:1.8e-06 updt_s:0.302 data_s:{1.5 if step % 4 == 0 else 0.001}"
+        for step in range(1, 20)
+    ],
+    "wrong/output-uniform": steps(6, loss=lambda step: 11.7835, grad_norm=lambda step: 0.0),
+    "wrong/answers-masked": steps(
+        3, loss=lambda step: 0.6931, **{"logps/chosen": lambda step: 0.0, "logps/rejected": lambda step: 0.0}
+    ),
     "hang/preparation": [
         "Tokenizing (num_proc=8):  92%|████| 328986/359152 [29:58<12:05, 41.59 examples/s]",
         *waiting((1, 1, "ALLREDUCE", 1)),
@@ -975,3 +995,41 @@ def test_a_cause_is_listed_once_and_consequences_last():
     one = Cause("a", "hang", "", "", "certain", "", is_consequence=True)
     two = Cause("b", "hang", "", "", "possible", "")
     assert [cause.id for cause in rank_causes([one, two, two])] == ["b", "a"]
+
+
+# ---------------------------------------------------------------- memory without numbers, data, and ranks
+
+
+def test_a_message_about_memory_without_its_numbers_is_explained_by_its_phase():
+    lines = out_of_memory("torch/optim/adamw.py:_init_group")
+    lines[-1] = "torch.OutOfMemoryError: CUDA out of memory."
+    found = answer.answer_lines(lines)
+    assert found.cause is not None
+    assert found.cause.id == "memory/optimizer-states"
+    assert "0 bytes" not in found.cause.happened
+    assert first("ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.") != (
+        "memory/too-large"
+    )
+
+
+@pytest.mark.parametrize(("wait", "is_cause"), [(0.05, False), (1.5, True)])
+def test_waiting_for_data_is_a_cause_if_it_takes_much_of_the_time(wait: float, is_cause: bool):
+    lines = [f"Epoch [1][{step}/90] loss: {3 / step:.4f} time: {wait + 0.4} data_time: {wait}" for step in range(1, 30)]
+    assert (first(lines) == "slow/waiting-for-data") == is_cause
+
+
+def test_the_first_steps_may_wait_for_the_workers_to_start():
+    waits = {1: 60.0, 2: 20.0}
+    lines = [f"step:{step} loss:{3 / step:.4f} updt_s:0.302 data_s:{waits.get(step, 0.001)}" for step in range(1, 30)]
+    assert answer.answer_lines(lines).is_sound
+
+
+def test_a_rank_that_the_log_does_not_quote_is_not_called_absent():
+    line = (
+        "[rank{0}]:[E1002 16:04:30.86 ProcessGroupNCCL.cpp:2252] [PG ID 1 PG GUID 1 Rank {0}]  failure detected by "
+        "watchdog at work sequence id: 1116 PG status: last enqueued work: 1118, last completed work: 1115"
+    )
+    found = answer.answer_lines([line.format(1), line.format(2)])
+    assert found.cause is not None
+    assert found.cause.is_open
+    assert "1,116" in found.cause.happened

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from study.why import answer, known, log, text, tracebacks
+from study.why import answer, known, log, sizes, text, tracebacks
 from study.why.cause import CERTAINTIES, Cause
 
 GENERAL = [rule for rule in known.rules() if rule.general]
@@ -154,6 +154,82 @@ def test_what_a_program_was_doing_is_told_by_the_frames_that_matter(outer: str, 
 )
 def test_the_package_of_a_file_is_known(file: str, package: str):
     assert tracebacks.package_of(log.Frame(file, 1, "f")) == package
+
+
+def test_an_older_notebook_shows_the_function_and_the_line_at_the_arrow():
+    lines = """
+/usr/local/lib/python3.10/dist-packages/bitsandbytes/functional.py in as_dict(self, packed)
+    808                     "nested_quant_map": self.state2.code.clone(),
+--> 810                     "nested_offset": self.offset.item(),
+    811                 },
+
+RuntimeError: frob"""
+    (failure,) = log.read(lines.splitlines()).failures
+    (frame,) = failure.frames
+    assert (frame.function, frame.line, frame.code) == ("as_dict", 810, '"nested_offset": self.offset.item(),')
+
+
+def test_a_rich_traceback_may_have_the_function_in_the_next_line():
+    lines = """╭──────── Traceback (most recent call last) ────────╮
+│ /env/lib/python3.11/site-packages/peft/layer.py:807 │
+│ in forward                                          │
+│    804 │   │   scaling = self.scaling[adapter]        │
+│ ❱  807 │   │   result = result + lora_B(x)            │
+│    808 │   │   return result                          │
+╰─────────────────────────────────────────────────────╯
+RuntimeError: frob"""
+    (failure,) = log.read(lines.splitlines()).failures
+    (frame,) = failure.frames
+    assert (frame.function, frame.line, frame.code) == ("forward", 807, "result = result + lora_B(x)")
+
+
+@pytest.mark.parametrize(
+    ("message", "numbers"),
+    [
+        ("mat1 and mat2 shapes cannot be multiplied (1x1536 and 768x3072)", ["2 times"]),
+        ("mat1 and mat2 shapes cannot be multiplied (512x4096 and 1x4194304)", ["4 bits", "2,048"]),
+        ("The size of tensor a (127) must match the size of tensor b (128)", ["by 1"]),
+        (
+            "The size of tensor a (18959) must match the size of tensor b (19471) at non-singleton dimension 0",
+            ["512", "vocabulary"],
+        ),
+        ("The size of tensor a (0) must match the size of tensor b (5) at non-singleton dimension 0", ["ZeRO-3"]),
+        ("Size mismatch between saved torch.Size([8, 4]) and current: torch.Size([16])", ["1/2", "FSDP"]),
+        ("The size of tensor a (640) must match the size of tensor b (512) at non-singleton dimension 1", []),
+        ("frob", []),
+    ],
+)
+def test_the_relation_of_two_sizes_is_told(message: str, numbers: list[str]):
+    relation = sizes.relation(message)
+    assert all(number in relation for number in numbers)
+    assert bool(relation) == bool(numbers)
+
+
+def test_a_flat_piece_is_no_vocabulary():
+    start = "RuntimeError: size mismatch for model.embed_tokens.weight: copying a param with shape torch.Size("
+    end = ") from checkpoint, the shape in current model is torch.Size([128256, 2048])."
+    assert cause_of(f"{start}[65667584]{end}").id == "save/flat-piece"
+    assert cause_of(f"{start}[128264, 2048]{end}").id == "save/vocabulary-size"
+
+
+def test_classes_that_a_rule_names_are_of_libraries():
+    """Classes of packages that are not installed here are listed."""
+    elsewhere = {"AsyncLLM", "DataProto", "LLMEngine", "TensorDict", "SFTConfig", "DPOConfig", "GRPOConfig"}
+    elsewhere |= {"PPOConfig", "RLOOConfig"}
+    rule = next(rule for rule in GENERAL if rule.id == "start-up/attribute-of-known-class")
+    names = re.search(r"\(\?P<class>([^)]*)\)", rule.match or "")
+    assert names is not None
+    packages = Path(torch.__file__).parents[1]
+    files = [
+        *(packages / "torch" / "distributed" / "fsdp").rglob("*.py"), packages / "torch" / "optim" / "lr_scheduler.py",
+        *(packages / "accelerate").rglob("*.py"), *(packages / "peft").rglob("*.py"),
+        *(packages / "transformers").glob("*.py"), *(packages / "transformers" / "utils").glob("*.py"),
+        *(packages / "transformers" / "generation").glob("*.py"),
+    ]  # fmt: skip
+    code = "\n".join(file.read_text(encoding="utf-8", errors="replace") for file in files)
+    defined = set(re.findall(r"^class (\w+)|^(\w+) = \w+$", code, re.MULTILINE))
+    known_names = {name for pair in defined for name in pair if name}
+    assert set(names[1].split("|")) - known_names <= elsewhere
 
 
 def test_the_direct_cause_is_explained_and_not_what_follows():

@@ -29,8 +29,11 @@ _WORK = re.compile(
 )
 # Lines that say that a rank waited, without its call, and that a rank ended because others waited.
 _WAITED = re.compile(
-    r"Timeout at NCCL work: (\d+)|Received a dump signal due to a collective timeout from this local rank"
+    r"Timeout at NCCL work: (\d+)|Received a dump signal due to a collective timeout from this local rank|"
+    r"failure detected by watchdog at work sequence id: \d+"
 )
+# The collective in which a rank waited, and the last one that it had put into its queue.
+_WAITED_IN = re.compile(r"(?:watchdog at work(?: sequence id)?|Timeout at NCCL work): (\d+)")
 _ENQUEUED = re.compile(r"[Ll]ast enqueued(?: NCCL)? work: (\d+)")
 # Without its message, the frames of PyTorch's library tell that a watchdog ended the process.
 _WATCHDOG_FRAME = re.compile(
@@ -131,19 +134,26 @@ def _silent_ranks(log: Log) -> dict[int, Line]:
     return ranks
 
 
+def _without_call(rank: int, line: Line) -> Waiting:
+    """Return in which collective a rank waited, by a line that does not say which call it was."""
+    number = _WAITED_IN.search(line.text) or _ENQUEUED.search(line.text)
+    return Waiting(line, rank, int(number[1]) if number else 0, "", None, 0)
+
+
 def causes(log: Log, steps: Steps, setting: Setting) -> list[Cause]:
     """Return the causes for which collectives timed out."""
     found, silent = waiting(log), _silent_ranks(log)
     if not found and silent:
-        rank, line = next(iter(silent.items()))
-        number = _ENQUEUED.search(line.text)
-        found = [Waiting(line, rank, int(number[1]) if number else 0, "", None, 0)]
+        found = [_without_call(rank, line) for rank, line in sorted(silent.items())]
     if not found:
         return [*_without_numbers(log, steps), *_stuck(log, steps)]
     ranks = {each.rank for each in found if each.rank is not None} | silent.keys()
     known = log.ranks | ranks
     last = max(known, default=0)
-    absent = tuple(sorted(set(range(last + 1)) - ranks)) if len(known) > 1 else ()
+    # Lines that do not state the call are often quoted of a few ranks only. Then a rank of which nothing is quoted may
+    # have waited, too.
+    examined = set(range(last + 1)) if any(each.operation for each in found) else log.ranks
+    absent = tuple(sorted(examined - ranks)) if len(known) > 1 else ()
     first_line = min(each.line.number for each in found)
     failures = tuple(
         failure for failure in log.failures

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
+from study.why import sizes
 from study.why.cause import Cause, Certainty, Kind
 from study.why.log import Failure, Line, Log, mask
 from study.why.setting import Feature
@@ -21,7 +22,7 @@ FOLDER = Path(__file__).parent / "rules"
 MOST_EVIDENCE = 3  # lines of a rule that are shown
 _PLACE = re.compile(r"\{(\w+)\}")  # of a value in a sentence
 SHORTEST_WORD = 3  # letters of a text by which rules are chosen before their patterns are searched
-_ENDS = ("where", "code")  # values of a traceback that are added to the value before them
+_ENDS = ("where", "code", "sizes")  # values of a traceback that are added to the value before them
 _PLACES = re.compile(r"(?:\{\w+\})+")
 LONGEST_GROUP = 120  # characters of a text from the log that are quoted in a sentence
 LONGEST_MESSAGE = 240  # characters of the message of an exception that are quoted in a sentence
@@ -161,7 +162,10 @@ class Rule(BaseModel):
         if self.inner is not None and not any(compiled(self.inner).search(text) for text in _innermost(traceback)):
             return None
         groups = {name: mask(value.strip())[:LONGEST_GROUP] for name, value in match.groupdict().items() if value}
-        values = {**self._values(groups), **traceback.values, "message": mask(failure.first_line)[:LONGEST_MESSAGE]}
+        values = {
+            **self._values(groups), **traceback.values, "message": mask(failure.first_line)[:LONGEST_MESSAGE],
+            "sizes": sizes.relation(failure.text),
+        }  # fmt: skip
         line = Line(failure.number, failure.rank, failure.first_line)
         cause = self.cause((line,), values)
         return replace(cause, basis="the message and its traceback") if failure.frames else cause

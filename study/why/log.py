@@ -52,12 +52,19 @@ _SECRETS = (
 # In rich's tracebacks a frame is `/path/file.py:12 in name`, and every line has a frame of box characters.
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)(?:, in (\S+))?')
 _RICH_FRAME = re.compile(r"^\s*(?:File )?(\S+\.py):(\d+),? in (\w+)")  # also of notebooks
+# A long path fills its line, and the function is in the next one.
+_RICH_PATH = re.compile(r"^\s*(\S+\.py):(\d+)\s*$")
+_RICH_FUNCTION = re.compile(r"^\s*in (\w+)\s*$")
+# Older notebooks: `FILE in FUNCTION(ARGUMENTS)`, with the number of the line at the arrow below.
+_NOTEBOOK_FRAME = re.compile(r"^\s*\[?(\S+\.py|<ipython-input-[\w-]+>)(?:\]\([^)\s]*\))? in (\w+|<[\w :]+>)\(")
 # Some reports print a traceback as `FILE:12 f -> FILE:3 g`.
 _CHAIN = re.compile(r"\s*(?:-> ?)?\S+\.py:\d+ \w+(?: -> \S+\.py:\d+ \w+)*\s*")
 _CHAIN_FRAME = re.compile(r"(\S+\.py):(\d+) (\w+)")
 _BOX = re.compile(r"^[\s]*[│╭╰╮╯|]\s?|\s*[│╮╯|]\s*$")
-_ARROW = re.compile(r"^\s*(?:❱|-{1,4}>|>)?\s*\d*\s*(?:│\s)?")  # before the line of the source, in some formats
+# Before the line of the source, in some formats. Lines around the one that was executed have no arrow.
+_ARROW = re.compile(r"^\s*(?P<arrow>❱|-{1,4}>|>)?\s*(?P<number>\d*)\s*(?:│\s)?")
 FARTHEST = 6  # spaces before the last line of a traceback
+NO_FUNCTION = "<module>"  # of a frame that names none
 LONGEST_CODE = 200  # characters of it that are kept
 _EXCEPTION = re.compile(
     r"^(?:\s{0,2}|E\s{2,7}|.*?(?<=\s)(?:ERROR|CRITICAL)\s[-:]?\s*|.*?\d+%\|.*?\]\s?|FAILED \S+ - )"
@@ -79,7 +86,8 @@ MATTERING = (
     "died", "dead", "xid", "fallen off",
 )  # fmt: skip
 _SIGNS = (
-    "NCCL ", "Traceback (most", 'File "', ".py:", "uring handling of the above", "was the direct cause of the",
+    "NCCL ", "Traceback (most", 'File "', ".py:", ".py in ", ".py](", "<ipython", "uring handling of the above",
+    "was the direct cause of the",
     "Error", "Exception", "Interrupt", "Timeout", "Exit", "Failure", "Empty", "Refusal",
 )  # fmt: skip
 _RAISES = ("Error", "Exception", "Interrupt", "Timeout", "Exit", "Failure", "Empty", "Refusal")  # names of exceptions
@@ -282,7 +290,14 @@ class Reader:
         elif ('File "' in text or ".py:" in text) and (match := _FRAME.search(text) or _RICH_FRAME.search(text)):
             self._open.pop(rank, None)
             frames = self._frames.setdefault(rank, deque(maxlen=FRAMES))
-            frames.append(Frame(match[1], int(match[2]), match[3] or "<module>"))
+            frames.append(Frame(match[1], int(match[2]), match[3] or NO_FUNCTION))
+        elif ".py:" in text and text.lstrip()[:1] in "/~." and (match := _RICH_PATH.match(text)):
+            self._open.pop(rank, None)
+            self._frames.setdefault(rank, deque(maxlen=FRAMES)).append(Frame(match[1], int(match[2]), NO_FUNCTION))
+        elif " in " in text and text.rstrip()[-1:] == ")" and (match := _NOTEBOOK_FRAME.match(text)):
+            self._open.pop(rank, None)
+            frames = self._frames.setdefault(rank, deque(maxlen=FRAMES))
+            frames.append(Frame(match[1], 0, match[2]))
         elif " -> " in text and _CHAIN.fullmatch(text):
             self._open.pop(rank, None)
             frames = self._frames.setdefault(rank, deque(maxlen=FRAMES))
@@ -304,10 +319,15 @@ class Reader:
 
     @staticmethod
     def _add_code(frames: deque[Frame], text: str) -> None:
-        """Add the line of the source below a frame of a traceback."""
-        code = _ARROW.sub("", text).strip()
-        if frames and not frames[-1].code and code.strip("^~ "):
-            frames[-1] = frames[-1]._replace(code=code[:LONGEST_CODE])
+        """Add the line of the source below a frame of a traceback: the one with an arrow, or else the first one."""
+        mark = _ARROW.match(text)
+        has_arrow = mark is not None and mark["arrow"] is not None
+        code = (text if mark is None else text[mark.end() :]).strip().lstrip("│ ")
+        if frames and frames[-1].function == NO_FUNCTION and (function := _RICH_FUNCTION.match(text)):
+            frames[-1] = frames[-1]._replace(function=function[1])
+        elif frames and (has_arrow or not frames[-1].code) and code.strip("^~ "):
+            line = int(mark["number"]) if mark is not None and mark["number"] and has_arrow else frames[-1].line
+            frames[-1] = frames[-1]._replace(code=code[:LONGEST_CODE], line=line or frames[-1].line)
 
     def _exception(self, rank: int | None, text: str) -> re.Match[str] | None:
         """Return the match of an exception's name and message, or None."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from study.terminal import bytes_text, count
-from study.why import memory_messages, phases, tensors
+from study.why import frame_signs, memory_messages, phases, tensors
 from study.why.cause import Cause, Certainty
 from study.why.known import conclude
 from study.why.log import Failure, Line, Log, mask
@@ -34,14 +34,17 @@ LATE = 20  # steps after which a training has shown that its usual steps fit
 _STATED_SIZE = re.compile(r"\b(\d+\.\d+) ?(GiB|GB|MiB|MB)\b")
 LONGEST_LINE = 120  # characters of a line that are quoted in a sentence
 
+_ENGINE_START = re.compile(
+    r"vllm/.*(?:profile|determine_num_available_blocks|initialize_cache|_allocate_kv_cache|initialize_kv_cache|"
+    r"load_model|create_weights)|sglang/.*(?:init_memory_pool|load_model)"
+)
 # Functions that show more than the phase. The first one that is found decides.
 _PLACES = tuple(
     (id, re.compile(pattern, re.MULTILINE))
     for id, pattern in (
         ("memory/evaluation-outputs", r"nested_concat|pad_across_processes|nested_gather|:gather_for_metrics|"
          r"trainer_pt_utils\.py:(?:add|numpy_pad_and_concatenate|torch_pad_and_concatenate)"),
-        ("memory/inference-engine-start", r"vllm/.*(?:profile|determine_num_available_blocks|initialize_cache|"
-         r"_allocate_kv_cache|initialize_kv_cache|load_model|create_weights)|sglang/.*(?:init_memory_pool|load_model)"),
+        ("memory/inference-engine-start", rf"{_ENGINE_START.pattern}|\bLLM\($"),
         ("memory/state-dict-8-bit", r"bitsandbytes/nn/\w+\.py:_save_to_state_dict|undo_layout"),
         ("memory/loaded-checkpoint", r"torch/serialization\.py:|_load_optimizer_and_scheduler|:load_optimizer_state|"
          r"optimizer\.py:load_state_dict|torch/_utils\.py:_rebuild|:_load_from_checkpoint|torch\.load\("),
@@ -98,6 +101,17 @@ def of_cut_off(log: Log) -> list[Cause]:
     """Return what a traceback without its last line, which names the exception, most often is of. Empty if unknown."""
     if not log.open_frames:
         return []
+    if any(map(_ENGINE_START.search, frame_signs.names_of(log.open_frames[-3:]))):
+        line = Line(log.num_lines, None, str(log.open_frames[-1]))
+        happened = (
+            "The traceback ends where the inference engine reserves its memory at its start, without its last line, "
+            "which names the exception. There, it is most often that memory of the GPU runs out."
+        )
+        return [
+            replace(
+                conclude("memory/inference-engine-start", (line,), "possible", happened=happened), symptom="possible"
+            )
+        ]
     inner = phases.phase_of(log.open_frames[-3:])  # the last functions decide, if they show a phase
     phase = inner or phases.phase_of(log.open_frames, log.open_code)
     if phase is None or phase not in _OFTEN_MEMORY:
@@ -126,7 +140,7 @@ def _of(message: OutOfMemory, steps: Steps, setting: Setting) -> Iterator[Cause]
         yield cause
     if phase == "gathering" and (cause := _whole_model(message, happened, evidence, steps)):
         yield cause
-    tensor = tensors.identify(message.tried, phase, setting)
+    tensor = tensors.identify(message.tried, phase, setting) if message.tried else None
     yield from _by_place(message, phase, happened, evidence, setting, steps)
     yield _by_phase(message, phase, happened, evidence, steps, tensor, setting)
 
@@ -135,7 +149,7 @@ def _by_place(
     message: OutOfMemory, phase: Phase | None, happened: str, evidence: tuple[Line, ...], setting: Setting, steps: Steps
 ) -> Iterator[Cause]:
     """Yield causes that certain functions of the traceback show, or what the log states of the setting."""
-    frames = "\n".join(f"{frame.file}:{frame.function}" for frame in message.failure.frames)
+    frames = "\n".join(frame_signs.names_of(message.failure.frames))
     code = "\n".join(message.failure.before)
     features = setting.features
     for id, pattern in _PLACES:
@@ -146,6 +160,8 @@ def _by_place(
         yield conclude("memory/resumed", evidence, happened=happened)
     if phase == "building" and "quantized" in features:
         yield conclude("memory/building-quantized", evidence, happened=happened)
+    if "large images" in features and phase in (None, "forward", "attention", "backward", "recomputation"):
+        yield conclude("memory/large-images", evidence, happened=happened)
     may_be_activations = phase in (None, "forward", "attention", "backward")
     if may_be_activations and not steps.num_steps and "no checkpointing" in features:
         yield conclude("memory/no-checkpointing", evidence, happened=happened)
@@ -194,7 +210,8 @@ def _happened(message: OutOfMemory, phase: Phase | None, steps: Steps) -> str:
     where = f"rank {message.failure.rank}" if message.failure.rank is not None else "a process"
     gpu = "its GPU" if message.gpu is None else f"GPU {message.gpu}"
     size = f" ({bytes_text(message.total)})" if message.total else ""
-    text = f"{where[0].upper()}{where[1:]} could not allocate {bytes_text(message.tried)} on {gpu}{size}"
+    what = bytes_text(message.tried) if message.tried else "memory"
+    text = f"{where[0].upper()}{where[1:]} could not allocate {what} on {gpu}{size}"
     if message.free is not None and message.free < message.tried:
         text += f", of which {bytes_text(message.free)} {'was' if message.free else 'were'} free"
     if message.reserved is not None:
@@ -218,7 +235,7 @@ def _same_size(message: OutOfMemory) -> str | None:
     for text in message.failure.before:
         for number, unit in _STATED_SIZE.findall(text):
             size = float(number) * (GIB if unit.startswith("G") else 1 << 20)
-            if "Tried to allocate" not in text and abs(size - message.tried) <= ALIKE * message.tried:
+            if message.tried and "Tried to allocate" not in text and abs(size - message.tried) <= ALIKE * message.tried:
                 return mask(text.strip())[:LONGEST_LINE]
     return None
 

@@ -10,6 +10,8 @@ from study.why.log import Failure
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _SIZE = r"([\d.]+) (bytes|KiB|MiB|GiB|TiB)"
 _TRIED = re.compile(rf"(out of memory|OutOfMemoryError).{{0,200}}?Tried to allocate {_SIZE}", re.IGNORECASE)
+# A message whose numbers were cut off. Ray says "out of memory" of the host.
+_SHORT = re.compile(r"^(?:OutOfMemoryError|RuntimeError|AcceleratorError): (?:CUDA|HIP|XPU|NPU) out of memory\b")
 _FIELDS = {
     # since 2.1
     "total": re.compile(rf"has (?:a )?total(?: capaci?ty)?(?: of)? {_SIZE}"),
@@ -36,7 +38,7 @@ class OutOfMemory:
     """What a message states, in bytes. None is not stated."""
 
     failure: Failure
-    tried: int
+    tried: int  # 0 if the numbers of the message are not in the log
     gpu: int | None = None
     total: int | None = None
     free: int | None = None
@@ -85,7 +87,7 @@ def read(failure: Failure) -> OutOfMemory | None:
     text = " ".join(failure.text.split())
     tried = _TRIED.search(text)
     if tried is None:
-        return None
+        return OutOfMemory(failure, 0) if _SHORT.match(text) else None
     is_new = "already allocated" not in text and _FIELDS["total"].search(text) is not None
     values = {
         name: _bytes(match)

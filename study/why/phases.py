@@ -8,9 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict
-
+from study.why import frame_signs
+from study.why.frame_signs import FrameSigns
 from study.why.log import Frame
 
 FILE = Path(__file__).with_suffix(".yaml")
@@ -20,26 +19,22 @@ Phase = Literal[
 ]  # fmt: skip
 
 
-class _Signs(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class _Signs(FrameSigns):
     phase: Phase
     place: str
-    frames: tuple[str, ...]
-    innermost: int = 0
     code: tuple[str, ...] = ()
 
 
 @cache
 def _signs() -> tuple[_Signs, ...]:
-    return tuple(_Signs.model_validate(entry) for entry in yaml.safe_load(FILE.read_text(encoding="utf-8")))
+    return frame_signs.read(FILE, _Signs)
 
 
 def phase_of(frames: Sequence[Frame], code: Sequence[str] = ()) -> Phase | None:
     """Return the phase to which a traceback belongs. None if neither its frames nor its code say it."""
-    texts = [f"{frame.file}:{frame.function}" for frame in frames]
+    names = frame_signs.names_of(frames)
     for signs in _signs():
-        if any(re.search("|".join(signs.frames), text) for text in texts[-signs.innermost :]):
+        if signs.fit(names):
             return signs.phase
     for line in reversed([each for each in code if " --" not in each]):  # a command line is no code
         for signs in _signs():

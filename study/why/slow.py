@@ -18,6 +18,7 @@ PEAK = 2.0  # times the usual step that a slow step takes
 GROWTH = 1.5  # times the first quarter that the last quarter takes
 LONG = 60.0  # seconds of saving or evaluating from which they are worth a note
 NOTED = 5.0  # seconds of a step from which what the log states is worth a note
+WAITING, FEW_WAITS = 0.4, 5  # share of the time that is spent waiting for data, and steps from which this is a cause
 FEW = 12  # steps of which nothing is concluded
 
 
@@ -25,7 +26,7 @@ def causes(steps: Steps, setting: Setting) -> list[Cause]:
     """Return what the times of the steps show."""
     times = _times(steps)
     patterns = list(_patterns(times, steps)) if len(times) >= 3 else []
-    return [*_other_work(steps), *patterns, *(() if patterns else _stated(times, steps, setting))]
+    return [*_other_work(steps), *_waiting(steps), *patterns, *(() if patterns else _stated(times, steps, setting))]
 
 
 def _stated(times: Sequence[tuple[float, float]], steps: Steps, setting: Setting) -> Iterator[Cause]:
@@ -55,6 +56,17 @@ def _other_work(steps: Steps) -> Iterator[Cause]:
     if longest is not None and longest[2] > LONG:
         line, what, seconds = longest
         yield conclude("slow/other-work", (line,), what=repr(what.strip()), seconds=f"{seconds:,.0f}")
+
+
+def _waiting(steps: Steps) -> Iterator[Cause]:
+    """Yield that the steps wait for their data, if the log states both times."""
+    waiting = steps.waiting
+    if waiting is not None and waiting.count >= FEW_WAITS and waiting.share >= WAITING:
+        yield conclude(
+            "slow/waiting-for-data", (waiting.line,), share=f"{waiting.share:.0%}".replace("%", " %"),
+            count=f"{waiting.count:,}", longest=f"{waiting.longest:,.3g}",
+            usual=f"{(waiting.total - waiting.data) / waiting.count:,.3g}",
+        )  # fmt: skip
 
 
 def _times(steps: Steps) -> list[tuple[float, float]]:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from study.why.log import Line
 
 MOST_CONSTANTS = 100  # names of norms and ratios that are kept
+FIRST_STEPS = 2  # that start the workers which load data
 MOST_PRINTED = 60  # lines of a dictionary
 FIRST, LAST = 2000, 2000  # rows that are kept of a long log
 MOST_ODD = 500  # rows with NaN or 0.0 that are kept besides
@@ -102,6 +103,20 @@ _COLUMNS = {
 }  # fmt: skip
 
 
+# The time for which a step waited for its data, the rest of the step, or the whole step, with what makes seconds of it.
+_TIMED = {
+    **dict.fromkeys(
+        ("data_s", "data_time", "data time", "dataloading_s", "data_loading_time", "dataload_time", "time/data",
+         "timing_s/data", "data_times", "data_wait"), ("data", 1.0),
+    ),
+    **dict.fromkeys(("updt_s", "update_s", "model_times", "compute_s"), ("rest", 1.0)),
+    **dict.fromkeys(("time", "batch_time", "step_s"), ("whole", 1.0)),
+    **{name: ("whole", factor) for name, factor in _SECONDS.items()},
+}  # fmt: skip
+# Log probabilities of whole answers, in trainings on preferences.
+_ANSWERS = ("logps/chosen", "logps/rejected")
+
+
 # Columns of `study.public_runs`, by those of a row.
 _IMPORTED = {
     "loss": "loss", "norm": "gradient_norm", "rate": "learning_rate", "step": "step", "seconds": "seconds_per_step",
@@ -174,6 +189,21 @@ class Constant:
 
 
 @dataclass
+class Waiting:
+    """How long the steps of a log waited for their data. The first steps, which start the workers, do not count."""
+
+    line: Line  # of the longest wait
+    longest: float
+    data: float = 0.0  # seconds of all steps
+    total: float = 0.0
+    count: int = 0
+
+    @property
+    def share(self) -> float:
+        return self.data / self.total if self.total else 0.0
+
+
+@dataclass
 class Steps:
     """All steps of a log."""
 
@@ -185,6 +215,8 @@ class Steps:
     constants: dict[str, Constant] = field(default_factory=dict)  # norms and ratios beside those of rows
     num_engine_steps: int = 0  # as DeepSpeed counts them
     lengths: Lengths | None = None
+    waiting: Waiting | None = None
+    answers: tuple[Line, bool] | None = None  # where log probabilities of answers are logged, and whether all are 0.0
     activities: deque[tuple[Line, str]] = field(default_factory=lambda: deque(maxlen=20))
     _lines_of_steps: int = 0
     _lines_of_bars: int = 0
@@ -332,16 +364,21 @@ class Steps:
                 values.setdefault(_COLUMNS_SPACED[name.lower()], _value(text, ""))
         seconds = None
         lengths: dict[str, float] = {}
+        times: dict[str, float] = {}
         for name, text, factor in _PAIR.findall(line.text):
             name = name.lower()
             value = _value(text, factor)
             column = _COLUMNS.get(name)
+            if (timed := _TIMED.get(name)) is not None:
+                times.setdefault(timed[0], value * timed[1])
             if name in _EVALUATIONS and len(self.evaluations) < FIRST:
                 self.evaluations.append((line, value))
             if column is not None and not (column == "step" and "step" in values):
                 values.setdefault(column, value)
             elif name in _SECONDS:
                 seconds = value * _SECONDS[name]
+            elif name in _ANSWERS:
+                self.answers = (line, value == 0 and (self.answers is None or self.answers[1]))
             elif ("norm" in name or "ratio" in name) and column is None:
                 self._take_constant(line, name, value)
             elif "len" in name:
@@ -355,11 +392,32 @@ class Steps:
             self.lengths = Lengths(line, typical, longest)
         if "loss" not in values and "norm" not in values:
             return
+        if "data" in times:
+            self._take_waiting(line, times, values.get("step"))
         if "step" not in values and (numbered := _NUMBERED.search(line.text)):
             values["step"] = float(numbered[1])
         if seconds is None and (stated := _SECONDS_TEXT.search(line.text)):
             seconds = float(stated[1]) * (1e-3 if stated[2] == "ms" else 1.0)
         self.by_rank.setdefault(line.rank, Series()).add(Row(line, **values, seconds=seconds), is_odd)
+
+    def _take_waiting(self, line: Line, times: Mapping[str, float], step: float | None) -> None:
+        """Add the time for which a step waited for its data. Some programs state it beside the rest of the step."""
+        data, whole = times["data"], times.get("whole")
+        if whole is None and "rest" not in times:
+            return
+        total = max(whole, data) if whole is not None else data + times["rest"]
+        if self.waiting is None:
+            self.waiting = Waiting(line, 0.0)
+            if step is None:
+                return
+        if not math.isfinite(total) or (step is not None and step <= FIRST_STEPS):
+            return
+        waiting = self.waiting
+        waiting.data += data
+        waiting.total += total
+        waiting.count += 1
+        if data > waiting.longest:
+            waiting.line, waiting.longest = line, data
 
 
 def _amount(text: str) -> float:

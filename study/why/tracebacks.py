@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import yaml
-from pydantic import BaseModel, ConfigDict
-
-from study.why import phases
+from study.why import frame_signs, phases
+from study.why.frame_signs import FrameSigns
 from study.why.log import Failure, Frame, mask
 
 FILE = Path(__file__).with_name("tasks.yaml")
@@ -36,27 +34,14 @@ _PASSES = re.compile(
 _CARRIED = re.compile(r"^(?:\w+: )?Caught (\w+) in (?:DataLoader worker|pin memory thread|replica)")
 
 
-class _Signs(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class _Signs(FrameSigns):
     task: str
     doing: str
-    frames: tuple[str, ...]
-    innermost: int = 0
-
-    @property
-    def pattern(self) -> re.Pattern[str]:
-        return _compiled("|".join(self.frames))
-
-
-@cache
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern)
 
 
 @cache
 def _signs() -> tuple[_Signs, ...]:
-    return tuple(_Signs.model_validate(entry) for entry in yaml.safe_load(FILE.read_text(encoding="utf-8")))
+    return frame_signs.read(FILE, _Signs)
 
 
 def package_of(frame: Frame) -> str:
@@ -126,11 +111,6 @@ class Traceback:
             "function": inner.function if inner else "a function",
         }
 
-    @property
-    def names(self) -> list[str]:
-        """Return "file:function" of each frame, as patterns of frames read them."""
-        return [f"{frame.file}:{frame.function}" for frame in self.frames]
-
 
 def _place(frame: Frame) -> str:
     file = "/".join(re.sub(r"^.*(?:site|dist)-packages/", "", frame.file.replace("\\", "/")).split("/")[-3:])
@@ -144,9 +124,9 @@ def of(failure: Failure) -> Traceback:
 
 def read(frames: Sequence[Frame], code: Sequence[str] = ()) -> Traceback:
     """Return what frames say, and the lines of code before the exception if there are no frames."""
-    names = [f"{frame.file}:{frame.function}" for frame in frames]
+    names = frame_signs.names_of(frames)
     for signs in _signs():
-        if any(signs.pattern.search(name) for name in names[-signs.innermost :]):
+        if signs.fit(names):
             return Traceback(tuple(frames), signs.task, signs.doing)
     phase = phases.phase_of(frames, code if not frames else ())
     if phase is None:

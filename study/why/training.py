@@ -27,6 +27,12 @@ SEVERAL = 8  # times that a metric is logged with the same value if it stands st
 RISEN = 1.5  # times the lowest loss of a third of the steps
 EARLY = 0.1  # share of the steps with a learning rate of 0 from which a schedule ended early
 LARGEST_CHANCE = math.log(262_144)  # loss of a guess over the largest vocabularies that are usual
+SAME_AS_GUESS = 2e-3  # between a loss and the logarithm of a vocabulary: a relative difference of 0.2 % in its size
+# Vocabularies of usual language models, with the sizes to which they are padded.
+VOCABULARIES = (
+    32_000, 32_064, 32_768, 49_152, 50_257, 50_304, 65_024, 100_277, 100_352, 102_400, 128_256, 129_280, 131_072,
+    151_552, 151_936, 152_064, 163_840, 200_064, 201_088, 248_320, 256_000, 262_144,
+)  # fmt: skip
 LARGE_NORM = 100.0  # of gradients, which nearly all trainings of language models stay below
 MOST_PARTS = 4  # of a loss that are named
 SETTLED = 20  # rows after which a loss must have moved
@@ -49,6 +55,8 @@ def causes(steps: Steps, setting: Setting) -> list[Cause]:
     if len(rows) > 1:
         found += [*_jump(rows, setting)]
     found += _constants(steps)
+    if steps.answers is not None and steps.answers[1]:
+        found.append(conclude("wrong/answers-masked", (steps.answers[0],)))
     return [*found, *_epoch(steps, setting), *_evaluation(steps, setting)]
 
 
@@ -179,6 +187,13 @@ def _norm(rows: Sequence[Row], setting: Setting) -> Iterator[Cause]:
         losses = [value for _, value in _with(rows, "loss") if math.isfinite(value)]
         if not any(losses) or min(losses) < FALLEN * losses[0]:
             return  # if the loss falls, or is not logged, the norm may only not be logged
+        vocabulary = _vocabulary_of_guess(losses, setting)
+        if vocabulary is not None:
+            yield conclude(
+                "wrong/output-uniform", (first.line,), value=f"{losses[0]:g}", values=f"{len(losses):,}",
+                vocabulary=f"{vocabulary:,}",
+            )  # fmt: skip
+            return
         yield conclude("wrong/norm-zero", (first.line,), values=f"{len(values):,}")
         return
     spread = (max(values) - min(values)) / max(map(abs, values))
@@ -195,6 +210,16 @@ def _norm(rows: Sequence[Row], setting: Setting) -> Iterator[Cause]:
             )
         else:
             yield conclude("wrong/norm-constant", (first.line,), value=f"{value:g}", values=f"{len(values):,}")
+
+
+def _vocabulary_of_guess(losses: Sequence[float], setting: Setting) -> int | None:
+    """Return the vocabulary whose logarithm all losses are, as for an output that is uniform. None if there is none."""
+    shape = shape_of(setting.model)
+    stated = shape.vocabulary if shape is not None and shape.vocabulary else setting.vocabulary
+    for vocabulary in VOCABULARIES if stated is None else (stated,):
+        if all(math.isclose(loss, math.log(vocabulary), abs_tol=SAME_AS_GUESS) for loss in losses):
+            return vocabulary
+    return None
 
 
 def _constants(steps: Steps) -> Iterator[Cause]:
