@@ -1,4 +1,4 @@
-"""Count the rows of the head that differ from the embedding, and see what transformers loads: python check.py FOLDER."""
+"""Compare the rows of head and embedding, and see what transformers loads: python check.py FOLDER."""
 
 import sys
 from pathlib import Path

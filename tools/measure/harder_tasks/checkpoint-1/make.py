@@ -13,8 +13,13 @@ OLD_ROWS = slice(219, 256)
 torch.manual_seed(0)
 folder = Path(sys.argv[1]) / "model"
 config = LlamaConfig(
-    vocab_size=256, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
-    intermediate_size=64, tie_word_embeddings=True,
+    vocab_size=256,
+    hidden_size=32,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    intermediate_size=64,
+    tie_word_embeddings=True,
 )
 model = LlamaForCausalLM(config)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)

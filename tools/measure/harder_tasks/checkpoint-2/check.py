@@ -20,4 +20,13 @@ for name, weight in model.items():
     wrong = (part != weight.flatten()).sum().item()
     position += weight.numel()
     print(f"{name}: {wrong} of {weight.numel()} values differ", "<--" if wrong else "")
-print([(name, value) for file in sorted(step.glob("*optim*")) for name, value in torch.load(file, weights_only=False)["optimizer_state_dict"]["base_optimizer_state"]["state"][0].items() if name == "step"])
+print(
+    [
+        (name, value)
+        for file in sorted(step.glob("*optim*"))
+        for name, value in torch.load(file, weights_only=False)["optimizer_state_dict"]["base_optimizer_state"][
+            "state"
+        ][0].items()
+        if name == "step"
+    ]
+)

@@ -6,11 +6,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="29731", DS_ACCELERATOR="cpu")
+os.environ.update(
+    RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="29731", DS_ACCELERATOR="cpu"
+)
 
-import deepspeed.comm.torch  # noqa: E402
-import torch  # noqa: E402
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments  # noqa: E402
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 # The attribute deepspeed.comm.torch is torch itself, so the module is taken by its name.
 sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # gloo alone is enough, so nothing has to be compiled
@@ -42,10 +43,23 @@ model = LlamaForCausalLM(
 config = json.loads((Path(__file__).parent / "ds.json").read_text())
 config["optimizer"]["params"]["torch_adam"] = True  # DeepSpeed's fused kernel needs a GPU
 arguments = TrainingArguments(
-    output_dir=tempfile.mkdtemp(), deepspeed=config, bf16=True, use_cpu=True,
-    per_device_train_batch_size=2, gradient_accumulation_steps=4, max_steps=1000, learning_rate=2e-4,
-    lr_scheduler_type="cosine", warmup_steps=100, weight_decay=0.1, adam_beta2=0.95, max_grad_norm=0.5,
-    logging_steps=10, report_to=[], disable_tqdm=True, save_strategy="no",
+    output_dir=tempfile.mkdtemp(),
+    deepspeed=config,
+    bf16=True,
+    use_cpu=True,
+    per_device_train_batch_size=2,
+    gradient_accumulation_steps=4,
+    max_steps=1000,
+    learning_rate=2e-4,
+    lr_scheduler_type="cosine",
+    warmup_steps=100,
+    weight_decay=0.1,
+    adam_beta2=0.95,
+    max_grad_norm=0.5,
+    logging_steps=10,
+    report_to=[],
+    disable_tqdm=True,
+    save_strategy="no",
 )
 trainer = Trainer(model=model, args=arguments, train_dataset=rows, callbacks=[Record()])
 trainer.train()

@@ -1,4 +1,7 @@
-"""Measure what accelerate 1.15 makes of fsdp.yaml, on two gloo processes: python -m torch.distributed.run --nproc-per-node 2 check.py."""
+"""Measure what accelerate 1.15 makes of fsdp.yaml, on two gloo processes.
+
+python -m torch.distributed.run --nproc-per-node 2 check.py
+"""
 
 import os
 import sys
@@ -42,7 +45,11 @@ accelerator.state.fsdp_plugin = plugin
 plugin.set_mixed_precision("bf16")
 model = LlamaForCausalLM(
     LlamaConfig(
-        vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+        vocab_size=64,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
         tie_word_embeddings=False,
     )
 )

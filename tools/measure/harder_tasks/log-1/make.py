@@ -13,8 +13,11 @@ model = nn.Sequential(nn.Embedding(512, 48), nn.Linear(48, 96), nn.Tanh(), nn.Li
 optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4)
 scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min((step + 1) / 50, 1 - step / 2000))
 lines = [
-    "***** Running training *****", "  Num examples = 128,000", "  Num Epochs = 1",
-    "  Instantaneous batch size per device = 8", "  Total train batch size (w. parallel, distributed & accumulation) = 64",
+    "***** Running training *****",
+    "  Num examples = 128,000",
+    "  Num Epochs = 1",
+    "  Instantaneous batch size per device = 8",
+    "  Total train batch size (w. parallel, distributed & accumulation) = 64",
     "  Total optimization steps = 2,000",
 ]
 weights, losses, norms = {}, [], []
@@ -22,12 +25,18 @@ for step in range(1, LAST + 1):
     if step == SAVED + 1:
         model.load_state_dict(weights[OLD])
         lines += [
-            "^C", "KeyboardInterrupt", "$ accelerate launch train.py --resume_from_checkpoint out/checkpoint-600",
-            "***** Running training *****", "  Num examples = 128,000", "  Num Epochs = 1",
+            "^C",
+            "KeyboardInterrupt",
+            "$ accelerate launch train.py --resume_from_checkpoint out/checkpoint-600",
+            "***** Running training *****",
+            "  Num examples = 128,000",
+            "  Num Epochs = 1",
             "  Instantaneous batch size per device = 8",
             "  Total train batch size (w. parallel, distributed & accumulation) = 64",
-            "  Total optimization steps = 2,000", "  Continuing training from checkpoint, will skip to saved global_step",
-            "  Continuing training from epoch 0", "  Continuing training from global step 600",
+            "  Total optimization steps = 2,000",
+            "  Continuing training from checkpoint, will skip to saved global_step",
+            "  Continuing training from epoch 0",
+            "  Continuing training from global step 600",
             "  Will skip the first 0 epochs then the first 600 batches in the first epoch.",
         ]
     rows = torch.randint(0, 512, (64,))
@@ -41,8 +50,16 @@ for step in range(1, LAST + 1):
     optimizer.zero_grad()
     if step % 20 == 0:
         mean = sum(losses) / len(losses)
-        lines.append(str({"loss": round(mean, 4), "grad_norm": round(norms[-1], 4), "learning_rate": float(f"{rate:.4e}"),
-                          "epoch": round(step / 2000, 2)}))
+        lines.append(
+            str(
+                {
+                    "loss": round(mean, 4),
+                    "grad_norm": round(norms[-1], 4),
+                    "learning_rate": float(f"{rate:.4e}"),
+                    "epoch": round(step / 2000, 2),
+                }
+            )
+        )
         losses, norms = [], []
     if step % 200 == 0:
         weights[step] = copy.deepcopy(model.state_dict())

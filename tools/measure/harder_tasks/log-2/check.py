@@ -4,7 +4,10 @@ import re
 from pathlib import Path
 
 text = (Path(__file__).parent / "train.log").read_text()
-rows = {int(rank): int(count.replace(",", "")) for rank, count in re.findall(r"\[rank(\d)\] rows of this shard: ([\d,]+)", text)}
+rows = {
+    int(rank): int(count.replace(",", ""))
+    for rank, count in re.findall(r"\[rank(\d)\] rows of this shard: ([\d,]+)", text)
+}
 batches = {rank: count // 32 for rank, count in sorted(rows.items())}
 short = min(batches, key=batches.get)
 print("batches per epoch:", batches)

@@ -19,21 +19,27 @@ for step in range(50, 651, 50):
 sequence = STEPS * (BUCKETS + 1) - BUCKETS  # the first bucket of the last step
 for rank in (2, 5, 0, 7, 1, 4, 6, 3):
     wait = 600_000 + 11 * rank + 27
-    what = "ALLGATHER, NumelIn=1, NumelOut=8" if rank == SHORT else f"ALLREDUCE, NumelIn={GRADIENTS}, NumelOut={GRADIENTS}"
-    lines.append(
-        f"[rank{rank}]:[E1128 03:1{rank % 3}:27.4{rank}1093 ProcessGroupNCCL.cpp:685] [Rank {rank}] Watchdog caught collective "
-        f"operation timeout: WorkNCCL(SeqNum={sequence}, OpType={what}, Timeout(ms)=600000) ran for {wait} milliseconds "
-        "before timing out."
+    what = (
+        "ALLGATHER, NumelIn=1, NumelOut=8" if rank == SHORT else f"ALLREDUCE, NumelIn={GRADIENTS}, NumelOut={GRADIENTS}"
     )
     lines.append(
-        f"[rank{rank}]:[E1128 03:1{rank % 3}:27.4{rank}1288 ProcessGroupNCCL.cpp:2252] [PG ID 0 PG GUID 0(default_pg) Rank {rank}] "
-        f"failure detected by watchdog at work sequence id: {sequence} PG status: last enqueued work: "
+        f"[rank{rank}]:[E1128 03:1{rank % 3}:27.4{rank}1093 ProcessGroupNCCL.cpp:685] [Rank {rank}] Watchdog caught "
+        f"collective operation timeout: WorkNCCL(SeqNum={sequence}, OpType={what}, Timeout(ms)=600000) ran for "
+        f"{wait} milliseconds before timing out."
+    )
+    lines.append(
+        f"[rank{rank}]:[E1128 03:1{rank % 3}:27.4{rank}1288 ProcessGroupNCCL.cpp:2252] "
+        f"[PG ID 0 PG GUID 0(default_pg) Rank {rank}] failure detected by watchdog at "
+        f"work sequence id: {sequence} PG status: last enqueued work: "
         f"{sequence + (0 if rank == SHORT else 3)}, last completed work: {sequence - 1}"
     )
 lines.append(
-    "[rank0]: torch.distributed.DistBackendError: NCCL Collective operation timed out. Some NCCL operations have failed "
-    "or timed out. Due to the asynchronous nature of CUDA kernels, subsequent GPU operations might run on "
+    "[rank0]: torch.distributed.DistBackendError: NCCL Collective operation timed out. Some NCCL operations have "
+    "failed or timed out. Due to the asynchronous nature of CUDA kernels, subsequent GPU operations might run on "
     "corrupted/incomplete data. To avoid data inconsistency, we are taking the entire process down."
 )
-lines.append("E1128 03:13:02.118 torch/distributed/elastic/multiprocessing/api.py:906] failed (exitcode: -6) local_rank: 2 (pid: 71934)")
+lines.append(
+    "E1128 03:13:02.118 torch/distributed/elastic/multiprocessing/api.py:906] failed "
+    "(exitcode: -6) local_rank: 2 (pid: 71934)"
+)
 (Path(__file__).parent / "train.log").write_text("\n".join(lines) + "\n")

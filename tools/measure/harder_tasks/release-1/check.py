@@ -33,5 +33,7 @@ for _ in range(600):
     optimizer.step()
     optimizer.zero_grad()
     losses.append(loss.item())
-print(f"transformers {transformers.__version__}: earlier logits change by {difference.item():.4f}, "
-      f"loss {sum(losses[:5]) / 5:.2f} -> {sum(losses[-5:]) / 5:.2f}")
+print(
+    f"transformers {transformers.__version__}: earlier logits change by {difference.item():.4f}, "
+    f"loss {sum(losses[:5]) / 5:.2f} -> {sum(losses[-5:]) / 5:.2f}"
+)

@@ -1,4 +1,4 @@
-"""Measure in which type one release of accelerate keeps the weights of a bfloat16 model under FSDP2, and what it trains.
+"""Measure in which type a release of accelerate keeps the weights of a bfloat16 model under FSDP2.
 
 Run once per release, with the release in front of the path:
 
@@ -39,5 +39,7 @@ if accelerator.is_main_process:
     types = {parameter.dtype for parameter in model.parameters()}
     states = {value.dtype for state in optimizer.state.values() for name, value in state.items() if name != "step"}
     total = sum(b.numel() for b in before)
-    print(f"accelerate {accelerate.__version__}: weights {types}, states {states}, "
-          f"{100 * unchanged / total:.0f} % of the weights are unchanged after 20 steps")
+    print(
+        f"accelerate {accelerate.__version__}: weights {types}, states {states}, "
+        f"{100 * unchanged / total:.0f} % of the weights are unchanged after 20 steps"
+    )

@@ -4,7 +4,6 @@ One rank gets the rows of both ranks in the same windows, so that its updates ar
 """
 
 import os
-import runpy
 import subprocess
 import sys
 import tempfile
@@ -45,7 +44,7 @@ if WORLD == 1:
 script = sys.argv[1]
 source = open(script).read()
 if WORLD == 1:
-    source = source.replace("MICRO_BATCH, ACCUMULATION, EPOCHS = 4, 4, 3", "MICRO_BATCH, ACCUMULATION, EPOCHS = 8, 4, 3")
+    source = source.replace("EPOCHS = 4, 4, 3", "EPOCHS = 8, 4, 3")
 exec(compile(source, script, "exec"), {"__name__": "__main__"})
 """
 
@@ -54,7 +53,16 @@ def run(script, world, folder):
     hook = Path(folder) / f"hook{world}.py"
     hook.write_text(f"WORLD = {world}\n{HOOK}")
     saved = Path(folder) / f"weights{world}.pt"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world), hook, script]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(world),
+        hook,
+        script,
+    ]
     done = subprocess.run(command, env={**os.environ, "SAVE": str(saved)}, capture_output=True, text=True, check=True)
     return saved, [line for line in done.stderr.splitlines() if line.startswith("UPDATE")], done.stdout.splitlines()
 
