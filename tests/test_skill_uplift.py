@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import skill_uplift
-import yaml
 from click.testing import CliRunner
 
 TASKS = skill_uplift.load_tasks()
@@ -28,17 +28,18 @@ def grades(*lines: str) -> list[bool | None]:
     return [graded.right for graded in skill_uplift.grade_lines(lines, TASKS)]
 
 
-def test_two_tasks_of_each_kind_with_small_files_and_without_answers():
-    questions = yaml.safe_load((skill_uplift.TASKS / "tasks.yaml").read_text())
+@pytest.mark.parametrize("folder", [skill_uplift.TASKS, skill_uplift.HARDER_TASKS])
+def test_two_tasks_of_each_kind_with_small_files_and_without_answers(folder):
+    questions = skill_uplift.load_questions(folder)
     kinds = [entry["kind"] for entry in questions]
     assert len(questions) == 12
     assert {kinds.count(kind) for kind in kinds} == {2}
-    assert {frozenset(entry) for entry in questions} == {frozenset({"id", "kind", "question", "files"})}
     for entry in questions:
+        assert set(entry) - {"make", "processes"} == {"id", "kind", "question", "files"}
         for name in entry["files"]:
-            path = skill_uplift.TASKS / name
-            assert path.stat().st_size < 200_000, name
-            assert path.name not in ("make.py", "check.py", "answers.yaml")
+            assert ("make" in entry) != (folder / name).exists()  # what a program makes is not committed
+            assert "make" in entry or (folder / name).stat().st_size < 200_000, name
+            assert Path(name).name not in ("make.py", "check.py", "answers.yaml")
 
 
 @pytest.mark.parametrize("identifier", TASKS)
@@ -46,7 +47,8 @@ def test_every_field_of_the_right_answer_is_needed(identifier):
     answer = right_answer(TASKS[identifier])
     question = next(
         entry["question"]
-        for entry in yaml.safe_load((skill_uplift.TASKS / "tasks.yaml").read_text())
+        for folder in (skill_uplift.TASKS, skill_uplift.HARDER_TASKS)
+        for entry in skill_uplift.load_questions(folder)
         if entry["id"] == identifier
     )
     assert all(f'"{field}"' in question for field in answer)  # the question says which fields it wants
@@ -130,3 +132,63 @@ def test_damaged_results_are_refused(tmp_path, line):
     completed = CliRunner().invoke(skill_uplift.main, ["grade", str(results)])
     assert completed.exit_code == 2
     assert completed.stdout == ""
+
+
+def test_old_results_are_still_graded():
+    completed = CliRunner().invoke(skill_uplift.main, ["grade", str(skill_uplift.TASKS / "results.jsonl")])
+    assert completed.exit_code in (0, 3)
+    assert "| **all** | " in completed.stdout
+
+
+@pytest.fixture
+def sessions(tmp_path, monkeypatch):
+    def made(entry, folder):
+        (folder / entry["id"] / entry["files"][0]).mkdir(parents=True)
+
+    monkeypatch.setattr(skill_uplift, "make_files", made)
+    folder = tmp_path / "sessions"
+    options = ["--python", "some-python", "--command", "some-zero-study"]
+    completed = CliRunner().invoke(skill_uplift.main, ["prepare", str(folder), *options])
+    assert completed.exit_code == 0
+    assert CliRunner().invoke(skill_uplift.main, ["prepare", str(folder), *options]).exit_code == 2  # nothing is lost
+    return folder
+
+
+def test_sessions_have_all_questions_and_no_answers(sessions):
+    assert {path.name for path in sessions.iterdir()} == {f"{arm}-{n}" for arm in skill_uplift.ARMS for n in (1, 2, 3)}
+    questions = skill_uplift.load_questions(skill_uplift.HARDER_TASKS)
+    texts = {}
+    for folder in sessions.iterdir():
+        text = (folder / "INSTRUCTIONS.md").read_text()
+        assert all(entry["question"].strip() in text for entry in questions)
+        for entry in questions:
+            for name in skill_uplift.session_names(entry):
+                assert (folder / entry["id"] / name).exists()
+                assert f"{entry['id']}/{name}" in text
+        names = {path.name for path in folder.rglob("*")}
+        assert not names & {"answers.yaml", "make.py", "check.py", "tasks.yaml", "expectations.md"}
+        arm = folder.name.rpartition("-")[0]
+        assert (folder / "skill" / "SKILL.md").exists() == (arm == "skill")
+        assert ("some-zero-study" in text) == (arm != "alone")
+        texts.setdefault(arm, set()).add(text)
+    assert all(len(of_arm) == 1 for of_arm in texts.values())
+    lines = [set(text.splitlines()) for of_arm in texts.values() for text in of_arm]
+    assert {len(one - other) for one in lines for other in lines if one != other} == {1}
+
+
+def test_collected_answers_are_graded_by_attempt_and_way(sessions, tmp_path):
+    right = {key: right_answer(task) for key, task in TASKS.items() if key.startswith("hard-")}
+    for arm, answers in {"alone-1": {}, "tool-2": right, "skill-3": {**right, "hard-log-1": {"cause": "a"}}}.items():
+        (sessions / arm / "answers.json").write_text(json.dumps(answers))
+    results = tmp_path / "results.jsonl"
+    assert CliRunner().invoke(skill_uplift.main, ["collect", str(sessions), str(results)]).exit_code == 0
+    assert len(results.read_text().splitlines()) == 9 * 12
+    completed = CliRunner().invoke(skill_uplift.main, ["grade", str(results)])
+    assert completed.exit_code == 0
+    assert "| own knowledge | 0 of 36 (0 % to 10 %) | 0 of 12, 0 of 12, 0 of 12 | 0 of 12 |" in completed.stdout
+    assert "| 0 of 12, 12 of 12, 0 of 12 | 0 of 12 |" in completed.stdout
+    assert "| 0 of 12, 0 of 12, 11 of 12 | 0 of 12 |" in completed.stdout
+    (sessions / "tool-1" / "answers.json").write_text("{")
+    results.unlink()
+    assert CliRunner().invoke(skill_uplift.main, ["collect", str(sessions), str(results)]).exit_code == 2
+    assert not results.exists()

@@ -1,7 +1,12 @@
-"""Grade what coding agents answered to the tasks of skill_tasks/, and print the table for reports/skill.md.
+"""Prepare sessions of coding agents, grade their answers, and print the tables for reports/skill.md.
 
+    python tools/measure/skill_uplift.py prepare SESSIONS --python PYTHON --command ZERO-STUDY
+    python tools/measure/skill_uplift.py collect SESSIONS RESULTS.jsonl
     python tools/measure/skill_uplift.py grade RESULTS.jsonl
     python tools/measure/skill_uplift.py grade RESULTS.jsonl --evals EVALS.json
+
+The tasks of the first set are in skill_tasks/, those of the second set, which are harder, in harder_tasks/. prepare
+writes a folder per session with the questions of the second set and their files, but without answers.
 
 Each line of RESULTS.jsonl is one attempt; seconds and tokens may be absent:
 
@@ -10,8 +15,8 @@ Each line of RESULTS.jsonl is one attempt; seconds and tokens may be absent:
 The arm is alone, tool or skill. The answer is a JSON value, or a text; the last JSON object of a text counts. A
 person's judgment is one more field, "right": true or false, and is used only if no fixed rule decides.
 
-The rules are in skill_tasks/answers.yaml. --evals adds the tasks of a file of another form: a list of objects with id,
-kind and check. The exit status is 0 if every attempt is graded, 3 if a person has to judge some, and 2 if a line is
+The rules are in the answers.yaml of each set. --evals adds the tasks of a file of another form: a list of objects with
+id, kind and check. The exit status is 0 if every attempt is graded, 3 if a person has to judge some, and 2 if a line is
 damaged or names an unknown task.
 """
 
@@ -20,7 +25,10 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +39,11 @@ import click
 import yaml
 
 TASKS = Path(__file__).parent / "skill_tasks"
+HARDER_TASKS = Path(__file__).parent / "harder_tasks"
+SKILL = Path(__file__).parents[2] / "study" / "skills" / "zero-study"
 ARMS = ("alone", "tool", "skill")
+ARM_NAMES = {"alone": "own knowledge", "tool": "with the tool", "skill": "with the tool and the skill"}
+ANSWERS = "answers.json"
 NONE = "-"
 YES, NO = ("true", "yes", "y"), ("false", "no", "n")
 SHORT_TEXT = 24  # characters of an expected text up to which equality decides; a longer one needs a person
@@ -169,11 +181,19 @@ def rule_of_value(expected: Any) -> Rule:
     return {"word": [text]} if len(text) <= SHORT_TEXT and " " not in text else {"judge": f"says the same as: {text}"}
 
 
+def load_questions(folder: Path) -> list[dict[str, Any]]:
+    """Read the questions of a set: id, kind, files and question of each task, and the program that makes its files."""
+    questions: list[dict[str, Any]] = yaml.safe_load((folder / "tasks.yaml").read_text())
+    return questions
+
+
 def load_tasks(evals: Iterable[Path] = ()) -> dict[str, Task]:
-    """Read the twelve tasks with their rules, and those of further files."""
-    answers = yaml.safe_load((TASKS / "answers.yaml").read_text())
-    questions = yaml.safe_load((TASKS / "tasks.yaml").read_text())
-    tasks = {entry["id"]: Task(entry["id"], entry["kind"], answers[entry["id"]]["check"]) for entry in questions}
+    """Read the tasks of both sets with their rules, and those of further files."""
+    tasks: dict[str, Task] = {}
+    for folder in (TASKS, HARDER_TASKS):
+        answers = yaml.safe_load((folder / "answers.yaml").read_text())
+        for entry in load_questions(folder):
+            tasks[entry["id"]] = Task(entry["id"], entry["kind"], answers[entry["id"]]["check"])
     for path in evals:
         for entry in json.loads(path.read_text()):
             check = entry["check"]
@@ -260,9 +280,163 @@ def markdown(graded: Sequence[Graded]) -> str:
     return "\n".join(lines)
 
 
+def markdown_by_arm(graded: Sequence[Graded]) -> str:
+    """Return a table with a row per way: all attempts, each attempt, and the tasks that were right in every attempt."""
+    lines = [
+        "By way. Attempts at the same question are not independent, so the interval is narrower than it should be:",
+        "",
+        "| way | right answers (Wilson 95 % interval) | by attempt | questions right in every attempt |",
+        "| --- | --- | --- | --- |",
+    ]
+    for arm in ARMS:
+        of_arm = [attempt for attempt in graded if attempt.arm == arm and attempt.right is not None]
+        if not of_arm:
+            continue
+        numbers = sorted({attempt.attempt for attempt in of_arm})
+        by_attempt = [[bool(a.right) for a in of_arm if a.attempt == number] for number in numbers]
+        tasks = list(dict.fromkeys(attempt.task.id for attempt in of_arm))
+        always = sum(all(a.right for a in of_arm if a.task.id == task) for task in tasks)
+        lines.append(
+            f"| {ARM_NAMES[arm]} | {format_cell(of_arm)} | "
+            + ", ".join(f"{sum(rights)} of {len(rights)}" for rights in by_attempt)
+            + f" | {always} of {len(tasks)} |"
+        )
+    return "\n".join(lines)
+
+
+def instructions(arm: str, questions: Sequence[Mapping[str, Any]], python: str, command: str) -> str:
+    """Return the complete prompt of a session. Only the paragraph about the program depends on the way."""
+    about_tool = {
+        "alone": "Answer from your own knowledge. Do not import `study` or `zero_study`, and do not run `zero-study`.",
+        "tool": (
+            f"You have the program `{command}` (version and commands: `{command} --help`). It answers questions about "
+            "training on several GPUs. Use it where it helps. Its answers can be incomplete or wrong."
+        ),
+        "skill": (
+            f"You have the program `{command}`. It answers questions about training on several GPUs. The folder "
+            "`skill` says how to use it: read `skill/SKILL.md` first. Its answers can be incomplete or wrong."
+        ),
+    }[arm]
+    parts = [
+        "# Twelve questions",
+        "",
+        "Answer the twelve questions below. Work alone, in this folder only.",
+        "",
+        about_tool,
+        "",
+        "Rules:",
+        "",
+        f"- You may compute with Python, also with installed packages such as torch: `{python}`.",
+        "- Do not use a network or a search tool.",
+        "- Do not read source code apart from the files of the questions, also not through Python or a help function.",
+        "- Do not read any folder outside this one.",
+        "- Do not ask back. If you are not sure, give your best answer. A missing answer counts as wrong.",
+        "- An answer is right if all of its fields are right. Give numbers as plain JSON numbers.",
+        "",
+        f"Write all answers to `{ANSWERS}` in this folder: one JSON object that has the id of each question as a key "
+        'and the JSON object that the question wants as its value, as in {"some-id": {"field": 1}}. Write it as soon '
+        "as you have the first answers, and complete it. At the end, reply only that you are done.",
+    ]
+    for entry in questions:
+        files = [f"`{entry['id']}/{name}`" for name in session_names(entry)]
+        parts += ["", f"## {entry['id']}", "", entry["question"].strip()]
+        if files:
+            parts += ["", f"Files: {', '.join(files)}"]
+    return "\n".join(parts) + "\n"
+
+
+def session_names(entry: Mapping[str, Any]) -> list[str]:
+    """Return the names of a task's files in the folder of the task in a session."""
+    return [Path(name).name for name in entry["files"]]
+
+
+def copy_task(entry: Mapping[str, Any], made: Path, folder: Path) -> None:
+    """Copy the files of a task from the set, or from the folder in which they were made, to a folder of a session."""
+    source = made / entry["id"] if "make" in entry else HARDER_TASKS
+    for name in entry["files"]:
+        folder.mkdir(exist_ok=True)
+        if (source / name).is_dir():
+            shutil.copytree(source / name, folder / Path(name).name)
+        else:
+            shutil.copy(source / name, folder / Path(name).name)
+
+
+def make_files(entry: Mapping[str, Any], made: Path) -> None:
+    """Run the program that makes the files of a task. Raises CalledProcessError if it fails."""
+    command = [sys.executable]
+    if entry.get("processes", 1) > 1:
+        command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(entry["processes"])]
+    folder = made / entry["id"]
+    folder.mkdir()
+    subprocess.run([*command, str(HARDER_TASKS / entry["make"]), str(folder)], check=True, capture_output=True)
+
+
+def read_answers(session: Path) -> dict[str, Any]:
+    """Return the answers of a session; none if it wrote no file. Raises ValueError for a damaged file."""
+    path = session / ANSWERS
+    if not path.exists():
+        return {}
+    try:
+        answers = json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"{path} is not JSON ({error}). Correct it, or delete it if the session gave no answer."
+        ) from None
+    if not isinstance(answers, dict):
+        raise ValueError(f"{path} is not a JSON object with the ids of the questions as its keys.")
+    return answers
+
+
 @click.group()
 def main() -> None:
-    """Grade the answers of coding agents."""
+    """Prepare sessions of coding agents, and grade their answers."""
+
+
+@main.command()
+@click.argument("sessions", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--python", required=True, help="The interpreter with which agents may compute.")
+@click.option("--command", required=True, help="The zero-study of the two ways with the tool.")
+@click.option("--attempts", default=3, show_default=True, type=click.IntRange(1))
+def prepare(sessions: Path, python: str, command: str, attempts: int) -> None:
+    """Write a folder per way and attempt to SESSIONS, such as alone-1, with the harder questions and their files."""
+    folders = {(arm, number): sessions / f"{arm}-{number}" for arm in ARMS for number in range(1, attempts + 1)}
+    if existing := [folder for folder in folders.values() if folder.exists()]:
+        click.echo(f"{existing[0]} exists already. Nothing was written; name another folder.", err=True)
+        sys.exit(2)
+    questions = load_questions(HARDER_TASKS)
+    with tempfile.TemporaryDirectory() as temporary:
+        made = Path(temporary)
+        for entry in questions:
+            if "make" in entry:
+                make_files(entry, made)
+        for (arm, _), folder in folders.items():
+            folder.mkdir(parents=True)
+            (folder / "INSTRUCTIONS.md").write_text(instructions(arm, questions, python, command))
+            for entry in questions:
+                copy_task(entry, made, folder / entry["id"])
+            if arm == "skill":
+                shutil.copytree(SKILL, folder / "skill")
+    click.echo(f"Wrote {len(folders)} sessions to {sessions}.")
+
+
+@main.command()
+@click.argument("sessions", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("results", type=click.Path(dir_okay=False, path_type=Path))
+def collect(sessions: Path, results: Path) -> None:
+    """Write the answers of all SESSIONS to RESULTS, one line per question. A missing answer counts as wrong."""
+    lines = []
+    try:
+        for arm in ARMS:
+            for session in sorted(sessions.glob(f"{arm}-*")):
+                answers = read_answers(session)
+                for entry in load_questions(HARDER_TASKS):
+                    attempt = {"task": entry["id"], "arm": arm, "attempt": int(session.name.rpartition("-")[2])}
+                    lines.append(json.dumps({**attempt, "answer": answers.get(entry["id"], "")}))
+    except ValueError as error:
+        click.echo(f"{error} Nothing was written.", err=True)
+        sys.exit(2)
+    results.write_text("".join(f"{line}\n" for line in lines))
+    click.echo(f"Wrote {len(lines)} answers to {results}.")
 
 
 @main.command()
@@ -278,7 +452,7 @@ def grade(results: Path, evals: tuple[Path, ...]) -> None:
     if not graded:
         click.echo(f"{results} has no attempt, so there is nothing to grade.", err=True)
         sys.exit(2)
-    click.echo(markdown(graded))
+    click.echo(f"{markdown(graded)}\n\n{markdown_by_arm(graded)}")
     waiting = [attempt for attempt in graded if attempt.right is None]
     for attempt in waiting:
         click.echo(f"\nTo judge: {attempt.task.id}, {attempt.arm}, attempt {attempt.attempt}", err=True)
