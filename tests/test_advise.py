@@ -457,6 +457,7 @@ def test_committed_are_what_theory_says_today(gpu, num_gpus, name):
     [
         ([*CASE], 0),
         (["--gpu", "list"], 0),
+        (["--model", "list"], 0),
         (["--model", "llama-2-70b", "--gpu", "l4", "--gpus", "1", "--host-memory", "96"], 1),
         (["--model", "llama-2-70b", "--gpu", "l4", "--strategy", "ddp"], 1),
         (["--model", "gpt2", "--gpu", "l4"], 0),

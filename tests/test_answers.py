@@ -82,6 +82,7 @@ def test_every_command_that_answers_takes_json():
         (["--model", "gpt2", "--gpu", "l4,t4", "--gpus", "1", "--tokens", "1e13", "--budget", "1"], "found"),
         (["--gpu", "l4", "--gpus", "2"], "sound"),
         (["--gpu", "list"], None),
+        (["--model", "list"], None),
     ],
 )
 def test_advise(words, verdict, answer):
@@ -92,6 +93,9 @@ def test_advise(words, verdict, answer):
         assert content["findings"][0]["id"] in ("advise/nothing-fits", "advise/beyond-limits")
     if words == ["--gpu", "list"]:
         assert {"name", "memory_bytes", "dollars_per_hour"} <= content["gpus"][0].keys()
+    if words == ["--model", "list"]:
+        (gpt2,) = [model for model in content["models"] if model["name"] == "gpt2"]
+        assert gpt2["num_params"] == 124_439_808
 
 
 def test_doctor_names_file_line_key_and_remedy(tmp_path, monkeypatch, answer):

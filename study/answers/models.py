@@ -273,7 +273,7 @@ class AdviseAnswer(OpenAnswer):
 
     One model on one machine: `strategies`, `recommended`, `reason`, `why_not`, `remedies`, `launch`. Several machines:
     `cheapest`, `fastest`, `machines`. Without --gpus: `fewest_gpus`. Without --model: `largest_models`. --gpu list:
-    `gpus`.
+    `gpus`. --model list: `models`.
     """
 
     model: str | None = None

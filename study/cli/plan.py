@@ -78,7 +78,8 @@ POSITIVE = _PositiveNumber()
             group=WORK,
             is_common=True,
             metavar="NAME",
-            help="A known name (gpt2-xl, llama-2-7b ...), an id of the Hugging Face hub, or a config.json file.",
+            help="A known name (gpt2-xl, llama-2-7b ...), an id of the Hugging Face hub, or a config.json file. "
+            "`--model list` prints all known names.",
         ),
         *options_of(Request),
         Option(
@@ -177,6 +178,11 @@ def _advise(
         if as_json:
             return json_answer.of_gpus()
         _print_gpus()
+        return None
+    if model == "list":
+        if as_json:
+            return json_answer.of_models()
+        _print_models()
         return None
     if this_machine:
         from study.planner import own_machine
@@ -339,6 +345,20 @@ def _print_gpus() -> None:
     sources = [terminal.wrap(f"{', '.join(sharing)}: {source}", "  ", "    ") for source, sharing in names.items()]
     table = terminal.table(*gpus.table())
     print("\n".join([*table, "", terminal.wrap(meaning), "", "Prices, with their date:", *sources]))
+
+
+def _print_models() -> None:
+    """Print all models that --model takes by name."""
+    from study import terminal
+    from study.theory.shapes.known_models import KNOWN
+
+    rows = [[name, f"{shape.num_params / 1e6:,.1f}", f"{shape.positions:,}"] for name, shape in KNOWN.items()]
+    meaning = (
+        "million: parameters. positions: the longest sequence, in tokens. --model also takes the id of a model on the "
+        "Hugging Face hub, and the path of a config.json."
+    )
+    table = terminal.table(["name", "million", "positions"], rows)
+    print("\n".join([*table, "", terminal.wrap(meaning)]))
 
 
 def _check_complete(is_complete: bool, options: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from study.planner import machines_text, reasons
 from study.planner.choose import Advice
 from study.planner.machines import Comparison, NumbersOfGpus
 from study.theory import gpus
+from study.theory.shapes import known_models
 
 NOTHING_FITS, LIMITS = "advise/nothing-fits", "advise/beyond-limits"
 
@@ -53,3 +54,17 @@ def of_gpus() -> Answer:
         for gpu in gpus.GPUS.values()
     ]
     return envelope.answer("advise", None, (), {"gpus": sheets})
+
+
+def of_models() -> Answer:
+    """Return all models that --model takes by name, without a verdict."""
+    models = [
+        {
+            "name": name,
+            "num_params": shape.num_params,
+            "positions": shape.positions,
+            "hub_ids": known_models.KNOWN.hub_ids[name],
+        }
+        for name, shape in known_models.KNOWN.items()
+    ]
+    return envelope.answer("advise", None, (), {"models": models})

@@ -175,7 +175,10 @@ def read_config(text: str) -> tuple[dict[str, Any], str]:
         raise NotRead(several_names_message("the model", text, kinds))
     near = list(dict.fromkeys(KNOWN.names[n] for n in difflib.get_close_matches(text.lower(), KNOWN.names, n=3)))
     hint = f"near are {', '.join(near)}" if near else f"known are {', '.join(EXAMPLES)} and others"
-    raise NotRead(f"unknown model {text!r}: {hint}. Use a known name, a config.json, or a hub id (owner/name)")
+    raise NotRead(
+        f"unknown model {text!r}: {hint}. Use a name that "
+        "`zero-study advise --model list` prints, a config.json, or a hub id (owner/name)"
+    )
 
 
 def _compact(name: str) -> str:
