@@ -387,7 +387,8 @@ def check_ranks(reports: Sequence[Report]) -> tuple[list[str], list[str]]:
     """Compare the reports of all ranks, which are in rank order, and return findings and notes."""
     findings = _findings_of_single_ranks(reports)
     notes: list[str] = []
-    for group in _groups_kept_alike(reports):
+    with_equal_weights = {tuple(report["ranks"]) for report in reports if report["ranks"] and report["watched"][-1]}
+    for group in sorted(with_equal_weights):
         members = [reports[rank] for rank in group]
         first, *later_members = members
         if any((report["watched"], report["ranks"]) != (first["watched"], first["ranks"]) for report in later_members):
@@ -410,11 +411,6 @@ def _findings_of_single_ranks(reports: Sequence[Report]) -> list[str]:
     distinct = dict.fromkeys(text for report in reports for text in report["findings"])
     rare = tuple(each for each in _OF_SHARDS if not all(each in str(report["findings"]) for report in reports))
     return [text for text in distinct if not text.startswith(rare)]
-
-
-def _groups_kept_alike(reports: Sequence[Report]) -> list[tuple[int, ...]]:
-    """Return the groups of ranks whose weights must be equal."""
-    return sorted({tuple(report["ranks"]) for report in reports if report["ranks"] and report["watched"][-1]})
 
 
 def _first_divergence(group: Sequence[int], members: Sequence[Report]) -> list[str]:

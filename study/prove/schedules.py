@@ -115,7 +115,9 @@ def _of_copy(schedule: Any, steps_a_update: float, number: int, updates: int) ->
         rates = list(_rates(copied, num_steps)) if copied is not None else []
     if not rates:
         return None, False
-    highest = max(*_base_rates(copied), *rates)
+    parts = (copied, *parts_of(copied))
+    base_rates = [float(rate) for part in parts for rate in getattr(part, "base_lrs", ())]
+    highest = max(*base_rates, *rates)
     positive = next((step for step, rate in enumerate(rates) if rate > NOTHING * highest), None)
     zeros = [step for step, rate in enumerate(rates) if rate <= NOTHING * highest]
     zeros = [step for step in zeros if positive is not None and step > positive]
@@ -140,10 +142,6 @@ def _rates(schedule: Any, num_steps: int) -> Iterator[float]:
         else:
             schedule.step()
             yield max(float(group["lr"]) for group in groups)
-
-
-def _base_rates(schedule: Any) -> list[float]:
-    return [float(rate) for part in (schedule, *parts_of(schedule)) for rate in getattr(part, "base_lrs", ())]
 
 
 # ---------------------------------------------------------------- a copy
