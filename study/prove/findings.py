@@ -395,7 +395,11 @@ def check_ranks(reports: Sequence[Report]) -> tuple[list[str], list[str]]:
             notes.append(f"ranks {list(group)} are not compared, because they train different models.")
             continue
         findings += _first_divergence(group, members)
-        notes += _different_buffers(members)
+        differences = (first_difference(first["buffers"], member["buffers"]) for member in later_members)
+        if difference := next(filter(None, differences), None):
+            notes.append(
+                f"buffers differ between ranks ({difference}). A checkpoint has those of the rank that writes it."
+            )
         findings += _different_scales(group, members)
         notes += uneven_targets([count for member in members for count in member["targets"]])
         findings += _same_batch(group, members)
@@ -442,15 +446,6 @@ def _different_weights(report: Report, pair: str, difference: str) -> str:
         f"ranks differ: the weights of {pair} are not the same ({difference}). Look for weights that are changed or "
         "added after the model is wrapped, and for backward passes outside of the wrapped model."
     )
-
-
-def _different_buffers(members: Sequence[Report]) -> list[str]:
-    first, *later_members = members
-    differences = filter(None, (first_difference(first["buffers"], member["buffers"]) for member in later_members))
-    return [
-        f"buffers differ between ranks ({each}). A checkpoint has those of the rank that writes it."
-        for each in differences
-    ][:1]
 
 
 def _different_scales(group: Sequence[int], members: Sequence[Report]) -> list[str]:

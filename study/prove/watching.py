@@ -216,7 +216,12 @@ class StepWatcher:
             self._known_wrong, note = mismatch.known_wrong(self._facts)
             self._demands = _demands(self._model, self._facts["engine"], request, arguments)
             self._tell_what_was_built(request, [note] if note else [])
-            self._listen()
+            self._base = self.optimizer = base_optimizer(self._optimizer)
+            # The hook is for all optimizers. A hook on this one would be copied when a script copies the optimizer.
+            self._hook = before_updates(self._before_update)
+            if self._steps and not is_compiled(self._called):  # the counted step may be the next one
+                self._first = register_module_forward_hook(self._note_first, with_kwargs=True)
+            atexit.register(self._end_of_process)
         if self._known_wrong and not self._allow_known_bad:
             self._leave()
             raise KnownFault(f"{self._known_wrong}. Install another release, or pass allow_known_bad=True to continue.")
@@ -253,15 +258,6 @@ class StepWatcher:
         lines = [*text.engine_lines(self._facts), text.request_line(sources, comparison.num_agreed)]
         self._loaders.listen()
         self._tell(lines, comparison.differences, notes, self._content["known_wrong"])
-
-    def _listen(self) -> None:
-        """Register the hooks that wait for the updates of the model's optimizer."""
-        self._base = self.optimizer = base_optimizer(self._optimizer)
-        # The hook is for all optimizers. A hook on this one would be copied when a script copies the optimizer.
-        self._hook = before_updates(self._before_update)
-        if self._steps and not is_compiled(self._called):  # the counted step may be the next one
-            self._first = register_module_forward_hook(self._note_first, with_kwargs=True)
-        atexit.register(self._end_of_process)
 
     def end(self) -> None:
         """Remove all hooks, and print a message if the counted step was not reached.
