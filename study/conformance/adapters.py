@@ -199,7 +199,10 @@ class DeepSpeed:
         self.cell = cell
         settings = config(cell, scratch)
         if "fp16" in settings:
-            _allow_fp16()
+            # DeepSpeed refuses fp16 if the CPU has no fast instructions for it. PyTorch then computes it slowly.
+            from deepspeed.accelerator import get_accelerator
+
+            get_accelerator().is_fp16_supported = lambda: True
         self.model = _toy_of_deepspeed(cell, settings)
         # The names must be read before the engine partitions the parameters.
         self.names = [name for name, _ in self.model.named_parameters()]
@@ -321,16 +324,6 @@ def _toy_of_deepspeed(cell: Cell, settings: dict[str, Any]) -> toy.Toy:
     with deepspeed.zero.GatheredParameters(list(model.parameters()), modifier_rank=0):
         model.fill()
     return model
-
-
-def _allow_fp16() -> None:
-    """Make DeepSpeed accept fp16 on this CPU.
-
-    It refuses fp16 if the CPU has no fast instructions for it. PyTorch then computes it slowly.
-    """
-    from deepspeed.accelerator import get_accelerator
-
-    get_accelerator().is_fp16_supported = lambda: True
 
 
 def _accelerator(cell: Cell, scratch: Path) -> Any:

@@ -131,16 +131,13 @@ def drawn(seed: int) -> Iterator[Cell]:
     before: set[Cell] = set()
     while True:
         cell = _draw(generator)
-        if cell in before or (_has_known_fault(cell) and generator.random() > SHARE_OF_KNOWN_FAULTS):
+        # Most cells that are like one of these in one respect fail.
+        is_muon_clipped = cell.optimizer == "muon" and cell.max_norm < math.inf
+        has_known_fault = cell.does("two_backward") or is_stage_0_in_16_bits(cell) or is_muon_clipped
+        if cell in before or (has_known_fault and generator.random() > SHARE_OF_KNOWN_FAULTS):
             continue
         before.add(cell)
         yield cell
-
-
-def _has_known_fault(cell: Cell) -> bool:
-    """Return whether most cells that are like this one in one respect fail."""
-    is_muon_clipped = cell.optimizer == "muon" and cell.max_norm < math.inf
-    return cell.does("two_backward") or is_stage_0_in_16_bits(cell) or is_muon_clipped
 
 
 def _draw(generator: random.Random) -> Cell:

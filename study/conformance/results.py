@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +119,10 @@ def summary_lines(matrix: Mapping[str, Any]) -> list[str]:
         terminal.wrap(f"{len(cells)} cells in {seconds} s: {counted}."),
     ]
     rows = []
-    for group, members in by_engine_and_precision(cells).items():
+    groups: dict[str, list[str]] = {}
+    for name in cells:
+        groups.setdefault(" ".join(name.split("/")[:2]), []).append(name)
+    for group, members in groups.items():
         counts = Counter(cells[name]["verdict"] for name in members)
         rows.append([group, *(counts[verdict] or "" for verdict in VERDICTS)])
     text_lines += ["", *terminal.table(["cells by engine and precision", *VERDICTS], rows)]
@@ -141,14 +144,6 @@ def _sound(counts: Mapping[str, int]) -> str:
         return "No cell could be compared, because the engines refused all of them"
     compared = "1 was" if counts["same"] == 1 else f"{counts['same']} were"
     return f"No cell is wrong ({compared} compared with a training without an engine)"
-
-
-def by_engine_and_precision(cells: Iterable[str]) -> dict[str, list[str]]:
-    """Group the names of cells by engine and precision class."""
-    groups: dict[str, list[str]] = {}
-    for name in cells:
-        groups.setdefault(" ".join(name.split("/")[:2]), []).append(name)
-    return groups
 
 
 def explanation(cell: Mapping[str, Any]) -> str:

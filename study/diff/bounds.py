@@ -78,7 +78,8 @@ class Bounds:
             self._noise[key] = max(self._noise.get(key, 0.0), noise_distance)
         self.is_marked = not self._noise
         self._unit = unit_of(a, b)
-        self._order = _order_of_modules(a)
+        outputs = [entry.name.partition(":")[0] for entry in a.ranks[0] if entry.kind == "forward"]
+        self._order = {name: place for place, name in enumerate(dict.fromkeys(outputs))}  # of the first forward pass
         # Some engines do not show in which order the backward pass reaches the parameters.
         backward: list[str] = next((each.facts["backward"] for each in (a, b) if each.facts["backward"]), [])
         self._backward = {name: place for place, name in enumerate(backward)}
@@ -154,7 +155,10 @@ class Bounds:
             of_types = 2 * roundoff(ours, theirs) * size if ours.dtype != theirs.dtype else 0.0
             return max(noise, of_types, FLOOR * size)
         if key.kind == "update":
-            return self._bound_of_update(key, ours, size)
+            if self.is_marked and self._unit > FP32:
+                return math.inf  # the rule of thumb cannot judge single updates in 16 bits
+            _, turned = self._turned(key, ours, [key.name])
+            return max(self._floor(key), 2 * math.sqrt(turned / max(1, ours.size)) * size)
         if key.kind == "whole":
             names = [name for step, name in self._names if step == key.step]
             _, turned = self._turned(key, ours, names)
@@ -163,12 +167,6 @@ class Bounds:
         if key.kind in ("norm", "clipped"):  # each engine adds these up in its own order and parts
             noise = max(noise, FP32 * math.sqrt(self._elements[key.step]) * size)
         return max(noise, FLOOR * total, self._by_depth(key) * total / 8 if self.is_marked else 0.0)
-
-    def _bound_of_update(self, key: Key, ours: Seen, size: float) -> float:
-        if self.is_marked and self._unit > FP32:
-            return math.inf  # the rule of thumb cannot judge single updates in 16 bits
-        _, turned = self._turned(key, ours, [key.name])
-        return max(self._floor(key), 2 * math.sqrt(turned / max(1, ours.size)) * size)
 
     def _by_depth(self, key: Key) -> float:
         """Return the estimated relative bound of a tensor, from type and depth.
@@ -196,9 +194,3 @@ def _distances_of_noise(a: Recording, b: Recording, by_call: bool) -> Iterator[t
 def _total_of(key: Key) -> tuple[int, str, Any]:
     """Return the group of a tensor: for an output, its forward pass; otherwise all tensors of its kind and rank."""
     return key.step, key.kind, key.place if key.kind == "forward" else key.rank
-
-
-def _order_of_modules(recording: Recording) -> dict[str, int]:
-    """Return the position of each module in the order of outputs of the first forward pass."""
-    names = [entry.name.partition(":")[0] for entry in recording.ranks[0] if entry.kind == "forward"]
-    return {name: place for place, name in enumerate(dict.fromkeys(names))}

@@ -159,7 +159,8 @@ def _of_factor(factor: float, pattern: _Pattern) -> Iterator[str]:
     product = a.world_size * _passes(a)
     if product not in (a.world_size, _passes(a)) and (_is_near(factor, product) or _is_near(factor, 1 / product)):
         yield f"the factor {factor:.4g} is the number of ranks times forward passes ({product}), or one over it."
-    if _is_loss_scale(max(abs(factor), 1 / abs(factor))):
+    scale = max(abs(factor), 1 / abs(factor))
+    if scale >= LOSS_SCALES_FROM and _is_near(scale, 2 ** round(math.log2(scale))):
         yield f"the factor {factor:.4g} is a loss scale that one of the trainings does not remove."
     in_a, in_b = _loss(a), _loss(b)
     if in_a and in_b and _is_near(in_b / in_a, factor):
@@ -182,10 +183,6 @@ def _of_count(factor: float, noun: str, counts: tuple[int, int]) -> Iterator[str
 
 def _is_near(factor: float, number: float) -> bool:
     return math.isclose(factor, number, rel_tol=NEAR)
-
-
-def _is_loss_scale(scale: float) -> bool:
-    return scale >= LOSS_SCALES_FROM and _is_near(scale, 2 ** round(math.log2(scale)))
 
 
 def _passes(recording: Recording) -> int:

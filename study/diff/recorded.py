@@ -62,11 +62,6 @@ class Entry(NamedTuple):
     sketch: list[float]
     shape: list[int]  # of an output; for unpadded rows, the lengths of the padded rows; otherwise empty
 
-    @property
-    def is_whole_batch(self) -> bool:
-        """Whether this entry describes all tensors of a batch together."""
-        return self.kind == "batch" and not self.name
-
 
 class Seen(NamedTuple):
     """The recorded facts of a tensor that are compared."""
@@ -161,7 +156,8 @@ class Recording:
     @property
     def batches(self) -> list[tuple[int, list[float]]]:
         """The inputs of rank 0: for each forward pass, the step and a digest of each row."""
-        return [(entry.step, entry.sketch) for entry in self.ranks[0] if entry.is_whole_batch]
+        # The entry without a name describes all tensors of the batch together.
+        return [(entry.step, entry.sketch) for entry in self.ranks[0] if entry.kind == "batch" and not entry.name]
 
     @cached_property
     def cut(self) -> list[list[int]]:

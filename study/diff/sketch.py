@@ -52,15 +52,11 @@ def _wide(tensor: torch.Tensor) -> torch.dtype:
 
 def _numbers_and_signs(begin: int, size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the number of the sum of each element, and the sign with which the element is added to it."""
-    bits = _hash(torch.arange(begin, begin + size, device=device))
+    bits = (torch.arange(begin, begin + size, device=device) + 1) * _MIX[0]
+    for shift, factor in zip((30, 27), _MIX[1:], strict=True):
+        bits = (bits ^ ((bits >> shift) & ((1 << (64 - shift)) - 1))) * factor
+    bits = bits ^ ((bits >> 31) & ((1 << 33) - 1))
     return bits & (SIZE - 1), 1 - 2 * ((bits >> 20) & 1)
 
 
 _kept_numbers_and_signs = lru_cache(maxsize=64)(_numbers_and_signs)
-
-
-def _hash(places: torch.Tensor) -> torch.Tensor:
-    bits = (places + 1) * _MIX[0]
-    for shift, factor in zip((30, 27), _MIX[1:], strict=True):
-        bits = (bits ^ ((bits >> shift) & ((1 << (64 - shift)) - 1))) * factor
-    return bits ^ ((bits >> 31) & ((1 << 33) - 1))

@@ -260,7 +260,9 @@ def _write_new(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(scratch, 0o666 & ~_umask())
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(scratch, 0o666 & ~mask)
         try:
             os.link(scratch, path)  # unlike a rename, this never replaces a file
         except (PermissionError, NotImplementedError):  # some file systems have no links
@@ -268,9 +270,3 @@ def _write_new(path: Path, content: bytes) -> None:
                 file.write(content)
     finally:
         os.unlink(scratch)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

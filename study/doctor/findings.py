@@ -143,8 +143,10 @@ def _filled_in(text: str, key: str, value: Any) -> str:
 def rules(place: known_keys.Place) -> list[Rule]:
     """Return the rules for a kind of file, in their order in the table."""
     rules_of_place = []
+    removed_from_zero = (f"zero_optimization.{name}" for name in known_keys.engine_list("removed_zero"))
+    removed = [*known_keys.engine_list("removed"), *removed_from_zero]  # by this release of DeepSpeed
     for names, entries in known_keys.read()["rules"][place].items():
-        for name in _removed() if names == "<removed>" else names.split():
+        for name in removed if names == "<removed>" else names.split():
             for entry in entries:
                 is_of_absent = "absent" in entry
                 effect = entry["absent" if is_of_absent else "does"]
@@ -157,12 +159,6 @@ def rules(place: known_keys.Place) -> list[Rule]:
 def _of_key(place: known_keys.Place, key: str) -> list[Rule]:
     """Return the rules that apply to a key which is in the file."""
     return [rule for rule in rules(place) if not rule.is_of_absent and fnmatchcase(key, rule.key)]
-
-
-def _removed() -> list[str]:
-    """Return the keys that this release of DeepSpeed has removed."""
-    in_zero = (f"zero_optimization.{name}" for name in known_keys.engine_list("removed_zero"))
-    return [*known_keys.engine_list("removed"), *in_zero]
 
 
 OnUnknown = Callable[[str, Any], Finding | None]  # returns the finding of a key, with its value, that has no rule

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -71,7 +70,10 @@ def is_json(path: Path) -> bool:
 def read(path: Path) -> dict[str, Any]:
     """Return the content of a JSON, YAML or TOML file. Raises Refusal if it cannot be read, or has no keys."""
     if path.suffix == ".toml":
-        return checked(path, _read_toml(path))
+        with reading(path, "TOML"):
+            content = tomllib.loads(read_whole(path).decode())
+            parse_json(json.dumps(content, default=str))  # which limits the nesting
+        return checked(path, content)
     if is_json(path):
         return read_json(path)
     return checked(path, _read_yaml(path))
@@ -93,7 +95,7 @@ def parse_inline(text: str) -> dict[str, Any] | None:
 def checked(path: Path, content: Any) -> dict[str, Any]:
     """Return the content of a file. Raises Refusal unless it is a mapping of a reasonable number of keys."""
     keys = with_keys(path, content)
-    if len(list(islice(_nodes(keys), MOST_KEYS + 1))) > MOST_KEYS:
+    if len(list(islice(Settings(keys).nodes(), MOST_KEYS + 1))) > MOST_KEYS:
         raise Refusal(
             f"{path}: has more than {MOST_KEYS:,} keys, so it is not a configuration file that doctor recognizes."
         )
@@ -105,18 +107,6 @@ def with_keys(path: Path, content: Any) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise Refusal(f"{path}: holds no keys. Start from a copy of one of the files in {CONFIGS.name}/.")
     return content
-
-
-def _nodes(content: Mapping[str, Any]) -> Iterator[str]:
-    return (key for key, _, _ in Settings(content).nodes())
-
-
-def _read_toml(path: Path) -> Any:
-    with reading(path, "TOML"):
-        text = read_whole(path).decode()
-        content = tomllib.loads(text)
-        parse_json(json.dumps(content, default=str))  # which limits the nesting
-        return content
 
 
 def _read_yaml(path: Path) -> Any:

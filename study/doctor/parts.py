@@ -38,13 +38,10 @@ def examine_parts(path: Path, content: Mapping[str, Any], kind: Kind | None) -> 
     """Examine the parts of a file of this kind. A file of no known kind has none."""
     parts = Parts()
     if kind is not None:
-        _EXAMINERS[kind](parts, path, content if kind in ENGINES else _without_templates(content))
+        if kind not in ENGINES:  # a template, such as ${DEEPSPEED} or {{ output }}, fills in some values
+            content = {k: v for k, v in content.items() if not (isinstance(v, str) and _TEMPLATE.search(v))}
+        _EXAMINERS[kind](parts, path, content)
     return parts
-
-
-def _without_templates(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a file without the keys whose values a template fills in, such as ${DEEPSPEED} or {{ output }}."""
-    return {key: value for key, value in content.items() if not (isinstance(value, str) and _TEMPLATE.search(value))}
 
 
 def _of_accelerate(parts: Parts, path: Path, content: Mapping[str, Any]) -> None:
@@ -129,12 +126,9 @@ def _deepspeed_of_trainer(parts: Parts, path: Path, arguments: Arguments, key: s
     replaced = {finding.key for finding in differing}
     findings = [finding for finding in findings if finding.key not in replaced]
     findings = trainer_files.under_trainer(findings, arguments.content) + differing
-    parts.findings += [_below(finding, above) for finding in findings] if above else findings
-
-
-def _below(finding: Finding, above: str) -> Finding:
-    """Return a finding of a DeepSpeed file that is a section of another file. Such findings are not mended."""
-    return replace(finding, key=f"{above}{finding.key}", mend=KEEP)
+    if above:  # the file is a section of another file, and such findings are not mended
+        findings = [replace(finding, key=f"{above}{finding.key}", mend=KEEP) for finding in findings]
+    parts.findings += findings
 
 
 def _fsdp_config_of(parts: Parts, path: Path, content: Mapping[str, Any]) -> None:

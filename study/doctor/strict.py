@@ -25,7 +25,9 @@ def validation_errors(place: known_keys.Place, content: Mapping[str, Any], findi
     are doctor's findings in the file, which explain the refusals.
     """
     of_key = {finding.key: finding for finding in findings}
-    accepted, sections = known_keys.accepted_values(place), _sections(place)
+    accepted = known_keys.accepted_values(place)
+    parents = (key.split(".")[:-1] for key in accepted)
+    sections = {".".join(names[: depth + 1]) for names in parents for depth in range(len(names))}
     unknown_keys, wrong_values = [], []
     for key, value in _keys_in(content, sections):
         if key in accepted:
@@ -34,7 +36,13 @@ def validation_errors(place: known_keys.Place, content: Mapping[str, Any], findi
             wrong_values.append(f"{key} is {as_in_file(cut(value))}, and should be a section.")
         else:
             unknown_keys.append(_unknown_key_error(place, key, value, of_key.get(key)))
-    return [*unknown_keys, *filter(None, wrong_values), *_missing_keys(place, Settings(content))]
+    settings, missing_keys = Settings(content), []
+    for key in known_keys.read()["study"][place]["needed"]:
+        section = key.rpartition(".")[0]
+        # A missing key is not reported if the file does not have its section either.
+        if settings.get(key) is ABSENT and (not section or isinstance(settings.get(section), dict)):
+            missing_keys.append(f"{key} is missing.")
+    return [*unknown_keys, *filter(None, wrong_values), *missing_keys]
 
 
 def _value_error(
@@ -58,24 +66,6 @@ def _unknown_key_error(place: known_keys.Place, key: str, value: Any, finding: F
     siblings = [sibling for parent, _, sibling in split_keys if parent == section]
     remedy = misspelt("", key, value, siblings, effect="crashes", message="").remedy
     return f"Unknown key {key!r}. {remedy}"
-
-
-def _missing_keys(place: known_keys.Place, settings: Settings) -> list[str]:
-    """Return an error text for each key that the study needs and a file lacks.
-
-    Keys of a section that the file does not have are not reported.
-    """
-    missing = [key for key in known_keys.read()["study"][place]["needed"] if settings.get(key) is ABSENT]
-    sections = {key: key.rpartition(".")[0] for key in missing}
-    return [
-        f"{key} is missing." for key in missing if not sections[key] or isinstance(settings.get(sections[key]), dict)
-    ]
-
-
-def _sections(place: known_keys.Place) -> set[str]:
-    """Return the sections in which this project accepts keys."""
-    parents = (key.split(".")[:-1] for key in known_keys.accepted_values(place))
-    return {".".join(names[: depth + 1]) for names in parents for depth in range(len(names))}
 
 
 def _keys_in(content: Mapping[str, Any], sections: set[str], above: str = "") -> Iterator[tuple[str, Any]]:

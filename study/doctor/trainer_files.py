@@ -159,15 +159,11 @@ def _fsdp_config(arguments: Arguments, key: str) -> Finding | None:
     return None
 
 
-def _use_cpu(arguments: Arguments, key: str) -> Finding:
-    return arguments.finding(key, "honoured")
-
-
 _RULES: dict[str, Callable[[Arguments, str], Finding | None]] = {
     "bf16": _precision,
     "fp16": _precision,
     "gradient_accumulation_steps": _accumulation,
-    "use_cpu": _use_cpu,
+    "use_cpu": lambda arguments, key: arguments.finding(key, "honoured"),
     "deepspeed": _deepspeed,
     "fsdp": _fsdp,
     "fsdp_config": _fsdp_config,

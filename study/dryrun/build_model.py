@@ -34,22 +34,17 @@ ONE_LABEL = (
 def prepare(config: Any) -> None:
     """Turn off dropout, cache and dropped layers in a configuration, and set what a forward pass needs."""
     for part in with_sub_configs(config):
-        turn_off_dropout(part)
+        for name, value in part.to_dict().items():
+            if "drop" in name and isinstance(value, float):
+                setattr(part, name, 0.0)
+        if hasattr(part, "apply_spec_augment"):  # which parts are hidden is random, so that this cannot be traced
+            part.apply_spec_augment = False
         part.use_cache = False
         for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
             if getattr(part, name, None) is None:
                 setattr(part, name, 0)
     if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = 0
-
-
-def turn_off_dropout(config: Any) -> None:
-    """Set all rates of dropout and of dropped layers in a configuration to 0, and hide no parts of sounds."""
-    for name, value in config.to_dict().items():
-        if "drop" in name and isinstance(value, float):
-            setattr(config, name, 0.0)
-    if hasattr(config, "apply_spec_augment"):  # which parts are hidden is random, so that this cannot be traced
-        config.apply_spec_augment = False
 
 
 def dropout_rates(config: Any) -> dict[str, float]:

@@ -40,12 +40,6 @@ ACTIVE_EXPERTS = (
 )  # fmt: skip
 
 
-def _quiet() -> None:
-    """Do not print the traceback of an operator that fails, because the caller gets it as an exception."""
-    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL + 1)
-    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-
-
 def count(
     built: type[Any],
     config: Any,
@@ -62,7 +56,9 @@ def count(
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        _quiet()
+        # Operators that fail print no traceback, because the caller gets it as an exception.
+        logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL + 1)
+        transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
         parts = ModelInParts(built, config, has_image, has_frozen_tower)
         return _Counting(parts, IMAGES if has_image else BATCH).counts(attention)
 

@@ -80,7 +80,11 @@ def trace_training(prepare: Callable[[], Training]) -> dict[str, Any]:
                 return
             states.append(count_states(training.model, training.engine_optimizer, tracker.bucket_bytes))
             peak_before_update = tracker.peak
-            _assign_parts(tracker, training)
+            tracker.assign("buffers", training.model.buffers())
+            tensors = engine_tensors(training.model, training.engine_optimizer)
+            parts: tuple[Part, ...] = ("communication_buffers", "gradients", "optimizer_states", "parameters")
+            for part in parts:
+                tracker.assign(part, tensors[part])
             tracker.new_part = "temporary_buffers"
 
         hook = base_optimizer(training.optimizer).register_step_pre_hook(before_update)
@@ -107,12 +111,3 @@ def trace_training(prepare: Callable[[], Training]) -> dict[str, Any]:
         "reserved_bytes": {} if training.offloads else tracker.reserved(),
         "calls": [asdict(call) for call in first_micro_step * training.micro_steps_left_out + step],
     }
-
-
-def _assign_parts(tracker: TensorTracker, training: Training) -> None:
-    """Assign the tensors that exist as the update begins to the parts of memory that the tracker counts."""
-    tracker.assign("buffers", training.model.buffers())
-    tensors = engine_tensors(training.model, training.engine_optimizer)
-    parts: tuple[Part, ...] = ("communication_buffers", "gradients", "optimizer_states", "parameters")
-    for part in parts:
-        tracker.assign(part, tensors[part])

@@ -142,11 +142,8 @@ def _call(call: Call, pair: Sequence[Call | None] = ()) -> str:
     if len(peers) > 1 and call.peer is not None:
         details.append(f"with rank {call.peer} as its {'source' if call.kind in _WITH_SOURCE else 'destination'}")
     place = [*details, f"in {call.module}" if call.module else "", call.line]
-    return " ".join(filter(None, [call.kind, f"of {_bytes(call.num_bytes)} {call.dtype}".rstrip(), *place]))
-
-
-def _bytes(number: int) -> str:
-    return f"{number:,} bytes" if number < 1 << 20 else f"{number / 2**20:.1f} MiB"
+    size = f"{call.num_bytes:,} bytes" if call.num_bytes < 1 << 20 else f"{call.num_bytes / 2**20:.1f} MiB"
+    return " ".join(filter(None, [call.kind, f"of {size} {call.dtype}".rstrip(), *place]))
 
 
 def _gib(number: int) -> str:

@@ -91,16 +91,13 @@ def trace_deepspeed(shape: ModelShape, engine: Engine, job: StepConfig) -> dict[
     local_world_size = min(RANKS_PER_MACHINE, engine.world_size)
     place = world.rank_of_many(0, engine.world_size, local_world_size, variables)
     model = models.with_adapter(models.of_shape(shape, int(job.sequence_length)), shape, engine)
-    program = trainer(model, job, has_memory=False, deepspeed=_deepspeed_configuration(engine))
-    return forks.run(program, {0: place})[0]
-
-
-def _deepspeed_configuration(engine: Engine) -> dict[str, Any]:
     zero = {"stage": engine.zero_stage} | {key: getattr(engine, name) for key, name in ZERO.items()}
     if not engine.reduce_bucket_size:  # stage 1 in bf16 with sums in fp32 uses an optimizer that has no such bucket
         del zero["reduce_bucket_size"]
     sums = {"data_types": {"grad_accum_dtype": "fp32"}} if engine.accumulation_bytes == 4 else {}
-    return {"zero_optimization": zero} | sums | dict.fromkeys(FILLED_IN_BY_ACCELERATE, "auto")
+    configuration = {"zero_optimization": zero} | sums | dict.fromkeys(FILLED_IN_BY_ACCELERATE, "auto")
+    program = trainer(model, job, has_memory=False, deepspeed=configuration)
+    return forks.run(program, {0: place})[0]
 
 
 def trainer(

@@ -126,7 +126,12 @@ class TensorTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(leaf, torch.Tensor):
                 self._note(leaf)
         if func.namespace == "fsdp":
-            self._assign_copies_of_fsdp(func, args, options)
+            # FSDP2 copies gathered data into parameters, and gradients into the buffers of its reduction.
+            if func is torch.ops.fsdp.split_with_sizes_copy.default:
+                self.assign("parameters", options["out"])
+            elif func is torch.ops.fsdp.chunk_cat.default:
+                self.assign("gradients", args[0])
+                self.assign("communication_buffers", [options["out"]])
         return result
 
     def _run(self, func: Any, args: Any, options: Any) -> Any:
@@ -242,14 +247,6 @@ class TensorTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if storage._cdata in self._storages:
             self._change(storage._cdata, size)
         return result
-
-    def _assign_copies_of_fsdp(self, func: Any, args: Any, options: Any) -> None:
-        """Assign FSDP2's copies of gathered data to parameters, and its reduction buffers to communication."""
-        if func is torch.ops.fsdp.split_with_sizes_copy.default:
-            self.assign("parameters", options["out"])
-        elif func is torch.ops.fsdp.chunk_cat.default:
-            self.assign("gradients", args[0])
-            self.assign("communication_buffers", [options["out"]])
 
     def _count_buckets(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         before = self.held

@@ -84,12 +84,6 @@ def group_of(args: Sequence[Any]) -> dist.ProcessGroup | None:
     return None
 
 
-def _is_of_some_ranks(args: Sequence[Any]) -> bool:
-    """Return whether an operator's process group is smaller than the world."""
-    group = group_of(args)
-    return group is not None and group.size() < dist.get_world_size()
-
-
 def is_script_object(value: Any, name: str) -> bool:
     return isinstance(value, torch.ScriptObject) and str(value._type()).rpartition(".")[2] == name
 
@@ -123,7 +117,9 @@ class CollectiveProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         if (collective := collective_of(func, args, result)) is not None:
             kind, tensors = collective
-            name = f"subgroup_{kind}" if _is_of_some_ranks(args) else kind
+            group = group_of(args)
+            is_of_some_ranks = group is not None and group.size() < dist.get_world_size()
+            name = f"subgroup_{kind}" if is_of_some_ranks else kind
             num_bytes = sum(t.numel() * t.element_size() for t in tensors)
             self._count[name] += 1
             self._bytes[name] += num_bytes

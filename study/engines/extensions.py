@@ -161,12 +161,10 @@ def sees_gpu() -> bool:
     It looks for a device of NVIDIA's driver or of WSL, and checks that CUDA_VISIBLE_DEVICES does not hide all GPUs.
     A wrong guess does little harm: the name of a folder depends on it, and what `doctor` says if NVML finds no GPU.
     """
-    return any(any(DEVICES.glob(pattern)) for pattern in ("nvidia[0-9]*", "dxg")) and not _hides_gpus()
-
-
-def _hides_gpus() -> bool:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return visible is not None and visible.strip().partition(",")[0] in ("", "-1")  # CUDA stops at the first bad one
+    if visible is not None and visible.strip().partition(",")[0] in ("", "-1"):  # CUDA stops at the first bad one
+        return False
+    return any(any(DEVICES.glob(pattern)) for pattern in ("nvidia[0-9]*", "dxg"))
 
 
 def use_own_folder() -> None:

@@ -70,17 +70,12 @@ def run(script: Path, arguments: Sequence[str]) -> None:
             if isinstance(error, Exception) and cpu_launch.lacks_launcher(error):
                 terminal.print_error(cpu_launch.launched([*_module, str(script), *arguments]))
                 raise SystemExit(1) from error
-            _print_remedy(error)
+            remedy = cpu_launch.remedy(error) if isinstance(error, Exception) else None
+            if remedy is not None and os.environ.get("LOCAL_RANK", "0") == "0":
+                terminal.print_error(remedy)
             raise
         finally:
             _wait_for_threads()
-
-
-def _print_remedy(error: BaseException) -> None:
-    """Print what to write if a script failed because its processes were not started as it expects."""
-    remedy = cpu_launch.remedy(error) if isinstance(error, Exception) else None
-    if remedy is not None and os.environ.get("LOCAL_RANK", "0") == "0":
-        terminal.print_error(remedy)
 
 
 def _let_threads_end(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:

@@ -39,7 +39,13 @@ def find() -> Machine:
     """Return the properties of this machine."""
     gpus = _gpus()
     names = {name for name, _ in gpus}
-    return Machine(tuple(size for _, size in gpus), _host_memory_bytes(), names.pop() if len(names) == 1 else None)
+    limits: list[int] = [psutil.virtual_memory().total]
+    for folder in control_groups("memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):  # of version 2, and of 1
+            with suppress(OSError, ValueError):  # not there, or "max"
+                limits.append(int((folder / name).read_text()))
+    host_memory_bytes = min(limits)
+    return Machine(tuple(size for _, size in gpus), host_memory_bytes, names.pop() if len(names) == 1 else None)
 
 
 def _gpus() -> list[tuple[str, int]]:
@@ -82,16 +88,6 @@ def gpu_users() -> list[tuple[str, list[tuple[int, int]]]]:
     except pynvml.NVMLError:  # no driver, or not permitted
         return []
     return users
-
-
-def _host_memory_bytes() -> int:
-    """Return the host's memory in bytes, or the limit of a control group if that is lower."""
-    limits: list[int] = [psutil.virtual_memory().total]
-    for folder in control_groups("memory"):
-        for name in ("memory.max", "memory.limit_in_bytes"):  # of version 2, and of 1
-            with suppress(OSError, ValueError):  # not there, or "max"
-                limits.append(int((folder / name).read_text()))
-    return min(limits)
 
 
 def allowed_processors() -> list[int]:

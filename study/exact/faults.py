@@ -130,10 +130,6 @@ def _scale(training: Training, layer: Any, factor: float, of: tuple[str, ...] = 
     layer.forward = lambda inputs: functional.linear(inputs, used("weight"), used("bias"))
 
 
-def _linear_layers(training: Training) -> list[Any]:
-    return [module for module in training.module.modules() if isinstance(module, torch.nn.Linear)]
-
-
 def _block(training: Training) -> Any:
     return training.module.get_submodule(f"blocks.{BLOCK}")
 
@@ -145,8 +141,9 @@ def _scale_block(training: Training) -> None:
 
 def _sum_ranks(training: Training) -> None:
     """Sum the gradients of linear layers over the ranks, without dividing by the number of ranks."""
-    for layer in _linear_layers(training):
-        _scale(training, layer, training.cell.num_ranks)
+    for layer in training.module.modules():
+        if isinstance(layer, torch.nn.Linear):
+            _scale(training, layer, training.cell.num_ranks)
 
 
 def _lose_bias(training: Training) -> None:

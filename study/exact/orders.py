@@ -103,10 +103,6 @@ def train_without_engine(num_ranks: int, micro_batches_first: bool) -> Values:
             else:
                 parameter.grad = add([add(row) / num_ranks for row in rows])
         optimizer.step()
-    return weights_of(model)
-
-
-def weights_of(model: nn.Module) -> Values:
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 

@@ -387,14 +387,19 @@ def check_ranks(reports: Sequence[Report]) -> tuple[list[str], list[str]]:
     """Compare the reports of all ranks, which are in rank order, and return findings and notes."""
     findings = _findings_of_single_ranks(reports)
     notes: list[str] = []
-    for group in _groups_kept_alike(reports):
+    with_equal_weights = {tuple(report["ranks"]) for report in reports if report["ranks"] and report["watched"][-1]}
+    for group in sorted(with_equal_weights):
         members = [reports[rank] for rank in group]
         first, *later_members = members
         if any((report["watched"], report["ranks"]) != (first["watched"], first["ranks"]) for report in later_members):
             notes.append(f"ranks {list(group)} are not compared, because they train different models.")
             continue
         findings += _first_divergence(group, members)
-        notes += _different_buffers(members)
+        differences = (first_difference(first["buffers"], member["buffers"]) for member in later_members)
+        if difference := next(filter(None, differences), None):
+            notes.append(
+                f"buffers differ between ranks ({difference}). A checkpoint has those of the rank that writes it."
+            )
         findings += _different_scales(group, members)
         notes += uneven_targets([count for member in members for count in member["targets"]])
         findings += _same_batch(group, members)
@@ -410,11 +415,6 @@ def _findings_of_single_ranks(reports: Sequence[Report]) -> list[str]:
     distinct = dict.fromkeys(text for report in reports for text in report["findings"])
     rare = tuple(each for each in _OF_SHARDS if not all(each in str(report["findings"]) for report in reports))
     return [text for text in distinct if not text.startswith(rare)]
-
-
-def _groups_kept_alike(reports: Sequence[Report]) -> list[tuple[int, ...]]:
-    """Return the groups of ranks whose weights must be equal."""
-    return sorted({tuple(report["ranks"]) for report in reports if report["ranks"] and report["watched"][-1]})
 
 
 def _first_divergence(group: Sequence[int], members: Sequence[Report]) -> list[str]:
@@ -446,15 +446,6 @@ def _different_weights(report: Report, pair: str, difference: str) -> str:
         f"ranks differ: the weights of {pair} are not the same ({difference}). Look for weights that are changed or "
         "added after the model is wrapped, and for backward passes outside of the wrapped model."
     )
-
-
-def _different_buffers(members: Sequence[Report]) -> list[str]:
-    first, *later_members = members
-    differences = filter(None, (first_difference(first["buffers"], member["buffers"]) for member in later_members))
-    return [
-        f"buffers differ between ranks ({each}). A checkpoint has those of the rank that writes it."
-        for each in differences
-    ][:1]
 
 
 def _different_scales(group: Sequence[int], members: Sequence[Report]) -> list[str]:

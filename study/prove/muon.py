@@ -143,7 +143,8 @@ class ZeroMuonTracker:
 
         def look(gradients: Any) -> None:
             with suppress(Exception):
-                self._add(name, gradients[0])
+                added = gradients[0].detach().to("cpu", torch.float32, copy=True)
+                self._gradients[name] = self._gradients[name] + added if name in self._gradients else added
 
         node = _node(self._chosen[name])
         node.metadata[_MARK] = True  # a backward call within this one, as checkpointing makes it, must not add it again
@@ -167,10 +168,6 @@ class ZeroMuonTracker:
         )
         shape = whole_shape(parameter)
         return id(parameter) in self._names and len(shape) == 2 and math.prod(shape) <= limit and not has_parts
-
-    def _add(self, name: str, gradient: torch.Tensor) -> None:
-        added = gradient.detach().to("cpu", torch.float32, copy=True)
-        self._gradients[name] = self._gradients[name] + added if name in self._gradients else added
 
     def begin_forward(self, fragments: dict[int, list[Fragment]]) -> None:
         """Record the momenta as the step begins, because ZeRO changes them before the optimizer's own update."""

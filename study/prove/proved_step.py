@@ -44,24 +44,8 @@ NEAR = 1e-3  # relative tolerance within which two factors count as equal
 _CLIPPING = ((clip_grad, "_clip_grads_with_norm_"), (torch.nn.utils, "clip_grads_with_norm_"))
 
 
-def _is_collective(method: str) -> bool:
-    return method.lstrip("_").startswith(_COLLECTIVES)
-
-
-Fingerprint = tuple[
-    float, float
-]  # of a gradient: the sum of the first third of its elements, and of all absolute values
-
-
-def gradient_fingerprints(tensors: Sequence[torch.Tensor]) -> list[Fingerprint]:
-    """Return two sums of each tensor, from which `scale_between` finds how two states of the tensors differ.
-
-    The first sum is over the first third of the elements, because the sum over all elements is zero for many gradients.
-    The second sum is over all absolute values. For a DTensor, only this rank's shard is summed.
-    """
-    parts = [local(tensor) for tensor in tensors]
-    thirds = checksums(part.reshape(-1)[: max(1, part.numel() // 3)] for part in parts)
-    return [(third[0], whole[1]) for third, whole in zip(thirds, checksums(parts), strict=True)]
+# Of a gradient: the sum of the first third of its elements, and of all absolute values.
+Fingerprint = tuple[float, float]
 
 
 def scale_between(before: Sequence[Fingerprint], after: Sequence[Fingerprint]) -> float | None:
@@ -290,7 +274,14 @@ class Gradients:
         return sums
 
     def _fingerprints(self) -> list[Fingerprint]:
-        return gradient_fingerprints([p.grad for p in self._with_gradients()])
+        """Return two sums of each gradient, from which `scale_between` finds how two states of the gradients differ.
+
+        The first sum is over the first third of the elements, because the sum over all elements is zero for many
+        gradients. The second sum is over all absolute values. For a DTensor, only this rank's shard is summed.
+        """
+        parts = [local(p.grad) for p in self._with_gradients()]
+        thirds = checksums(part.reshape(-1)[: max(1, part.numel() // 3)] for part in parts)
+        return [(third[0], whole[1]) for third, whole in zip(thirds, checksums(parts), strict=True)]
 
     def _with_gradients(self) -> list[Any]:
         return [p for p in self._parameters if p.grad is not None and p.grad.numel()]
@@ -448,7 +439,11 @@ class Step:
         yield (torch.autograd, "backward"), self._on_backward
         yield (torch.nn.functional, "cross_entropy"), self._on_cross_entropy
         yield from ((place, in_update) for place in _NORMS)
-        yield from (((dist.ProcessGroup, name), by_script) for name in vars(dist.ProcessGroup) if _is_collective(name))
+        yield from (
+            ((dist.ProcessGroup, name), by_script)
+            for name in vars(dist.ProcessGroup)
+            if name.lstrip("_").startswith(_COLLECTIVES)
+        )
         yield from ((place, self._on_clipping) for place in _CLIPPING)
         for scaler in {torch.amp.GradScaler, *torch.amp.GradScaler.__subclasses__()}:  # FSDP's has a `scale` of its own
             for name, listener in (("scale", self.scaling.on_scale), ("update", self.scaling.on_update)):

@@ -40,7 +40,11 @@ class Rule(NamedTuple):
 
         `change` is the change of the weight that the formula gives for `inputs`.
         """
-        return rounding_of_muon(inputs, change) if self.formula is muon else 0.0
+        if self.formula is not muon:
+            return 0.0
+        states = {key: state.bfloat16().double() for key, state in inputs.states.items()}
+        rounded = inputs._replace(gradient=inputs.gradient.bfloat16().double(), states=states)
+        return ROUNDINGS_OF_MUON * float((muon(rounded).of(inputs.weight) - change).norm())
 
 
 MUON = Rule("Muon", muon, ("momentum_buffer",), is_elementwise=False, tolerance=TOLERANCE_OF_MUON)
@@ -75,10 +79,3 @@ def rule_of(optimizer: Any, group: dict[str, Any]) -> Rule | None:
 def _adam(name: str, is_decoupled: bool, group: dict[str, Any]) -> Rule:
     states = ("exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group.get("amsgrad") else []))
     return Rule(name, adamw if is_decoupled else adam, states, needs_number=True)
-
-
-def rounding_of_muon(inputs: UpdateInputs, change: torch.Tensor) -> float:
-    """Return the length of the difference that rounding in Muon's iteration may cause."""
-    states = {key: state.bfloat16().double() for key, state in inputs.states.items()}
-    rounded = inputs._replace(gradient=inputs.gradient.bfloat16().double(), states=states)
-    return ROUNDINGS_OF_MUON * float((muon(rounded).of(inputs.weight) - change).norm())

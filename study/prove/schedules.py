@@ -115,7 +115,9 @@ def _of_copy(schedule: Any, steps_a_update: float, number: int, updates: int) ->
         rates = list(_rates(copied, num_steps)) if copied is not None else []
     if not rates:
         return None, False
-    highest = max(*_base_rates(copied), *rates)
+    parts = (copied, *parts_of(copied))
+    base_rates = [float(rate) for part in parts for rate in getattr(part, "base_lrs", ())]
+    highest = max(*base_rates, *rates)
     positive = next((step for step, rate in enumerate(rates) if rate > NOTHING * highest), None)
     zeros = [step for step, rate in enumerate(rates) if rate <= NOTHING * highest]
     zeros = [step for step in zeros if positive is not None and step > positive]
@@ -142,10 +144,6 @@ def _rates(schedule: Any, num_steps: int) -> Iterator[float]:
             yield max(float(group["lr"]) for group in groups)
 
 
-def _base_rates(schedule: Any) -> list[float]:
-    return [float(rate) for part in (schedule, *parts_of(schedule)) for rate in getattr(part, "base_lrs", ())]
-
-
 # ---------------------------------------------------------------- a copy
 
 
@@ -159,7 +157,11 @@ def _copy(schedule: Any) -> Any | None:
     if not all(map(_can_be_run, every)):
         return None
     optimizer = schedule.optimizer
-    memo: dict[int, Any] = {id(optimizer): _stand_in(optimizer)}
+    # The copy's optimizer has the same settings, but one placeholder weight per group.
+    stand_in = torch.optim.SGD([{"params": [torch.zeros(1)]} for _ in optimizer.param_groups], lr=0.0)
+    for own, group in zip(stand_in.param_groups, optimizer.param_groups, strict=True):
+        own |= {key: copy.deepcopy(setting) for key, setting in group.items() if key != "params"}
+    memo: dict[int, Any] = {id(optimizer): stand_in}
     for each in every:
         memo |= {id(value): value for value in _leaves(vars(each)) if callable(value)}
     return copy.deepcopy(schedule, memo)
@@ -189,13 +191,3 @@ def _leaves(value: Any) -> Iterable[Any]:
             yield from _leaves(schedule_part)
     else:
         yield value
-
-
-def _stand_in(optimizer: Any) -> torch.optim.Optimizer:
-    """Return an optimizer with the settings of another one, but with one placeholder weight per group."""
-    groups = [{key: copy.deepcopy(value) for key, value in group.items() if key != "params"}
-              for group in optimizer.param_groups]  # fmt: skip
-    made = torch.optim.SGD([{"params": [torch.zeros(1)]} for _ in groups], lr=0.0)
-    for own, group in zip(made.param_groups, groups, strict=True):
-        own |= group
-    return made

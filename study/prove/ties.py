@@ -43,19 +43,15 @@ class Ties:
 
     def _listener(self, method: str) -> Any:
         def listen(call: Any, module: torch.nn.Module, *arguments: Any, **options: Any) -> Any:
-            shared = _shared(module)
+            names_by_id: dict[int, list[str]] = {}
+            for name, parameter in module.named_parameters(remove_duplicate=False):
+                names_by_id.setdefault(id(parameter), []).append(name)
+            shared = [names for names in names_by_id.values() if len(names) > 1]
             result = call(module, *arguments, **options)
             self._lost += [(weakref.ref(module), names, method) for names in shared if not _are_one(module, names)]
             return result
 
         return listen
-
-
-def _shared(module: torch.nn.Module) -> list[list[str]]:
-    names: dict[int, list[str]] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    return [group for group in names.values() if len(group) > 1]
 
 
 def _are_one(module: torch.nn.Module, names: list[str]) -> bool:

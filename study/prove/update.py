@@ -97,7 +97,11 @@ class Update:
 
     def __init__(self, model: Any, optimizer: Any, base: Any, has_states_on_disk: bool) -> None:
         """Begin to observe. `optimizer` holds the model states, and `base` does the arithmetic."""
-        self._model, self._optimizer, self._base = model, optimizer, _with_formula(base)
+        # ZeroRedundancyOptimizer has another optimizer inside, which does the arithmetic.
+        inner = getattr(base, "optim", None)
+        has_formula = any(rules.rule_of(base, group) is not None for group in base.param_groups)
+        with_formula = inner if isinstance(inner, torch.optim.Optimizer) and not has_formula else base
+        self._model, self._optimizer, self._base = model, optimizer, with_formula
         self._reason = "its states are on a disk" if has_states_on_disk else None  # why nothing is checked
         self._error: str | None = None
         self._fragments: dict[int, list[Fragment]] = {}  # of the tensors of the optimizer, by their id
@@ -314,13 +318,6 @@ def compare(
     difference = (actual - expected).square().sum()
     sums = (actual.square().sum(), expected.square().sum(), (actual * expected).sum(), difference, rounding)
     return Comparison(*map(float, sums))
-
-
-def _with_formula(base: Any) -> Any:
-    """Return the optimizer that does the arithmetic; ZeroRedundancyOptimizer has another one inside."""
-    inner = getattr(base, "optim", None)
-    has_formula = any(rules.rule_of(base, group) is not None for group in base.param_groups)
-    return inner if isinstance(inner, torch.optim.Optimizer) and not has_formula else base
 
 
 def _smallest(tensors: Iterable[Any]) -> set[int]:

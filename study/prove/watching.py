@@ -216,7 +216,12 @@ class StepWatcher:
             self._known_wrong, note = mismatch.known_wrong(self._facts)
             self._demands = _demands(self._model, self._facts["engine"], request, arguments)
             self._tell_what_was_built(request, [note] if note else [])
-            self._listen()
+            self._base = self.optimizer = base_optimizer(self._optimizer)
+            # The hook is for all optimizers. A hook on this one would be copied when a script copies the optimizer.
+            self._hook = before_updates(self._before_update)
+            if self._steps and not is_compiled(self._called):  # the counted step may be the next one
+                self._first = register_module_forward_hook(self._note_first, with_kwargs=True)
+            atexit.register(self._end_of_process)
         if self._known_wrong and not self._allow_known_bad:
             self._leave()
             raise KnownFault(f"{self._known_wrong}. Install another release, or pass allow_known_bad=True to continue.")
@@ -227,7 +232,11 @@ class StepWatcher:
         A strict proof raises ConfigMismatch if they differ, and Unverified if an explicit request cannot be checked.
         """
         comparison = mismatch.compare_with_request(self._demands, self._facts)
-        unchecked = [] if request is None else _not_checkable(request, comparison.unread, self._facts["engine"])
+        unchecked: list[str] = []
+        if request is not None:
+            unchecked = mismatch.not_checkable(
+                content_of(request), by_file(request), comparison.unread, self._facts["engine"]
+            )
         wrong = findings.missing_processes(requested_processes(), self._facts["world_size"])
         self._content = {
             "made_by": f"zero-study {__version__}, study.prove",
@@ -250,15 +259,6 @@ class StepWatcher:
         self._loaders.listen()
         self._tell(lines, comparison.differences, notes, self._content["known_wrong"])
 
-    def _listen(self) -> None:
-        """Register the hooks that wait for the updates of the model's optimizer."""
-        self._base = self.optimizer = base_optimizer(self._optimizer)
-        # The hook is for all optimizers. A hook on this one would be copied when a script copies the optimizer.
-        self._hook = before_updates(self._before_update)
-        if self._steps and not is_compiled(self._called):  # the counted step may be the next one
-            self._first = register_module_forward_hook(self._note_first, with_kwargs=True)
-        atexit.register(self._end_of_process)
-
     def end(self) -> None:
         """Remove all hooks, and print a message if the counted step was not reached.
 
@@ -271,7 +271,8 @@ class StepWatcher:
             reason = f"; the last one had fewer forward passes than the requested {passes}" if self._short else ""
             steps = terminal.count(self._steps, "optimizer step")
             message = f"training ended after {steps}, before a step could be counted{reason}"
-            _print(f"proof: not made, {message}")
+            if rank() == 0:
+                print(f"proof: not made, {message}", flush=True)
             if self._strict:
                 raise Unverified(message)
 
@@ -312,7 +313,11 @@ class StepWatcher:
                 self._step.update.note_before(optimizer)
             if optimizer is not self._base or self._is_same_update():
                 return
-            is_after_skip = self._count_update()
+            # A gap between two of DeepSpeed's numbers is an update that it skipped because of an fp16 overflow.
+            number, before = self._engine_steps(), self._last
+            self._last = number
+            self._steps += 1
+            is_after_skip = number is not None and before is not None and number != before + 1
             if self._step is not None and self._proves(self._step, is_after_skip):
                 self._step.update.note_before(optimizer)
                 return
@@ -335,13 +340,6 @@ class StepWatcher:
         is_under_way = step is not None and (bool(step.states) or (number is None and step.is_within_last_update))
         return is_under_way or (number is not None and number == self._last)
 
-    def _count_update(self) -> bool:
-        """Count an update, and return whether DeepSpeed skipped the previous one because of an fp16 overflow."""
-        number, before = self._engine_steps(), self._last
-        self._last = number
-        self._steps += 1
-        return number is not None and before is not None and number != before + 1
-
     def _proves(self, step: Step, is_after_skip: bool) -> bool:
         """Say whether this is the update of the step to count.
 
@@ -354,7 +352,10 @@ class StepWatcher:
         step.gradients.compare_with_last_update()
         if step.gradients.are_repeated:
             self._repeated = self._repeated or self._steps
-        self._of_states = step.last_states.differences() if self._may_compare_states() else []
+        # The states can be compared if they are in memory and change only in updates.
+        is_asynchronous = type(self._base).__name__.startswith("ZenFlow")
+        may_compare_states = self._facts["offload_optimizer_device"] != "nvme" and not is_asynchronous
+        self._of_states = step.last_states.differences() if may_compare_states else []
         if step.is_whole and self._steps >= PROVED_STEP and not is_after_skip:
             self._short = self._short + 1 if 0 < step.passes.number < self._requested_passes() else 0
             if self._short in (0, SHORT_STEPS):
@@ -365,11 +366,6 @@ class StepWatcher:
         if self._steps >= PROVED_STEP and self._is_compared():  # ranks that count this step must not wait for this rank
             store_exchange.post(self._name, self._steps, None)
         return False
-
-    def _may_compare_states(self) -> bool:
-        """Return whether the optimizer keeps its states in memory, and changes them only in its updates."""
-        is_asynchronous = type(self._base).__name__.startswith("ZenFlow")
-        return self._facts["offload_optimizer_device"] != "nvme" and not is_asynchronous
 
     def _watch_next_step(self, optimizer: torch.optim.Optimizer) -> None:
         if not self._before:
@@ -415,7 +411,10 @@ class StepWatcher:
         # Only the step itself shows the precision of an engine that does not name it.
         shows_precision = facts["precision"] is None and step.passes.number > 0
         if shows_precision:
-            facts["precision"] = self._precision_of(step)
+            of_autocast = step.autocast_dtype
+            facts["precision"] = (
+                precision_of(facts["parameter_dtypes"]) if of_autocast is None else precision_of_autocast(of_autocast)
+            )
         shown_demands = [demand for demand in self._demands if shows_precision and demand.name == "precision"]
         comparison = mismatch.compare_with_request(shown_demands, facts)
         differences, notes = mismatch.compare_step_with_request(
@@ -440,11 +439,6 @@ class StepWatcher:
         num_faults, num_differences = len(self._content["findings"]), len(self._content["not_as_asked"] + differences)
         result = text.result_line(self._steps, num_faults, num_differences, list(dict.fromkeys(not_checked)))
         self._tell([result], differences, notes, lines_after=lines)
-
-    def _precision_of(self, step: Step) -> str:
-        if step.autocast_dtype is None:
-            return precision_of(self._facts["parameter_dtypes"])
-        return precision_of_autocast(step.autocast_dtype)
 
     def _notes_of_passes(self, step: Step) -> list[str]:
         notes = []
@@ -745,10 +739,6 @@ def _schedulers(optimizer: Any) -> list[Any]:
     return [schedule for schedule in own if id(schedule) not in parts]
 
 
-def _not_checkable(request: Request, unread: Sequence[str], engine: str) -> list[str]:
-    return mismatch.not_checkable(content_of(request), by_file(request), unread, engine)
-
-
 def remove_earlier(output: Path) -> None:
     """Remove the proof of an earlier run, so that it cannot be mistaken for this run's."""
     if rank() == 0:
@@ -779,8 +769,3 @@ def _free(output: Path) -> Path:
         free = output.absolute().with_stem(f"{output.stem}-{number}")
     _outputs.add(free)
     return output.with_name(free.name)
-
-
-def _print(line: str) -> None:
-    if rank() == 0:
-        print(line, flush=True)

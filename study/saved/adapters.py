@@ -182,7 +182,10 @@ def _is_explained(name: str, plain_names: set[str]) -> bool:
 
 def _check_lora(saved: Saved, config: dict[str, Any], model: Expected | None, is_whole: bool) -> None:
     """Check an adapter of LoRA. `is_whole`: PEFT itself loads all that it needs."""
-    pairs = _pairs(saved)
+    pairs: dict[str, dict[str, Tensor]] = {}  # the matrices A and B of each module; those of an embedding are EA and EB
+    for name, tensor in saved.tensors.items():
+        if match := _LORA.fullmatch(name):
+            pairs.setdefault(base_name(match[1]), {})[("E" if match[2] else "") + match[3]] = tensor
     if not is_whole and all(tensor.size for tensor in saved.tensors.values()):
         _check_pairs(saved, pairs, config, model)
         _check_magnitudes(saved, pairs, config)
@@ -193,15 +196,6 @@ def _check_lora(saved: Saved, config: dict[str, Any], model: Expected | None, is
     _check_training(saved, pairs)
     if model is None:
         saved.checked.append(Checked(len(pairs), "module", "compared with adapter_config.json"))
-
-
-def _pairs(saved: Saved) -> dict[str, dict[str, Tensor]]:
-    """Return the matrices of each module: A and B. An embedding's are EA and EB."""
-    pairs: dict[str, dict[str, Tensor]] = defaultdict(dict)
-    for name, tensor in saved.tensors.items():
-        if match := _LORA.fullmatch(name):
-            pairs[base_name(match[1])][("E" if match[2] else "") + match[3]] = tensor
-    return dict(pairs)
 
 
 def _parameters(config: dict[str, Any]) -> list[str]:

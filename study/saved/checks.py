@@ -160,7 +160,8 @@ def check_model(saved: Saved, config: dict[str, Any] | None) -> None:
         vocabulary.check_numbers(saved, config)
         return
     loaded = _load(saved, config) if _is_for_transformers(saved) else None
-    tensors = _named_as_expected(saved)
+    tensors = saved.whole()
+    tensors = tensors if _is_for_transformers(saved) else {base_name(name): tensor for name, tensor in tensors.items()}
     if loaded is None and any(".lora_" in name for name in tensors):
         saved.unchecked.append("names and shapes of the tensors, because the model has an adapter")
         return
@@ -186,12 +187,6 @@ def _load(saved: Saved, config: dict[str, Any]) -> loading.Loaded | None:
     except expected.NotKnown as reason:
         saved.unchecked.append(f"what transformers loads of the tensors, because {reason}")
         return None
-
-
-def _named_as_expected(saved: Saved) -> dict[str, Tensor]:
-    """Return the tensors by the names that are compared with the model's."""
-    tensors = saved.whole()
-    return tensors if _is_for_transformers(saved) else {base_name(name): tensor for name, tensor in tensors.items()}
 
 
 def _differences(saved: Saved, model: Expected, layout: Layout, tensors: dict[str, Tensor]) -> loading.Loaded:

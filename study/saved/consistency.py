@@ -92,7 +92,10 @@ def check_counters(saved: Saved) -> None:
                 [facts.file],
             )
         return
-    is_dense = _is_dense(saved)
+    # Each trained weight of these models has a gradient in every step.
+    config = saved.config or {}
+    is_listed = config.get("model_type") in _DENSE and not saved.is_adapter
+    is_dense = is_listed and not any(_CONDITIONAL.search(key) and value for key, value in config.items())
     if facts.without_state and is_dense and facts.needs_states:
         saved.wrong(
             "optimizer",
@@ -115,13 +118,6 @@ def _check_equal_counts(saved: Saved, facts: OptimizerFacts, is_dense: bool) -> 
         saved.note("optimizer", f"{text} This is right if some batches do not use them.", odd)
     else:
         saved.wrong("optimizer", f"{text} The states are of different steps.", odd)
-
-
-def _is_dense(saved: Saved) -> bool:
-    """Return whether each trained weight of the model has a gradient in every step."""
-    config = saved.config or {}
-    is_listed = config.get("model_type") in _DENSE and not saved.is_adapter
-    return is_listed and not any(_CONDITIONAL.search(key) and value for key, value in config.items())
 
 
 def _may_lag(saved: Saved, odd: Mapping[str, float], steps: Mapping[str, float]) -> bool:

@@ -81,7 +81,10 @@ def _check_value(saved: Saved, storage: _Storage, name: str, path: list[str], en
         return False
     is_lost = storage.is_whole.get(place.relative_path) is False
     if not is_lost:
-        _check_bytes(saved, storage.folder, name, place)
+        try:
+            pickles.check_bytes(_bytes_of(storage.folder, place))
+        except pickles.Unreadable as reason:
+            saved.wrong("unreadable", f"{name} in {place.relative_path} cannot be read: {reason}.", [name])
     _, short = _role(path)
     if short in ("step", "global_step", "epoch_step") and len(path) == 1:
         saved.step = _number(storage.folder, place, storage.trust)
@@ -231,14 +234,6 @@ def _bytes_of(folder: Path, info: Any) -> bytes:
             return file.read(info.length)
     except (OSError, ValueError) as error:
         raise pickles.Unreadable(getattr(error, "strerror", None) or str(error)) from None
-
-
-def _check_bytes(saved: Saved, folder: Path, name: str, info: Any) -> None:
-    """Check the checksums of an entry that is not a tensor, such as the settings of an optimizer."""
-    try:
-        pickles.check_bytes(_bytes_of(folder, info))
-    except pickles.Unreadable as reason:
-        saved.wrong("unreadable", f"{name} in {info.relative_path} cannot be read: {reason}.", [name])
 
 
 def _number(folder: Path, info: Any, trust: bool) -> int | None:

@@ -79,7 +79,13 @@ def read(folder: Path, trust: bool) -> Saved:
 
 def _read_tensors(saved: Saved, files: dict[str, Path], trust: bool) -> None:
     """Read the weights that the loader reads, and compare them with others in the folder."""
-    sets = _sets(saved, files)
+    # Of several sets of weights in a folder, the loader reads the first. transformers and PEFT prefer safetensors, and
+    # one whole file to shards. They read a variant only if it is named.
+    order = _ADAPTER_FILES if saved.is_adapter else _MODEL_FILES
+    configured = None if saved.is_adapter else (saved.config or {}).get("transformers_weights")
+    names = [configured, *(name for name in order if name != configured)]
+    set_names = [name for name in names if isinstance(name, str) and name in files]
+    sets = set_names or ([] if saved.is_adapter else _variants(saved, files))
     if sets:
         _read_set(saved, files, sets[0], trust)
         _compare_sets(saved, files, sets, trust)
@@ -88,18 +94,6 @@ def _read_tensors(saved: Saved, files: dict[str, Path], trust: bool) -> None:
         _read_shards(saved, files, {}, shards, trust)
     else:
         saved.wrong("missing", "The folder has a configuration, but no file of weights.", ["model.safetensors"])
-
-
-def _sets(saved: Saved, files: dict[str, Path]) -> list[str]:
-    """Return the file or the index of each set of weights in a folder. The loader reads the first one.
-
-    transformers and PEFT prefer safetensors, and one whole file to shards. They read a variant only if it is named.
-    """
-    order = _ADAPTER_FILES if saved.is_adapter else _MODEL_FILES
-    configured = None if saved.is_adapter else (saved.config or {}).get("transformers_weights")
-    names = [configured, *(name for name in order if name != configured)]
-    set_names = [name for name in names if isinstance(name, str) and name in files]
-    return set_names or ([] if saved.is_adapter else _variants(saved, files))
 
 
 def _variants(saved: Saved, files: dict[str, Path]) -> list[str]:
@@ -120,7 +114,12 @@ def _read_set(saved: Saved, files: dict[str, Path], name: str, trust: bool) -> N
     stem, _, extension = name.partition(".")  # a variant's index is model.safetensors.index.fp16.json
     variant = extension.partition(".index")[2].removesuffix("json").rstrip(".")
     shards = [shard for shard in files if _SHARD.fullmatch(shard) and shard.startswith(f"{stem}{variant}-")]
-    _read_shards(saved, files, _weight_map(saved, files[name]), shards, trust)
+    path = files[name]
+    index = _read_config(saved, path)
+    weight_map = {} if index is None else dict(index.get("weight_map") or {})
+    if index is not None and not weight_map:
+        saved.wrong("unreadable", f"{path.name} has no weight_map.", [path.name])
+    _read_shards(saved, files, weight_map, shards, trust)
 
 
 def _compare_sets(saved: Saved, files: dict[str, Path], sets: list[str], trust: bool) -> None:
@@ -218,15 +217,6 @@ def _value(path: Path, name: str) -> torch.Tensor:
     with safe_open(path, "pt") as file:
         tensor: torch.Tensor = file.get_tensor(name)
     return tensor
-
-
-def _weight_map(saved: Saved, path: Path) -> dict[str, str]:
-    """Return the file of each tensor, as an index says. Empty if it does not say."""
-    index = _read_config(saved, path)
-    weight_map = {} if index is None else dict(index.get("weight_map") or {})
-    if index is not None and not weight_map:
-        saved.wrong("unreadable", f"{path.name} has no weight_map.", [path.name])
-    return weight_map
 
 
 def _read_shards(

@@ -126,14 +126,12 @@ def _answer(saved: Sequence[Saved], compared: Sequence[Comparison], is_strict: b
     if not result.num_checked:
         return "UNKNOWN: nothing could be checked."
     if result.result == "unknown":
+        coverage = result.coverage()
         return (
-            f"UNKNOWN: nothing wrong was found, but a necessary check could not be made. {_upper(result.coverage())}."
+            "UNKNOWN: nothing wrong was found, but a necessary check could not be made. "
+            f"{coverage[:1].upper()}{coverage[1:]}."
         )
     return f"Nothing wrong: {result.coverage()}."
-
-
-def _upper(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _line(finding: Finding, place: str = "") -> str:

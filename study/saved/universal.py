@@ -35,7 +35,12 @@ def read(folder: Path, trust: bool) -> Saved:
     for name in sorted(folders & shapes.keys()):
         _read_parameter(saved, folder / "zero" / name, name, shapes[name], trust, steps)
     _check_steps(saved, steps, len(shapes))
-    _check_kinds(saved)
+    # All weights must have the same kinds of states.
+    kinds = {kind for key in saved.states if (kind := key.rpartition("/")[2])}
+    for kind in sorted(kinds):
+        lacking = [name for name in saved.tensors if f"{name}/{kind}" not in saved.states]
+        if lacking:
+            saved.wrong("optimizer", f"There is no {kind}.pt of these weights, although others have it.", lacking)
     return saved
 
 
@@ -72,15 +77,6 @@ def _check_steps(saved: Saved, steps: dict[str, Any], num_weights: int) -> None:
             "optimizer", f"The optimizer was updated {updates} times, but the checkpoint is of step {saved.step}.",
             ["step.pt"],
         )  # fmt: skip
-
-
-def _check_kinds(saved: Saved) -> None:
-    """Check that all weights have the same kinds of states."""
-    kinds = {kind for key in saved.states if (kind := key.rpartition("/")[2])}
-    for kind in sorted(kinds):
-        lacking = [name for name in saved.tensors if f"{name}/{kind}" not in saved.states]
-        if lacking:
-            saved.wrong("optimizer", f"There is no {kind}.pt of these weights, although others have it.", lacking)
 
 
 def _read_parameter(

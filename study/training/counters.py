@@ -86,7 +86,9 @@ class Traffic:
     def begin_step(self, number: int, nth: int) -> None:
         """Read the counters at the start of a step. `nth` counts the steps of this process from 1."""
         if nth >= self._from:
-            self._last = (number, _counters())
+            counts = psutil.net_io_counters(pernic=True, nowrap=False)
+            counters = {name: (count.bytes_sent, count.bytes_recv) for name, count in counts.items() if name != "lo"}
+            self._last = (number, counters)
             self._first = self._first or self._last
 
     def network(self) -> Network | None:
@@ -104,12 +106,6 @@ class Traffic:
             sent_bytes=sum(sent for sent, _ in used.values()),
             received_bytes=sum(received for _, received in used.values()),
         )
-
-
-def _counters() -> Counters:
-    """Return the bytes that each interface has sent and received so far. The loopback interface is left out."""
-    each = psutil.net_io_counters(pernic=True, nowrap=False)
-    return {name: (count.bytes_sent, count.bytes_recv) for name, count in each.items() if name != "lo"}
 
 
 def _rate(interfaces: Container[str]) -> int | None:

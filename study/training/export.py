@@ -232,17 +232,13 @@ def _subgroups(folder: Path) -> dict[str, torch.Tensor]:
 
 def check(model: PreTrainedModel, checkpoint: Checkpoint, data_dir: Path | None) -> str:
     """Return a text that compares the exported model's loss on the held-out examples with the loss of the run."""
-    own = next((line["loss"] for line in _evaluations(checkpoint) if line["step"] == checkpoint.manifest.step), None)
+    evaluations = json.loads((checkpoint.folder / "progress.json").read_bytes())["evaluation"]
+    own = next((line["loss"] for line in evaluations if line["step"] == checkpoint.manifest.step), None)
     comparison = "the run recorded none at this step" if own is None else f"the run recorded {own:.6f}"
     try:
         return f"loss on the held-out examples {held_out_loss(model, checkpoint, data_dir):.6f}, {comparison}"
     except Refusal as refusal:
         return f"not evaluated: {refusal}"
-
-
-def _evaluations(checkpoint: Checkpoint) -> list[dict[str, Any]]:
-    evaluation: list[dict[str, Any]] = json.loads((checkpoint.folder / "progress.json").read_bytes())["evaluation"]
-    return evaluation
 
 
 def held_out_loss(model: PreTrainedModel, checkpoint: Checkpoint, data_dir: Path | None) -> float:

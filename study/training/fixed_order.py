@@ -213,7 +213,9 @@ def fix_norm_of_zero(optimizer: Any, stage: int) -> None:
         own = compute()  # under stage 3, a list with one norm per parameter group
         norms = own if stage == 3 else [own]
         exact = exact_norm(_gradients_held(optimizer, stage))
-        _check_norm(math.hypot(*map(float, norms)), float(exact))
+        of_engine, of_gradients = math.hypot(*map(float, norms)), float(exact)
+        if abs(of_engine - of_gradients) > NORM_TOLERANCE * of_gradients:
+            raise Failed(f"the engine's gradient norm is {of_engine}, that of the gradients it holds is {of_gradients}")
         latest[:] = [exact]
         return [exact] if stage == 3 else exact
 
@@ -231,11 +233,6 @@ def _gradients_held(optimizer: Any, stage: int) -> list[torch.Tensor]:
         masters = optimizer.fp32_partitioned_groups_flat if stage == 3 else optimizer.single_partition_of_fp32_groups
         return [master.grad for master in masters]
     return [piece for group in optimizer.averaged_gradients.values() for piece in group if piece is not None]
-
-
-def _check_norm(own: float, exact: float) -> None:
-    if abs(own - exact) > NORM_TOLERANCE * exact:
-        raise Failed(f"the engine's gradient norm is {own}, that of the gradients it holds is {exact}")
 
 
 # ---------------------------------------------------------------- one run

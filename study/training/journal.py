@@ -10,7 +10,6 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -249,7 +248,9 @@ class Journal:
             with file:
                 os.fsync(file.fileno())  # after a power cut, the steps of a record exist too
             if status != "ok":  # the run may have ended after writing a line, before appending it here
-                self.lines += _further_steps(self.run.folder, len(self.lines))
+                written = (_content(self.run.folder / "steps.jsonl") or b"").splitlines(keepends=True)
+                further = written[len(self.lines) :]
+                self.lines += [json.loads(line) for line in further if line.endswith(b"\n")]
         tied = digests_of_files(self.run.folder, self.lines, self._configuration, is_result=status == "ok")
         # one of an earlier attempt was deleted before
         if status == "ok" and (self.run.folder / "record.json").exists():
@@ -331,7 +332,9 @@ class Journal:
         # If several ranks waited in vain, use this rank's report, which names the missing ranks.
         others = [report for report in reports if (report["status"], own["status"]) != ("stalled", "stalled")]
         first = min([own, *others], key=lambda report: report["at"])
-        self.write(first["status"], failure=_failure(first))
+        memory = memory_of(first["error"]) if first["status"] == "out_of_memory" else None
+        failure = schema.Failure(step=first["step"], error=first["error"], memory=memory)
+        self.write(first["status"], failure=failure)
         self._reports.remove()
 
     def discard(self) -> None:
@@ -343,12 +346,6 @@ class Journal:
             return
         self.run.remove_scratch()
         remove_empty(self._created)
-
-
-def _failure(report: Mapping[str, Any]) -> schema.Failure:
-    """Return the record's description of the failure, from the report of the rank that failed first."""
-    memory = memory_of(report["error"]) if report["status"] == "out_of_memory" else None
-    return schema.Failure(step=report["step"], error=report["error"], memory=memory)
 
 
 def _status(error: BaseException) -> str:
@@ -387,12 +384,6 @@ def digests_of_files(
         "steps_sha256": None if steps is None else hashlib.sha256(steps).hexdigest(),
         "config_sha256": None if config is None or configuration is None else hashlib.sha256(config).hexdigest(),
     }
-
-
-def _further_steps(folder: Path, num_known: int) -> list[dict[str, Any]]:
-    """Return the complete lines of steps.jsonl that follow the first `num_known` lines."""
-    lines = (_content(folder / "steps.jsonl") or b"").splitlines(keepends=True)[num_known:]
-    return [json.loads(line) for line in lines if line.endswith(b"\n")]
 
 
 def _is_of_another_run(folder: Path, configuration: dict[str, Any] | None) -> bool:

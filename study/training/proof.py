@@ -14,7 +14,7 @@ from accelerate import Accelerator
 
 from study.engines.keys import engine_settings
 from study.engines.readback import facts
-from study.engines.readback.demands import Demand, Judged, compare
+from study.engines.readback.demands import Demand, compare
 from study.engines.readback.dtypes import TORCH_NAMES, dtype_names
 from study.engines.readback.facts import base_optimizer, engine_optimizer
 from study.engines.readback.states import engine_tensors
@@ -112,7 +112,8 @@ def verify(proof: Proof, run: Run) -> None:
     demands = [*_demands_of_run(run), *_demands_of_strategy(proof, run), *_demands_of_fsdp(run), *_demands_of_json(run)]
     sharding = {} if proof.sharding is None else proof.sharding.model_dump()
     for judged in compare(demands, proof.model_dump() | sharding):
-        if not _is_met(judged):
+        # A setting that cannot be read satisfies only a request for None.
+        if not (judged.outcome == "agreed" or (judged.outcome == "unread" and judged.demand.value is None)):
             demand = judged.demand
             raise Refusal(
                 f"{demand.name}: the run requests {demand.value}, but the engine has {judged.actual}. To correct this,"
@@ -125,14 +126,6 @@ def verify(proof: Proof, run: Run) -> None:
             "partitioned_parameters: stage 3 shards none of this model's parameters, each is below the engine's "
             f"persistence threshold of {proof.param_persistence_threshold} elements. Change --size, or use zero3_tuned"
         )
-
-
-def _is_met(judged: Judged) -> bool:
-    """Return whether the engine does what was requested.
-
-    A setting that cannot be read satisfies only a request for None.
-    """
-    return judged.outcome == "agreed" or (judged.outcome == "unread" and judged.demand.value is None)
 
 
 def _verify_units(sharding: Sharding, run: Run) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,10 @@ def _launcher() -> tuple[psutil.Process, dict[str, Any], list[str]] | None:
             continue
         if (start := _launch_arguments(command)) is not None:
             words = ["accelerate", "launch", *command[start:]]
-            return parent, given_flags(command[start:]), words
+            flags = vars(_parser().parse_args(list(command[start:])))
+            own = {"training_script", "training_script_args", "nondefault"}  # these are not options of the launcher
+            flags_of_launcher = {name: value for name, value in flags.items() if name not in own}
+            return parent, flags_of_launcher, words
     return None
 
 
@@ -121,16 +124,6 @@ def _parser() -> argparse.ArgumentParser:
     for action in parser._actions:
         action.default = argparse.SUPPRESS
     return parser
-
-
-def given_flags(words: Sequence[str]) -> dict[str, Any]:
-    """Return the options among the arguments of `accelerate launch`: accelerate's name -> value.
-
-    Options that are not given are left out.
-    """
-    flags = vars(_parser().parse_args(list(words)))
-    own = {"training_script", "training_script_args", "nondefault"}  # these are not options of the launcher
-    return {name: value for name, value in flags.items() if name not in own}
 
 
 def _launch_arguments(command: list[str]) -> int | None:

@@ -38,7 +38,9 @@ def build_model(accelerator: Accelerator, workload: ModuleType, splits: Splits, 
     if not (run.strategy.zero_stage == 3 and run.strategy.zero3_init) and not config.load_in_4bit:
         model = adapters.add(initial_model(workload, splits, config), config)
         if run.strategy.distributed_type == "FSDP" and config.precision == "bf16":
-            _round_to_bf16(model)
+            # FSDP2's master weights then start like those of DeepSpeed, which are copied from 16-bit parameters.
+            for parameter in model.parameters():
+                parameter.data = parameter.data.bfloat16().float()
         if config.precision == "fp64":
             model.double()
         return model
@@ -68,15 +70,6 @@ def initial_model(workload: ModuleType, splits: Splits, config: RunConfig) -> to
     if config.nudge_seed is not None:
         perturbations.move_by_one_unit(model, torch.Generator().manual_seed(config.nudge_seed))
     return model
-
-
-def _round_to_bf16(model: torch.nn.Module) -> None:
-    """Round the parameters to bf16, so that FSDP2's master weights start like those of DeepSpeed.
-
-    DeepSpeed copies its master weights from 16-bit parameters.
-    """
-    for parameter in model.parameters():
-        parameter.data = parameter.data.bfloat16().float()
 
 
 class unpartitioned:

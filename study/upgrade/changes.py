@@ -256,7 +256,9 @@ def compare(old: Mapping[str, str], new: Mapping[str, str]) -> list[Change]:
     """
     changes = [*_changed_faults(old, new)]
     for package in (package for package in new if old.get(package) != new[package]):
-        changes += _unknown_releases(package, old.get(package), new[package])
+        for version in filter(None, (old.get(package), new[package])):
+            if reason := why_unknown(package, version):
+                changes.append(Change(package, "unknown", version, reason, version, alarms=True))
         if package in old:
             changes += _changed_defaults(package, old, new)
     return sorted([*changes, *_new_conflicts(old, new)], key=lambda change: change.rank)
@@ -282,13 +284,6 @@ def _changed_faults(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[
 def _is_unexamined(package: str, version: str) -> bool:
     """Return whether a version was not examined. Whether a fault ends in it is then not known."""
     return examined_release(package, version) is None
-
-
-def _unknown_releases(package: str, old: str | None, new: str) -> Iterator[Change]:
-    """Yield a change for each of the two versions of a package if that version was not examined."""
-    for version in filter(None, (old, new)):
-        if reason := why_unknown(package, version):
-            yield Change(package, "unknown", version, reason, version, alarms=True)
 
 
 def _nearest_examined(package: str, version: str) -> str:
@@ -359,7 +354,8 @@ def _is_same(change: _DefaultChange, package: Package) -> bool:
     if before is None or after is None:
         return False
     if OWN in (before, after):
-        return _newest_training_arguments().get(change.key) in (before, after)
+        newest_release = list(index().packages["transformers"].releases)[-1]
+        return _training_arguments(newest_release).get(change.key) in (before, after)
     values = {before, after}
     number = _number(before)
     is_only_spelling = (
@@ -373,10 +369,6 @@ def _number(text: str) -> float | None:
     with suppress(ValueError):
         return float(text)
     return None
-
-
-def _newest_training_arguments() -> dict[str, str]:
-    return _training_arguments(list(index().packages["transformers"].releases)[-1])
 
 
 def _is_listed_without_effect(package: str, name: str, change: _DefaultChange) -> bool:
@@ -504,7 +496,7 @@ def text(found: Comparison, old: Lock, new: Lock, width: int | None = None) -> s
         lines += _lines_of_package(package, found, old, new, columns)
     if found.left_out:
         lines += ["", *_lines_of_left_out(found, columns)]
-    if names := _other_packages(old, new):
+    if names := sorted(name for name in {**old.others, **new.others} if old.others.get(name) != new.others.get(name)):
         line = f"These packages also differ. Nothing is known about their releases: {terminal.names(names, 12)}."
         lines += ["", terminal.wrap(line, columns=columns)]
     return "\n".join(lines)
@@ -646,8 +638,3 @@ def _lines_of_left_out(comparison: Comparison, columns: int) -> Iterator[str]:
         changing = sum(change.changes_training for change in changes)
         line = f"{len(changes)} ({changing} of them may affect other trainings): {reason}"
         yield terminal.wrap(line, "  - ", "    ", columns)
-
-
-def _other_packages(old: Lock, new: Lock) -> list[str]:
-    """Return the packages that differ and are not in the index."""
-    return sorted(name for name in {**old.others, **new.others} if old.others.get(name) != new.others.get(name))

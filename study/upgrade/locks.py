@@ -360,7 +360,10 @@ def _of_lock(content: Mapping[str, Any]) -> Iterator[_Pin]:
     parts = [content[key] for key in ("package", "packages") if isinstance(content.get(key), list)]
     for entry in (entry for part in parts for entry in part if isinstance(entry, dict) and "name" in entry):
         name = str(canonicalize_name(str(entry["name"])))
-        pythons = _for_pythons(*_markers(entry))
+        # One of the environment markers must hold. The tools write them under different names.
+        of_uv = entry.get("resolution-markers")
+        markers = (entry.get("marker"), entry.get("markers"), *(of_uv if isinstance(of_uv, list) else ()))
+        pythons = _for_pythons(*markers)
         version = entry.get("version")
         if (kinds := _kinds_of_source(entry)) or not isinstance(version, str):
             text = f"{name} ({', '.join(sorted(kinds)) or 'no version'}{_commit_of(entry)})"
@@ -373,12 +376,6 @@ def _commit_of(entry: Mapping[str, Any]) -> str:
     """Return the commit or hash that an entry of a lock file names, after a space; an empty text if it names none."""
     match = _UNCHANGEABLE.search(f"{entry.get('source', '')} {entry.get('vcs', '')} {entry.get('archive', '')}")
     return f" {match[0]}" if match else ""
-
-
-def _markers(entry: Mapping[str, Any]) -> list[Any]:
-    """Return the environment markers of a package, of which one must hold, under the names that the tools use."""
-    of_uv = entry.get("resolution-markers")
-    return [entry.get("marker"), entry.get("markers"), *(of_uv if isinstance(of_uv, list) else ())]
 
 
 def _kinds_of_source(entry: Mapping[str, Any]) -> set[str]:

@@ -154,7 +154,8 @@ class Use:
         for key, values in {**change.file, **change.needs}.items():
             is_decided, value = self._value(key)
             if is_decided and not _fits(key, values, value):
-                return _reason(key)
+                words = {"engine": "another engine", "zero_optimization.stage": "another ZeRO stage"}
+                return words.get(key, "another optimizer" if key == "optimizer.type" else f"another value of {key}")
         return None
 
     def _value(self, key: str) -> tuple[bool, Any]:
@@ -222,11 +223,6 @@ def _fits(key: str, values: Sequence[Any], value: Any) -> bool:
     if key == "optimizer.type":
         return any(_letters(str(name)) in _letters(str(value)) for name in values)
     return matches(list(values), value)
-
-
-def _reason(key: str) -> str:
-    words = {"engine": "another engine", "zero_optimization.stage": "another ZeRO stage"}
-    return words.get(key, "another optimizer" if key == "optimizer.type" else f"another value of {key}")
 
 
 # ---------------------------------------------------------------- from files and options

@@ -46,7 +46,10 @@ def value(key: str, engine: Any, optimizer: Any) -> Value:
     Raises AttributeError, KeyError or TypeError if this release of DeepSpeed stores it elsewhere.
     """
     if key == HPZ:
-        return _secondary_partition_size(engine)
+        # The number of ranks that share a second copy of the parameters at stage 3; 1 if there is none.
+        parameter = next(engine.parameters())
+        has_second_copy = getattr(parameter, "ds_zero_param_process_group", None) is not None
+        return parameter.ds_secondary_tensor_group_size if has_second_copy else 1
     *first_paths, last_path = readers()[key]
     setting: Any = None
     for path in first_paths:
@@ -80,13 +83,6 @@ def _follow(path: str, engine: Any, optimizer: Any) -> Any:
             return None
         node = node[name] if isinstance(node, dict) else getattr(node, name)
     return node() if callable(node) else node
-
-
-def _secondary_partition_size(engine: Any) -> int:
-    """Return the number of ranks that share a second copy of the parameters at stage 3; 1 if there is none."""
-    parameter = next(engine.parameters())
-    has_second_copy = getattr(parameter, "ds_zero_param_process_group", None) is not None
-    return parameter.ds_secondary_tensor_group_size if has_second_copy else 1
 
 
 def _flat(section: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

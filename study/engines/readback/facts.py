@@ -184,7 +184,8 @@ def data_parallel_ranks(model: Any) -> list[int] | None:
     if not dist.is_initialized() or (kind == "DeepSpeed" and not model.enable_backward_allreduce):
         return None
     if kind == "FSDP2":
-        ranks: list[int] = _data_parallel_mesh(model).mesh.flatten().tolist()
+        # FSDP2 averages gradients over the mesh of the shards, or with replicas over the full mesh.
+        ranks: list[int] = _parameter_groups(model)[0].mesh_info.mesh.mesh.flatten().tolist()
         return ranks
     if kind == "DeepSpeed":
         group = model.data_parallel_group
@@ -295,11 +296,6 @@ def _parameter_groups(model: torch.nn.Module) -> list[Any]:
     modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
     groups = [group for module in modules for group in module._get_fsdp_state()._fsdp_param_groups]
     return list({id(group): group for group in groups}.values())  # several modules may share one
-
-
-def _data_parallel_mesh(model: torch.nn.Module) -> Any:
-    """Return the mesh over which FSDP2 averages gradients: that of the shards, or with replicas the full mesh."""
-    return _parameter_groups(model)[0].mesh_info.mesh
 
 
 def _unit(group: Any) -> str:

@@ -50,15 +50,12 @@ def plain_name(name: str, model: Any = None) -> str:
         is_wrapper = part in WRAPPERS
         if part == _DATA_PARALLEL:
             is_at_start = kept == _PREFIX_PARTS * (len(kept) // 2)
-            is_wrapper = is_at_start or _is_data_parallel(owner)
+            is_data_parallel = isinstance(owner, (DataParallel, DistributedDataParallel))
+            is_wrapper = is_at_start or is_data_parallel or hasattr(owner, "zero_optimization_stage")
         if not is_wrapper:
             kept.append(part)
         owner = getattr(owner, part, None)
     return ".".join(kept)
-
-
-def _is_data_parallel(module: Any) -> bool:
-    return isinstance(module, (DataParallel, DistributedDataParallel)) or hasattr(module, "zero_optimization_stage")
 
 
 def base_name(name: str) -> str:
