@@ -47,7 +47,7 @@ def described(request: Request, shape: ModelShape | None = None) -> list[tuple[s
         """Return a value with a mark if it is not the stack's default."""
         default = stack.loss_if(request.compile) if name == "loss_kernel" else getattr(stack, name)
         is_default = getattr(settings, name) == default
-        return value if is_default else f"{value}; you requested this, and the default of {stack.name} is different"
+        return value if is_default else f"{value} (as you requested; the default of {stack.name} is different)"
 
     kernels = "compiled (torch.compile)" if request.compile else words("kernels", KERNELS[settings.kernels])
     optimizer = f"{request.optimizer}, {OPTIMIZER_KERNELS[settings.optimizer_kernel]}"
@@ -69,7 +69,7 @@ def described(request: Request, shape: ModelShape | None = None) -> list[tuple[s
         ("adapters", _adapters(request)),
         ("dropout", _dropout(request, settings.attention, shape)),
         ("images", _images(request, shape)),
-        ("allocator", f"{stack.allocator}; the prediction is the same for every allocator"),
+        ("allocator", f"{stack.allocator} (the prediction is the same for every allocator)"),
     ]  # fmt: skip
     return [(name, value) for name, value in pairs if value]
 
@@ -153,4 +153,4 @@ def _reduced(stack: Stack, settings: Stack, precision: str) -> str:
     when = "every micro step" if settings.sync_each_batch else "the last micro step, and not sharded until then"
     value = f"reduced in {_type(settings.reduce_dtype, precision)} in {when}"
     changed = [name for name in ("sync_each_batch", "reduce_dtype") if getattr(settings, name) != getattr(stack, name)]
-    return f"{value}; you requested this, and the default of {stack.name} is different" if changed else value
+    return f"{value} (as you requested; the default of {stack.name} is different)" if changed else value
