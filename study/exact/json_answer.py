@@ -29,5 +29,5 @@ def findings(outcomes: Sequence[Outcome], faulty: Sequence[Outcome]) -> Iterator
             yield envelope.Finding(OTHER_BITS, "error", outcome.text, name=outcome.cell.name, step=step)
     for outcome in faulty:
         if not outcome.is_seen:
-            text = f"The planted fault was not seen: {outcome.cell.fault}."
+            text = f"The planted fault was not found: {outcome.cell.fault}."
             yield envelope.Finding(UNSEEN, "error", text, name=outcome.cell.name)
