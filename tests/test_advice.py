@@ -134,7 +134,10 @@ def test_other_precisions_have_a_mark():
     text = advice_text.text(ask(("llama-3.1-8b", "a100-80gb", 8, {})))
     lines = [line for line in text.splitlines() if line.split()[1:2] == ["*"]]
     assert [line.split()[0] for line in lines] == ["ddp"]
-    assert "*: these strategies train fp32 parameters under bf16 autocast. The others train bf16 parameters" in " ".join(text.split())
+    assert (
+        "*: these strategies train fp32 parameters under bf16 autocast. The others train bf16 parameters"
+        in " ".join(text.split())
+    )
     axolotl = advice_text.text(ask(("llama-3.1-8b", "a100-80gb", 8, {"stack": "axolotl"})))
     assert "*: these strategies train everything in bf16, without fp32 master weights" in " ".join(axolotl.split())
     same = advice_text.text(ask(("qwen2.5-1.5b", "a100-80gb", 8, {"precision": "bf16-autocast"})))

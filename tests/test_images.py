@@ -191,4 +191,4 @@ def test_images_that_are_not_counted_are_refused(model, settings, message):
 
 
 def test_a_prediction_of_texts_only_says_so():
-    assert "none: all sequences are text" in " ".join(advice_text.text(of("qwen3-vl-8b", 8)).split())
+    assert "none, because all sequences are text" in " ".join(advice_text.text(of("qwen3-vl-8b", 8)).split())

@@ -273,8 +273,7 @@ def test_a_strategy_that_cannot_be_started_is_left_out(capsys):
     found = json.loads(capsys.readouterr().out)
     assert {"zero2_cpu_offload", "zero3_nvme_offload"}.isdisjoint(each["strategy"] for each in found["strategies"])
     assert any(
-        " left out: " in note
-        and note.endswith("DeepSpeed updates offloaded weights with its own AdamW in fp32")
+        " left out: " in note and note.endswith("DeepSpeed updates offloaded weights with its own AdamW in fp32")
         for note in found["notes"]
     )
     assert found["launch"] == web.as_json([*CASE, "--optimizer", "adamw-8bit"])["launch"]

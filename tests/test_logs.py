@@ -749,7 +749,7 @@ def test_too_many_columns_and_runs(run_of, tmp_path, monkeypatch):
     monkeypatch.setattr("study.logs.columns.MOST_COLUMNS", 5)
     run = run_of("step,loss," + ",".join(f"x{n}" for n in range(9)) + "\n" + ",".join("1" * 11) + "\n", "any.csv")
     assert list(columns(run)) == ["step", "loss", "x0", "x1", "x2"]
-    assert run.marks == ["there are more than 5 columns, or very long names; some were left out"]
+    assert run.marks == ["there are more than 5 columns, or very long names, so some columns were left out"]
     monkeypatch.setattr(draft, "MOST_RUNS", 3)
     path = write(tmp_path, "many.csv", "step,loss\n" + "1,3\n2,3\n" * 4)
     assert "more than 3 runs" in refusal(imported.read, [path])

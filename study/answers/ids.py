@@ -9,9 +9,11 @@ IDS = {
     "advise/beyond-limits": "No machine trains within the budget and the deadline.",
     "advise/nothing-fits": "No strategy fits into the memory of the GPUs.",
     "claims/differing-verdict": "The verdict on a claim differs from the committed verdict, or from the ledger.",
-    "compare/not-shown-to-train-the-same": "A study does not show that a strategy trains to the same loss as the strategy with which it is compared.",
+    "compare/not-shown-to-train-the-same": "A study does not show that a strategy trains to the same loss as the "
+    "strategy with which it is compared.",
     "conformance/crashed-cell": "The training of a configuration ended with an error.",
-    "conformance/known-failure": "A configuration failed in the same way as in the file that --known names. This is a note.",
+    "conformance/known-failure": "A configuration failed in the same way as in the file that --known names. This is a "
+    "note.",
     "conformance/other-bits": "The bits of an exact training differ from those of the reference.",
     "conformance/unseen-fault": "The comparison did not find a fault that was planted in an exact training.",
     "conformance/wrong-training": "A configuration trains differently from the reference, which uses no engine.",
@@ -31,7 +33,8 @@ IDS = {
     "doctor/deepspeed-extension": "An extension of DeepSpeed is not built, or cannot be built.",
     "doctor/disk": "The disk has too little space, or cannot be written.",
     "doctor/environment": "An environment variable stops or disturbs a run.",
-    "doctor/extension-lock": "The lock file of an interrupted build of an extension was removed, or may still be in use.",
+    "doctor/extension-lock": "The lock file of an interrupted build of an extension was removed, or may still be in "
+    "use.",
     "doctor/fails-at-start-up": "A key stops the training at start-up.",
     "doctor/gpu": "No GPU was found, or a GPU is in use by another process.",
     "doctor/host-memory": "Little of the host's memory is free.",
@@ -56,7 +59,8 @@ IDS = {
     "prove/clipped-nothing": "There was no gradient to clip.",
     "prove/clipped-too-early": "Backward calls added to gradients after these had been clipped.",
     "prove/clipped-too-often": "Gradients were clipped several times in one step.",
-    "prove/data-divided-twice": "A part of the data is never used, because two parts of the loader divide it among the ranks.",
+    "prove/data-divided-twice": "A part of the data is never used, because two parts of the loader divide it among the "
+    "ranks.",
     "prove/detached-parameters": "Parameters are used in the forward pass, but get no gradient.",
     "prove/gradient-ascent": "The loss or the gradients have the wrong sign, so that the loss grows.",
     "prove/gradients-not-averaged": "The engine averaged no gradients over the ranks.",
@@ -105,8 +109,10 @@ IDS = {
     "saved/untrained": "Tensors still have their initial values.",
     "saved/zero": "All values of a tensor are zero.",
     "upgrade/changed-behavior": "A behavior changes between the two releases, which may affect training.",
-    "upgrade/changed-behavior-in-new": "The release in NEW has a changed behavior, which the release in OLD may have, too.",
-    "upgrade/changed-behavior-undone": "The release in NEW behaves as it did before a change that the release in OLD has.",
+    "upgrade/changed-behavior-in-new": "The release in NEW has a changed behavior, which the release in OLD may have, "
+    "too.",
+    "upgrade/changed-behavior-undone": "The release in NEW behaves as it did before a change that the release in OLD "
+    "has.",
     "upgrade/changed-default": "The default value of a setting changes.",
     "upgrade/conflicting-releases": "A release requires a different version of a package than the pinned one.",
     "upgrade/crash-begins": "The release in NEW crashes, and the release in OLD does not.",
@@ -114,7 +120,8 @@ IDS = {
     "upgrade/crash-in-new": "The release in NEW crashes, and the release in OLD may crash, too.",
     "upgrade/crash-stays": "Both releases crash.",
     "upgrade/fault-begins": "The release in NEW has a fault that the release in OLD does not have.",
-    "upgrade/fault-ends": "The release in OLD has a fault that the release in NEW does not have, so the training changes.",
+    "upgrade/fault-ends": "The release in OLD has a fault that the release in NEW does not have, so the training "
+    "changes.",
     "upgrade/fault-in-new": "The release in NEW has a fault, which the release in OLD may have, too.",
     "upgrade/new-key": "A key that is new. This is a note.",
     "upgrade/removed-key": "A key that was removed. This is a note.",

@@ -176,7 +176,8 @@ def _prove(
 @click.option(
     "--ranks",
     metavar="R,R",
-    help="the ranks to run [default: all ranks of a script with up to 8 processes. Otherwise the first and the last one, and each rank whose number the script compares with something]",
+    help="the ranks to run [default: all ranks of a script with up to 8 processes. Otherwise the first and the last "
+    "one, and each rank whose number the script compares with something]",
 )
 @click.option("--per-machine", type=NUMBER, default=8, help="processes per machine")
 @click.option(
@@ -378,7 +379,8 @@ def _saved(
     "--only",
     multiple=True,
     metavar="TEXT",
-    help="check only the configurations whose names contain this text, or only those without a special feature (plain). With --exact: train only these strategies, separated by commas. Can be repeated. [default: all]",
+    help="check only the configurations whose names contain this text, or only those without a special feature "
+    "(plain). With --exact: train only these strategies, separated by commas. Can be repeated. [default: all]",
 )
 @click.option("--ranks", metavar="NUMBERS", help="numbers of processes, separated by commas [default: 1,2]")
 @click.option(
@@ -405,7 +407,8 @@ def _saved(
     "package_versions",
     multiple=True,
     metavar="PACKAGE==VERSION",
-    help="check the configurations without a special feature with another release of deepspeed, accelerate or torch. Can be repeated. [default: the installed releases]",
+    help="check the configurations without a special feature with another release of deepspeed, accelerate or torch. "
+    "Can be repeated. [default: the installed releases]",
 )
 @click.option(
     "--known",
@@ -418,7 +421,8 @@ def _saved(
     "optimizers",
     multiple=True,
     metavar="NAME",
-    help="check the configurations with this optimizer, or with every optimizer (all). Can be repeated. [default: AdamW]",
+    help="check the configurations with this optimizer, or with every optimizer (all). Can be repeated. [default: "
+    "AdamW]",
 )
 @click.option("--adapters", is_flag=True, help="check the configurations that train a LoRA adapter of a frozen model")
 @click.option("--output", type=PATH, metavar="FILE", help="JSON file to write")

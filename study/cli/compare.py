@@ -200,7 +200,8 @@ def _page_of_public_runs(paths: list[Path]) -> str:
     "--records",
     type=PATH,
     multiple=True,
-    help="Folder with run directories or with collected records. Repeat the option for several machines. [default: runs/STUDY]",
+    help="Folder with run directories or with collected records. Repeat the option for several machines. [default: "
+    "runs/STUDY]",
 )
 @click.option("--output", type=PATH, help="Folder to write to. [default: reports/STUDY, or reports]")
 @click.option("--picture", is_flag=True, help="Execute only the first notebook, and write it and its picture.")

@@ -85,7 +85,8 @@ POSITIVE = _PositiveNumber()
             group=GPUS,
             is_common=True,
             is_flag=True,
-            help="Read the kind and the number of GPUs, the host memory and the cores from this machine, unless other options state them. It needs a GPU.",
+            help="Read the kind and the number of GPUs, the host memory and the cores from this machine, unless other "
+            "options state them. It needs a GPU.",
         ),
         Option(
             ["--budget"],
@@ -106,7 +107,8 @@ POSITIVE = _PositiveNumber()
             group=OUTPUT,
             type=POSITIVE,
             metavar="SECONDS",
-            help="The measured time of a step of the training that the other options and --strategy describe. The predictions for the other strategies are multiplied by the same factor.",
+            help="The measured time of a step of the training that the other options and --strategy describe. The "
+            "predictions for the other strategies are multiplied by the same factor.",
         ),
         Option(
             ["--measured"],

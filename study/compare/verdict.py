@@ -193,7 +193,7 @@ def _judge_arm(
 ) -> Arm:
     starts = [start for start in furthest if start in differences]
     if len(starts) < 2:
-        raise Refusal(f"{name}: {len(starts)} starts have the null; the tests need two")
+        raise Refusal(f"{name}: {len(starts)} seeds have runs of the null. The tests need at least two.")
     beside = np.array([[each[start] for each in null.values()] for start in starts])
     own = np.array([differences[start] for start in starts])
     distance, p = permutation_test(own, beside)

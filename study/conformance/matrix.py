@@ -132,7 +132,7 @@ def launch_cells(
 
     All cells with the same number of ranks share one launch. Results of successful cells are in `folder`, in the files
     that `traces` names. `module` is the Python module that each rank runs. Tests replace it to inject faults.
-    ""f"
+    """
     failures: dict[Cell, Failure] = {}
     for num_ranks in sorted({cell.num_ranks for cell in cells}):
         numbered = {number: cell for number, cell in enumerate(cells) if cell.num_ranks == num_ranks}

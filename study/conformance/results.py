@@ -77,7 +77,7 @@ def verdict(matrix: Mapping[str, Any], earlier: Mapping[str, Any] | None = None)
     """
     cells = matrix["cells"]
     counts = Counter(cell["verdict"] for cell in cells.values())
-    compared = Checked(counts["same"] + counts["wrong"], "cell", "compared with a training without an engine")
+    compared = Checked(counts["same"] + counts["wrong"], "configuration", "compared with a training without an engine")
     missing = [
         NotChecked(f"{terminal.count(number, 'configuration')} refused by the engine", message)
         for message, number in refusals(matrix).items()
@@ -157,7 +157,10 @@ def explanation(cell: Mapping[str, Any]) -> str:
         stage = cell["stage"].replace("taken up", "resumed")  # matrices have the older term
         return f"{cell['verdict']} while it was {stage}: {cell['message']}"
     if cell["verdict"] == "same":
-        return f"same: the largest deviation ({cell['of']}) is {cell['share_of_bound']:.2f} times the largest one that rounding can explain"
+        return (
+            f"same: the largest deviation ({cell['of']}) is {cell['share_of_bound']:.2f} times the largest one that "
+            "rounding can explain"
+        )
     share = cell["share_of_bound"]
     beyond = (
         "a value is not a number"
@@ -165,7 +168,7 @@ def explanation(cell: Mapping[str, Any]) -> str:
         else f"the deviation is {share:,.3g} times as large as rounding can explain ({cell['of']})"
     )
     if not cell["beyond"]:
-        beyond = "no single rank is beyond what rounding explains"
+        beyond = "no single rank deviates more than rounding can explain"
     since = f" from step {cell['first_step']}" if cell["first_step"] else ""
     words = [f"wrong{since}: {beyond}"]
     norms = [scale for scale in cell["norm_scale"] if scale is not None]

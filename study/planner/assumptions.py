@@ -13,7 +13,7 @@ KERNELS: dict[Kernels, str] = {
     "fused": "fused: one kernel for each norm and activation function",
 }
 LOSSES: dict[LossKernel, str] = {
-    "eager": "computed from logits in fp32, of which copies are made",
+    "eager": "computed from logits in fp32 and copies of them",
     "upcast": "computed from logits in fp32",
     "fused": "computed by one fused kernel from logits in 16 bits",
     "chunked": "computed from a few logits at a time (chunked)",
@@ -81,7 +81,7 @@ def _dropout(request: Request, attention: Attention, shape: ModelShape | None) -
     if not request.dropout:
         if request.stack in ("study", "torchtitan") or not rates or not shape.counts.has_dropout_outside_attention:
             return "off"
-        return f"not counted, although {shape.name} has it by default ({rates}). Add --dropout to count it."
+        return f"not counted, although {shape.name} has it by default ({rates}). Add --dropout to include it."
     if not shape.counts.is_dropout_counted:
         return f"on, but the prediction does not count it for {shape.name}"
     if not shape.counts.has_dropout:
@@ -98,11 +98,11 @@ def _images(request: Request, shape: ModelShape | None) -> str:
     if shape.num_images and shape.with_image is not None:
         tower = "frozen, so that it has no gradients" if request.freeze_vision_tower else "trained like the rest"
         number = f"{shape.num_images} of {shape.with_image.size} in each sequence"
-        return f"{number}, which take {shape.num_image_tokens:,} of its tokens; the vision tower is {tower}"
+        return f"{number}, which take {shape.num_image_tokens:,} of its tokens. The vision tower is {tower}"
     if request.freeze_vision_tower:
-        return "none: all sequences are text; the vision tower is frozen"
+        return "none, because all sequences are text. The vision tower is frozen"
     more = "" if shape.with_image is None else " Add --images for images in each sequence."
-    return f"none: all sequences are text, so the part of {shape.name} that reads other inputs does not run.{more}"
+    return f"none, because all sequences are text. The part of {shape.name} that reads other inputs does not run.{more}"
 
 
 def _frozen(request: Request) -> str:
@@ -122,8 +122,8 @@ def _adapters(request: Request) -> str:
     if request.lora_rank is None:
         return ""
     if request.stack == "trl" and request.load_in_4bit:
-        return "bf16, because TRL casts them; DeepSpeed keeps fp32 master weights"
-    return "fp32, as PEFT 0.21 creates them; DeepSpeed casts them and keeps fp32 master weights"
+        return "bf16, because TRL casts them. DeepSpeed keeps fp32 master weights"
+    return "fp32, as PEFT 0.21 creates them. DeepSpeed casts them and keeps fp32 master weights"
 
 
 def _attention(request: Request, attention: Attention) -> str:

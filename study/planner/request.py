@@ -308,7 +308,7 @@ class Request(BaseModel):
         if value is None and is_optional(field):
             return value
         if (words := choices(field)) and value not in words:
-            raise ValueError(f"{name}={value!r}: unknown; take one of {', '.join(words)}")
+            raise ValueError(f"{name}={value!r}: this value is unknown. Use one of {', '.join(words)}.")
         if kind(field) is int and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ValueError(f"{name}={value!r}: must be a whole number of at least 1")
         if name == "num_gpus" and value > MOST_GPUS:
@@ -606,9 +606,11 @@ class Request(BaseModel):
             if self.shard_group_size is None and not chosen.could_run(num_gpus):
                 is_single = chosen.distributed_type == "NO"
                 limit, remedy = (
-                    ("runs one process", "ddp") if is_single else ("has groups of ranks", "zero3_tuned or fsdp2")
+                    ("runs one process", "ddp") if is_single else ("needs groups of ranks", "zero3_tuned or fsdp2")
                 )
-                raise Refusal(f"--strategy {self.strategy}: {limit}, --gpus asks for {num_gpus}; take {remedy}")
+                raise Refusal(
+                    f"--strategy {self.strategy}: this strategy {limit}, but --gpus is {num_gpus}. Use {remedy}."
+                )
             useful = [chosen]
         else:
             useful = [chosen for chosen in self._possible(num_gpus) if self._why_useless(chosen, num_gpus) is None]

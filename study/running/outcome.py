@@ -204,7 +204,7 @@ def _ranks_did_not_come(run: Evidence) -> Exit | None:
     missing = [str(rank) for rank in range(run.world_size) if rank not in waited]
     ranks = f"rank{'s' if len(missing) > 1 else ''} {', '.join(missing)}" if missing else "some rank"
     seconds = next(iter(waited.values()))
-    return Exit("stalled", f"{ranks} did not come to a collective within {seconds} s (--collective-timeout)")
+    return Exit("stalled", f"{ranks} did not call a collective within {seconds} s (--collective-timeout)")
 
 
 def _allocator_failed(run: Evidence) -> Exit | None:
@@ -303,18 +303,18 @@ def _rendezvous_problem(text: str) -> str | None:
     """
     if match := _CAME.search(text):
         return (
-            f"{match[2]} of {match[3]} machines came within {match[1]} s (--collective-timeout); start the same "
-            "command on each with its own --machine-rank, and see that it reaches --main-process-ip"
+            f"{match[2]} of {match[3]} machines connected within {match[1]} s (--collective-timeout). Start the "
+            "same command on each machine, with its own --machine-rank, and check that it can reach --main-process-ip."
         )
     if match := _RANK_TWICE.search(text):
         return (
-            f"as many machines came as were asked, and in {match[1]} s (--collective-timeout) one of their ranks "
-            "did not; give each its own --machine-rank, from 0"
+            f"all machines connected, but one of their ranks did not within {match[1]} s (--collective-timeout). "
+            "Give each machine its own --machine-rank, counted from 0."
         )
     if match := _NO_ANSWER.search(text):
         return (
-            f"machine 0 did not answer at {match[1]}:{match[2]} within --collective-timeout; start the command "
-            "there, change --main-process-ip, or open its ports"
+            f"machine 0 did not answer at {match[1]}:{match[2]} within --collective-timeout. Start the command "
+            "there, correct --main-process-ip, or open its ports."
         )
     return None
 

@@ -23,11 +23,11 @@ STUDIES = Path(__file__).resolve().parents[1] / "studies"
 # Options that are not flags of a part, and where to set them instead.
 _NOT_FLAGS = {
     "seed": "list it under seeds",
-    "data": "write text: real, or text: bundled, beside parts",
+    "data": "write text: real, or text: bundled, at the level of parts",
     "data_dir": "pass --data-dir to zero-study run",
     "output_dir": "`zero-study run` sets it",
     "resume": "a study resumes by itself. Delete its folder to start again",
-    "swap_dir": "a run swaps in its own folder; pass --runs-dir on the disk to be measured",
+    "swap_dir": "a run swaps in its own folder. Pass a folder on the disk to be measured as --runs-dir",
 }
 _SWITCHES = {name for name, knob in RunConfig.model_fields.items() if knob.annotation is bool}
 
