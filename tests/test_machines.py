@@ -89,7 +89,7 @@ def test_ranks_are_where_they_were_asked_to_be():
 
 def test_a_rank_that_has_read_something_else_is_named():
     proof.verify_alike("data", ["a", "a", "a", "a"], two_machines())
-    with pytest.raises(Refusal, match=r"^data: rank 2 \(machine 1\) has another than rank 0 \(b, a\)"):
+    with pytest.raises(Refusal, match=r"^data: rank 2 \(machine 1\) has a different value from rank 0 \(b, a\)"):
         proof.verify_alike("data", ["a", "a", "b", "a"], two_machines())
 
 

@@ -202,9 +202,9 @@ def test_exceptions_are_found_behind_what_launchers_put_before_a_line():
 @pytest.mark.parametrize(
     ("kernel_kill", "status", "words", "memory"),
     [
-        ("host", "out_of_memory", "for want of host memory", "host"),
+        ("host", "out_of_memory", "too much host memory", "host"),
         ("cap", "out_of_memory", "its control group may have", "cap"),
-        ("none", "killed", "though the kernel ended none", None),
+        ("none", "killed", "although the kernel did not end a process", None),
     ],
 )
 def test_the_kernels_count_types_a_kill(kernel_kill, status, words, memory):

@@ -564,13 +564,13 @@ WRONG = {
     "clipped_while_scaled": [
         "clipped before unscaling: gradients were clipped at 0.05 while GradScaler had multiplied them by 1024"
     ],
-    "stepped_beside_the_scaler": ["not unscaled: at the update, GradScaler still had the gradients multiplied by 1024"],
+    "stepped_beside_the_scaler": ["not unscaled: the update used gradients that GradScaler had multiplied by 1024"],
     "clipped_too_early": ["clipped too early: 1 backward call added"],
     "clipped_each_time": [
         "clipped too often: 1 of 2 backward calls added to gradients that had already been clipped at 0.05"
     ],
-    "erased": ["no weight moved in all watched updates, at learning rates [0.001]", "clipped nothing: "],
-    "rate_of_zero": ["no weight moved in all watched updates, at learning rates [0.0]"],
+    "erased": ["no weight moved: none of the watched updates changed a weight, at learning rates [0.001]", "clipped nothing: "],
+    "rate_of_zero": ["no weight moved: none of the watched updates changed a weight, at learning rates [0.0]"],
     "rates_by_rank": ["ranks 0 and 1 have different optimizer settings: lr 0.001 and lr 1.001"],
     "infinite_batch": ["weights are not finite after the step: 4 of 4 tensors, the first is module.0.weight"],
     "clipped_by_own_norm": ["gradients of ranks [0, 1] are multiplied by different numbers before the update"],

@@ -63,7 +63,7 @@ def check_traceable(shape: ModelShape, engine: Engine, job: StepConfig) -> None:
         "fused kernels cannot be traced, only the modules of transformers can":
             job.is_fused or job.loss != "eager",
         "FlashAttention of 2022 cannot be traced. Use --attention sdpa.": job.attention == "flash-1",
-        "FlashAttention-3 cannot be traced. Use --attention sdpa, which needs equal memory.": job.attention == "flash-3",
+        "FlashAttention-3 cannot be traced. Use sdpa, which needs as much memory.": job.attention == "flash-3",
         "sequences that GPUs share cannot be traced. `zero-study dry-run` can run such strategy files.":
             job.sequence_ranks > 1,
         "selective activation checkpointing cannot be traced, only that of every block can":

@@ -281,7 +281,9 @@ class Draft:
             for table in (self.training, self.evaluation):
                 table.rename("seconds", to)
             self.marks.remove(CLOCK_JUMPS)
-            self.marks.add(f"the column seconds is no clock, because it falls while the steps rise: it is kept as {to}")
+            self.marks.add(
+                f"the column seconds falls while the steps rise, so it is not used as the time and is kept as {to}"
+            )
 
     @property
     def has_rows(self) -> bool:

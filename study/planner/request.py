@@ -568,7 +568,7 @@ class Request(BaseModel):
                     f"{flag}: images of {shape.name} are not counted, only its texts. They are counted for "
                     f"{COUNTED_WITH_IMAGES}. Leave {flag} to predict a training on texts only."
                 )
-            raise Refusal(f"{flag}: {shape.name} reads no images beside its text. Leave {flag} out.")
+            raise Refusal(f"{flag}: {shape.name} cannot read images in addition to text. Leave {flag} out.")
         if self.stack in _OF_TEXTS:
             raise Refusal(
                 f"--stack {self.stack}: the launch of a training with images is known only for trainer, accelerate and "

@@ -216,12 +216,16 @@ def _sigkill(run: Evidence) -> Exit | None:
     if run.signal != "SIGKILL":
         return None
     if run.kernel_kill == "none":
-        return Exit("killed", f"{run.description}, though the kernel ended none for want of memory")
+        return Exit(
+            "killed", f"{run.description}, although the kernel did not end a process because of too little memory"
+        )
     if run.kernel_kill is None:
-        return Exit("killed", f"{run.description}, perhaps by the kernel for want of memory")
-    memory = "the memory that its control group may have" if run.kernel_kill == "cap" else "host memory"
+        return Exit("killed", f"{run.description}, perhaps by the kernel because of too little memory")
+    memory = "more memory than its control group may use" if run.kernel_kill == "cap" else "too much host memory"
     return Exit(
-        "out_of_memory", f"{run.description}, and the kernel ended a process for want of {memory}", run.kernel_kill
+        "out_of_memory",
+        f"{run.description}, because the kernel ended a process that needed {memory}",
+        run.kernel_kill,
     )
 
 

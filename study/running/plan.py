@@ -424,7 +424,10 @@ def summary(plan: Plan) -> str:
             )
     text += "."
     if any(planned.run.rung for planned in plan.runs):
-        text += "\nMost runs will be skipped: bisection finds the largest that trains, which decides the others."
+        text += (
+            "\nMost runs will be skipped, because bisection finds the largest one that trains, and this decides "
+            "the others."
+        )
     if not plan.checked:
         text += "\nNot checked, because torch is not installed: DeepSpeed's extensions, data, packages."
     return text

@@ -94,7 +94,7 @@ class Part(files.StrictModel):
                 f"world_sizes: {uneven} processes cannot be divided equally among {self.machines} machines."
             )
         if not self.strategies:
-            raise ValueError("strategies is empty. Leave it out for every strategy.")
+            raise ValueError("strategies is empty. Remove it to use every strategy.")
         for key in ("strategies", "world_sizes", "global_batch_sizes", "sizes", "seeds"):
             value, count = Counter(getattr(self, key) or (None,)).most_common(1)[0]
             if count > 1:

@@ -235,7 +235,7 @@ def _gradients_held(optimizer: Any, stage: int) -> list[torch.Tensor]:
 
 def _check_norm(own: float, exact: float) -> None:
     if abs(own - exact) > NORM_TOLERANCE * exact:
-        raise Failed(f"the engine's gradient norm is {own}, that of the gradients it holds is {exact}")
+        raise Failed(f"the engine reports the gradient norm {own}, but the norm of its gradients is {exact}")
 
 
 # ---------------------------------------------------------------- one run

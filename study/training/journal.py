@@ -292,7 +292,7 @@ class Journal:
                 self._record(self._own(error, at))
         except OSError as unwritten:  # the record cannot be written, so report that instead
             if not isinstance(error, OutputFailed):
-                message = f"{unwritten.strerror}, as it was to record {type(error).__name__}: {error}"
+                message = f"{unwritten.strerror} while recording {type(error).__name__}: {error}"
                 error = OutputFailed(f"{self.run.folder}: {message}")
         return error
 

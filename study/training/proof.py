@@ -310,8 +310,8 @@ def verify_alike(fact: str, digests: list[str | None], run: Run) -> None:
     for rank, digest in enumerate(digests):
         if digest != digests[0]:
             raise Refusal(
-                f"{fact}: rank {run.machine_of(rank)} has another than rank 0 ({digest}, {digests[0]}); give every "
-                "machine the same files, and do not change them while a run starts"
+                f"{fact}: rank {run.machine_of(rank)} has a different value from rank 0 ({digest}, {digests[0]}). Give "
+                "every machine the same files, and do not change them while a run starts."
             )
 
 

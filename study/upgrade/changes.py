@@ -463,14 +463,14 @@ def best_release(package: str, old: Lock, new: Lock, use: Use | None = None) -> 
     number = terminal.count(before.faults, "known fault")
     make = "makes" if before.faults == 1 else "make"
     summary = (
-        f"OLD ({before.version}) has {number} that {make} training wrong, NEW ({after.version}) has {after.faults}"
+        f"OLD ({before.version}) has {number} that {make} training wrong, and NEW ({after.version}) has {after.faults}"
     )
     if best is after:
-        advice = f"Take NEW, and read the faults of {after.version} that remain"
+        advice = f"Use NEW, but read which faults {after.version} still has"
     elif best is before:
-        advice = f"Stay with {before.version} unless you need something of NEW"
+        advice = f"Keep {before.version}, unless you need something that is only in NEW"
     else:
-        advice = f"Take {best.version}, which has {best.faults or 'none'}"
+        advice = f"Use {best.version}, which has {best.faults or 'none'}"
     return f"{summary}. {advice}."
 
 

@@ -148,7 +148,7 @@ def for_length(shape: ModelShape, sequence_length: int | None = None) -> tuple[M
             f"{shape.name} has {shape.positions:,} positions, and its modules were counted for these only. Use "
             f"--sequence-length {shape.positions} or less, or a config.json with more positions"
         )
-    note = f"{shape.name} has {shape.positions:,} positions: taken as if it had {length:,}"
+    note = f"{shape.name} has {shape.positions:,} positions, but the prediction assumes {length:,}"
     return replace_parts(shape, positions=length), length, [*shape.notes, note]
 
 
