@@ -203,7 +203,7 @@ def test_exceptions_are_found_behind_what_launchers_put_before_a_line():
     ("kernel_kill", "status", "words", "memory"),
     [
         ("host", "out_of_memory", "too much host memory", "host"),
-        ("cap", "out_of_memory", "its control group may have", "cap"),
+        ("cap", "out_of_memory", "its control group may use", "cap"),
         ("none", "killed", "although the kernel did not end a process", None),
     ],
 )

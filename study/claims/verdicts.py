@@ -29,7 +29,7 @@ NUMBERS_TOLERANCE = 1e-4  # relative; smaller differences of observed values com
 
 
 class Conclusion(Enum):
-    """A verdict on a sentence: its name, whether the sentence is right ("yes", "no", "part", ...), and its meaning."""
+    """A verdict on a sentence: its name, its meaning, and whether the sentence is right ("yes", "no", "part", ...)."""
 
     AGREES = (
         "our small runs agree",

@@ -53,7 +53,7 @@ def rank_report(
 
 
 def missing_processes(requested: int | None, world_size: int) -> list[str]:
-    """Return a finding if a launcher that was asked for several processes started only one."""
+    """Return a finding if the launch command requests several processes, but only one was started."""
     if requested is None or requested <= 1 or world_size > 1:
         return []
     return [
@@ -90,7 +90,7 @@ def gradient_averager(facts: dict[str, Any], reduced: dict[str, int], sent: list
 
 
 def check_rank(facts: dict[str, Any], step: Step, averager: str | None) -> list[str]:
-    """Return the faults that a step of one rank shows without the other ranks.
+    """Return the faults of a step that can be found on one rank, without the other ranks.
 
     `averager` is the result of `gradient_averager`.
     """
@@ -178,7 +178,7 @@ def _wrong_gradients(step: Step) -> Iterator[str]:
 
 
 def repeated_update(number: int) -> str:
-    """Return the finding that an update repeats the one before it."""
+    """Return the finding that an update used the same gradients as the update before it."""
     return (
         f"the same gradients are used twice: update {number} got the gradients of update {number - 1}, and no backward "
         "call was made in between. Call optimizer.step() once per batch."
@@ -236,7 +236,7 @@ def _updated(optimizers: Iterable[Any]) -> set[int]:
 
 
 def not_moved(model: Any, facts: dict[str, Any], optimizer: Any, before: Any, after: dict[str, Checksum]) -> list[str]:
-    """Return a finding if weights are not finite after the watched updates, or if no weight moved.
+    """Return a finding if weights are not finite after the watched updates, or if no update changed a weight.
 
     `before` and `after` have the checksums of the parameters before and after these updates. Weights that cannot be
     read are skipped. Issues no collective.
@@ -280,7 +280,7 @@ def put_back(
 
 
 def cut_from_graph(names: Sequence[str], num_trained: int) -> list[str]:
-    """Return a finding on parameters that take part in the forward passes, but are cut from the graph."""
+    """Return a finding on parameters that are used in the forward passes, but are detached from the autograd graph."""
     if not names:
         return []
     return [

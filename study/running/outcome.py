@@ -109,13 +109,13 @@ class Evidence:
 
     @property
     def description(self) -> str:
-        """The end as the operating system saw it: a process and its signal, or the exit status."""
+        """The end of the run according to the operating system: a process and its signal, or the exit status."""
         process, signal_name = self._process_and_signal
         return f"{process} was ended by {signal_name}" if signal_name else f"exit status {self.returncode}"
 
     @cached_property
     def raised(self) -> list[Raised]:
-        """The exceptions of the run. The cause comes first if the run reported it."""
+        """The exceptions of the run. If the run reported the cause, it comes first."""
         raised = raised_in(self.errors)
         if self.report and self.report.status != "interrupted":  # the rank that failed first reported the cause
             first_line = self.report.text.partition("\n")[0].rstrip(" :")

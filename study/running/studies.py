@@ -139,7 +139,7 @@ class Part(files.StrictModel):
                     yield name, fixed or world_size, cell
 
     def rung(self, config: RunConfig) -> tuple[str, int] | None:
-        """Return the knob whose largest value is searched, and the position of a run on this ladder of values.
+        """Return the option whose largest value is searched, and the position of a run on the ladder of its values.
 
         None if the part searches no largest value.
         """

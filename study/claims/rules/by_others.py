@@ -1,4 +1,4 @@
-"""Compare published measurements in pairs of rows that differ only in what a claim is about.
+"""Compare published measurements in pairs of rows that differ only in the subject of a claim.
 
 No row is picked by hand. The comparison uses all pairs of rows of one source that differ only in the conditions that
 the rule names. Rows of grade C, which need too many assumptions, are not used. A row is a single run, so every rate has
@@ -69,7 +69,7 @@ class ByOthers(StrictModel):
 
 
 class Pair(NamedTuple):
-    """Two rows of one source, and the rate of the first divided by the rate of the second."""
+    """Two rows of one source, and the ratio of their rates."""
 
     of: MeasuredCase
     to: MeasuredCase

@@ -1,4 +1,4 @@
-"""Compare public runs, which others measured, in pairs that differ in what a claim is about.
+"""Compare public runs, which others measured, in pairs that differ only in the subject of a claim.
 
 The runs are those of the archive in reports/public, and no value is written into the ledger. A verdict is about these
 runs: they have their own models, GPUs and releases, which the reason and the evidence name. Runs of an engine or a

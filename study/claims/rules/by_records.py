@@ -77,7 +77,7 @@ def _name(path: str) -> str:
 def loss_difference(
     study: str, strategy: str, control: str, part: str = "training", steps: int | None = None
 ) -> Observed:
-    """Return the relative difference of a strategy's loss from the control's, with its interval over seeds.
+    """Return the relative difference between the losses of a strategy and of the control, with its interval over seeds.
 
     If `part` is "training", the loss is the mean of the last ten steps, or of the first `steps` if that is given. If it
     is "evaluation", the loss is the held-out loss at the end.

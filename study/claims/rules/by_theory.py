@@ -389,7 +389,7 @@ def speed_ratio(of: dict[str, Any], to: dict[str, Any]) -> Observed:
 
 
 def speed_ratio_change(of: dict[str, Any], to: dict[str, Any], along: str, start: Any, end: Any) -> Observed:
-    """Return how much `speed_ratio` increases if an argument of both cases changes.
+    """Return by how much `speed_ratio` increases if one argument is changed in both cases.
 
     `along` is the name of the argument, which changes from `start` to `end`.
     """
