@@ -421,7 +421,7 @@ _FLAGS = Command(
 
 
 def parse_flags(arguments: Sequence[str]) -> dict[str, Any]:
-    """Return the options that the command line sets: field name of RunConfig -> value.
+    """Return the options that the command line sets, by the names of RunConfig's fields.
 
     Raises Refusal if the command line is invalid. Raises SystemExit after --help has printed its text.
     """

@@ -49,7 +49,7 @@ def unknown_name_message(kind: str, name: object, valid_names: Iterable[str], ac
 
 
 def several_names_message(kind: str, name: object, fitting_names: Sequence[str]) -> str:
-    """Return a one-line message that asks which of several names is meant by one that fits all of them."""
+    """Return a one-line message for an ambiguous name, which asks which of several names is meant."""
     names = list(fitting_names)
     left_out = len(names) - _MOST_NAMES
     last = f"{left_out} others" if left_out > 1 else names.pop()

@@ -238,7 +238,7 @@ def train(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
 
 
 def evaluate(built: Built) -> dict[str, float]:
-    """Return the metrics of the model on the held-out examples: metric name -> value, with the mean loss as "loss".
+    """Return the metrics of the model on the held-out examples, by name. The mean loss has the name "loss".
 
     The samples that pad the last batch are dropped. Collective: every rank must call this.
     """

@@ -1,4 +1,4 @@
-"""The ids of all findings except those of `why`, and what each means. An id stays: programs and settings name it.
+"""Define the ids of all findings except those of `why`. They never change, because programs and settings name them.
 
 The ids of `why` are those of its rules, as `study.why.json_answer.ids` returns them.
 """

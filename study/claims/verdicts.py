@@ -389,7 +389,7 @@ def disagreeing(sources: list[Source], verdicts: dict[str, Verdict]) -> dict[str
                 continue
             word, _ = headline([verdicts[name] for name in sentence.readings])
             if Conclusion.of(word).standing != sentence.holds:
-                message = f"is written to be {sentence.holds!r} (holds), and comes out as {word}"
+                message = f"the ledger states {sentence.holds!r} (holds), but the verdict is {word}"
                 differing[sentence.readings[0]] = message
     return differing
 
@@ -417,12 +417,14 @@ def outdated(committed: dict[str, Verdict], now: dict[str, Verdict]) -> dict[str
     changes = {}
     for name in [*now, *(name for name in committed if name not in now)]:
         if name not in committed:
-            changes[name] = f"has no committed verdict, and is {now[name].verdict}"
+            changes[name] = f"there is no committed verdict, and the current one is {now[name].verdict}"
         elif name not in now:
-            changes[name] = "is no claim of the ledger"
+            changes[name] = "the ledger does not contain this claim"
         elif differing := _differing(committed[name], now[name]):
             before, after = committed[name].verdict, now[name].verdict
-            changes[name] = f"is committed as {before}, and is {after}, with other {differing}"
+            changes[name] = (
+                f"the committed verdict is {before}, and the current one is {after}. They differ in {differing}"
+            )
     return changes
 
 

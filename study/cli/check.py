@@ -176,8 +176,8 @@ def _prove(
 @click.option(
     "--ranks",
     metavar="R,R",
-    help="the ranks to run [default: all ranks of a script with up to 8 processes. Otherwise the first and the last "
-    "one, and each rank whose number the script compares with something]",
+    help="the ranks to run [default: all ranks of a script with up to 8 processes, otherwise the first, the last, and "
+    "each rank whose number the script compares with something]",
 )
 @click.option("--per-machine", type=NUMBER, default=8, help="processes per machine")
 @click.option(

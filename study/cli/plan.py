@@ -39,9 +39,9 @@ def _refuse_parallelism(_: click.Context, option: click.Parameter, value: str | 
     if value is not None:
         name = option.opts[0].removeprefix("--").removesuffix("-parallel")
         raise Refusal(
-            f"--{name}-parallel: the planner predicts data parallelism, sharded or not, also with GPUs that share "
-            f"sequences (--context-parallel, --sequence-parallel), and no {name} parallelism. {name.capitalize()} "
-            f"parallelism is needed {PARALLELISMS[name]} Remove the option to see whether the training fits without it."
+            f"--{name}-parallel: the planner cannot predict {name} parallelism, only data parallelism, sharded or not, "
+            f"and GPUs that share sequences (--context-parallel, --sequence-parallel). {name.capitalize()} parallelism "
+            f"is needed {PARALLELISMS[name]} Remove the option to see whether the training fits without it."
         )
 
 

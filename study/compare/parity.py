@@ -108,7 +108,7 @@ def shown_arithmetic(r: Record) -> str:
 
 
 def heading(r: Record, seeds: Sequence[int] = ()) -> str:
-    """Return a description of the training of a group of runs, of which `r` is one.
+    """Return a description of the training of a group of runs. `r` is one of these runs.
 
     `seeds`: the seeds of all runs, if there are several.
     """

@@ -22,7 +22,7 @@ def of(verdict: Verdict, outcomes: Sequence[Outcome], faulty: Sequence[Outcome],
 
 
 def findings(outcomes: Sequence[Outcome], faulty: Sequence[Outcome]) -> Iterator[envelope.Finding]:
-    """Yield the trainings with other bits than the reference, and the planted faults that were not seen."""
+    """Yield the trainings whose bits differ from the reference, and the planted faults that were not found."""
     for outcome in outcomes:
         if not (outcome.is_same or outcome.refusal):
             step = outcome.difference["step"] if outcome.difference else None

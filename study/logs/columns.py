@@ -23,7 +23,7 @@ Role = Literal["position", "date", "run", "training", "evaluation", "internal"]
 
 
 class Meaning(NamedTuple):
-    """What a column of a log is."""
+    """The meaning of a column of a log."""
 
     column: str  # its name in the public run
     role: Role = "training"

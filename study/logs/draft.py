@@ -308,7 +308,7 @@ class Runs:
 
     @property
     def stating(self) -> Draft:
-        """Return the draft that takes what the log states: after rows, perhaps another run begins."""
+        """Return the draft to which a statement of the log belongs. After rows, the statement may begin another run."""
         if not self.current.has_rows:
             return self.current
         self._next = self._next or Draft()

@@ -106,7 +106,7 @@ def _what_changes(change: Remedy) -> str:
 
 
 def price_of_changes(advice: Advice) -> list[str]:
-    """Return what the changes that help cost in accuracy, if the answer has not said it."""
+    """Return the loss of accuracy that the helpful changes may cause, unless the answer mentions it already."""
     kinds = {each.kind for each in advice.remedies if each is not advice.change}
     is_said = advice.change is not None and advice.change.kind == "precision"
     return [f"{_LOST_UPDATES}."] if "precision" in kinds and not is_said else []

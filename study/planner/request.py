@@ -518,7 +518,7 @@ class Request(BaseModel):
         return precision
 
     def training(self, chosen: Strategy, shape: ModelShape | None = None, accumulates: bool = True) -> Training:
-        """Return what a prediction of a strategy assumes of the program that trains."""
+        """Return the assumptions about the training program in the prediction of a strategy."""
         return Training(
             stack=self.stack,
             kinds=stack_options.kinds_of(chosen),
@@ -566,7 +566,7 @@ class Request(BaseModel):
             if shape.has_idle_part:
                 raise Refusal(
                     f"{flag}: images of {shape.name} are not counted, only its texts. They are counted for "
-                    f"{COUNTED_WITH_IMAGES}. Leave {flag} to predict a training on texts only."
+                    f"{COUNTED_WITH_IMAGES}. Remove {flag} to predict a training on texts only."
                 )
             raise Refusal(f"{flag}: {shape.name} cannot read images in addition to text. Leave {flag} out.")
         if self.stack in _OF_TEXTS:

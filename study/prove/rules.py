@@ -26,7 +26,7 @@ ROUNDINGS_OF_MUON = 2
 
 
 class Rule(NamedTuple):
-    """How an optimizer updates the parameters of one group."""
+    """The rule by which an optimizer updates the parameters of one group."""
 
     name: str  # for messages
     formula: Formula

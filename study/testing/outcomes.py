@@ -1,4 +1,4 @@
-"""How an assertion ends that could not be made."""
+"""Decide the outcome of an assertion that could not be checked."""
 
 from __future__ import annotations
 

@@ -287,7 +287,7 @@ def described(box: Cluster) -> list[tuple[str, str]]:
 
 
 def whole_host_note(box: Cluster) -> str | None:
-    """Return a note that the host's numbers are those of a whole node. None if all of its GPUs are used, or none known.
+    """Return a note that the host's numbers are those of a whole node. None if all its GPUs are used or it is unknown.
 
     A user who rents only a part of a node has less.
     """

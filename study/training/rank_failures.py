@@ -136,7 +136,7 @@ class RankReports:
         files.write_json(self._run.own_folder / f"failure-rank{rank}.json", report)
 
     def read(self) -> dict[int, dict[str, Any]]:
-        """Return the reports that exist now: rank -> report."""
+        """Return the reports that exist now, by rank."""
         reports = {}
         for rank in range(self._run.world_size):
             with suppress(OSError):

@@ -124,7 +124,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def given_flags(words: Sequence[str]) -> dict[str, Any]:
-    """Return the options among the arguments of `accelerate launch`: accelerate's name -> value.
+    """Return the options among the arguments of `accelerate launch`, by accelerate's names.
 
     Options that are not given are left out.
     """

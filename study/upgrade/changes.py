@@ -136,7 +136,7 @@ def why_unknown(package: str, version: str) -> str | None:
 
 
 def examined_release(package: str, version: str) -> str | None:
-    """Return the release of the index of which a version is a build, for example 2.9.1 for 2.9.1+cpu, if there is one.
+    """Return the release in the index to which a version belongs, such as 2.9.1 for 2.9.1+cpu. None if there is none.
 
     A pre-release or a custom build is none, although it has the numbers of a release. Some releases of flash-attn exist
     only as post-releases on PyPI, which differ only in their packaging. One of them stands for all of their release.
@@ -188,7 +188,7 @@ def _is_fixed(name: str, old: Lock, new: Lock) -> bool:
 
 
 class Comparison(NamedTuple):
-    """What an upgrade changes for a training, and what it does not concern."""
+    """The changes of an upgrade that may affect a training, and those that cannot."""
 
     changes: list[Change]  # all known changes
     left_out: dict[str, list[Change]]  # by reason, those that cannot concern the training

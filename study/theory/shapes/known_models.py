@@ -98,7 +98,7 @@ KNOWN = _Known()
 
 
 class NotRead(ValueError):
-    """Raised if a name stands for no config.json that can be read. The message has a remedy."""
+    """Raised if there is no readable config.json for a name. The message has a remedy."""
 
 
 LONGEST_PATH = 1024  # longer paths cause an error in the file system
@@ -153,7 +153,7 @@ def for_length(shape: ModelShape, sequence_length: int | None = None) -> tuple[M
 
 
 def read_config(text: str) -> tuple[dict[str, Any], str]:
-    """Return the content of the config.json with this path or hub id, and where it was found.
+    """Return the content of the config.json with this path or hub id, and its location.
 
     Raises NotRead with a remedy.
     """
