@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 @command(
     "doctor",
     statuses=Statuses(
-        "no key needs a change; without files, nothing on this machine would stop a run",
-        "a key needs a change; without files, something would stop a run",
+        "no key needs a change (without files: nothing on this machine would stop a run)",
+        "a key needs a change (without files: something would stop a run)",
         "a file or an option is refused",
-        "no key of a file could be checked, for instance because its kind is unknown; without files, a check could not "
-        "be made",
+        "no key of a file could be checked, for instance because its kind is unknown (without files: a check could not "
+        "be made)",
     ),
 )
 @click.argument("paths", type=PATH, nargs=-1, metavar="[FILE]...", help="configuration files, as listed below")
@@ -561,9 +561,9 @@ def _chosen_optimizers(names: tuple[str, ...]) -> list[str]:
 @command(
     "claims",
     statuses=Statuses(
-        "the answer was printed; with --check or --write, every verdict follows from the records",
-        "with --check or --write, a verdict does not follow from the records, or a sentence states another verdict "
-        "than its rule finds",
+        "the answer was printed (with --check or --write: every verdict follows from the records)",
+        "with --check or --write, a verdict does not follow from the records, or differs from the verdict that the "
+        "ledger states for a sentence",
         "the request is refused",
         "with --check or --write, a claim could not be decided because its records are absent",
     ),
@@ -643,12 +643,16 @@ def _decide_claims(write: bool, as_json: bool) -> Verdict | Answer:
     type=PATH,
     nargs=-1,
     metavar="[LOG]...",
-    help="what the run printed; several files of one run; - or nothing: standard input",
+    help="one or several files with the output of one run [default: standard input, also written as -]",
 )
 @click.option(
-    "--model", metavar="NAME", help="the model, as for advise; names the tensor that did not fit, and changes that help"
+    "--model",
+    metavar="NAME",
+    help="the model, as for advise. The answer then names the tensor that did not fit, and changes that help.",
 )
-@click.option("--gpu", metavar="NAME", help="the GPU, as for advise [default: by the memory that a message states]")
+@click.option(
+    "--gpu", metavar="NAME", help="the GPU, as for advise [default: a GPU with the memory that a message states]"
+)
 @click.option("--gpus", "num_gpus", type=NUMBER, metavar="N", help="the number of GPUs")
 @click.option("--strategy", metavar="NAME", help="the strategy, such as zero2 or fsdp2")
 @click.option("--micro-batch-size", type=NUMBER, metavar="N", help="sequences per GPU and micro step")

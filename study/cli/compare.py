@@ -51,10 +51,11 @@ WITH_CONTROL = ("differences",)  # the tables that compare with one strategy
 @command(
     "compare",
     statuses=Statuses(
-        "the tables were printed; with --verdict, all strategies are shown to train to the loss of the control",
-        "with --verdict, the study does not show this for a strategy",
+        "the tables were printed (with --verdict: the study shows that all strategies train to the same loss as the "
+        "control)",
+        "with --verdict: the study does not show this for a strategy",
         "the request is refused",
-        "with --verdict, a condition of the protocol is not met, or a strategy has no run that counts",
+        "with --verdict: a condition of the protocol is not met, or a strategy has no run that counts",
     ),
 )
 @click.argument("records", type=PATH, nargs=-1, required=True, help=RECORDS)

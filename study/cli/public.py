@@ -27,7 +27,8 @@ MOST_MARKS = 3  # that are printed for each run
     statuses=Statuses(
         "all runs were written, or are in the folder already",
         None,
-        "a log is damaged or of another kind, or another run of the same name is in the folder; nothing was written",
+        "nothing was written, because a log is damaged or of an unknown kind, or the folder has another run of the "
+        "same name",
         "no run could be read",
     ),
 )

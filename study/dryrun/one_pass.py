@@ -37,7 +37,7 @@ class Moved:
 
 @dataclass
 class PartSeen:
-    """The operations of one part of a model in a forward and backward pass. Bytes and elements are of the whole batch."""
+    """The operations of one part of a model in a forward and backward pass. All bytes are those of the whole batch."""
 
     saved: float = 0.0  # bytes that are saved for the backward pass, without parameters and their casts
     saved_in_kernels: float = 0.0  # of these, the bytes that norms and activation functions save

@@ -149,13 +149,13 @@ class Request(BaseModel):
         None,
         "Recompute the activations of every block (full), of every second one (selective), or of some operators in "
         "every block (selective-op, as torchtitan does) in the backward pass. "
-        "[default: as the stack; if that has it off, full if that makes a strategy fit or faster]",
+        "[default: that of --stack. If it is off there, full is used if it makes a strategy fit or faster]",
         SETTINGS,
     )
     kernels: Kernels = option(
         None,
         "fused: norms, activation functions and loss are one kernel each. transformers: several kernels, as its models "
-        "do. [default: as the stack]",
+        "do. [default: that of --stack]",
         SETTINGS,
     )
     compile: bool = option(
@@ -164,14 +164,14 @@ class Request(BaseModel):
     attention: Attention = option(
         None,
         "sdpa: PyTorch's (FlashAttention-2 if GPU and precision support it). eager: separate operators. flash-1: "
-        "FlashAttention of 2022. flash-3: FlashAttention-3, which needs a Hopper GPU. [default: as the stack]",
+        "FlashAttention of 2022. flash-3: FlashAttention-3, which needs a Hopper GPU. [default: that of --stack]",
         SETTINGS,
     )
     dropout: bool = option(False, "Assume dropout.", SETTINGS)
     loss_kernel: LossKernel | None = option(
         None,
         "How the loss handles logits: fp32 logits and copies, fp32 logits, 16-bit logits, or never all logits at once. "
-        "[default: as the stack, or as --kernels if that is given]",
+        "[default: that of --stack, or the one that fits --kernels]",
         SETTINGS,
     )
     optimizer: Optimizer = option(
@@ -180,7 +180,7 @@ class Request(BaseModel):
     optimizer_kernel: OptimizerKernel = option(
         None,
         "PyTorch's default is foreach, which needs one more copy of the updated weights. Under ZeRO, loop needs two "
-        "more copies, because the parameters are a few large tensors. [default: as the stack]",
+        "more copies, because the parameters are a few large tensors. [default: that of --stack]",
         SETTINGS,
     )
     grad_accum_dtype: GradientType = option(
@@ -192,12 +192,12 @@ class Request(BaseModel):
     sync_each_batch: bool = option(
         None,
         "Whether FSDP2 reduces gradients in every micro step. Otherwise every GPU keeps unsharded gradients until the "
-        "last micro step. [default: as the stack]",
+        "last micro step. [default: that of --stack]",
         SETTINGS,
     )
     reduce_dtype: GradientType = option(
         None,
-        "Type in which FSDP2 reduces gradients: fp32, or the model's type. [default: as the stack]",
+        "Type in which FSDP2 reduces gradients: fp32, or the model's type. [default: that of --stack]",
         SETTINGS,
     )
     lora_rank: int | None = option(
