@@ -96,7 +96,7 @@ def test_a_rank_that_has_read_something_else_is_named():
 # ---------------------------------------------------------------- how machines that do not find each other are told
 
 STORE, NETWORK = "torch.distributed.DistStoreError: ", "torch.distributed.DistNetworkError: The client socket has "
-ALL_CAME, SILENT = "one of their ranks did not within 30 s", "machine 0 did not answer at "
+ALL_CAME, SILENT = "one of their ranks did not connect within 30 s", "machine 0 did not answer at "
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ def _page(records: tuple[Path, ...], view: str, control: str, each: bool, markdo
     if view == SHORT and markdown:
         raise Refusal("--markdown: the short table exists only as plain text. Add --view, or remove --markdown.")
     if view != SHORT and each:
-        raise Refusal(f"--each: --view {view} lists every run or cell anyway. Leave --each out.")
+        raise Refusal(f"--each: --view {view} already lists every run. Leave --each out.")
     from study.public_runs import archive
 
     for path in records:

@@ -147,7 +147,8 @@ POSITIVE = _PositiveNumber()
             ["--trace"],
             group=OUTPUT,
             is_flag=True,
-            help="Trace the model over fake tensors to determine its memory. Takes up to a minute per strategy.",
+            help="Trace the model over fake tensors to determine its memory. Tracing takes up to a minute per "
+            "strategy.",
         ),
     ],
 )

@@ -40,7 +40,8 @@ MOST_MARKS = 3  # that are printed for each run
     "setting",
     multiple=True,
     metavar="FIELD=VALUE",
-    help="State what the log does not, such as gpu=h100, num_gpus=8 or strategy=zero3. Repeat it for other fields.",
+    help="State a field that the log does not state, such as gpu=h100, num_gpus=8 or strategy=zero3. Repeat it for "
+    "other fields.",
 )
 @json_option
 def _import(

@@ -450,11 +450,13 @@ def _error(errors: intervals.MemoryErrors) -> str:
     if errors.count == 1:
         is_lower = f"{worst} {'lower' if errors.worst < 0 else 'higher'}"
         return f"{published}. Our prediction is {is_lower} than the published value"
-    lower = f" It is lower than the published value for {errors.too_low} of the {trainings}" if errors.too_low else ""
+    lower = f", and is lower for {errors.too_low} of the {trainings}" if errors.too_low else ""
     if errors.too_low == errors.count:
-        lower = " It is always lower than the published value"
-    difference = f"Our prediction differs from it by {100 * errors.median:.0f} % in the median and by {worst} at most"
-    return f"{published}. {difference}{'.' * bool(lower)}{lower}"
+        lower = ", and is always lower"
+    return (
+        f"{published}. Our prediction differs from the published values by {100 * errors.median:.0f} % in the median "
+        f"and by {worst} at most{lower}"
+    )
 
 
 def _memory_evidence(advice: Advice) -> list[str]:

@@ -525,5 +525,6 @@ def _summary(compared: _Compared, unchecked: dict[str, str], reasons: Sequence[s
     rules = " and ".join(sorted({rule for rule, _, _ in compared.values()}))
     rest = f"; {len(unchecked)} not checked: {why}" if unchecked else ""
     return (
-        f"{right} of {terminal.count(len(compared), 'checked parameter')} moved as the formula of {rules} gives{rest}"
+        f"{right} of {terminal.count(len(compared), 'checked parameter')} changed as the formula of {rules} "
+        f"predicts{rest}"
     )

@@ -312,8 +312,8 @@ def _rendezvous_problem(text: str) -> str | None:
         )
     if match := _RANK_TWICE.search(text):
         return (
-            f"all machines connected, but one of their ranks did not within {match[1]} s (--collective-timeout). "
-            "Give each machine its own --machine-rank, counted from 0."
+            f"all machines connected, but one of their ranks did not connect within {match[1]} s "
+            "(--collective-timeout). Give each machine its own --machine-rank, counted from 0."
         )
     if match := _NO_ANSWER.search(text):
         return (
