@@ -589,7 +589,7 @@ def test_a_nan_is_written_down():
         (["--optimizer", "sgd", "--ranks", "2"], "--ranks 2: an optimizer is always checked on two processes"),
         (["--optimizer", "torchao_adamw8bit"], "torchao is not installed"),
         (["--adapters", "--ranks", "1"], "--ranks 1: an adapter is always checked on two processes"),
-        (["--adapters", "--optimizer", "sgd"], "--adapters and --optimizer select different cells"),
+        (["--adapters", "--optimizer", "sgd"], "--adapters and --optimizer select different configurations"),
         (
             ["--release", "deepspeed==0.18.2", "--ranks", "2"],
             "--ranks 2: another release is always checked on two processes",
