@@ -167,7 +167,10 @@ BATCH, GROUP, ON_ONE = ["--global-batch-size"], ["--shard-group-size"], ["--mode
             "--precision bf16: t4 does not support it. It supports fp32, fp16.",
         ),
         ([*CASE, "--strategy", "zero9"], "strategy 'zero9' is unknown"),
-        ([*CASE, "--strategy", "single"], "--strategy single: runs one process, --gpus asks for 8; take ddp"),
+        (
+            [*CASE, "--strategy", "single"],
+            "--strategy single: this strategy runs one process, but --gpus is 8. Use ddp",
+        ),
         (["--gpu", "l4"], "--model and --gpus are both missing"),
         (["--gpu", "l4", "--model", "gpt2", "--micro-batch-size", "8"], "--micro-batch-size needs both --model"),
         ([*CASE, "--gradient-accumulation-steps", "4"], "--gradient-accumulation-steps needs --micro-batch-size"),

@@ -369,7 +369,7 @@ def test_collect_checks_that_record_and_outcome_belong_together(tmp_path):
     path = synthetic.write_run(tmp_path, study="s").with_name("outcome.json")
     synthetic.change(path, run_id="another")
     requested = [tmp_path], tmp_path / "records"
-    assert "outcome.json: run_id 'another', the record beside it is 'gpt-" in refusal(pack.collect, *requested)
+    assert "outcome.json: run_id 'another', the record in the same folder is 'gpt-" in refusal(pack.collect, *requested)
     assert not (tmp_path / "records").exists()
 
 

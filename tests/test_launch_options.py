@@ -356,5 +356,5 @@ def test_transformers_takes_the_flags_of_its_trainer():
 
 def test_a_trace_is_refused_for_a_program_with_its_own_modules():
     words = ["advise", *CASE, "--stack", "torchtitan", "--trace"]
-    expected = "--trace traces the models of transformers, but torchtitan trains its own. "
+    expected = "--trace can only trace the models of transformers, but torchtitan trains its own. "
     assert refusal(cli.run, words).startswith(expected)

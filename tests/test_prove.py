@@ -569,7 +569,10 @@ WRONG = {
     "clipped_each_time": [
         "clipped too often: 1 of 2 backward calls added to gradients that had already been clipped at 0.05"
     ],
-    "erased": ["no weight moved: none of the watched updates changed a weight, at learning rates [0.001]", "clipped nothing: "],
+    "erased": [
+        "no weight moved: none of the watched updates changed a weight, at learning rates [0.001]",
+        "clipped nothing: ",
+    ],
     "rate_of_zero": ["no weight moved: none of the watched updates changed a weight, at learning rates [0.0]"],
     "rates_by_rank": ["ranks 0 and 1 have different optimizer settings: lr 0.001 and lr 1.001"],
     "infinite_batch": ["weights are not finite after the step: 4 of 4 tensors, the first is module.0.weight"],

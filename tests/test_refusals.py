@@ -113,7 +113,7 @@ def test_without_a_launcher(folder):
     assert completed.returncode == 2
     (line,) = completed.stderr.splitlines()
     assert line.startswith(
-        "zero-study: the launcher was given no accelerate file. Start the training as `accelerate launch "
+        "zero-study: the launch command names no accelerate file. Start the training as `accelerate launch "
     )
     assert not (folder / "runs").exists()
 

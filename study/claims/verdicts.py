@@ -221,7 +221,7 @@ def _in_unit_of_claim(observed: Observed, claim: Claim) -> Observation:
         return Observation(value=observed.value, low=None, high=None, told=observed.told)
     if isinstance(expected.value, str) or isinstance(observed.value, bool) != isinstance(expected.value, bool):
         raise ValueError(
-            f"expected.value {expected.value!r}: the rule finds {observed.value!r}; they cannot be compared"
+            f"expected.value {expected.value!r}: the rule finds {observed.value!r}, which cannot be compared with it"
         )
     unit = 1.0
     if observed.in_bytes:

@@ -122,7 +122,7 @@ def summary_lines(matrix: Mapping[str, Any]) -> list[str]:
     for group, members in by_engine_and_precision(cells).items():
         counts = Counter(cells[name]["verdict"] for name in members)
         rows.append([group, *(counts[verdict] or "" for verdict in VERDICTS)])
-    text_lines += ["", *terminal.table(["cells by engine and precision", *VERDICTS], rows)]
+    text_lines += ["", *terminal.table(["configurations by engine and precision", *VERDICTS], rows)]
     if failed:
         text_lines += ["", "Wrong or crashed:"]
         text_lines += [terminal.wrap(f"{name}: {explanation(cells[name])}", "  ", "    ") for name in failed]

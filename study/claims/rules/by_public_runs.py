@@ -75,7 +75,7 @@ def observe(rule: ByPublicRuns, band: tuple[float, float]) -> Observed:
             )
         )
     if not values:
-        raise ValueError(f"no two public runs that can be compared have a {rule.quantity}; name others")
+        raise ValueError(f"no two public runs that can be compared have a {rule.quantity}. Name other runs.")
     ordered = sorted(values, key=lambda value: against(value, band))
     decides = ordered[-1 if rule.asks == "every" else 0]
     extreme = "the worst" if rule.asks == "every" else "the best"

@@ -56,7 +56,9 @@ def _folder(study: str) -> Path:
 def _some(candidates: Iterable[RecordFile], description: str) -> list[RecordFile]:
     runs = list(candidates)
     if not runs:
-        raise MissingEvidence(f"arguments: no committed record of {description}; name runs that there are")
+        raise MissingEvidence(
+            f"arguments: there is no committed record of {description}. Name runs that have a record."
+        )
     return runs
 
 
@@ -372,7 +374,7 @@ def protocol_effect(program: str, metric: defects.Metric) -> Observed:
         raise MissingEvidence(f"{PROTOCOL}: there is no such file")
     effect = defects.effect(defects.read(PROTOCOL), programs[program], metric)
     if effect is None or effect.low is None or effect.high is None:
-        raise ValueError(f"arguments: the {program} program has no {metric} in {PROTOCOL.name}; run it again")
+        raise ValueError(f"arguments: the {program} program has no {metric} in {PROTOCOL.name}. Run it again.")
     description = f"95 % over {len(effect.values)} repeats"
     runs = sorted({name for name, _ in (programs[program].plain, programs[program].zero)})
     evidence = tuple(f"{PROTOCOL.name}: {run}/{repeat}" for run in runs for repeat in effect.values)
