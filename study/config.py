@@ -78,8 +78,8 @@ class RunConfig(BaseModel):
     )
     nudge_seed: int | None = option(
         None,
-        "Move every initial weight to a neighboring number, up or down by this seed. This shows how far the smallest "
-        "change carries a training. [default: no weight is moved]",
+        "Move every initial weight to a neighboring number, up or down by this seed. This shows how much the smallest "
+        "possible change affects a training. [default: no weight is moved]",
         TRAINED,
         ge=0,
     )
@@ -95,7 +95,7 @@ class RunConfig(BaseModel):
     num_train_examples: int = option(256, "Number of examples (reviews or blocks of text) for training.", TRAINED, ge=1)
     num_eval_examples: int = option(64, "Number of examples held out for evaluation.", TRAINED, ge=1)
     split_seed: int = option(42, "Seed that selects and splits the examples.", TRAINED, ge=0)
-    sequence_length: int = option(64, "Tokens per example, padding included.", TRAINED, is_common=True, ge=8)
+    sequence_length: int = option(64, "Number of tokens per example, including padding.", TRAINED, is_common=True, ge=8)
     dropout: float = option(0.1, "Dropout probability in hidden layers, embeddings and attention.", TRAINED, ge=0, lt=1)
 
     lora_rank: int | None = option(
@@ -125,13 +125,13 @@ class RunConfig(BaseModel):
     max_steps: int | None = option(
         None, "Number of optimizer steps. [default: as many as --epochs gives]", LENGTH, is_common=True, ge=1
     )
-    epochs: int = option(1, "Passes over the training examples, if --max-steps is not given.", LENGTH, ge=1)
+    epochs: int = option(1, "Number of passes over the training examples, if --max-steps is not used.", LENGTH, ge=1)
     global_batch_size: int = option(
-        8, "Sequences per optimizer step, over all processes.", LENGTH, is_common=True, ge=1
+        8, "Number of sequences per optimizer step, over all processes.", LENGTH, is_common=True, ge=1
     )
     micro_batch_size: int | None = option(
         None,
-        "Sequences per process and forward pass. [default: no gradient accumulation]",
+        "Number of sequences per process and forward pass. [default: no gradient accumulation]",
         LENGTH,
         is_common=True,
         ge=1,
@@ -145,8 +145,8 @@ class RunConfig(BaseModel):
     schedule: Literal["linear", "cosine", "constant"] = option(
         "linear", "Shape of the learning rate after warm-up. linear and cosine end at 0.", OPTIMIZER
     )
-    warmup_steps: int = option(0, "Optimizer steps of linear warm-up.", OPTIMIZER, ge=0)
-    weight_decay: float = option(0.01, "Weight decay of AdamW. Biases and norms have none.", OPTIMIZER, ge=0)
+    warmup_steps: int = option(0, "Number of optimizer steps of linear warm-up.", OPTIMIZER, ge=0)
+    weight_decay: float = option(0.01, "Weight decay of AdamW. Biases and norms have no weight decay.", OPTIMIZER, ge=0)
     adam_beta1: float = option(0.9, "Decay of AdamW's first moment.", OPTIMIZER, ge=0, lt=1)
     adam_beta2: float = option(0.999, "Decay of AdamW's second moment.", OPTIMIZER, ge=0, lt=1)
     adam_epsilon: float = option(1e-8, "Epsilon of AdamW.", OPTIMIZER, gt=0)
@@ -154,9 +154,9 @@ class RunConfig(BaseModel):
 
     precision: Precision = option(
         "fp32",
-        "Type of parameters and computation. fp64 and fp32: both in that type. bf16-autocast, fp16-autocast: fp32 "
-        "parameters with autocast. bf16, fp16: 16-bit parameters with fp32 master weights. fp64 does not work with "
-        "DeepSpeed.",
+        "Type of parameters and computation. fp64 and fp32: parameters and computation in this type. bf16-autocast, "
+        "fp16-autocast: fp32 parameters with autocast. bf16, fp16: 16-bit parameters with fp32 master weights. fp64 "
+        "does not work with DeepSpeed.",
         ARITHMETIC,
         is_common=True,
     )
@@ -176,8 +176,8 @@ class RunConfig(BaseModel):
     )
     share_device: bool = option(
         False,
-        "Run all processes of a machine on its first GPU, with gloo, to measure memory and traffic. Times of such "
-        "runs mean nothing.",
+        "Run all processes of a machine on its first GPU, with gloo, to measure memory and traffic. The times of such "
+        "runs cannot be used.",
         ARITHMETIC,
     )
 
@@ -197,13 +197,16 @@ class RunConfig(BaseModel):
         ge=1,
     )
     measure: bool = option(True, "Measure memory and collectives in one step.", FILES)
-    timing_warmup_steps: int = option(5, "Number of first steps that do not count for the time per step.", FILES, ge=1)
+    timing_warmup_steps: int = option(
+        5, "Number of steps at the beginning that are left out of the time per step.", FILES, ge=1
+    )
     output_dir: Path | None = option(
         None, "Run directory. [default: runs/WORKLOAD-SIZE-STRATEGY-...]", FILES, is_common=True
     )
     collective_timeout: int = option(
         600,
-        "Number of seconds that processes wait for each other. Then the run ends and names the missing ones.",
+        "Number of seconds that processes wait for each other. After this time, the run ends and names the missing "
+        "processes.",
         FILES,
         ge=1,
     )
@@ -212,15 +215,16 @@ class RunConfig(BaseModel):
     )
     checkpoint_every: int | None = option(
         None,
-        "Number of optimizer steps between checkpoints. The last step also has one. [default: no checkpoints]",
+        "Number of optimizer steps between checkpoints. A checkpoint is also written after the last step. [default: no "
+        "checkpoints]",
         FILES,
         ge=1,
     )
     keep: int = option(2, "Number of newest checkpoints to keep.", FILES, ge=1)
     resume: str = option(
         "auto",
-        "auto: resume from the newest complete checkpoint of this run. never: start again. Otherwise the folder of a "
-        "checkpoint, which may belong to another run of the same training.",
+        "auto: resume from the newest complete checkpoint of this run. never: start again. Any other value is the "
+        "folder of a checkpoint, which may belong to another run of the same training.",
         FILES,
         min_length=1,
     )
@@ -268,7 +272,7 @@ class RunConfig(BaseModel):
             )
         if self.weights is not None and self.init is not None:
             raise ValueError(
-                f"--init {self.init} and --weights {self.weights} both set the initial weights. Leave one of them out."
+                f"--init {self.init} and --weights {self.weights} both set the initial weights. Use only one of them."
             )
         if self.num_train_examples < self.global_batch_size:
             raise ValueError(
@@ -311,7 +315,7 @@ class RunConfig(BaseModel):
             raise ValueError(
                 "--digest-every and --checkpoint-every cannot be combined, because a resumed run would lose the "
                 "digests "
-                "of its earlier steps. Leave one of them out."
+                "of its earlier steps. Use only one of them."
             )
         return self
 
@@ -417,7 +421,7 @@ _FLAGS = Command(
 
 
 def parse_flags(arguments: Sequence[str]) -> dict[str, Any]:
-    """Return the options that the command line sets: field name of RunConfig -> value.
+    """Return the options that the command line sets, by the names of RunConfig's fields.
 
     Raises Refusal if the command line is invalid. Raises SystemExit after --help has printed its text.
     """

@@ -44,12 +44,12 @@ def unknown_name_message(kind: str, name: object, valid_names: Iterable[str], ac
     if len(begun) > 1:
         return several_names_message(kind, name, begun)
     similar = difflib.get_close_matches(str(name), names, n=2)
-    hint = f"did you mean {' or '.join(similar)}?" if similar else f"{accepts} {', '.join(names)}"
-    return f"{kind} {name!r} is unknown; {hint}"
+    hint = f"Did you mean {' or '.join(similar)}?" if similar else f"{accepts} {', '.join(names)}."
+    return f"{kind} {name!r} is unknown. {hint[0].upper()}{hint[1:]}"
 
 
 def several_names_message(kind: str, name: object, fitting_names: Sequence[str]) -> str:
-    """Return a one-line message that asks which of several names is meant by one that fits all of them."""
+    """Return a one-line message for an ambiguous name, which asks which of several names is meant."""
     names = list(fitting_names)
     left_out = len(names) - _MOST_NAMES
     last = f"{left_out} others" if left_out > 1 else names.pop()
@@ -123,7 +123,7 @@ def describe(error: ValidationError, place: str = "") -> str:
     first = min(error.errors(), key=lambda e: e["type"] not in _UNKNOWN)
     message = _describe(first)
     if not place and first["type"] not in ("value_error", "missing", *_UNKNOWN):
-        message += f"; change --{_key(first).replace('_', '-')}"
+        message += f". Change --{_key(first).replace('_', '-')}"
     return f"{place}: {message}" if place else message
 
 
@@ -166,7 +166,7 @@ def describe_usage(error: click.UsageError) -> str:
     else:
         message = error.message[0].lower() + error.message[1:].rstrip(".")
     similar = getattr(error, "possibilities", None)
-    hint = f"; did you mean {' or '.join(similar)}? " if similar else "; "
+    hint = f". Did you mean {' or '.join(similar)}? " if similar else ". "
     command = error.ctx.command_path if error.ctx else "zero-study"
     has_help_all = error.ctx is not None and getattr(error.ctx.command, "has_help_all", False)
     return f"{message}{hint}`{command} {'--help-all' if has_help_all else '--help'}` lists the options"

@@ -398,7 +398,7 @@ def _open_closed_streams() -> None:
 
 
 def finish_output() -> None:
-    """Write what was printed. If a stream cannot take it, for instance because its reader has gone, discard it."""
+    """Flush the output streams. Discard what a stream does not accept, for instance because its reader has ended."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

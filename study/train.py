@@ -238,7 +238,7 @@ def train(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
 
 
 def evaluate(built: Built) -> dict[str, float]:
-    """Return the metrics of the model on the held-out examples: metric name -> value, with the mean loss as "loss".
+    """Return the metrics of the model on the held-out examples, by name. The mean loss has the name "loss".
 
     The samples that pad the last batch are dropped. Collective: every rank must call this.
     """
@@ -313,7 +313,9 @@ def complete_proof(built: Built, proof: Proof, ranks: list[Observed]) -> Proof:
     """
     moment_dtype = "float64" if built.run.config.precision == "fp64" else "float32"
     if proof.moment_dtypes not in (None, [moment_dtype]):
-        raise Failed(f"moment_dtypes: the study's AdamW keeps {[moment_dtype]}, the engine has {proof.moment_dtypes}")
+        raise Failed(
+            f"moment_dtypes: the study's AdamW keeps {[moment_dtype]}, but the engine has {proof.moment_dtypes}"
+        )
     if not built.run.strategy.offloads_to_nvme:
         return proof
     read, written = [rank.swap_bytes_read for rank in ranks], [rank.swap_bytes_written for rank in ranks]

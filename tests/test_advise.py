@@ -69,8 +69,8 @@ def test_what_to_take_comes_first_in_80_columns(capsys):
     answer = " ".join(lines[: lines.index("")])
     free = re.search(r"\((\d+) %\) of each GPU stay free", answer)
     assert int(free[1]) >= 100 * choose.ENOUGH_FREE
-    displayed = [line.split()[0] for line in lines if line]
-    table = displayed[displayed.index("strategy") + 1 : displayed.index("GiB,")]
+    head = next(place for place, line in enumerate(lines) if line.startswith("strategy  "))
+    table = [line.split()[0] for line in lines[head + 1 : lines.index("", head)]]
     assert table[0] == answer.split()[1]
     assert {"ddp", "zero1", "zero2", "zero3", "fsdp2"} <= set(table)
     question = ["--model", "llama-2-70b", "--gpu", "t4", "--gpus", "1", "--host-memory", "48"]
@@ -167,7 +167,10 @@ BATCH, GROUP, ON_ONE = ["--global-batch-size"], ["--shard-group-size"], ["--mode
             "--precision bf16: t4 does not support it. It supports fp32, fp16.",
         ),
         ([*CASE, "--strategy", "zero9"], "strategy 'zero9' is unknown"),
-        ([*CASE, "--strategy", "single"], "--strategy single: runs one process, --gpus asks for 8; take ddp"),
+        (
+            [*CASE, "--strategy", "single"],
+            "--strategy single: this strategy runs one process, but --gpus is 8. Use ddp",
+        ),
         (["--gpu", "l4"], "--model and --gpus are both missing"),
         (["--gpu", "l4", "--model", "gpt2", "--micro-batch-size", "8"], "--micro-batch-size needs both --model"),
         ([*CASE, "--gradient-accumulation-steps", "4"], "--gradient-accumulation-steps needs --micro-batch-size"),
@@ -291,7 +294,7 @@ def test_a_short_step_has_no_upper_end(capsys):
     for size, is_short in (("1", True), ("64", False)):
         text = printed(capsys, *arguments, size, "--all")
         assert ("\nNote: short steps " in text, "-?)" in text) == (is_short, is_short)
-        assert ("This range comes from" in " ".join(text.split())) != is_short
+        assert ("This range is based on" in " ".join(text.split())) != is_short
         (option,) = told(capsys, *arguments, size)["strategies"]
         assert (option["seconds_per_step_high"] is None) == (option["seconds_per_step_rests_on"] is None) == is_short
 

@@ -376,7 +376,7 @@ def test_a_sentence_is_held_against_what_its_readings_come_to(tmp_path):
     assert verdicts.disagreeing(ledger.read(tmp_path), decided) == {}
     write(tmp_path, sorted_out(holds="no", remedy="Do not."))
     said = verdicts.disagreeing(ledger.read(tmp_path), decided)["small.speed.ratio"]
-    assert said == "is written to be 'no' (holds), and comes out as agrees, not run"
+    assert said == "the ledger states 'no' (holds), but the verdict is agrees, not run"
 
 
 def test_a_headline_hears_every_reading():

@@ -92,14 +92,14 @@ def test_the_command_line_and_python_make_the_same_request(words, settings, monk
     [
         (
             ["--kernels", "fuse"],
-            "--kernels: 'fuse' is not one of 'fused', 'transformers'; `zero-study advise --help-all`",
+            "--kernels: 'fuse' is not one of 'fused', 'transformers'. `zero-study advise --help-all`",
         ),
         (["--lora-rank", "0"], "--lora-rank 0: must be a whole number of at least 1"),
         (["--gpus", "1000001"], "num_gpus=1000001: must be at most 1,000,000"),
         (["--network-gbps", "nan"], "network_gbps=nan: must be a number above 0, in Gbit/s of a node"),
-        (["--network-gbps", "x"], "--network-gbps: 'x' is not a valid float; `zero-study advise --help-all` lists"),
+        (["--network-gbps", "x"], "--network-gbps: 'x' is not a valid float. `zero-study advise --help-all` lists"),
         (["--disk-bandwidth", "1,2,3"], "--disk-bandwidth 1,2,3: must be one number, or two with a comma"),
-        (["--no-compile"], "no such option '--no-compile'; did you mean --compile?"),
+        (["--no-compile"], "no such option '--no-compile'. Did you mean --compile?"),
     ],
 )
 def test_a_wrong_value_is_refused_in_one_message(words, message):

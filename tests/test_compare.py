@@ -228,7 +228,7 @@ def test_steps_of_another_run_are_refused_although_no_digest_names_them(folder):
     assert steps_of(file)
     for change in ({"final_loss": 9.0}, {"steps_done": 7}):
         changed = file._replace(record=file.record.model_copy(update=change))
-        with pytest.raises(Refusal, match="restore them, or run it again"):
+        with pytest.raises(Refusal, match="Restore the files, or run it again"):
             steps_of(changed)
 
 
@@ -369,7 +369,7 @@ def test_collect_checks_that_record_and_outcome_belong_together(tmp_path):
     path = synthetic.write_run(tmp_path, study="s").with_name("outcome.json")
     synthetic.change(path, run_id="another")
     requested = [tmp_path], tmp_path / "records"
-    assert "outcome.json: run_id 'another', the record beside it is 'gpt-" in refusal(pack.collect, *requested)
+    assert "outcome.json: run_id 'another', the record in the same folder is 'gpt-" in refusal(pack.collect, *requested)
     assert not (tmp_path / "records").exists()
 
 

@@ -52,7 +52,7 @@ def test_presets():
     assert build_config("paper", size="tiny").size == "tiny"
     assert build_config().learning_rate == 1e-3
     assert "can be paper or paper-large-batch" in refusal(build_config, preset="pape")
-    assert refusal(build_config, preset="papr").startswith("preset 'papr' is unknown; did you mean paper")
+    assert refusal(build_config, preset="papr").startswith("preset 'papr' is unknown. Did you mean paper")
     assert "['paper'] is unknown" in refusal(build_config, preset=["paper"])  # as a study's file may say it
 
 
@@ -60,10 +60,10 @@ def test_presets():
     ("flags", "expected"),
     [
         ({"sizes": "tiny"}, "unknown key 'sizes'"),
-        ({"size": "124m"}, "bert-imdb's size '124m' is unknown; --size takes tiny, "),
+        ({"size": "124m"}, "bert-imdb's size '124m' is unknown. --size takes tiny, "),
         ({"precision": "fp8"}, "precision='fp8': input should be 'fp64', "),
-        ({"dropout": 1}, "dropout=1: input should be less than 1; change --dropout"),
-        ({"learning_rate": 0}, "learning_rate=0: input should be greater than 0; change --learning-rate"),
+        ({"dropout": 1}, "dropout=1: input should be less than 1. Change --dropout"),
+        ({"learning_rate": 0}, "learning_rate=0: input should be greater than 0. Change --learning-rate"),
         ({"learning_rate": "inf"}, "learning_rate='inf': input should be a finite number"),
         ({"gradient_clipping": -1}, "gradient_clipping=-1: input should be greater than or equal to 0"),
         ({"sequence_length": 4096}, "sequence_length 4096 is longer than the 512 positions of bert-imdb tiny"),

@@ -262,14 +262,14 @@ def _matrix(**verdicts: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("verdicts", "known", "status", "said"),
     [
-        ({"a": REFUSED, "b": REFUSED}, None, 3, "No cell could be compared"),
-        ({"a": REFUSED, "b": SAME}, None, 0, "No cell is wrong (1 was compared"),
-        ({"a": SAME, "b": CRASHED}, None, 1, "1 of 2 cells are wrong or crashed"),
-        ({"a": REFUSED, "b": CRASHED}, None, 1, "1 of 2 cells are wrong or crashed"),
+        ({"a": REFUSED, "b": REFUSED}, None, 3, "No configuration could be compared"),
+        ({"a": REFUSED, "b": SAME}, None, 0, "No configuration is wrong (1 was compared"),
+        ({"a": SAME, "b": CRASHED}, None, 1, "1 of 2 configurations are wrong or crashed"),
+        ({"a": REFUSED, "b": CRASHED}, None, 1, "1 of 2 configurations are wrong or crashed"),
         # Right before and refused now, or not one cell of the file: the comparison could not be made.
         ({"a": REFUSED, "b": SAME}, {"a": SAME, "b": SAME}, 3, "Could not be compared"),
         ({"a": SAME}, {"b": SAME}, 3, "Could not be compared"),
-        ({"a": REFUSED, "b": SAME}, {"a": REFUSED, "b": SAME}, 0, "No cell is wrong"),
+        ({"a": REFUSED, "b": SAME}, {"a": REFUSED, "b": SAME}, 0, "No configuration is wrong"),
         ({"a": CRASHED, "b": SAME}, {"a": CRASHED}, 0, "New failures compared with known.json: none."),
     ],
 )
@@ -283,7 +283,7 @@ def test_nothing_compared_is_no_sound_matrix(verdicts, known, status, said, tmp_
     assert cli.run(["conformance", *words]) == status
     out = capsys.readouterr().out
     assert said in " ".join(out.split())
-    assert ("No cell is wrong" in out) <= (status in (0, 3))
+    assert ("No configuration is wrong" in out) <= (status in (0, 3))
     assert "\x1b" not in out
     written = json.loads(Path("matrix.json").read_text())
     assert (written["exit_status"], set(written["cells"])) == (status, set(verdicts))
@@ -589,7 +589,7 @@ def test_a_nan_is_written_down():
         (["--optimizer", "sgd", "--ranks", "2"], "--ranks 2: an optimizer is always checked on two processes"),
         (["--optimizer", "torchao_adamw8bit"], "torchao is not installed"),
         (["--adapters", "--ranks", "1"], "--ranks 1: an adapter is always checked on two processes"),
-        (["--adapters", "--optimizer", "sgd"], "--adapters and --optimizer select different cells"),
+        (["--adapters", "--optimizer", "sgd"], "--adapters and --optimizer select different configurations"),
         (
             ["--release", "deepspeed==0.18.2", "--ranks", "2"],
             "--ranks 2: another release is always checked on two processes",

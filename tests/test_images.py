@@ -178,8 +178,8 @@ def test_images_and_the_frozen_tower_are_in_every_launch(model, frozen, stack):
 @pytest.mark.parametrize(
     ("model", "settings", "message"),
     [
-        ("gpt2", {"images": 1}, "reads no images"),
-        ("gpt2", {"freeze_vision_tower": True}, "reads no images"),
+        ("gpt2", {"images": 1}, "cannot read images"),
+        ("gpt2", {"freeze_vision_tower": True}, "cannot read images"),
         ("qwen3-vl-8b", {"images": 1}, "images of qwen3-vl-8b are not counted, only its texts"),
         ("llava-1.5-7b", {"images": 2}, "they become 1,152 tokens, but a sequence has only 1,024"),
         ("llava-1.5-7b", {"images": 1, "stack": "trl"}, "--stack trl"),
@@ -191,4 +191,4 @@ def test_images_that_are_not_counted_are_refused(model, settings, message):
 
 
 def test_a_prediction_of_texts_only_says_so():
-    assert "none: all sequences are text" in " ".join(advice_text.text(of("qwen3-vl-8b", 8)).split())
+    assert "none, because all sequences are text" in " ".join(advice_text.text(of("qwen3-vl-8b", 8)).split())

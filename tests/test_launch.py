@@ -228,7 +228,7 @@ def test_one_rank_out_of_memory_is_the_result_of_the_run(tmp_path):
     [
         ("SIGKILL", "killed", "rank 1 was ended by SIGKILL"),
         # torchrun waits half a minute for a rank that is stopped
-        ("SIGSTOP", "stalled", "rank 1 did not come to a collective within 20 s"),
+        ("SIGSTOP", "stalled", "rank 1 did not call a collective within 20 s"),
     ],
 )
 def test_a_rank_that_is_killed_or_stopped_is_named(fault, status, message, tmp_path, monkeypatch):

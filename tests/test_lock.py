@@ -164,11 +164,20 @@ def written(folder: Path, lines: list[dict] = LINES, configuration: dict = CONFI
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda folder: written(folder, LINES[:1]), r"steps\.jsonl: not what this run wrote; something else"),
+        (lambda folder: written(folder, LINES[:1]), r"steps\.jsonl: the content is not what this run wrote"),
         (lambda folder: (folder / "steps.jsonl").write_text('{"step": 1, "lo'), r"steps\.jsonl: not what this run"),
-        (lambda folder: (folder / "steps.jsonl").unlink(), r"steps\.jsonl: not there any more, though this run wrote"),
-        (lambda folder: written(folder, LINES, {"config": {"seed": 1}}), r"config\.json: not what this run wrote"),
-        (lambda folder: (folder / "config.json").unlink(), r"config\.json: not there any more"),
+        (
+            lambda folder: (folder / "steps.jsonl").unlink(),
+            r"steps\.jsonl: this run wrote this file, but it does not exist any more",
+        ),
+        (
+            lambda folder: written(folder, LINES, {"config": {"seed": 1}}),
+            r"config\.json: the content is not what this run wrote",
+        ),
+        (
+            lambda folder: (folder / "config.json").unlink(),
+            r"config\.json: this run wrote this file, but it does not exist",
+        ),
     ],
 )
 def test_a_result_whose_files_are_anothers_is_none(tmp_path, change, message):

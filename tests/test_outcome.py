@@ -104,9 +104,9 @@ CASES = {
         stderr=RANK_KILLED),
     "two ranks aborted": ended("crashed", "rank 1 was ended by SIGABRT",
         stderr=RANK_ABORTED.replace("rank      : 1", "rank      : 0") + "\n" + RANK_ABORTED),
-    "a rank stopped": ended("stalled", "rank 1 did not come to a collective within 20 s",
+    "a rank stopped": ended("stalled", "rank 1 did not call a collective within 20 s",
         told=RankReport(
-            "stalled", 3, "Stalled: rank 1 did not come to a collective within 20 s (--collective-timeout)"),
+            "stalled", 3, "Stalled: rank 1 did not call a collective within 20 s (--collective-timeout)"),
         stderr=RANK_FAILED),
     "a full disk that the run writes to": ended("killed", "runs/x: [Errno 28] No space left on device",
         told=RankReport("killed", 3, "OutputFailed: runs/x: [Errno 28] No space left on device")),
@@ -157,7 +157,7 @@ def test_who_did_not_come_is_told_by_the_watchdogs_of_those_who_did():
     )
     errors = [line.format(rank) for rank in (0, 3)] + RANK_CRASHED.splitlines()
     result = classify_exit(errors, None, 1, world_size=4)
-    assert result[:2] == ("stalled", "ranks 1, 2 did not come to a collective within 20 s (--collective-timeout)")
+    assert result[:2] == ("stalled", "ranks 1, 2 did not call a collective within 20 s (--collective-timeout)")
 
 
 def test_where_nothing_could_be_recorded_the_folder_problem_why():
@@ -202,9 +202,9 @@ def test_exceptions_are_found_behind_what_launchers_put_before_a_line():
 @pytest.mark.parametrize(
     ("kernel_kill", "status", "words", "memory"),
     [
-        ("host", "out_of_memory", "for want of host memory", "host"),
-        ("cap", "out_of_memory", "its control group may have", "cap"),
-        ("none", "killed", "though the kernel ended none", None),
+        ("host", "out_of_memory", "too much host memory", "host"),
+        ("cap", "out_of_memory", "its control group may use", "cap"),
+        ("none", "killed", "although the kernel did not end a process", None),
     ],
 )
 def test_the_kernels_count_types_a_kill(kernel_kill, status, words, memory):

@@ -450,7 +450,7 @@ def find(tmp_path):
         (QUESTION + "parts: [{seeds: 3}]\n", "parts.0.seeds=3: input should be a valid tuple"),
         (QUESTION + "parts: [{seeds: [-1]}]\n", "parts.0.seeds.0=-1: input should be greater than or equal to 0"),
         (QUESTION + "parts: [{world_sizes: [0]}]\n", "parts.0.world_sizes.0=0: input should be greater than"),
-        (QUESTION + "parts: [{strategies: [zero9]}]\n", "parts.0: strategy 'zero9' is unknown; did you mean zero"),
+        (QUESTION + "parts: [{strategies: [zero9]}]\n", "parts.0: strategy 'zero9' is unknown. Did you mean zero"),
         (QUESTION + "parts: [{strategies: [ddp, ddp]}]\n", "parts.0: strategies: ddp is listed twice"),
         (QUESTION + "parts: [{strategies: []}]\n", "parts.0: strategies is empty"),
         (QUESTION + "parts: [{repeats: 0}]\n", "parts.0.repeats=0: input should be greater than or equal to 1"),

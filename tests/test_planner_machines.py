@@ -121,7 +121,7 @@ def test_every_price_has_its_source_and_date() -> None:
         (["--measured-step-seconds", "2"], "--measured-step-seconds: needs both --model and --gpus"),
         (["--write", "mine.yaml"], "--write mine.yaml: needs both --model and --gpus"),
         (["--gpus", "8", "--gpu", "h100-sxm,a100-80gb", "--trace"], "--trace: needs both --model and --gpus, and one"),
-        (["--tensor-parallel", "2"], "--tensor-parallel: the planner predicts data parallelism"),
+        (["--tensor-parallel", "2"], "--tensor-parallel: the planner cannot predict tensor parallelism"),
         (["--context-parallel", "2", "--sequence-parallel", "2"], "are for different engines"),
     ],
 )

@@ -212,7 +212,7 @@ def test_the_rank_that_waited_names_rank_0(run, monkeypatch):
     assert isinstance(own.fail(RuntimeError(LATE)), Stalled)
     report = json.loads((run.folder / "failure-rank1.json").read_text())
     assert report["status"] == "stalled"
-    assert report["error"].startswith("Stalled: rank 0 did not come to a collective within 20 s")
+    assert report["error"].startswith("Stalled: rank 0 did not call a collective within 20 s")
 
 
 def test_steps_are_whole_lines_where_the_disk_is_full(run):
@@ -307,7 +307,7 @@ def test_a_name_that_is_no_files_is_refused(run_dir, where, run_id):
         *(({"machine": {"cpu": cpu}}, "machine: .*: string should match") for cpu in ("<b>", "a\nb")),
         ({"machine": {"gpus": [{"name": "a|b", "memory_bytes": 1}]}}, "machine: .*: string should match"),
         ({"other_machines": [{"gpus": [{}]}]}, r"other_machines.*gpus.*name"),
-        ({"final_loss": 0.125}, r"40 steps, the last of loss .*; .* has 40 and 0\.125"),
+        ({"final_loss": 0.125}, r"40 steps, and the last loss is .*, but .* says 40 steps and 0\.125"),
     ],
 )
 def test_what_no_run_leaves_is_refused(run_dir, facts, match):
@@ -340,7 +340,7 @@ def test_what_any_table_needs_is_asked_of_every_record(run_dir, at, value):
 @pytest.mark.parametrize(
     ("spoil", "match"),
     [
-        (lambda lines: lines[:-1], "39 steps, the last of loss"),
+        (lambda lines: lines[:-1], "39 steps, and the last loss is"),
         (lambda lines: [*lines[:3], lines[3].replace('"loss"', '"loos"'), *lines[4:]], "line 4 is not step 4, with"),
         (lambda lines: [*lines[:3], lines[4], lines[3], *lines[5:]], "line 4 is not step 4"),
         (lambda lines: [lines[0].replace("1", '"1"', 1), *lines[1:]], "line 1 is not step 1"),

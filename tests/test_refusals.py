@@ -62,10 +62,10 @@ def only_error(stderr: str) -> str:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ("--strategy zero9", "strategy 'zero9' is unknown; did you mean zero"),
-        ("--strategy nowhere.yaml", "strategy 'nowhere.yaml' is unknown; name a file or one of single, ddp, ddp_tuned"),
-        ("--learning-rat 1", "no such option '--learning-rat'; did you mean --learning-rate? `zero-study train"),
-        ("--stage 3", "no such option '--stage'; did you mean --strategy or "),
+        ("--strategy zero9", "strategy 'zero9' is unknown. Did you mean zero"),
+        ("--strategy nowhere.yaml", "strategy 'nowhere.yaml' is unknown. Name a file or one of single, ddp, ddp_tuned"),
+        ("--learning-rat 1", "no such option '--learning-rat'. Did you mean --learning-rate? `zero-study train"),
+        ("--stage 3", "no such option '--stage'. Did you mean --strategy or "),
         ("--max-steps many", "max_steps='many': input should be a valid integer"),
         ("--strategy single --num-processes 2", "distributed_type NO runs one process, but 2 are requested. Use"),
         ("--num-train-examples 1601", "num_train_examples 1601 is more than the 1600 reviews"),
@@ -78,11 +78,11 @@ def test_flags(folder, arguments, expected):
 @pytest.mark.launches
 def test_subcommands(folder):
     for arguments, expected in (
-        ("trian", "no such command 'trian'; did you mean train"),
-        ("run", "STUDY is missing; `zero-study run --help` lists"),
-        ("run smok", "study 'smok' is unknown; did you mean smoke?"),
-        ("run smoke --timeout", "option '--timeout' requires an argument; `zero-study run --help` lists"),
-        ("run smoke twice", "got unexpected extra argument (twice); `zero-study run --help` lists"),
+        ("trian", "no such command 'trian'. Did you mean train"),
+        ("run", "STUDY is missing. `zero-study run --help` lists"),
+        ("run smok", "study 'smok' is unknown. Did you mean smoke?"),
+        ("run smoke --timeout", "option '--timeout' requires an argument. `zero-study run --help` lists"),
+        ("run smoke twice", "got unexpected extra argument (twice). `zero-study run --help` lists"),
         ("compare runs --view losse", "--view: 'losse' is not one of 'short', 'differences', "),
         ("run smoke --timeout 1.5", "--timeout 1.5: must be a whole number of at least 1"),
     ):
@@ -113,7 +113,7 @@ def test_without_a_launcher(folder):
     assert completed.returncode == 2
     (line,) = completed.stderr.splitlines()
     assert line.startswith(
-        "zero-study: the launcher was given no accelerate file. Start the training as `accelerate launch "
+        "zero-study: the launch command names no accelerate file. Start the training as `accelerate launch "
     )
     assert not (folder / "runs").exists()
 
@@ -123,7 +123,7 @@ def test_without_a_launcher(folder):
     ("flag", "variables", "arguments", "expected"),
     [
         ("", {}, "--global-batch-size 7", "global_batch_size=7 cannot be divided equally among 2 processes. Change"),
-        ("", {}, "--learning-rat 1", "no such option '--learning-rat'; did you mean --learning-rate? `study/train.py"),
+        ("", {}, "--learning-rat 1", "no such option '--learning-rat'. Did you mean --learning-rate? `study/train.py"),
         ("--zero_stage 2", {}, "", "accelerate launch --zero_stage is not accepted: only the strategy's file"),
         ("", {"ACCELERATE_USE_CPU": "true"}, "", "ACCELERATE_USE_CPU is set in the environment: accelerate"),
     ],

@@ -235,7 +235,7 @@ def test_the_machine_reports_its_gpus():
     assert "1 to run" in completed.stdout
     doctor = simulated.command(["-m", "study", "doctor"], TWO)
     assert "GPU 1, NVIDIA H100 80GB HBM3: No process uses it." in doctor.stdout
-    assert "two nccl ranks: They started and added two numbers" in doctor.stdout
+    assert "two nccl ranks: Two processes started and added two numbers" in doctor.stdout
     assert hardware.find(H100["name"]).name == "h100-sxm"  # `advise --gpu` takes the name as torch reports it
 
 

@@ -55,7 +55,7 @@ def test_check_imports_neither_torch_nor_transformers(shared_data_dir):
 
 def test_missing_data_dir(tmp_path):
     message = refusal(sources.check, files(tmp_path / "nowhere"))
-    assert f"data_dir {tmp_path / 'nowhere'} does not exist; give --data-dir " in message
+    assert f"data_dir {tmp_path / 'nowhere'} does not exist. " in message
     assert ("imdb/train.parquet" in message, "wikitext" in message) == (True, False)
 
 
@@ -85,8 +85,8 @@ def write_reviews(data_dir: Path, **columns) -> Path:
     ("columns", "expected"),
     [
         ({"review": ["a"], "stars": [1]}, "has no column text and no column label, only review, stars"),
-        ({"text": ["a"], "label": ["pos"]}, "has text as string and label as string"),
-        ({"text": [1], "label": [1]}, "has text as int64 and label as int64"),
+        ({"text": ["a"], "label": ["pos"]}, "has the column text of type string"),
+        ({"text": [1], "label": [1]}, "has the column text of type int64"),
     ],
 )
 def test_wrong_columns(data_dir, columns, expected):

@@ -303,7 +303,9 @@ def test_a_copy_counts_once_and_the_one_with_an_outcome_stays(tmp_path):
     synthetic.write_run(tmp_path / "d", machine={"cpu": "Another CPU"})  # of this name, and begun in the same second
     assert len(table.read([tmp_path])) == 2
     assert table.read([tmp_path], boxes=["Another CPU, 8 cores"])["status"].tolist() == ["ok"]
-    with pytest.raises(Refusal, match="box 'moon' has no run here; the boxes are 'Another CPU, 8 cores', 'Synth"):
+    with pytest.raises(
+        Refusal, match=r"no run of the machine 'moon' here. The machines are 'Another CPU, 8 cores', 'Synth"
+    ):
         table.read([tmp_path], boxes=["moon"])
 
 

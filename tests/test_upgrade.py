@@ -583,9 +583,9 @@ def test_a_fault_that_may_also_be_in_old_is_no_known_change():
 @pytest.mark.parametrize(
     ("old", "new", "fact"),
     [
-        ("0.17.5", "0.18.2", "Take 0.19.8"),
-        ("0.19.5", "0.19.8", "Take NEW"),
-        ("0.19.8", "0.19.5", "Stay with 0.19.8"),
+        ("0.17.5", "0.18.2", "Use 0.19.8"),
+        ("0.19.5", "0.19.8", "Use NEW"),
+        ("0.19.8", "0.19.5", "Keep 0.19.8"),
         ("0.19.8", "0.99.0", None),
         ("0.19.8", "0.19.8", None),
     ],

@@ -141,7 +141,7 @@ def test_what_is_not_whole_is_not_judged():
     for runs, match in (
         (study()._replace(missing=["x"]), "1 planned runs have no outcome yet, x among them"),
         (made_up([trained("ddp", seed) for seed in range(3)]), "no run of the null 'cut'"),
-        (made_up([run for run in study().taken if run.strategy != "zero3" or not run.seed]), "zero3: 1 starts"),
+        (made_up([run for run in study().taken if run.strategy != "zero3" or not run.seed]), "zero3: 1 seeds"),
     ):
         with pytest.raises(Refusal, match=match):
             judged(runs)
@@ -292,7 +292,7 @@ def test_strays_and_runs_of_others_are_not_taken(tmp_path):
     assert result.left_out == {name_of("zero2", 0): "the study plans no such run"}
     assert len(result.taken) == 10
     write(tmp_path / "second", "zero3", 0, wall_seconds=3.0)
-    with pytest.raises(Refusal, match="is there twice, and the two are not copies"):
+    with pytest.raises(Refusal, match="is in two folders, and the two runs differ"):
         let_in(tmp_path)
 
 

@@ -383,7 +383,7 @@ function code(label, text) {
 
 function evidence({ evidence: { strategy, memory, time } }) {
   return [
-    element("h2", { id: "evidence" }, "How far such predictions were off (measured by others)"),
+    element("h2", { id: "evidence" }, "How accurate such predictions are, compared with published measurements"),
     element("dl", {},
       element("dt", {}, `memory of ${strategy}`), element("dd", {}, `${memory}.`),
       element("dt", {}, `time of ${strategy}`), element("dd", {}, `${time}.`)),

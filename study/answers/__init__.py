@@ -1,1 +1,1 @@
-"""What every command prints with --json: one object with a schema, a verdict, findings, and the answer's own fields."""
+"""Define the output of --json: one object with a schema, a verdict, findings, and the fields of the command."""

@@ -54,7 +54,7 @@ class Finding(Closed):
 
 
 class Checked(Closed):
-    """How much was compared."""
+    """The number of things that were compared."""
 
     number: int
     what: str
@@ -78,7 +78,7 @@ class Error(Closed):
 
 
 class Envelope(Closed):
-    """What every answer has."""
+    """The keys that every answer has."""
 
     schema_name: str = Field(alias="schema")
     """The name of the schema, such as "zero-study/doctor"."""
@@ -103,7 +103,7 @@ class ErrorAnswer(Envelope):
 
 
 class Answer(Envelope):
-    """What a command prints if it has an answer. The commands add their own keys."""
+    """The output of a command that has an answer. Each command adds its own keys."""
 
     verdict: Literal["sound", "found", "unknown"] | None
     error: None
@@ -236,7 +236,7 @@ class RecommendedChange(Change):
 
 
 class Launch(Closed):
-    """How to start the recommended training."""
+    """The command and the files that start the recommended training."""
 
     stack: str
     command: str

@@ -32,7 +32,7 @@ DIRECTIONS = {
 
 @dataclass
 class Report:
-    """What was checked in a project, and what was found in it."""
+    """The files of a project that were checked, and the findings about them."""
 
     project: Project
     settings: Settings
@@ -62,7 +62,7 @@ class Report:
         return "" if finding.file is None else self.project.name_of(Path(finding.file))
 
     def add(self, findings: Iterable[Finding], checked: Iterable[Checked], not_checked: Iterable[NotChecked]) -> None:
-        """Add the findings of a check, apart from those that the project accepts, and what it compared."""
+        """Add the comparisons of a check, and its findings without those that the project accepts."""
         for finding in findings:
             path = self.path_of(finding)
             entry = next((accepted for accepted in self.settings.accepted if accepted.covers(finding, path)), None)

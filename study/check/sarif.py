@@ -1,4 +1,4 @@
-"""Write findings as SARIF 2.1.0, which code hosts and editors show beside the lines that they are about."""
+"""Write findings as SARIF 2.1.0, which code hosts and editors show next to the lines that the findings concern."""
 
 from __future__ import annotations
 

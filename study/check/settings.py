@@ -83,7 +83,7 @@ def read(path: Path) -> Settings:
 
 
 def entries(findings: Iterable[tuple[Finding, str]]) -> Iterator[str]:
-    """Yield the lines of TOML that accept these findings, each of which comes with the path of its file.
+    """Yield the lines of TOML that accept these findings. Each finding is given with the path of its file.
 
     The reasons are placeholders, with which the settings are refused until somebody has replaced them.
     """

@@ -12,8 +12,8 @@ from study.check import settings
 from study.check.examine import Report
 
 _NOTHING = (
-    "Nothing was checked: there is no configuration file of a tool that is known, no lock file that pins a known "
-    "package, and no checkpoint was named."
+    "Nothing was checked. There is no configuration file of a known tool and no lock file that pins a known "
+    "package, and you named no checkpoint."
 )
 
 

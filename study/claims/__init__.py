@@ -1,1 +1,1 @@
-"""The ledger of published claims: how each claim is decided, what was observed, and a reproducible verdict."""
+"""Decide published claims: read the ledger, apply the rule of each claim, and return a reproducible verdict."""

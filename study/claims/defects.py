@@ -1,4 +1,4 @@
-"""The effects of the defects in the protocol of the source a100-replication, computed from the committed results.
+"""Compute the effects of the defects in the program of the source a100-replication, from the committed results.
 
 tools/measure/published runs that program both as published and corrected. defects.yaml lists the defects, the programs
 that were run, and the pairs of arms that are compared. An effect is the value of ZeRO's arm divided by the value of the

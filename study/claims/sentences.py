@@ -68,7 +68,7 @@ class JudgedSentence(NamedTuple):
 
     @property
     def by(self) -> str:
-        """The kind of evidence on which the verdict is based. Empty if this project tried nothing."""
+        """The kind of evidence on which the verdict is based. Empty if this project has no evidence."""
         basis = verdicts.headline([reading.verdict for reading in self.readings])[1]
         return BASES[basis] if basis else ""
 
@@ -80,14 +80,14 @@ class JudgedSentence(NamedTuple):
 
     @property
     def undecided(self) -> list[JudgedClaim]:
-        """The readings of a sentence that holds which the evidence does not decide. Others decide it."""
+        """The readings of a correct sentence that the evidence does not decide. Other readings decide the sentence."""
         if self.conclusion.standing != "yes":
             return []
         return [reading for reading in self.readings if not Conclusion.of(reading.verdict.verdict).is_decided]
 
     @property
     def counts(self) -> bool:
-        """Whether the sentence is counted. Small mistakes that mislead nobody are not."""
+        """Whether the sentence is counted. Small mistakes that mislead nobody are not counted."""
         return self.sentence is None or not self.sentence.petty
 
 

@@ -126,7 +126,7 @@ def give_json(snippet: str, names: dict[str, Any]) -> None:
 
 
 def give_yaml(snippet: str, names: dict[str, Any]) -> None:
-    """Train with the accelerate file that started this process, which already contains the lines."""
+    """Train with the accelerate file that started this process. The file already contains the lines."""
     import torch
     from accelerate import Accelerator
     from accelerate.utils import InitProcessGroupKwargs

@@ -201,7 +201,7 @@ def _run(name: str, rule: Execution, snippet: str, place: Path, folder: Path) ->
     "--output", type=click.Path(path_type=Path), default=by_execution.RESULTS, help="JSON file of the results"
 )
 def command(claims: tuple[str, ...], output: Path) -> None:
-    """Give today's engines the lines that the sources print, and note what becomes of them."""
+    """Run the code lines that the sources print with current engines, and record the results."""
     execute_all(claims, output)
 
 

@@ -1,4 +1,4 @@
-"""Tabulate how much each parity trap changes runs that look like the same training.
+"""Make a table of how much each parity trap changes two runs that seem to be the same training.
 
 In a trap, an arm and its control differ in a setting that nobody wrote down. In a second pair of arms, this setting
 is the same on both sides. tools/measure/published measures both pairs.

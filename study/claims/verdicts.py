@@ -29,7 +29,7 @@ NUMBERS_TOLERANCE = 1e-4  # relative; smaller differences of observed values com
 
 
 class Conclusion(Enum):
-    """A verdict on a sentence: its name, whether the sentence is right ("yes", "no", "part", ...), and its meaning."""
+    """A verdict on a sentence: its name, its meaning, and whether the sentence is right ("yes", "no", "part", ...)."""
 
     AGREES = (
         "our small runs agree",
@@ -221,7 +221,7 @@ def _in_unit_of_claim(observed: Observed, claim: Claim) -> Observation:
         return Observation(value=observed.value, low=None, high=None, told=observed.told)
     if isinstance(expected.value, str) or isinstance(observed.value, bool) != isinstance(expected.value, bool):
         raise ValueError(
-            f"expected.value {expected.value!r}: the rule finds {observed.value!r}; they cannot be compared"
+            f"expected.value {expected.value!r}: the rule finds {observed.value!r}, which cannot be compared with it"
         )
     unit = 1.0
     if observed.in_bytes:
@@ -389,7 +389,7 @@ def disagreeing(sources: list[Source], verdicts: dict[str, Verdict]) -> dict[str
                 continue
             word, _ = headline([verdicts[name] for name in sentence.readings])
             if Conclusion.of(word).standing != sentence.holds:
-                message = f"is written to be {sentence.holds!r} (holds), and comes out as {word}"
+                message = f"the ledger states {sentence.holds!r} (holds), but the verdict is {word}"
                 differing[sentence.readings[0]] = message
     return differing
 
@@ -417,12 +417,14 @@ def outdated(committed: dict[str, Verdict], now: dict[str, Verdict]) -> dict[str
     changes = {}
     for name in [*now, *(name for name in committed if name not in now)]:
         if name not in committed:
-            changes[name] = f"has no committed verdict, and is {now[name].verdict}"
+            changes[name] = f"there is no committed verdict, and the current one is {now[name].verdict}"
         elif name not in now:
-            changes[name] = "is no claim of the ledger"
+            changes[name] = "the ledger does not contain this claim"
         elif differing := _differing(committed[name], now[name]):
             before, after = committed[name].verdict, now[name].verdict
-            changes[name] = f"is committed as {before}, and is {after}, with other {differing}"
+            changes[name] = (
+                f"the committed verdict is {before}, and the current one is {after}. They differ in {differing}"
+            )
     return changes
 
 

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 @command(
     "doctor",
     statuses=Statuses(
-        "no key needs a change; without files, nothing on this machine would stop a run",
-        "a key needs a change; without files, something would stop a run",
+        "no key needs a change (without files: nothing on this machine would stop a run)",
+        "a key needs a change (without files: something would stop a run)",
         "a file or an option is refused",
-        "no key of a file could be checked, for instance because its kind is unknown; without files, a check could not "
-        "be made",
+        "no key of a file could be checked, for instance because its kind is unknown (without files: a check could not "
+        "be made)",
     ),
 )
 @click.argument("paths", type=PATH, nargs=-1, metavar="[FILE]...", help="configuration files, as listed below")
@@ -167,7 +167,7 @@ def _prove(
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
     statuses=Statuses(
         "the ranks that were run make the same calls",
-        "they do not, which means a hang or wrong values, or a rank fails",
+        "the ranks make different calls, which means a hang or wrong values, or a rank fails",
         "the training cannot be simulated",
         "nothing could be compared, because a script was run as a single rank, or issues no collectives",
     ),
@@ -176,8 +176,8 @@ def _prove(
 @click.option(
     "--ranks",
     metavar="R,R",
-    help="the ranks to run [default: with a script and up to 8 processes, all; otherwise the first and the last, "
-    "and also each rank whose number a script compares with something]",
+    help="the ranks to run [default: all ranks of a script with up to 8 processes, otherwise the first, the last, and "
+    "each rank whose number the script compares with something]",
 )
 @click.option("--per-machine", type=NUMBER, default=8, help="processes per machine")
 @click.option(
@@ -223,8 +223,7 @@ def _dry_run(
         "no known change may affect training",
         "a known change may affect training",
         "a file cannot be read",
-        "no change was found, but a package or a file that a line includes could not be compared, or a release is "
-        "unknown",
+        "no change was found, but a package or an included file could not be compared, or a release is unknown",
     ),
 )
 @click.argument(
@@ -246,7 +245,7 @@ def _dry_run(
 @click.option(
     "--imports",
     metavar="NAMES",
-    help="the packages that the training imports, separated by commas; an alternative to --script",
+    help="the packages that the training imports, separated by commas, in place of --script",
 )
 @click.option("--stage", type=click.IntRange(0, 3), help="the ZeRO stage, if --config does not name it")
 @click.option("--optimizer", metavar="NAME", help="the optimizer, for instance adamw, if --config does not name it")
@@ -263,8 +262,8 @@ def _upgrade(
 ) -> Verdict | Answer:  # fmt: skip
     """List what an upgrade of DeepSpeed, torch, transformers, trl, peft and others changes in a training.
 
-    A fault that ends changes a training as much as one that begins, so both count. With --config, --script and similar
-    options, changes that cannot concern your training are left out and counted.
+    An upgrade that removes a fault changes a training as much as one that adds a fault, so both are listed. With
+    --config, --script and similar options, changes that cannot affect your training are only counted.
     """
     from study.upgrade import changes, json_answer, used
 
@@ -286,13 +285,13 @@ def _upgrade(
     statuses=Statuses(
         "there is no difference",
         "there is a difference",
-        "the trainings cannot be compared, for instance because a run with noise is not of the recorded training",
+        "the trainings cannot be compared, for instance because a run with noise belongs to another training",
         "the result is unknown, because a recording is damaged or mixed from several, because a training failed or "
         "ended early, or because no weights are updated",
     ),
 )
-@click.argument("a", type=PATH, metavar="A", help="folder of a recorded training, and of its runs with noise")
-@click.argument("b", type=PATH, metavar="B", help="folder of the other recorded training")
+@click.argument("a", type=PATH, metavar="A", help="folder with a recorded training, and with its runs with noise")
+@click.argument("b", type=PATH, metavar="B", help="folder with the other recorded training")
 @click.option("--output", type=PATH, metavar="FILE", help="JSON file to write, with all differences")
 @json_option
 def _diff(a: Path, b: Path, output: Path | None, as_json: bool) -> Verdict | Answer:
@@ -346,8 +345,8 @@ def _diff(a: Path, b: Path, output: Path | None, as_json: bool) -> Verdict | Ans
     metavar="FOLDER",
     help="folder with the config.json of the model, or of an adapter's base model",
 )
-@click.option("--strict", is_flag=True, help="exit with status 3 if something could not be checked")
-@click.option("--trust-pickle", is_flag=True, help="also load files that run code when they are loaded")
+@click.option("--strict", is_flag=True, help="end with exit status 3 if something could not be checked")
+@click.option("--trust-pickle", is_flag=True, help="also load pickle files, which can run code when they are loaded")
 @json_option
 def _saved(
     folder: Path, against: Path | None, model: Path | None, strict: bool, trust_pickle: bool, as_json: bool
@@ -367,59 +366,65 @@ def _saved(
 @command(
     "conformance",
     statuses=Statuses(
-        "every cell that was compared is right, or a known failure; with --exact, every training has the bits of the "
-        "reference, and every planted fault was seen",
-        "a cell is wrong or crashed; with --exact, a training has other bits, or a planted fault was not seen",
+        "every configuration that was compared is right, or a known failure (with --exact: every training has the bits "
+        "of the reference, and every planted fault was found)",
+        "a configuration is wrong or crashed (with --exact: the bits of a training differ, or a planted fault was not "
+        "found)",
         "the request is refused",
-        "no cell could be compared, or a cell that is right in the file of --known is refused now; with --exact, a "
-        "strategy that --only names could not be trained",
+        "no configuration could be compared, or one that is right in the file of --known is refused now (with --exact: "
+        "a strategy that --only names could not be trained)",
     ),
 )
 @click.option(
     "--only",
     multiple=True,
     metavar="TEXT",
-    help="only cells whose name contains this text, or plain for those without a special feature; may be repeated; "
-    "with --exact: strategies, separated by commas",
+    help="check only the configurations whose names contain this text, or only those without a special feature "
+    "(plain). With --exact: train only these strategies, separated by commas. Can be repeated. [default: all]",
 )
 @click.option("--ranks", metavar="NUMBERS", help="numbers of processes, separated by commas [default: 1,2]")
 @click.option(
     "--exact",
     is_flag=True,
-    help="train values whose sums are never rounded with this project's strategies, and compare every bit",
+    help="train a model whose sums are never rounded with every strategy of this project, and compare every bit",
 )
-@click.option("--quick", is_flag=True, help="with --exact: five strategies on two and three processes")
+@click.option("--quick", is_flag=True, help="with --exact: train only five strategies, on two and three processes")
 @click.option(
-    "--faults", "with_faults", is_flag=True, help="with --exact: also plant faults, each of which must be seen"
+    "--faults",
+    "with_faults",
+    is_flag=True,
+    help="with --exact: also train with planted faults, and check that each of them is found",
 )
 @click.option(
     "--fault",
     "fault_names",
     multiple=True,
     metavar="TEXT",
-    help="with --exact: only trainings with the planted faults whose names contain this text; may be repeated",
+    help="with --exact: train only with the planted faults whose names contain this text. Can be repeated.",
 )
 @click.option(
     "--release",
     "package_versions",
     multiple=True,
     metavar="PACKAGE==VERSION",
-    help="check the plain cells of another release of deepspeed, accelerate or torch",
+    help="check the configurations without a special feature with another release of deepspeed, accelerate or torch. "
+    "Can be repeated. [default: the installed releases]",
 )
 @click.option(
     "--known",
     type=PATH,
     metavar="FILE",
-    help="an earlier --output file; cells that failed there in the same way do not count as failures",
+    help="an earlier --output file. Configurations that failed there in the same way do not count as failures.",
 )
 @click.option(
     "--optimizer",
     "optimizers",
     multiple=True,
     metavar="NAME",
-    help="check the cells of this optimizer instead of AdamW's; may be repeated; all: every optimizer",
+    help="check the configurations with this optimizer, or with every optimizer (all). Can be repeated. [default: "
+    "AdamW]",
 )
-@click.option("--adapters", is_flag=True, help="check the cells that train a LoRA adapter of a frozen model")
+@click.option("--adapters", is_flag=True, help="check the configurations that train a LoRA adapter of a frozen model")
 @click.option("--output", type=PATH, metavar="FILE", help="JSON file to write")
 @json_option
 def _conformance(
@@ -438,10 +443,10 @@ def _conformance(
 ) -> Verdict | Answer:
     """Check whether the installed engines train correctly.
 
-    The command trains a small model in every way that the engines offer (each way is a cell), and compares each cell
-    with a reference that uses no engine. It runs on a CPU and takes some minutes. With --exact, no sum is rounded, so
-    every gradient, weight and momentum must have the bits of a reference in integers. The numbers of processes are then
-    1,2,3,4,8 by default.
+    The command trains a small model in every configuration that the engines offer, and compares each training with a
+    reference that uses no engine. It runs on a CPU and takes some minutes. With --exact, the model is made so that no
+    sum is rounded. Every gradient, weight and momentum must then have the same bits as a reference that computes in
+    integers, and the numbers of processes are 1,2,3,4,8 by default.
     """
     of_exact = {"--quick": quick, "--faults": with_faults, "--fault": fault_names}
     of_matrix = {
@@ -504,7 +509,7 @@ def _cells_to_examine(
 
     if adapters and (optimizers or chosen_releases):
         other = "--optimizer" if optimizers else "--release"
-        raise Refusal(f"--adapters and {other} select different cells. Give one of them.")
+        raise Refusal(f"--adapters and {other} select different configurations. Use one of them.")
     if ranks is not None and (chosen_releases or optimizers or adapters):
         subject = "another release" if chosen_releases else "an optimizer" if optimizers else "an adapter"
         raise Refusal(f"--ranks {ranks}: {subject} is always checked on two processes. Remove --ranks.")
@@ -520,7 +525,8 @@ def _cells_to_examine(
     chosen = [cell for cell in matrix if all(_is_named(cell, text) for text in only)]
     if not chosen:
         raise Refusal(
-            f"--only {' --only '.join(only)}: no cell has such a name. An example of a name is {matrix[0].name}."
+            f"--only {' --only '.join(only)}: no configuration has such a name. An example of a name is "
+            f"{matrix[0].name}."
         )
     return chosen
 
@@ -555,9 +561,9 @@ def _chosen_optimizers(names: tuple[str, ...]) -> list[str]:
 @command(
     "claims",
     statuses=Statuses(
-        "the answer was printed; with --check or --write, every verdict follows from the records",
-        "with --check or --write, a verdict does not follow from the records, or a sentence states another verdict "
-        "than its rule finds",
+        "the answer was printed (with --check or --write: every verdict follows from the records)",
+        "with --check or --write, a verdict does not follow from the records, or differs from the verdict that the "
+        "ledger states for a sentence",
         "the request is refused",
         "with --check or --write, a claim could not be decided because its records are absent",
     ),
@@ -637,12 +643,16 @@ def _decide_claims(write: bool, as_json: bool) -> Verdict | Answer:
     type=PATH,
     nargs=-1,
     metavar="[LOG]...",
-    help="what the run printed; several files of one run; - or nothing: standard input",
+    help="one or several files with the output of one run [default: standard input, also written as -]",
 )
 @click.option(
-    "--model", metavar="NAME", help="the model, as for advise; names the tensor that did not fit, and changes that help"
+    "--model",
+    metavar="NAME",
+    help="the model, as for advise. The answer then names the tensor that did not fit, and changes that help.",
 )
-@click.option("--gpu", metavar="NAME", help="the GPU, as for advise [default: by the memory that a message states]")
+@click.option(
+    "--gpu", metavar="NAME", help="the GPU, as for advise [default: a GPU with the memory that a message states]"
+)
 @click.option("--gpus", "num_gpus", type=NUMBER, metavar="N", help="the number of GPUs")
 @click.option("--strategy", metavar="NAME", help="the strategy, such as zero2 or fsdp2")
 @click.option("--micro-batch-size", type=NUMBER, metavar="N", help="sequences per GPU and micro step")

@@ -51,10 +51,11 @@ WITH_CONTROL = ("differences",)  # the tables that compare with one strategy
 @command(
     "compare",
     statuses=Statuses(
-        "the tables were printed; with --verdict, all strategies are shown to train to the loss of the control",
-        "with --verdict, the study does not show this for a strategy",
+        "the tables were printed (with --verdict: the study shows that all strategies train to the same loss as the "
+        "control)",
+        "with --verdict: the study does not show this for a strategy",
         "the request is refused",
-        "with --verdict, a condition of the protocol is not met, or a strategy has no run that counts",
+        "with --verdict: a condition of the protocol is not met, or a strategy has no run that counts",
     ),
 )
 @click.argument("records", type=PATH, nargs=-1, required=True, help=RECORDS)
@@ -157,12 +158,12 @@ def _page(records: tuple[Path, ...], view: str, control: str, each: bool, markdo
     """Return the page of a view. Raises Refusal if the view does not support one of the options."""
     if control != "ddp" and view not in WITH_CONTROL:
         raise Refusal(
-            f"--control {control}: --view {view} takes no control. Leave --control out, or add --view differences."
+            f"--control {control}: --view {view} takes no control. Remove --control, or add --view differences."
         )
     if view == SHORT and markdown:
-        raise Refusal("--markdown: the short table is plain text only. Add --view, or leave --markdown out.")
+        raise Refusal("--markdown: the short table exists only as plain text. Add --view, or remove --markdown.")
     if view != SHORT and each:
-        raise Refusal(f"--each: --view {view} lists every run or cell anyway. Leave --each out.")
+        raise Refusal(f"--each: --view {view} already lists every run. Leave --each out.")
     from study.public_runs import archive
 
     for path in records:
@@ -200,7 +201,8 @@ def _page_of_public_runs(paths: list[Path]) -> str:
     "--records",
     type=PATH,
     multiple=True,
-    help="Folder of runs or records. Repeat the option for several machines. [default: runs/STUDY]",
+    help="Folder with run directories or with collected records. Repeat the option for several machines. [default: "
+    "runs/STUDY]",
 )
 @click.option("--output", type=PATH, help="Folder to write to. [default: reports/STUDY, or reports]")
 @click.option("--picture", is_flag=True, help="Execute only the first notebook, and write it and its picture.")
@@ -218,7 +220,7 @@ def _report(study: str | None, records: tuple[Path, ...], output: Path | None, p
     if study is None:
         if records:
             raise Refusal(
-                "--records needs a study. Name one, or leave --records out to execute the project's own notebooks."
+                "--records needs a study. Name a study, or remove --records to execute the project's own notebooks."
             )
         if picture:
             raise Refusal("--picture needs a study. Name one.")

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 @command(
     "pack",
     statuses=Statuses(
-        "the runs were checked and written", None, "there is no finished run, or a file is damaged; nothing was written"
+        "the runs were checked and written",
+        None,
+        "nothing was written, because there is no finished run, or a file is damaged",
     ),
 )
 @click.argument("records", type=PATH, nargs=-1, required=True, help=RECORDS)
@@ -43,7 +45,7 @@ def _pack(records: tuple[Path, ...], target: Path) -> Verdict:
     statuses=Statuses(
         "the runs were checked and are in the folder",
         None,
-        "the file is not a pack or is damaged, or a different record is in the folder; nothing was written",
+        "nothing was written, because the file is not a pack or is damaged, or the folder has a different record",
     ),
 )
 @click.argument("packed", type=PATH, metavar="FILE", help="A file that `zero-study pack` wrote.")

@@ -27,8 +27,8 @@ A_STUDY = "The name of a study of this project, or a YAML file of your own."
 RECORDS = "Folders with run directories or with collected records."
 DATA_FOLDER = "Folder with imdb/, wikitext-2/ and tokenizers/, for runs on real text."
 CHECKPOINT_EVERY = (
-    "Number of optimizer steps between checkpoints. An interrupted run resumes from its newest one. [default: as the "
-    "study says]"
+    "Number of optimizer steps between checkpoints. An interrupted run resumes from its newest checkpoint. "
+    "[default: that of the study]"
 )
 
 

@@ -39,10 +39,9 @@ def _refuse_parallelism(_: click.Context, option: click.Parameter, value: str | 
     if value is not None:
         name = option.opts[0].removeprefix("--").removesuffix("-parallel")
         raise Refusal(
-            f"--{name}-parallel: the planner predicts data parallelism, sharded or not, also with GPUs that share "
-            f"sequences (--context-parallel, --sequence-parallel), and no {name} parallelism. "
-            f"{name.capitalize()} parallelism is needed {PARALLELISMS[name]} Leave the option out to see whether the "
-            "training fits without it."
+            f"--{name}-parallel: the planner cannot predict {name} parallelism, only data parallelism, sharded or not, "
+            f"and GPUs that share sequences (--context-parallel, --sequence-parallel). {name.capitalize()} parallelism "
+            f"is needed {PARALLELISMS[name]} Remove the option to see whether the training fits without it."
         )
 
 
@@ -87,8 +86,8 @@ POSITIVE = _PositiveNumber()
             group=GPUS,
             is_common=True,
             is_flag=True,
-            help="Take kind and number of the GPUs, host memory and cores of this machine, where no other option gives "
-            "them. It needs a GPU.",
+            help="Read the kind and the number of GPUs, the host memory and the cores from this machine, unless other "
+            "options state them. It needs a GPU.",
         ),
         Option(
             ["--budget"],
@@ -109,15 +108,15 @@ POSITIVE = _PositiveNumber()
             group=OUTPUT,
             type=POSITIVE,
             metavar="SECONDS",
-            help="A measured step of the training that the other options and --strategy describe. The other strategies "
-            "are then predicted from there.",
+            help="The measured time of a step of the training that the other options and --strategy describe. The "
+            "predictions for the other strategies are multiplied by the same factor.",
         ),
         Option(
             ["--measured"],
             group=OUTPUT,
             type=PATH,
             metavar="LOG",
-            help="The same from a log that `zero-study import` can read.",
+            help="The same, read from a log of a training in any format that `zero-study import` knows.",
         ),
         *(
             Option([f"--{name}-parallel"], group=GPUS, hidden=True, metavar="INTEGER", callback=_refuse_parallelism)
@@ -149,7 +148,8 @@ POSITIVE = _PositiveNumber()
             ["--trace"],
             group=OUTPUT,
             is_flag=True,
-            help="Trace the model over fake tensors to determine its memory. Takes up to a minute per strategy.",
+            help="Trace the model over fake tensors to determine its memory. Tracing takes up to a minute per "
+            "strategy.",
         ),
     ],
 )
@@ -253,7 +253,7 @@ def _measured(log: Path) -> float:
         raise Refusal(f"--measured {log}: it has {len(runs)} runs. Use --measured-step-seconds for one of them.")
     seconds = quantities.seconds_per_step(runs[0].run)
     if seconds is None:
-        raise Refusal(f"--measured {log}: it states no time of a step. Use --measured-step-seconds.")
+        raise Refusal(f"--measured {log}: this log has no time of a step. Use --measured-step-seconds.")
     return seconds
 
 
@@ -395,8 +395,8 @@ def _advise_by_traces(model: str, request: Request) -> Advice:
 
     if STACKS[request.stack].kernels != "transformers":
         raise Refusal(
-            f"--trace traces the models of transformers, but {request.stack} trains its own. Leave --trace out, or use "
-            "another --stack."
+            f"--trace can only trace the models of transformers, but {request.stack} trains its own. Remove --trace, "
+            "or use another --stack."
         )
     request = request.replace(kernels="transformers")
     return planner.advise(model, request, functools.partial(trace_options, trace_step))
@@ -419,7 +419,8 @@ def _predict(study: str | None, gpu: str | None, num_gpus: int | None, output: P
     if study is None:
         if gpu or num_gpus:
             raise Refusal(
-                "--gpu and --gpus need a study. Name one, or leave both out to write all predictions of the reports."
+                "--gpu and --gpus need a study. Name a study, or remove both options to write all predictions of the "
+                "reports."
             )
         paths = predictions.write_all(output)
     elif gpu is None:

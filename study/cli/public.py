@@ -27,7 +27,8 @@ MOST_MARKS = 3  # that are printed for each run
     statuses=Statuses(
         "all runs were written, or are in the folder already",
         None,
-        "a log is damaged or of another kind, or another run of the same name is in the folder; nothing was written",
+        "nothing was written, because a log is damaged or of an unknown kind, or the folder has another run of the "
+        "same name",
         "no run could be read",
     ),
 )
@@ -39,7 +40,8 @@ MOST_MARKS = 3  # that are printed for each run
     "setting",
     multiple=True,
     metavar="FIELD=VALUE",
-    help="State what the log does not, such as gpu=h100, num_gpus=8 or strategy=zero3. Repeat it for other fields.",
+    help="State a field that the log does not state, such as gpu=h100, num_gpus=8 or strategy=zero3. Repeat it for "
+    "other fields.",
 )
 @json_option
 def _import(

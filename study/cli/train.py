@@ -126,9 +126,13 @@ def _of_a_study(command: Any) -> Any:
             "--runs-dir", type=PATH, default="runs", help="Folder to write to. Each study has a folder in it."
         ),
         click.option(
-            "--only", default="", metavar="TEXT", show_default=False, help="Only the runs whose id contains this text."
+            "--only",
+            default="",
+            metavar="TEXT",
+            show_default=False,
+            help="Use only the runs whose id contains this text.",
         ),
-        click.option("--skip", metavar="TEXT", help="Without the runs whose id contains this text."),
+        click.option("--skip", metavar="TEXT", help="Leave out the runs whose id contains this text."),
         click.option("--timeout", type=NUMBER, default=1800, help="Number of seconds after which a run is ended."),
         click.option("--checkpoint-every", type=NUMBER, metavar="STEPS", help=CHECKPOINT_EVERY),
     ]

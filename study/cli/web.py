@@ -196,7 +196,7 @@ def _evidence(advice: Advice) -> dict[str, str] | None:
     option = advice.recommended or advice.ranked[0]
     time = option.prediction.step.evidence.sentence
     if option.is_short:
-        time = "no measured error, because no published step is as short as this one"
+        time = "The error of this time is not known, because no published step is as short"
     return {"strategy": option.strategy.name, "memory": advice_text.memory_evidence(option), "time": time}
 
 

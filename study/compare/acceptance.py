@@ -1,4 +1,4 @@
-"""The view `acceptance`: a table of the checks that each strategy passes on this machine."""
+"""Make the view `acceptance`: a table of the checks that each strategy passes on this machine."""
 
 from __future__ import annotations
 

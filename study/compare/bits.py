@@ -1,4 +1,4 @@
-"""The view `bits`: compare the bits that strategies train, and name the roundings that make them differ.
+"""Make the view `bits`: compare the bits that strategies train, and name the roundings that make them differ.
 
 The expectations are in this module. They were written before the runs that they are compared with. Engines round
 differently, for example because they add the same numbers in different orders. `roundings` returns the choices that the

@@ -281,7 +281,7 @@ def prediction_error(cell: NetworkCell, free: NetworkCell) -> float:
 
 
 def breaks_even(cell: NetworkCell, control: NetworkCell) -> bool:
-    """Return whether a step takes at most `PAYS` times as long as the control's step on the same network."""
+    """Return whether a step takes at most `PAYS` times as long as a step of the control on the same network."""
     return cell.median_seconds <= PAYS * control.median_seconds
 
 

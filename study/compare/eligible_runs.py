@@ -89,7 +89,9 @@ def _runs_of(folders: Sequence[Path], study: str) -> list[tuple[Outcome, RecordF
             continue
         run_id = run.outcome.run_id
         if identities.setdefault(run_id, run.identity) != run.identity:
-            raise Refusal(f"{run.folder}: {run_id} is there twice, and the two are not copies; name one of the folders")
+            raise Refusal(
+                f"{run.folder}: {run_id} is in two folders, and the two runs differ. Name only one of the folders."
+            )
         runs.append((run.outcome, run.record))
     if not runs:
         raise Refusal(

@@ -35,7 +35,7 @@ shows the median over the runs of a strategy and, in parentheses, the lowest and
 
 
 class Tried(NamedTuple):
-    """One run under a memory cap."""
+    """One run with a limit on its memory."""
 
     outcome: Outcome
     config: RunConfig
@@ -44,7 +44,7 @@ class Tried(NamedTuple):
 
     @property
     def work(self) -> tuple[Any, ...]:
-        """The key that is equal for runs that differ only in strategy, size and batch."""
+        """A key that is equal for runs that differ only in strategy, model size and batch."""
         return self.config.workload, self.config.precision, self.config.sequence_length, self.cap
 
     @property

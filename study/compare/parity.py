@@ -90,7 +90,7 @@ def _training(place: list[Any], r: Record, decisive: dict[str, Any]) -> str:
 
 
 def settings(r: Record) -> dict[str, Any]:
-    """Return what determines what a run trains: its settings, and what changes the arithmetic of its machine."""
+    """Return what determines the result of a run: its settings, and the machine's properties that change arithmetic."""
     started = {} if r.continues is None else {"continues": r.continues.model_dump()}
     decisive = {name: value for name, value in r.config.items() if name not in NOT_COMPARED} | {"init": r.init}
     if decisive.get("fixed_order") is None:
@@ -99,7 +99,7 @@ def settings(r: Record) -> dict[str, Any]:
 
 
 def shown_arithmetic(r: Record) -> str:
-    """Return text that names what changes the arithmetic of a run's machine. Empty if nothing does.
+    """Return a text that names the properties of a run's machine that change its arithmetic. Empty if there are none.
 
     The text follows the run's name.
     """
@@ -108,7 +108,7 @@ def shown_arithmetic(r: Record) -> str:
 
 
 def heading(r: Record, seeds: Sequence[int] = ()) -> str:
-    """Return a description of the training of a group of runs, of which `r` is one.
+    """Return a description of the training of a group of runs. `r` is one of these runs.
 
     `seeds`: the seeds of all runs, if there are several.
     """

@@ -149,7 +149,7 @@ def _adapter_of(r: Record, head: str) -> Adapter | None:
 
 
 def job_of(r: Record) -> StepConfig:
-    """Return what a run computed in a step (batch, sequence length and so on), as an input of theory."""
+    """Return the work of one step of a run (batch, sequence length and so on), as an input of theory."""
     proof = require_proof(r)
     return StepConfig(
         micro_batch_size=proof.micro_batch_size,
@@ -321,7 +321,7 @@ class StepPeak(NamedTuple):
 
     @property
     def error_beyond(self) -> float:
-        """The part of the error that remains if the measurement counts too much by as many bytes as `overcount`.
+        """The error that remains if the measurement is too large by `overcount` bytes.
 
         If theory is above the measurement, this is the whole error.
         """

@@ -1,4 +1,4 @@
-"""Comparisons of public runs that differ in one thing, with intervals and equivalence tests.
+"""Compare public runs that differ in one setting, with intervals and equivalence tests.
 
 Each comparison of public_comparisons.yaml names a control, the arms that are compared with it, and a quantity. The
 margin of equivalence is the repeatability limit of the control's own repeats (ISO 5725-6, as in `differences`), so it
@@ -52,7 +52,7 @@ class Evaluations(BaseModel):
     tolerance: float = 0.0  # relative; the evaluation next to a position counts if it is this close
 
     def quantities(self) -> dict[str, Callable[[PublicRun], float | None]]:
-        """Return a function for each position, by the name of its quantity."""
+        """Return the functions that read a run's value at each position, by the name of the quantity."""
         noun = self.column.replace("_", " ")
         return {
             f"{noun} at step {place:,}" if self.by == "step" else f"{noun} after {place:,} {self.by}": partial(

@@ -1,4 +1,4 @@
-"""Comparisons of public runs that come in pairs: many cases, of which each was trained once on either side.
+"""Compare public runs in pairs: each case was trained once with each of two settings.
 
 A single pair has no repeats. So the differences of all pairs of a comparison are shown beside those of a null, in which
 only the cluster differs.
@@ -80,7 +80,7 @@ def _partners(comparison: PairedComparison, runs: Sequence[PublicRun]) -> list[t
 
 
 def also_differs(comparison: PairedComparison, runs: Sequence[PublicRun]) -> list[str]:
-    """Return the fields of the setting that differ within pairs, beside those that select the sides."""
+    """Return the fields of the setting that differ within pairs, other than those that select the two runs."""
     counts: Counter[str] = Counter()
     total = 0
     for control, arm in _partners(comparison, runs):

@@ -53,7 +53,7 @@ def table(folders: Sequence[Path], each: bool = False) -> str:
     blocks = [_rows(group, each) for group in groups[:MOST_GROUPS]]
     lines = [line for rows in blocks for line in _block(rows, several_machines, each)]
     if not lines:
-        return "\n".join(["No run here ended well.", *view.not_ok(files)])
+        return "\n".join(["No run here ended successfully.", *view.not_ok(files)])
     if len(groups) > MOST_GROUPS:
         more = f"{len(groups) - MOST_GROUPS} more groups of runs that train the same are not shown."
         lines += [f"{more} Name fewer folders.", ""]

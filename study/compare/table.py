@@ -153,7 +153,8 @@ def read(folders: Iterable[Path], boxes: Sequence[str] | None = None) -> pd.Data
         boxes_found = {row["box"] for row in rows}
         if missing := sorted(set(boxes) - boxes_found):
             raise Refusal(
-                f"box {missing[0]!r} has no run here; the boxes are {', '.join(map(repr, sorted(boxes_found)))}"
+                f"there is no run of the machine {missing[0]!r} here. The machines are "
+                f"{', '.join(map(repr, sorted(boxes_found)))}."
             )
         rows = [row for row in rows if row["box"] in boxes]
     kinds: dict[str, Any] = {name: kind for name, kind in COLUMNS.items() if name != "repeat"}

@@ -169,7 +169,7 @@ def require_whole(missing: Sequence[str]) -> None:
 
 
 def beside_control(runs: Runs, step: int, control: str) -> tuple[dict[int, Trained], dict[str, dict[int, float]]]:
-    """Return the control's run of each seed, and the relative differences of each other arm by seed.
+    """Return the control's run for each seed, and the relative difference of each other arm for each seed.
 
     They are differences of the held-out loss at `step`. An arm's name is the label of its runs or, if they have none,
     their strategy.
@@ -193,7 +193,7 @@ def _judge_arm(
 ) -> Arm:
     starts = [start for start in furthest if start in differences]
     if len(starts) < 2:
-        raise Refusal(f"{name}: {len(starts)} starts have the null; the tests need two")
+        raise Refusal(f"{name}: {len(starts)} seeds have runs of the null. The tests need at least two.")
     beside = np.array([[each[start] for each in null.values()] for start in starts])
     own = np.array([differences[start] for start in starts])
     distance, p = permutation_test(own, beside)
@@ -206,7 +206,7 @@ def _judge_arm(
 
 
 def permutation_test(own: np.ndarray, null: np.ndarray) -> tuple[float, float]:
-    """Return the arm's distance from the control relative to the null's, and the p-value of a permutation test.
+    """Return the arm's distance from the control, divided by that of the null, and the p-value of a permutation test.
 
     If the arm were a run of the null, it could be exchanged with any other run of the same seed. The test uses two
     statistics. In the mean of the log distances, a single seed with a large difference does not outweigh the others.

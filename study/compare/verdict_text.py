@@ -229,7 +229,7 @@ def _null(decided: Decided) -> list[str]:
 
 
 def basis(decided: Decided) -> list[str]:
-    """Return lines about how the runs were made.
+    """Return lines that describe how the runs were made.
 
     They name the dates, the commits, the protocol's file, the pilot runs, the runs that were left out, and deviations
     from the protocol.

@@ -195,7 +195,7 @@ class Cell:
 
     @property
     def reference_key(self) -> Cell:
-        """The settings of this cell that matter to the reference, as a cell. Many cells share one reference.
+        """A cell with only the settings of this cell that change the reference. Many cells share one reference.
 
         The class bf16_fp32_sum uses the reference and the bound of bf16.
         """

@@ -246,7 +246,7 @@ def shrink(failed: Collection[Cell], verdicts: dict[str, dict[str, Any]], examin
 
 
 def reaches(cell: Cell, simple: Cell) -> bool:
-    """Return whether a cell has everything that a simpler cell has, so that it may fail because of the same fault."""
+    """Return whether a cell has all features of a simpler cell, so that the same fault may make both fail."""
     return (
         variations(simple) <= variations(cell)
         and simple.accumulation in (1, 2, cell.accumulation)

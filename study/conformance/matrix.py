@@ -58,7 +58,7 @@ def run(
             executor.submit(lambda: [references.of(cell) for cell in cells])
             failures = launch_cells(cells, Path(scratch), say=say, **options)
         trained = time.monotonic()
-        say("Comparing the cells with the reference ...")
+        say("Comparing the trainings with the reference ...")
         for number, cell in enumerate(cells):
             if cell in failures:
                 verdicts[cell.name] = failure_verdict(failures[cell], cell.optimizer)
@@ -136,7 +136,7 @@ def launch_cells(
     failures: dict[Cell, Failure] = {}
     for num_ranks in sorted({cell.num_ranks for cell in cells}):
         numbered = {number: cell for number, cell in enumerate(cells) if cell.num_ranks == num_ranks}
-        say(f"Training {len(numbered)} cells on {terminal.count(num_ranks, 'rank')} ...")
+        say(f"Training {len(numbered)} configurations on {terminal.count(num_ranks, 'rank')} ...")
         (folder / "cells.json").write_text(json.dumps([(n, dataclasses.asdict(cell)) for n, cell in numbered.items()]))
         errors = _launch(folder, environment, module)
         for number, cell in numbered.items():

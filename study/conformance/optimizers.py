@@ -1,4 +1,4 @@
-"""Build the optimizer of a cell, by the script or through DeepSpeed's file.
+"""Build the optimizer of a cell, in the script or through DeepSpeed's file.
 
 The module needs only torch and the engines, and runs under any release of them. Libraries of one optimizer are imported
 when a cell uses it.
@@ -27,7 +27,7 @@ class NotOffered(Exception):
 
 
 def do_not_compile(cell: Cell) -> None:
-    """Make optimizers that compile their step run without torch.compile. Compiling takes up to half a minute a cell."""
+    """Turn off torch.compile in optimizers that compile their step, which takes up to half a minute per cell."""
     if cell.optimizer != ADAMW and hasattr(torch.compiler, "set_stance"):  # since PyTorch 2.6
         torch.compiler.set_stance("force_eager")
 
@@ -75,7 +75,7 @@ def groups(cell: Cell, model: Any) -> list[Any]:
 
 
 def kinds_of_states(optimizer: Any) -> list[tuple[int, str]]:
-    """Return number of elements of the whole parameter and type of each optimizer state that has this many elements."""
+    """Return the size and the type of each optimizer state that has as many elements as its parameter."""
     while hasattr(optimizer, "optimizer"):  # an engine's or accelerate's optimizer around the one that has the states
         optimizer = optimizer.optimizer
     kinds = []

@@ -80,7 +80,7 @@ def _noisy(values: torch.Tensor, roundoff: float, generator: torch.Generator) ->
 
 
 def expect(cell: Cell) -> Expected:
-    """Train the reference and its draws, and return the expected values with their bounds.
+    """Train the reference, also with random rounding errors (draws), and return the expected values with their bounds.
 
     Settings that `Cell.reference_key` removes have no effect.
     """

@@ -1,4 +1,4 @@
-"""One update of a parameter of the reference, for several draws at once (see `reference`).
+"""Compute one update of a parameter of the reference, for several draws at once (see `reference`).
 
 Every tensor has one row per draw.
 """
@@ -22,7 +22,7 @@ EPS_FP32 = torch.finfo(torch.float32).eps
 
 
 class Step(NamedTuple):
-    """What a formula needs to know of a step."""
+    """The properties of a step that a formula uses."""
 
     number: int  # from 1, without skipped steps
     rate: float  # the learning rate of the parameter

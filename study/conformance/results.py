@@ -77,9 +77,9 @@ def verdict(matrix: Mapping[str, Any], earlier: Mapping[str, Any] | None = None)
     """
     cells = matrix["cells"]
     counts = Counter(cell["verdict"] for cell in cells.values())
-    compared = Checked(counts["same"] + counts["wrong"], "cell", "compared with a training without an engine")
+    compared = Checked(counts["same"] + counts["wrong"], "configuration", "compared with a training without an engine")
     missing = [
-        NotChecked(f"{terminal.count(number, 'cell')} refused by the engine", message)
+        NotChecked(f"{terminal.count(number, 'configuration')} refused by the engine", message)
         for message, number in refusals(matrix).items()
     ]
     if earlier is not None:
@@ -90,7 +90,7 @@ def verdict(matrix: Mapping[str, Any], earlier: Mapping[str, Any] | None = None)
 def _not_compared(cells: Mapping[str, Any], earlier: Mapping[str, Any]) -> list[NotChecked]:
     """Return what a comparison with an earlier matrix could not compare."""
     if not set(cells) & set(earlier):
-        return [NotChecked("failures that are known", "the file of --known has none of these cells", True)]
+        return [NotChecked("failures that are known", "the file of --known has none of these configurations", True)]
     lost = [
         name
         for name, cell in cells.items()
@@ -111,12 +111,12 @@ def summary_lines(matrix: Mapping[str, Any]) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in matrix["versions"].items())
     counts = Counter(cell["verdict"] for cell in cells.values())
     failed = failed_cells(matrix)
-    result = f"{len(failed)} of {len(cells)} cells are wrong or crashed" if failed else _sound(counts)
+    result = f"{len(failed)} of {len(cells)} configurations are wrong or crashed" if failed else _sound(counts)
     counted = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS)
     seconds = sum(matrix["seconds"].values())
     text_lines = [
         terminal.wrap(f"{result}: {versions}."),
-        terminal.wrap(f"{len(cells)} cells in {seconds} s: {counted}."),
+        terminal.wrap(f"{len(cells)} configurations in {seconds} s: {counted}."),
     ]
     rows = []
     groups: dict[str, list[str]] = {}
@@ -125,14 +125,14 @@ def summary_lines(matrix: Mapping[str, Any]) -> list[str]:
     for group, members in groups.items():
         counts = Counter(cells[name]["verdict"] for name in members)
         rows.append([group, *(counts[verdict] or "" for verdict in VERDICTS)])
-    text_lines += ["", *terminal.table(["cells by engine and precision", *VERDICTS], rows)]
+    text_lines += ["", *terminal.table(["configurations by engine and precision", *VERDICTS], rows)]
     if failed:
         text_lines += ["", "Wrong or crashed:"]
         text_lines += [terminal.wrap(f"{name}: {explanation(cells[name])}", "  ", "    ") for name in failed]
     if counts_of_refusals := refusals(matrix):
         text_lines += ["", "Refused, and therefore not compared:"]
         text_lines += [
-            terminal.wrap(f"{terminal.count(number, 'cell')}: {message}", "  ", "    ")
+            terminal.wrap(f"{terminal.count(number, 'configuration')}: {message}", "  ", "    ")
             for message, number in counts_of_refusals.items()
         ]
     return "\n".join(text_lines).split("\n")
@@ -141,9 +141,9 @@ def summary_lines(matrix: Mapping[str, Any]) -> list[str]:
 def _sound(counts: Mapping[str, int]) -> str:
     """Return the result of a matrix without a failure. `counts` has the number of cells by verdict."""
     if not counts["same"]:
-        return "No cell could be compared, because the engines refused all of them"
+        return "No configuration could be compared, because the engines refused all of them"
     compared = "1 was" if counts["same"] == 1 else f"{counts['same']} were"
-    return f"No cell is wrong ({compared} compared with a training without an engine)"
+    return f"No configuration is wrong ({compared} compared with a training without an engine)"
 
 
 def explanation(cell: Mapping[str, Any]) -> str:
@@ -153,23 +153,24 @@ def explanation(cell: Mapping[str, Any]) -> str:
         return f"{cell['verdict']} while it was {stage}: {cell['message']}"
     if cell["verdict"] == "same":
         return (
-            f"same: the largest deviation ({cell['of']}) is {cell['share_of_bound']:.2f} times what rounding explains"
+            f"same: the largest deviation ({cell['of']}) is {cell['share_of_bound']:.2f} times the largest one that "
+            "rounding can explain"
         )
     share = cell["share_of_bound"]
     beyond = (
         "a value is not a number"
         if share is None
-        else f"the deviation is {share:,.3g} times what rounding explains ({cell['of']})"
+        else f"the deviation is {share:,.3g} times as large as rounding can explain ({cell['of']})"
     )
     if not cell["beyond"]:
-        beyond = "no single rank is beyond what rounding explains"
+        beyond = "no single rank deviates more than rounding can explain"
     since = f" from step {cell['first_step']}" if cell["first_step"] else ""
     words = [f"wrong{since}: {beyond}"]
     norms = [scale for scale in cell["norm_scale"] if scale is not None]
     if norms:
         words.append(f"the gradient norm is {norms[0]:.4g} to {norms[-1]:.4g} times the right one")
     if cell["update_scale"][-1] is not None:
-        words.append(f"the weights moved {cell['update_scale'][-1]:.2f} times the right distance")
+        words.append(f"the weights changed by {cell['update_scale'][-1]:.2f} times the right amount")
     if states := cell.get("wrong_states"):
         words.append(f"optimizer states have a wrong type ({', '.join(states)})")
     if difference := cell["ranks_apart"]:

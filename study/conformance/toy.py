@@ -1,4 +1,4 @@
-"""The toy, a model of some thousand parameters with structures on which engines have failed, and its batches.
+"""Define the toy, a model of some thousand parameters with structures on which engines have failed, and its batches.
 
 It has an embedding, a block with a nonlinearity and a residual path, and a head that may share the embedding's weights.
 Weights and batches come from a generator in this module, because the numbers of a library's generator may change

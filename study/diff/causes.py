@@ -58,12 +58,12 @@ def uniform_factor(differences: Sequence[Difference]) -> float | None:
 def _causes(pattern: _Pattern) -> Iterator[str]:
     first = pattern.first
     if first.broken:
-        yield "an overflow or a division by zero. Nothing after it can be compared."
+        yield "an overflow or a division by zero. Nothing after this tensor can be compared."
     elif first.missing:
         yield _of_missing(first, first.missing)
     else:
         if 0 < len(first.ranks) < pattern.a.world_size and first.kind != "batch":
-            yield f"only rank {first.ranks[0]} is affected: its shard, its weights or its code differ."
+            yield f"only rank {first.ranks[0]} differs. Its shard, its weights or its code may be different."
         if first.kind in _BY_KIND:
             yield from _BY_KIND[first.kind](pattern)
 
@@ -72,8 +72,8 @@ def _of_missing(first: Difference, side: str) -> str:
     if first.kind == "weights":
         return "the models have different parameters, or different names for them."
     if first.kind == "whole":
-        return f"{side} makes no update: it ended before, or its optimizer is not from torch.optim."
-    return f"{first.name} is not trained in {side}: it is frozen, or no backward pass reaches it."
+        return f"{side} makes no update, because it ended before, or because its optimizer is not from torch.optim."
+    return f"{first.name} is not trained in {side}, because it is frozen, or because no backward pass reaches it."
 
 
 def _of_batch(pattern: _Pattern) -> Iterator[str]:
@@ -82,20 +82,25 @@ def _of_batch(pattern: _Pattern) -> Iterator[str]:
     in_a, in_b = (sum(map(len, recording.rows(first.step))) for recording in (a, b))
     # One pass on each of several ranks is no more than one pass on a single rank.
     if in_a != in_b and in_a * b.world_size != in_b * a.world_size:
-        yield f"A has {in_a} forward passes and B has {in_b}: accumulation, evaluation mode or updates differ."
+        yield (
+            f"A has {in_a} forward passes, and B has {in_b}. The trainings differ in accumulation, evaluation mode "
+            "or updates."
+        )
     yield (
-        "the order of the data: seeds, samplers, shuffling or workers." if "order" in first.name else "the data differ."
+        "the order of the data differs, because of seeds, samplers, shuffling or workers."
+        if "order" in first.name
+        else "the data differ."
     )
 
 
 def _of_weights(_: _Pattern) -> Iterator[str]:
-    yield "a different seed or checkpoint, or weights that the wrapper changed."
+    yield "the seeds or checkpoints differ, or the wrapper changed the weights."
 
 
 def _of_output(pattern: _Pattern) -> Iterator[str]:
     if _random_state(pattern.a) != _random_state(pattern.b):
-        yield "the random state before the forward pass differs, and with it the masks of dropout."
-    yield "this module computes something different: its settings, its kernel, its own weights, or its training mode."
+        yield "the random state before the forward pass differs, so the dropout masks differ, too."
+    yield "this module computes something different, because its settings, kernel, weights or training mode differ."
 
 
 def _of_gradients(pattern: _Pattern) -> Iterator[str]:
@@ -124,7 +129,7 @@ def _of_update(pattern: _Pattern) -> Iterator[str]:
             if is_none
             else f"the learning rate is {factor:.4g} times as large in B."
         )
-    yield "the optimizer's settings or states: learning rate, weight decay, groups, betas, epsilon or moments."
+    yield "the optimizer's settings or states differ: learning rate, weight decay, groups, betas, epsilon or moments."
     if factor is None and 0.5 < pattern.first.distance < 2:
         yield "master weights are kept in 16 bits, or a shard is not gathered."
 
@@ -147,12 +152,12 @@ _BY_KIND: dict[str, Callable[[_Pattern], Iterator[str]]] = {
 def _of_factor(factor: float, pattern: _Pattern) -> Iterator[str]:
     a, b = pattern.a, pattern.b
     if abs(factor) < NOTHING:
-        yield "it is zero in B: it is lost or detached."
+        yield "the gradient is zero in B, because it is lost or detached."
         return
     if pattern.first.kind in ("clipped", "norm"):
         yield (
-            f"clipping: the optimizer gets gradients {factor:.4g} times as large, because of another limit or the norm "
-            "of other gradients."
+            f"the clipped gradients in B are {factor:.4g} times as large, because of a different limit, or because the "
+            "norm includes different gradients."
         )
     yield from _of_count(factor, "ranks", (a.world_size, b.world_size))
     yield from _of_count(factor, "forward passes per step", (_passes(a), _passes(b)))
@@ -176,8 +181,8 @@ def _of_count(factor: float, noun: str, counts: tuple[int, int]) -> Iterator[str
             yield f"the factor is {count}, the number of {noun}: one training adds up what the other one averages."
         if count > 1 and _is_near(factor, 1 / count):
             yield (
-                f"the factor is 1/{count}, one over the number of {noun}: divided twice, or {count - 1} of {count} are "
-                "lost."
+                f"the factor is 1/{count}, one over the number of {noun}. The gradients are divided twice, or "
+                f"{count - 1} of {count} are lost."
             )
 
 

@@ -36,7 +36,7 @@ class Training:
         self._rates: dict[int, list[float]] = {}
 
     def token_of_same(self, folder: Path, rank: int) -> str:
-        """Return the identity of the recording in a folder, of which this is a run with noise.
+        """Return the identity of the recording in a folder, to which this run with noise belongs.
 
         Raises Refusal if the folder has no recording, or one of another number of ranks or other arguments.
         """

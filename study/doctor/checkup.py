@@ -186,7 +186,7 @@ def _compile() -> Check:
     obstacle = inductor.obstacle(on_gpu=_has_gpu())
     if obstacle:
         return Check("torch.compile", "bites", *obstacle)
-    return Check("torch.compile", "ok", "A compiler and Python's header are there.")
+    return Check("torch.compile", "ok", "A compiler and Python's header files were found.")
 
 
 def _has_gpu() -> bool:
@@ -271,7 +271,9 @@ def _ranks() -> Iterator[Check]:
         failure = _why_no_sum(backend)
         seconds = time.monotonic() - start
         if failure is None:
-            yield Check(f"two {backend} ranks", "ok", f"They started and added two numbers in {seconds:.0f} s.")
+            yield Check(
+                f"two {backend} ranks", "ok", f"Two processes started and added two numbers in {seconds:.0f} s."
+            )
         else:
             remedy = (
                 "Set GLOO_SOCKET_IFNAME to the name of the network interface."
@@ -288,11 +290,11 @@ def _why_no_sum(backend: str) -> str | None:
     try:
         ranks = processes.run(["-c", RANKS, backend], 2, timeout_seconds=RANKS_SECONDS, environment=inherited)
     except RunFailed:
-        return f"They do not find each other within {RANKS_SECONDS} s."
+        return f"The two processes do not find each other within {RANKS_SECONDS} s."
     if [rank.result for rank in ranks] == [3, 3]:
         return None
     lines = [line for rank in ranks for line in rank.errors]
-    return f"They fail: {lines[-1][:200]}" if lines else "They end without an error message."
+    return f"The two processes fail: {lines[-1][:200]}" if lines else "The two processes end without an error message."
 
 
 def _pinned_memory() -> Check:
@@ -386,4 +388,6 @@ def _inherited() -> Check:
     except Refusal as refusal:
         message, _, remedy = str(refusal).partition(". ")
         return Check("environment", "bites", f"{message}.", remedy)
-    return Check("environment", "ok", "No variable of a launcher is set, and no variable that runs refuse.")
+    return Check(
+        "environment", "ok", "No environment variable is set that only a launcher sets, or that makes a run stop."
+    )

@@ -37,7 +37,7 @@ class Section(dict[str, Any]):
 
 @dataclass(frozen=True)
 class Named:
-    """A file that another one names: where it is, and whether the current folder is where the path starts."""
+    """A file that another file names: its location, and whether its path is relative to the current folder."""
 
     path: Path
     is_seen: bool

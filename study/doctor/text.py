@@ -56,7 +56,7 @@ def text(examined: Examined, everything: bool = False, release: str | None = Non
 
 
 def summary_of_several(results: Mapping[Path, Verdict], verdict: Verdict) -> str:
-    """Return a sentence that says of several files how many need a change, and how many could not be checked."""
+    """Return a sentence with the number of files that need a change, and the number that could not be checked."""
     states = [result.result for result in results.values()]
     parts = [f"{states.count('found')} with findings", f"{states.count('sound')} without"]
     if "unknown" in states:

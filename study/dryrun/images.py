@@ -1,4 +1,4 @@
-"""The images that vision-language models of transformers read beside a text, and the tower that encodes them."""
+"""Describe the images that vision-language models of transformers read, and the vision tower that encodes them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def family_of(config: Any) -> Family | None:
 
 
 def size(config: Any) -> tuple[int, int]:
-    """Return the side of an image in pixels, and the tokens that it becomes. The configuration must have a family."""
+    """Return the side length of an image in pixels, and its number of tokens. The configuration must have a family."""
     family, vision = FAMILIES[config.model_type], config.vision_config
     side = family.side or vision.image_size
     merged = getattr(vision, "spatial_merge_size", 1)

@@ -37,7 +37,7 @@ class Moved:
 
 @dataclass
 class PartSeen:
-    """What one part of a model did in one forward and backward pass. Bytes and elements are of the whole batch."""
+    """The operations of one part of a model in a forward and backward pass. All bytes are those of the whole batch."""
 
     saved: float = 0.0  # bytes that are saved for the backward pass, without parameters and their casts
     saved_in_kernels: float = 0.0  # of these, the bytes that norms and activation functions save
@@ -64,7 +64,7 @@ class PartSeen:
 
 @dataclass
 class Seen:
-    """What one forward and backward pass did."""
+    """The operations of one forward and backward pass."""
 
     parts: dict[int, PartSeen] = field(default_factory=lambda: defaultdict(PartSeen))  # by kind of block, or OUTSIDE
     executed: list[int] = field(default_factory=list)  # the kinds of the blocks, in the order of the forward pass

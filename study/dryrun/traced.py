@@ -49,7 +49,7 @@ def check_traceable(shape: ModelShape, engine: Engine, job: StepConfig) -> None:
         "offload cannot be traced: fake tensors are all on one device": {
             engine.offload_optimizer, engine.offload_param} != {"none"},
         "a mixture of experts cannot be traced: tokens go where their values send them, which are fake": shape.experts,
-        "a model without a head cannot be traced: it has no loss; name a class with one": shape.head == "none",
+        "a model without a head has no loss, so it cannot be traced. Name a class with a head.": shape.head == "none",
         "BERT over words cannot be sharded: its output layer shares its bias, which torch's FSDP2 refuses":
             shape.architecture == "bert" and shape.head == "tokens" and is_sharded,
         "dropout is not traced: the trace uses CPU operators, whose dropout masks differ from those of a GPU":
@@ -58,21 +58,21 @@ def check_traceable(shape: ModelShape, engine: Engine, job: StepConfig) -> None:
             adapter is not None and is_sharded,
         "weights in 4 bits cannot be traced: fake tensors have no values to quantize":
             adapter is not None and adapter.is_quantized,
-        "adapters in fp32 beside weights in pure bf16 are not traced; take bf16-autocast":
+        "adapters in fp32 with weights in pure bf16 cannot be traced. Use bf16-autocast.":
             adapter is not None and adapter.in_fp32 and precision == "pure-bf16",
-        "fused kernels cannot be traced: what is traced are the modules of transformers":
+        "fused kernels cannot be traced, only the modules of transformers can":
             job.is_fused or job.loss != "eager",
-        "FlashAttention of 2022 is not traced, only PyTorch's attention and operators are": job.attention == "flash-1",
-        "FlashAttention-3 is not traced; its memory is that of sdpa": job.attention == "flash-3",
-        "sequences that GPUs share are not traced here; zero-study dry-run runs such strategy files":
+        "FlashAttention of 2022 cannot be traced. Use --attention sdpa.": job.attention == "flash-1",
+        "FlashAttention-3 cannot be traced. Use sdpa, which needs as much memory.": job.attention == "flash-3",
+        "sequences that GPUs share cannot be traced. `zero-study dry-run` can run such strategy files.":
             job.sequence_ranks > 1,
-        "selective checkpointing is not traced, only that of every block":
+        "selective activation checkpointing cannot be traced, only that of every block can":
             isinstance(job.activation_checkpointing, str),
-        f"{engine.optimizer} is not traced, only AdamW is": engine.optimizer != "adamw",
-        f"ZeRO-{engine.zero_stage} in {precision} is not traced: only 1 to 3 in fp32 and bf16 are":
+        f"{engine.optimizer} cannot be traced, only AdamW can": engine.optimizer != "adamw",
+        f"ZeRO-{engine.zero_stage} in {precision} cannot be traced, only ZeRO-1 to ZeRO-3 in fp32 and bf16 can":
             is_deepspeed and (engine.zero_stage == 0 or precision not in ("fp32", "bf16")),
-        f"{precision} is not traced, which knows no such type; take fp32 or bf16": precision in ("tf32", "fp8"),
-        f"{precision} without sharding cannot be traced: torch's AdamW has no fp32 masters; take {precision}-autocast":
+        f"{precision} cannot be traced. Use fp32 or bf16.": precision in ("tf32", "fp8"),
+        f"{precision} without sharding: torch's AdamW keeps no fp32 master weights. Use {precision}-autocast.":
             precision in ("bf16", "fp16") and not is_sharded and not is_deepspeed,
     }  # fmt: skip
     for reason, holds in reasons.items():

@@ -23,7 +23,7 @@ ADAFACTOR_DECAY, ADAFACTOR_EPS, ADAFACTOR_CLIPPING = -0.8, (None, 1e-3), 1.0
 
 
 class UpdateInputs(NamedTuple):
-    """What an optimizer gets for the update of a parameter, or of a part of it.
+    """The inputs of an optimizer for the update of a parameter, or of a part of it.
 
     A part is enough for a formula that works element by element.
     """
@@ -38,7 +38,7 @@ class UpdateInputs(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What an update does: it multiplies the weight by 1 - `decay`, and adds `step`."""
+    """The change that an update makes: it multiplies the weight by 1 - `decay`, and adds `step`."""
 
     step: torch.Tensor
     decay: float  # decoupled weight decay; 0 if weight decay is a part of the gradient

@@ -84,7 +84,7 @@ def description(lock: Path) -> str:
     """Return what an unclear lock does to scripts, and what to do."""
     minutes = (time.time() - lock.stat().st_mtime) / 60
     return (
-        f"{lock} is {minutes:.0f} min old, and no process of yours holds it. If no other user or machine compiles "
+        f"{lock} is {minutes:.0f} min old, and none of your processes uses it. If no other user or machine compiles "
         f"there, delete this file: every script that needs {lock.parent.name} waits for it."
     )
 

@@ -1,4 +1,4 @@
-"""The cells of the table. Each cell is a training with one strategy, number of ranks and accumulation.
+"""List the trainings. Each has a strategy, a number of ranks and a number of micro batches per step.
 
 The accumulation is the number of micro batches per step.
 """

@@ -1,4 +1,4 @@
-"""`zero-study conformance --exact`: train the exact problem with every strategy and compare the bits.
+"""Implement `zero-study conformance --exact`: train the exact problem with every strategy, and compare the bits.
 
 Every strategy trains the same batches on 1, 2, 3, 4 and 8 processes of this machine's CPU, with and without gradient
 accumulation. Every sum is exact in fp32, so all of them must end with the bits of a reference in Python's integers.
@@ -78,7 +78,7 @@ def _chosen_cells(
     names = [name for name in faults.FAULTS if any(text in name for text in fault_names)]
     if not names:
         raise Refusal(
-            f"--fault {' --fault '.join(fault_names)}: no fault has such a name. The faults are: "
+            f"--fault {' --fault '.join(fault_names)}: no planted fault has such a name. The planted faults are: "
             f"{'; '.join(faults.FAULTS)}."
         )
     return [], cells.with_faults(names, strategies)
@@ -113,7 +113,7 @@ def _verdict(outcomes: Sequence[Outcome], faulty: Sequence[Outcome], strategies:
 def _print_reference() -> None:
     expected = reference.expect()
     print(
-        f"Reference: {problem.NUM_STEPS} steps of {problem.BATCH_SIZE} sequences in integers; the loss goes from "
+        f"Reference: {problem.NUM_STEPS} steps of {problem.BATCH_SIZE} sequences in integers. The loss goes from "
         f"{expected.losses[0]:.2f} to {expected.losses[-1]:.2f}.\n"
         f"The longest sum takes {max(expected.bits.values())} of the {reference.SIGNIFICANT_BITS} significant bits of "
         "fp32, in any order of additions."
@@ -127,14 +127,15 @@ def _print_summary(outcomes: Sequence[Outcome], faulty: Sequence[Outcome], secon
         num_same = sum(outcome.is_same for outcome in trained)
         num_compared = sum(answer["compared"] for outcome in outcomes for answer in outcome.answers)
         print(
-            f"{num_same} of {len(trained)} trainings have the reference's bits in every gradient, weight and momentum "
-            f"({num_compared:,} tensors compared). {len(outcomes) - len(trained)} were refused."
+            f"{num_same} of {len(trained)} trainings agree with the reference in every bit of every gradient, weight "
+            f"and momentum ({num_compared:,} tensors were compared). {len(outcomes) - len(trained)} trainings were "
+            "refused."
         )
     if faulty:
         num_detected = sum(outcome.is_seen for outcome in faulty)
-        print(f"{num_detected} of {len(faulty)} planted faults were seen in their first step.")
+        print(f"{num_detected} of {len(faulty)} planted faults were found in their first step.")
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    print(f"{seconds:.0f} s, of which processors worked {children.ru_utime + children.ru_stime:.0f} s.")
+    print(f"Time: {seconds:.0f} s. Processor time: {children.ru_utime + children.ru_stime:.0f} s.")
 
 
 def _follow(outcomes: Iterable[Outcome], number: int, what: str) -> list[Outcome]:
@@ -196,8 +197,8 @@ def _print_faults(outcomes: Sequence[Outcome]) -> None:
         detail = outcome.text
         if difference:
             detail = f"step {difference['step']}, {difference['what']} of {difference['parameter']}"
-        verdict = "seen" if outcome.is_seen else "NOT SEEN"
-        print(f"{verdict:<9}{outcome.cell.fault}, {outcome.cell.strategy}: {detail}")
+        verdict = "found" if outcome.is_seen else "NOT FOUND"
+        print(f"{verdict:<10}{outcome.cell.fault}, {outcome.cell.strategy}: {detail}")
 
 
 def _as_json(outcomes: Sequence[Outcome], faulty: Sequence[Outcome]) -> dict[str, Any]:

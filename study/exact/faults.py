@@ -1,4 +1,4 @@
-"""Planted faults: errors of an engine or a training script, which can be added to any engine.
+"""Plant faults: errors of an engine or a training script that can be added to any engine.
 
 Each fault begins in step FAULTY_STEP. The comparison must find it in that step: in the gradient, or in the weights if
 only the update is wrong.

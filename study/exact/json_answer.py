@@ -22,12 +22,12 @@ def of(verdict: Verdict, outcomes: Sequence[Outcome], faulty: Sequence[Outcome],
 
 
 def findings(outcomes: Sequence[Outcome], faulty: Sequence[Outcome]) -> Iterator[envelope.Finding]:
-    """Yield the trainings with other bits than the reference, and the planted faults that were not seen."""
+    """Yield the trainings whose bits differ from the reference, and the planted faults that were not found."""
     for outcome in outcomes:
         if not (outcome.is_same or outcome.refusal):
             step = outcome.difference["step"] if outcome.difference else None
             yield envelope.Finding(OTHER_BITS, "error", outcome.text, name=outcome.cell.name, step=step)
     for outcome in faulty:
         if not outcome.is_seen:
-            text = f"The planted fault was not seen: {outcome.cell.fault}."
+            text = f"The planted fault was not found: {outcome.cell.fault}."
             yield envelope.Finding(UNSEEN, "error", text, name=outcome.cell.name)

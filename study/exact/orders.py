@@ -1,4 +1,4 @@
-"""`python -m study.exact.orders`: show in which order each engine adds, and when it divides.
+"""Show in which order each engine adds gradients, and when it divides them: `python -m study.exact.orders`.
 
 Sums of floating-point numbers depend on their order. Two questions are answered by comparing the bits of weights:
 
@@ -116,7 +116,7 @@ DIVISIONS: dict[str, Callable[[list[Tensor]], Tensor]] = {
 
 
 def explained(weights: Values) -> dict[str, int]:
-    """Count the weights after one step of SGD on three ranks that each rule of division explains."""
+    """Count, for each rule of division, the weights that it explains after one step of SGD on three ranks."""
     model = build_model()
     gradients = [gradients_of(model, 0, 0, rank, 1) for rank in range(3)]
     counts = dict.fromkeys(DIVISIONS, 0)
@@ -242,7 +242,7 @@ def order_of(name: str) -> str:
 
 
 def main() -> int:
-    """Print both answers for every engine. The exit status is 1 if a loop or a rule explains none or several."""
+    """Print the order and the division of every engine. Return 1 unless exactly one of each explains the result."""
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
     from study.exact import runner
 

@@ -1,4 +1,4 @@
-"""The training problem in integers: sizes, initial weights, batches, and the grids of all numbers.
+"""Define the training problem in integers: sizes, initial weights, batches, and the spacing of all numbers.
 
 This module needs nothing but Python, because both the reference and the model of the engines import it.
 """

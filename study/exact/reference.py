@@ -1,4 +1,4 @@
-"""The reference: the same training in Python's integers.
+"""Compute the reference: the same training in Python's integers.
 
 It also proves that fp32 represents every sum of the training exactly.
 """

@@ -23,7 +23,7 @@ Role = Literal["position", "date", "run", "training", "evaluation", "internal"]
 
 
 class Meaning(NamedTuple):
-    """What a column of a log is."""
+    """The meaning of a column of a log."""
 
     column: str  # its name in the public run
     role: Role = "training"
@@ -243,7 +243,9 @@ class Rows:
     def _mark(self, draft: Draft, drafts: list[Draft]) -> None:
         """Note in the first run what is odd about the columns of the file."""
         if self._too_many:
-            draft.not_read.add(f"there are more than {MOST_COLUMNS:,} columns, or very long names; some were left out")
+            draft.not_read.add(
+                f"there are more than {MOST_COLUMNS:,} columns, or very long names, so some columns were left out"
+            )
         if self._counts_entries:
             draft.marks.add("steps are the entries that Weights & Biases counted, perhaps not optimizer steps")
         with_numbers = {name for each in drafts for table in (each.training, each.evaluation) for name in table.names}

@@ -281,7 +281,9 @@ class Draft:
             for table in (self.training, self.evaluation):
                 table.rename("seconds", to)
             self.marks.remove(CLOCK_JUMPS)
-            self.marks.add(f"the column seconds is no clock, because it falls while the steps rise: it is kept as {to}")
+            self.marks.add(
+                f"the column seconds falls while the steps rise, so it is not used as the time and is kept as {to}"
+            )
 
     @property
     def has_rows(self) -> bool:
@@ -306,7 +308,7 @@ class Runs:
 
     @property
     def stating(self) -> Draft:
-        """Return the draft that takes what the log states: after rows, perhaps another run begins."""
+        """Return the draft to which a statement of the log belongs. After rows, the statement may begin another run."""
         if not self.current.has_rows:
             return self.current
         self._next = self._next or Draft()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 NARROW = 80  # characters
 FAMILIAR = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp2")
-MEASURED = "the step that you measured"  # as evidence of a time
+MEASURED = "You measured this time"  # as evidence of a time
 MARK = "*"  # of rows with another precision than the requested one
 
 
@@ -78,9 +78,10 @@ def wrapped(lines: Iterable[str]) -> list[str]:
 
 
 def _more(advice: Advice, shown: int) -> str:
-    more = f"{len(advice.options) - shown} more strategies, " if len(advice.options) > shown else ""
-    notes = f", and {terminal.count(len(advice.notes), 'note')}" if advice.notes else ""
-    return f"--all shows {more}all assumptions, the parts of the memory and the evidence behind the times{notes}."
+    more = [f"{len(advice.options) - shown} more strategies"] if len(advice.options) > shown else []
+    notes = [terminal.count(len(advice.notes), "note")] if advice.notes else []
+    parts = ["all assumptions", "the parts of the memory", "the accuracy of such predictions"]
+    return f"--all shows {terminal.listed([*more, *parts, *notes])}."
 
 
 def shown_line(advice: Advice) -> list[str]:
@@ -92,10 +93,14 @@ def shown_line(advice: Advice) -> list[str]:
     name, card = option.strategy.name, gib(advice.box.gpu.memory_bytes)
     if usual == card:
         return [
-            f"nvidia-smi may show the whole card ({low} to {high} GiB) for {name}, because PyTorch keeps memory that "
-            "it frees. This does not mean that the training runs out of memory."
+            f"nvidia-smi may show that all memory is in use ({low} to {high} GiB) for {name}, because PyTorch does not "
+            "return the memory of deleted tensors to the driver. This does not mean that the training runs out of "
+            "memory."
         ]
-    return [f"nvidia-smi will show about {usual} GiB ({low} to {high}) for {name}: PyTorch keeps memory that it frees."]
+    return [
+        f"nvidia-smi will show about {usual} GiB ({low} to {high}) for {name}, because PyTorch does not return the "
+        "memory of deleted tensors to the driver."
+    ]
 
 
 def _shown(option: StrategyPrediction) -> tuple[float, float, float]:
@@ -116,18 +121,18 @@ def legend(options: Sequence[StrategyPrediction], request: Request) -> list[str]
         *(["s: with selective activation checkpointing"] if kinds - {True, False} else []),
     ]
     sentences = [
-        "GiB, free: memory needed and left per GPU.",
-        f"batch: micro batch x accumulation steps{''.join(f'; {mark}' for mark in marks)}.",
-        "s/step: seconds per optimizer step, as you measured it."
+        "GiB: memory that each GPU needs. free: GiB of each GPU that stay free.",
+        f"batch: micro batch x accumulation steps{''.join(f' ({mark})' for mark in marks)}.",
+        "s/step: seconds per optimizer step, as you measured them."
         if any(option.is_measured for option in options)
-        else "s/step: predicted seconds per optimizer step, with the interval of the prediction.",
+        else "s/step: predicted seconds per optimizer step, and the range in which the real time should be.",
     ]
     recommended, *_ = options
     if recommended.host_needed_bytes or any(option.host_free_share < ENOUGH_FREE for option in options):
         process, system = (gib(size, digits=0) for size in (HOST_BYTES_PER_PROCESS, HOST_BYTES_OF_SYSTEM))
         sentences.append(
-            f"With offload, {100 * ENOUGH_FREE:.0f} % of the host's memory should stay free, too, besides {process} "
-            f"GiB for each process and {system} GiB for the system."
+            f"With offload, {100 * ENOUGH_FREE:.0f} % of the host's memory should stay free, too, in addition to "
+            f"{process} GiB for each process and {system} GiB for the operating system."
         )
     if any(option.fits and not option.has_enough_free for option in options):
         sentences.insert(0, f"tight: fits, but leaves less than {100 * ENOUGH_FREE:.0f} % free{_of_host(options)}.")
@@ -137,7 +142,7 @@ def legend(options: Sequence[StrategyPrediction], request: Request) -> list[str]
         precisions = PRECISIONS if request.lora_rank is None else PRECISIONS_OF_ADAPTERS
         meanings = " or ".join(precisions.get(other, other).format(kind=kind) for other in sorted(others))
         usual = precisions.get(request.chosen_precision, "{kind}").format(kind=kind)
-        sentences.append(f"{MARK}: {meanings}; without a mark: {usual}.")
+        sentences.append(f"{MARK}: these strategies train {meanings}. The others train {usual}.")
     return sentences
 
 
@@ -157,8 +162,8 @@ PRECISIONS = {
 }
 # The same for adapters, which are the only trained parameters.
 PRECISIONS_OF_ADAPTERS = {
-    "bf16": "{kind} adapters with fp32 master weights, under FSDP2 fp32 adapters",
-    "fp16": "{kind} adapters with fp32 master weights, under FSDP2 fp32 adapters",
+    "bf16": "{kind} adapters with fp32 master weights (fp32 adapters under FSDP2)",
+    "fp16": "{kind} adapters with fp32 master weights (fp32 adapters under FSDP2)",
     "bf16-autocast": "adapters without master weights under {kind} autocast",
     "fp16-autocast": "adapters without master weights under {kind} autocast",
     "pure-bf16": "everything in {kind}, without fp32 master weights",
@@ -167,8 +172,8 @@ PRECISIONS_OF_ADAPTERS = {
 
 def _autocast(request: Request) -> str:
     if request.lora_rank is None:
-        return "autocast keeps fp32 parameters"
-    return "autocast keeps no master weights of the adapters"
+        return "the parameters are in fp32"
+    return "the adapters have no master weights"
 
 
 def setting_line(advice: Advice) -> str:
@@ -221,9 +226,9 @@ _ADAPTERS: dict[AdapterKind, str] = {"lora": "LoRA", "dora": "DoRA"}
 
 def _basis(advice: Advice) -> str:
     if advice.is_traced:
-        return "Memory is traced or predicted, the rest is predicted"
+        return "The memory is traced or predicted, and everything else is predicted"
     is_measured = any(option.is_measured for option in advice.options)
-    return "The time is measured, the rest is predicted" if is_measured else "Predicted, not measured"
+    return "The time is measured, and everything else is predicted" if is_measured else "Predicted, not measured"
 
 
 def short_list(advice: Advice) -> list[StrategyPrediction]:
@@ -328,7 +333,7 @@ def block_lines(title: str, pairs: Iterable[tuple[str, str]]) -> list[str]:
 def text_of_all(advice: Advice, path: Path | None = None) -> str:
     """Return the advice in full, within the terminal's width. `path` is the file that --write writes, or None.
 
-    It has what the short text has, all strategies, the parts of their memory, and the evidence behind the times.
+    It has what the short text has, all strategies, the parts of their memory, and the accuracy of the predictions.
     """
     asked, advice = advice, advice.to_start
     request, box, shape = advice.request, advice.box, advice.shape
@@ -351,15 +356,15 @@ def text_of_all(advice: Advice, path: Path | None = None) -> str:
     ]
     meanings = [
         f"fits: tight means that less than {100 * ENOUGH_FREE:.0f} % of the GPU stays free.",
-        f"GiB: the tensors at the peak plus {100 * ALLOCATOR_SLACK:.0f} % for the allocator.",
-        "batch: the micro batch x the accumulation steps. c: with activation checkpointing. s: with selective "
-        "checkpointing.",
+        f"GiB: the memory of all tensors at the peak, plus {100 * ALLOCATOR_SLACK:.0f} % for the allocator.",
+        "batch: micro batch x accumulation steps (c: with activation checkpointing, s: with selective activation "
+        "checkpointing).",
         "largest: the largest micro batch that fits.",
-        "sent: what one rank sends per step.",
-        "host, disk: what one node needs.",
+        "sent: gigabytes that one rank sends per step.",
+        "host, disk: memory and disk space that one node needs.",
         f"{MARK}: the precision differs from the requested one.",
-        f"precision: {_autocast(request)}. bf16 and fp16 compute in 16 bits and keep fp32 master weights. pure-bf16 "
-        "keeps nothing in fp32.",
+        f"precision: with autocast, {_autocast(request)}. bf16 and fp16 compute in 16 bits, and keep fp32 master "
+        "weights. pure-bf16 keeps nothing in fp32.",
     ]
     parts = [part for part in peaks.PEAK_PARTS if any(option.prediction.peak.parts[part] for option in advice.options)]
     head = ["strategy", *(part.replace("_", " ") for part in parts), "peak at"]
@@ -389,63 +394,73 @@ def text_of_all(advice: Advice, path: Path | None = None) -> str:
             "",
             *terminal.table(head, memory),
             "",
-            "Evidence behind the times, which others measured and published:",
+            "How accurate the predicted times are, compared with published times:",
             *(terminal.wrap(line, "  ", "    ") for line in _evidence(advice)),
             "",
-            "Evidence behind the memory, which others measured and published:",
+            "How accurate the predicted memory is, compared with published memory:",
             *(terminal.wrap(line, "  ", "    ") for line in _memory_evidence(advice)),
         ]
     )
 
 
 def _evidence(advice: Advice) -> list[str]:
-    """Return the evidence behind the intervals of the times, one line for all strategies that share it."""
+    """Return the accuracy of the predicted times, one line for all strategies that share it."""
     names: dict[str, list[str]] = {}
+    lacks: dict[str, dict[str, None]] = {}
     for option in advice.options:
-        if (sentence := _rests_on(option)) is not None:  # a note says that no evidence is known for short steps
-            names.setdefault(sentence, []).append(option.strategy.name)
-    return [f"{', '.join(sharing)}: {sentence}." for sentence, sharing in names.items()]
+        if _rests_on(option) is None:
+            continue  # a note says that the accuracy is not known for short steps
+        found = None if option.is_measured else option.prediction.step.evidence
+        sentence = MEASURED if found is None else found.basis
+        names.setdefault(sentence, []).append(option.strategy.name)
+        lacks.setdefault(sentence, {}).update(dict.fromkeys(found.lacks if found else ()))
+    return [
+        f"{', '.join(sharing)}: {'. '.join(filter(None, [sentence, intervals.missing_times(lacks[sentence])]))}."
+        for sentence, sharing in names.items()
+    ]
 
 
-# What the printed memory is compared with.
+# The published values with which the predicted memory is compared.
 _QUANTITIES = {
-    "peak_allocated_bytes": ("published peak of tensors", "published peaks of tensors"),
-    "peak_reserved_bytes": ("published peak of reserved memory", "published peaks of reserved memory"),
-    "used_bytes": ("published value for the whole GPU", "published values for the whole GPU"),
+    "peak_allocated_bytes": "the peak memory of all tensors",
+    "peak_reserved_bytes": "the peak memory that PyTorch reserved",
+    "used_bytes": "the memory in use on a whole GPU",
 }
 
 
 def memory_evidence(option: StrategyPrediction) -> str:
-    """Return a sentence with the measured errors of the printed memory, for the option's class of engine."""
+    """Return sentences with the errors of predicted memory, for the option's class of engine."""
     if option.shape.adapter is not None:
         return (
-            'The report "How accurate the planner is" compares the predictions with published memory of trainings '
-            'with adapters (in its section "Adapters")'
+            'The section "Adapters" of the report "How accurate the planner is" compares our predictions for trainings '
+            "with adapters with published measurements"
         )
     parts = list(map(_error, intervals.memory_errors(option.shape, option.prediction.engine)))
     if not parts:
-        return "No memory of trainings with this kind of engine was published"
+        return "Nobody has published the memory of a training with this kind of engine"
     return ". ".join(parts)
 
 
 def _error(errors: intervals.MemoryErrors) -> str:
-    """Return a sentence with the error of the printed memory for one kind of published memory."""
-    published = f"{terminal.count(errors.count, *_QUANTITIES[errors.quantity])} from "
-    published += terminal.count(errors.sources, "source")
+    """Return sentences with the error of the predicted memory for one kind of published memory."""
+    sources = terminal.count(errors.sources, "source")
+    trainings = terminal.count(errors.count, "training")
+    published = f"For {trainings}, {sources} published {_QUANTITIES[errors.quantity]}"
     worst = f"{100 * abs(errors.worst):.0f} %"
     if errors.count == 1:
-        higher = ", which is higher than printed" if errors.too_low else ""
-        return f"The printed memory differs by {worst} from {published}{higher}"
-    are = "is" if errors.too_low == 1 else "are"
-    higher = f", of which {errors.too_low} {are} higher than printed" if errors.too_low else ""
+        is_lower = f"{worst} {'lower' if errors.worst < 0 else 'higher'}"
+        return f"{published}. Our prediction is {is_lower} than the published value"
+    lower = f", and is lower for {errors.too_low} of the {trainings}" if errors.too_low else ""
+    if errors.too_low == errors.count:
+        lower = ", and is always lower"
     return (
-        f"The printed memory differs by {100 * errors.median:.0f} % (median) and at most {worst} from "
-        f"{published}{higher}"
+        f"{published}. Our prediction differs from the published values by {100 * errors.median:.0f} % in the median "
+        f"and by {worst} at most{lower}"
     )
 
 
 def _memory_evidence(advice: Advice) -> list[str]:
-    """Return the evidence behind the memory, one line for all strategies that share it."""
+    """Return the accuracy of the predicted memory, one line for all strategies that share it."""
     names: dict[str, list[str]] = {}
     for option in advice.options:
         names.setdefault(memory_evidence(option), []).append(option.strategy.name)
@@ -456,13 +471,13 @@ def _size(shape: ModelShape) -> str:
     """Return the number of parameters in words, with the model's head if it is not the usual one of a decoder."""
     size = f"{shape.num_params + frozen.num_params(shape):,} parameters"
     if shape.experts:
-        size += f", of which a token meets {shape.active_params:,}"
+        size += f", of which each token uses {shape.active_params:,}"
     match shape.head:
         case "tokens":
-            return f"{size}; a logit for every word" if shape.architecture == "bert" else size
+            return f"{size}, and computes a logit for every word" if shape.architecture == "bert" else size
         case "none":
-            return f"{size}; no head"
-    return f"{size}; {shape.labels} {shape.head}"
+            return f"{size}, and no head"
+    return f"{size}, and a head for {shape.labels} {shape.head}"
 
 
 def _model_content(shape: ModelShape) -> dict[str, Any]:
@@ -775,7 +790,9 @@ def text_of_largest(largest: LargestModels) -> str:
         rows.append([name, *((shape.name, f"{shape.num_params / 1e9:.3g}") if shape else ("none", ""))])
     request = largest.request
     head = f"Largest GPT on {request.num_gpus} x {request.box().gpu.name} (width x layers, in the proportions of GPT-3)"
-    foot = f"At these sizes, hardly any memory is free. For {100 * ENOUGH_FREE:.0f} % of it, use smaller models."
+    foot = (
+        f"These models leave hardly any memory free. To keep {100 * ENOUGH_FREE:.0f} % of it free, use smaller models."
+    )
     conditions = _with_conditions(head, request)
     block = block_lines("Assumed", _assumed_of_memory(request, request.box(), largest.shapes))
     return "\n".join([conditions, "", *aligned(rows), "", *wrapped([foot]), "", *block])
@@ -812,9 +829,11 @@ def text_of_fewest(fewest: FewestGpus) -> str:
     notes = [f"Note: {note}." for note in fewest.notes]
     legend = []
     if any(row[3] == "tight" for row in rows):
-        legend.append(f"tight: fits, but leaves less than {100 * ENOUGH_FREE:.0f} % of a GPU free. Use twice as many.")
+        legend.append(
+            f"tight: fits, but leaves less than {100 * ENOUGH_FREE:.0f} % of each GPU free. Use twice as many GPUs."
+        )
     if any(row[1] == "never" for row in rows):
-        legend.append("never: the strategy does not shard, so every GPU needs memory for all of it.")
+        legend.append("never: the strategy does not shard the model, so every GPU needs memory for all of it.")
     foot = ["", *legend] if legend else []
     block = block_lines("Assumed", _assumed_of_memory(request, request.box(1), fewest.fewest))
     conditions = _with_conditions(head, request, shape)

@@ -49,7 +49,10 @@ def _predicted(shape: ModelShape, request: Request, notes: Sequence[str], trace:
     by_reason: dict[str, list[str]] = {}
     for name, reason in left_out.items():
         by_reason.setdefault(reason, []).append(name)
-    notes += [f"left out: {', '.join(names)}: {reason}" for reason, names in by_reason.items()]
+    notes += [
+        f"{', '.join(names)} {'was' if len(names) == 1 else 'were'} left out: {reason}"
+        for reason, names in by_reason.items()
+    ]
     if not options:
         raise Refusal(notes[-1])
     if trace is not None:
@@ -81,9 +84,9 @@ def _short(options: Sequence[StrategyPrediction]) -> list[str]:
         return []
     whose = "all" if len(short) == len(options) else ", ".join(option.strategy.name for option in short)
     warning = (
-        f"short steps ({whose}): with less than {1e3 * choose.SHORTEST:g} ms of computing per layer and micro step, "
-        "most of the time may go into launching kernels, which the prediction hardly counts. Published steps of this "
-        "kind took 1.3 to 6.1 times as long as predicted (median 3.6), so the predicted time has no upper end"
+        f"short steps ({whose}): they compute for less than {1e3 * choose.SHORTEST:g} ms per layer and micro step, so "
+        "most of the time may go into launching kernels, which the prediction hardly includes. Published steps of this "
+        "kind took 1.3 to 6.1 times as long as predicted (median 3.6), so the predicted time has no upper limit"
     )
     lacks = dict.fromkeys(lack for option in short for lack in option.prediction.step.evidence.lacks)
-    return [warning, *([f"no published time is of {' or of '.join(lacks)}"] if lacks else [])]
+    return [warning, *([f"there is no published time for {' or for '.join(lacks)}"] if lacks else [])]

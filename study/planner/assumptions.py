@@ -13,7 +13,7 @@ KERNELS: dict[Kernels, str] = {
     "fused": "fused: one kernel for each norm and activation function",
 }
 LOSSES: dict[LossKernel, str] = {
-    "eager": "computed from logits in fp32, of which copies are made",
+    "eager": "computed from logits in fp32 and copies of them",
     "upcast": "computed from logits in fp32",
     "fused": "computed by one fused kernel from logits in 16 bits",
     "chunked": "computed from a few logits at a time (chunked)",
@@ -47,7 +47,7 @@ def described(request: Request, shape: ModelShape | None = None) -> list[tuple[s
         """Return a value with a mark if it is not the stack's default."""
         default = stack.loss_if(request.compile) if name == "loss_kernel" else getattr(stack, name)
         is_default = getattr(settings, name) == default
-        return value if is_default else f"{value}; you requested this, and the default of {stack.name} is different"
+        return value if is_default else f"{value} (as you requested; the default of {stack.name} is different)"
 
     kernels = "compiled (torch.compile)" if request.compile else words("kernels", KERNELS[settings.kernels])
     optimizer = f"{request.optimizer}, {OPTIMIZER_KERNELS[settings.optimizer_kernel]}"
@@ -69,7 +69,7 @@ def described(request: Request, shape: ModelShape | None = None) -> list[tuple[s
         ("adapters", _adapters(request)),
         ("dropout", _dropout(request, settings.attention, shape)),
         ("images", _images(request, shape)),
-        ("allocator", f"{stack.allocator}; the prediction is the same for every allocator"),
+        ("allocator", f"{stack.allocator} (the prediction is the same for every allocator)"),
     ]  # fmt: skip
     return [(name, value) for name, value in pairs if value]
 
@@ -81,7 +81,7 @@ def _dropout(request: Request, attention: Attention, shape: ModelShape | None) -
     if not request.dropout:
         if request.stack in ("study", "torchtitan") or not rates or not shape.counts.has_dropout_outside_attention:
             return "off"
-        return f"not counted, although {shape.name} has it by default ({rates}). Add --dropout to count it."
+        return f"not counted, although {shape.name} has it by default ({rates}). Add --dropout to include it."
     if not shape.counts.is_dropout_counted:
         return f"on, but the prediction does not count it for {shape.name}"
     if not shape.counts.has_dropout:
@@ -98,11 +98,11 @@ def _images(request: Request, shape: ModelShape | None) -> str:
     if shape.num_images and shape.with_image is not None:
         tower = "frozen, so that it has no gradients" if request.freeze_vision_tower else "trained like the rest"
         number = f"{shape.num_images} of {shape.with_image.size} in each sequence"
-        return f"{number}, which take {shape.num_image_tokens:,} of its tokens; the vision tower is {tower}"
+        return f"{number}, which take {shape.num_image_tokens:,} of its tokens. The vision tower is {tower}"
     if request.freeze_vision_tower:
-        return "none: all sequences are text; the vision tower is frozen"
+        return "none, because all sequences are text. The vision tower is frozen"
     more = "" if shape.with_image is None else " Add --images for images in each sequence."
-    return f"none: all sequences are text, so the part of {shape.name} that reads other inputs does not run.{more}"
+    return f"none, because all sequences are text. The part of {shape.name} that reads other inputs does not run.{more}"
 
 
 def _frozen(request: Request) -> str:
@@ -122,8 +122,8 @@ def _adapters(request: Request) -> str:
     if request.lora_rank is None:
         return ""
     if request.stack == "trl" and request.load_in_4bit:
-        return "bf16, because TRL casts them; DeepSpeed keeps fp32 master weights"
-    return "fp32, as PEFT 0.21 creates them; DeepSpeed casts them and keeps fp32 master weights"
+        return "bf16, because TRL casts them. DeepSpeed keeps fp32 master weights"
+    return "fp32, as PEFT 0.21 creates them. DeepSpeed casts them and keeps fp32 master weights"
 
 
 def _attention(request: Request, attention: Attention) -> str:
@@ -153,4 +153,4 @@ def _reduced(stack: Stack, settings: Stack, precision: str) -> str:
     when = "every micro step" if settings.sync_each_batch else "the last micro step, and not sharded until then"
     value = f"reduced in {_type(settings.reduce_dtype, precision)} in {when}"
     changed = [name for name in ("sync_each_batch", "reduce_dtype") if getattr(settings, name) != getattr(stack, name)]
-    return f"{value}; you requested this, and the default of {stack.name} is different" if changed else value
+    return f"{value} (as you requested; the default of {stack.name} is different)" if changed else value

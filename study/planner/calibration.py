@@ -25,7 +25,7 @@ FEW_REASONS = (
 
 @dataclass(frozen=True)
 class Calibration:
-    """A measured step of one strategy, and the predictions of all others times the same factor."""
+    """A measured step of one strategy, and the predictions of all others multiplied by the same factor."""
 
     measured: StrategyPrediction
     seconds: float  # of an optimizer step, as it was measured
@@ -109,7 +109,7 @@ def sentences(calibration: Calibration) -> list[str]:
         f"the predicted {significant(step.total)} s, and {where} its interval ({significant(step.low, 2)} s {high})."
     ]
     if not measured.fits:
-        lines.append("The prediction says that this training does not fit, which your run refutes.")
+        lines.append("The prediction says that this training does not fit, but your run shows that it does.")
     if factor > 1 + CLOSE:
         lines.append(
             f"The usual reasons for a longer step are {FEW_REASONS}. The times below multiply each prediction by "

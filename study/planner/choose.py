@@ -146,7 +146,7 @@ class StrategyPrediction:
 
     @property
     def lacking(self) -> str | None:
-        """What a node has too little of besides GPU memory: "host memory" or "disk". None if it has enough."""
+        """The resource that a node lacks, other than GPU memory: "host memory" or "disk". None if it has enough."""
         return "host memory" if self.host_free_share < 0 else self.prediction.lacking
 
     @property
@@ -155,7 +155,7 @@ class StrategyPrediction:
 
     @property
     def scarcest_share(self) -> float:
-        """The share that stays free of a GPU's memory, or of a node's host memory if this is less."""
+        """The share of a GPU's memory that stays free, or that of the host's memory if it is smaller."""
         return min(self.free_share, self.host_free_share)
 
     @property
@@ -411,7 +411,7 @@ def _is_better(other: StrategyPrediction, option: StrategyPrediction) -> bool:
 
 
 def equally_fast(options: Sequence[StrategyPrediction]) -> list[StrategyPrediction]:
-    """Return the options that are as fast as the fastest of them, apart from what a prediction can tell."""
+    """Return the options whose predicted speed cannot be distinguished from that of the fastest one."""
     fastest = max(options, key=_speed, default=None)
     if fastest is None:
         return []

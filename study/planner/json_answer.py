@@ -22,7 +22,7 @@ def of(predicted: Any, content: Mapping[str, Any]) -> Answer:
 
 
 def findings(predicted: Any) -> Iterator[envelope.Finding]:
-    """Yield that nothing fits, if so, with the change that helps most."""
+    """Yield a finding if no strategy fits, with the change that helps most."""
     if predicted.verdict.result != "found":
         return
     if isinstance(predicted, Advice):

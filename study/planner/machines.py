@@ -207,8 +207,8 @@ def compare(
     without = [] if names else [gpu.name for gpu in GPUS.values() if not gpu.price_per_hour]
     if not machines:
         raise Refusal(
-            f"{shape.name} leaves {100 * ENOUGH_FREE:.0f} % of the memory free on none of these machines without "
-            "offload. Name one GPU and a number of them to see what would help."
+            f"{shape.name} leaves less than {100 * ENOUGH_FREE:.0f} % of the memory free on each of these machines "
+            "without offload. Name one GPU and a number of GPUs to see what would help."
         )
     comparison = Comparison(shape, request, notes, machines, without, budget, deadline)
     if deadline is None or comparison.within_limits:

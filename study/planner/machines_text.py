@@ -29,7 +29,7 @@ def answer_of_numbers(numbers: NumbersOfGpus) -> str:
     """Return one or two sentences: how many GPUs a model needs, and how many are comfortable."""
     machines, name = numbers.machines, numbers.fewest.shape.name
     if not machines:
-        return f"{name} fits on no number of these GPUs. Name a number with --gpus to see what would help."
+        return f"{name} does not fit on any number of these GPUs. Name a number with --gpus to see what would help."
     first, comfortable = machines[0], next((each for each in machines if each.is_comfortable), None)
     if first is comfortable:
         sentence = f"{_count(first)} {'is' if first.num_gpus == 1 else 'are'} enough for {name}: {_state(first)}."
@@ -110,13 +110,13 @@ def _row(machine: Machine, last: list[str]) -> list[str]:
 
 
 def _legend(machines: list[Machine]) -> str:
-    sentences = ["free: GiB left per GPU."]
+    sentences = ["free: GiB of each GPU that stay free."]
     if any(not machine.option.has_enough_free for machine in machines):
         sentences.insert(0, f"tight: fits, but leaves less than {100 * ENOUGH_FREE:.0f} % free.")
     if any(machine.training for machine in machines):
-        sentences.append("time: without setup, evaluation and checkpoints.")
+        sentences.append("time: the time of all steps, without setup, evaluation and checkpoints.")
     else:
-        sentences.append("batch: micro batch x accumulation steps; c: activation checkpointing.")
+        sentences.append("batch: micro batch x accumulation steps (c: with activation checkpointing).")
     return " ".join(sentences)
 
 
@@ -197,11 +197,11 @@ def _answer_beyond_limits(comparison: Comparison) -> str:
     if enough is not None:
         parts.append(f"More GPUs would keep {'both' if len(limits) > 1 else 'it'}: {_count(enough)}: {_state(enough)}.")
     elif comparison.deadline is None or (comparison.budget is not None and _hours(soonest) <= comparison.deadline):
-        parts.append(f"A budget of ${least.cost or 0:,.0f} or a shorter training would do.")
+        parts.append(f"A budget of ${least.cost or 0:,.0f} would be enough, or a shorter training.")
     else:
         parts.append(
-            "No larger machine or cluster of these GPUs that is predicted would do. Allow more, train fewer tokens, or "
-            "name another GPU."
+            "No larger machine or cluster of these GPUs is predicted to keep these limits. Allow more time or money, "
+            "train fewer tokens, or name another GPU."
         )
     return " ".join(parts)
 
@@ -219,12 +219,12 @@ def text_of_comparison(comparison: Comparison, everything: bool = False) -> str:
         shown = [*shown[: NUM_ROWS - 1], comparison.fastest]
     batch = _batch(comparison.shape, comparison.request)
     notes = [
-        "Prices are of different providers and dates, for machines rented on demand. Strategies without offload are "
-        f"compared, on powers of two up to {MOST_GPUS} GPUs. Cards of which no typical machine is known are compared "
-        "in one node only."
+        "Prices come from different providers and dates, for machines rented on demand. Only strategies without "
+        f"offload are compared, on powers of two up to {MOST_GPUS} GPUs. GPUs for which no typical machine is known "
+        "are compared in one node only."
     ]
     if comparison.without_price:
-        notes.append(f"No price is known of {', '.join(comparison.without_price)}. Name them with --gpu.")
+        notes.append(f"No price is known for {', '.join(comparison.without_price)}. Name them with --gpu.")
     if len(kept) > len(shown):
         notes.append(f"--all shows {len(kept) - len(shown)} more machines.")
     return "\n".join(

@@ -23,7 +23,7 @@ def options(requested: dict[str, Any]) -> dict[str, Any]:
     """
     if importlib.util.find_spec("pynvml") is None:
         raise Refusal(
-            "--this-machine asks NVIDIA's driver for the GPUs, and the package that does this is not installed. Run "
+            "--this-machine needs the package nvidia-ml-py, which is not installed. Run "
             "`pip install nvidia-ml-py`. Or name a GPU with --gpu, and say how many with --gpus."
         )
     machine = this_machine.find()

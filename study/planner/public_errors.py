@@ -149,7 +149,7 @@ _MEASURED: dict[str, Callable[[PublicRun], float | bool | None]] = {
 
 
 class Limit(NamedTuple):
-    """What was expected of the errors of a group, as the head comment of public_logs.yaml says. None: nothing."""
+    """The expected limit of the errors of a group, from the head comment of public_logs.yaml. None if there is none."""
 
     inside: float | None = None  # smallest share of times inside their interval
     median: float | None = None  # largest median of the absolute errors

@@ -9,7 +9,7 @@ from study.planner.choose import ENOUGH_FREE, EQUALLY_FAST, EQUALLY_FAST_IF_ROOM
 from study.planner.units import unit_of
 from study.terminal import GIB, listed, significant
 from study.theory import hardware
-from study.theory.intervals import MIXTURE, SHARED_SEQUENCES
+from study.theory.intervals import MIXTURE
 
 if TYPE_CHECKING:
     from study.planner.choose import Advice, Remedy, RemedyKind, StrategyPrediction
@@ -27,7 +27,7 @@ def answer(advice: Advice) -> str:
     option, better = advice.recommended, advice.change
     if option is None:
         nearest = advice.ranked[0]
-        parts = [f"No strategy fits. {nearest.strategy.name} comes nearest: it {lacks(nearest)}{_cause(nearest)}."]
+        parts = [f"No strategy fits. {nearest.strategy.name} comes nearest: it {lacks(nearest)}.{_cause(nearest)}"]
         parts.append(
             _nothing_helps(advice) if better is None else f"{_instruction(better)}. {_what_changes(better)}".rstrip()
         )
@@ -47,7 +47,7 @@ def answer(advice: Advice) -> str:
         ]
         return " ".join(filter(None, parts))
     memory = f"{gib(option.free_bytes)} GiB ({percent(option.free_share)}) of each GPU"
-    stays = "stay free" if option.traced_bytes is None else "stay free by the traced memory"
+    stays = "stay free" if option.traced_bytes is None else "stay free according to the trace"
     takes = "took" if option.is_measured else "is predicted to take"
     return (
         f"Use {option.strategy.name} with {_settings(option)}: a step {takes} "
@@ -86,10 +86,10 @@ def _is_host_assumed(advice: Advice) -> bool:
 
 # What a change of another kind of training costs, besides time.
 _LOST_UPDATES = (
-    "Pure bf16 keeps no fp32 copy of the weights: a weight has 8 significant bits, so that an update below 1/512 of "
-    "it is rounded away, and the loss may stop falling (arXiv:2010.06192). Compare a short run with fp32 copies, or "
-    "use an optimizer with stochastic rounding (torchao.optim.AdamW8bit(..., bf16_stochastic_round=True)) or with "
-    "Kahan summation"
+    "Pure bf16 keeps no fp32 copy of the weights: a weight has 8 significant bits, so rounding removes every update "
+    "below 1/512 of the weight, and the loss may stop falling (arXiv:2010.06192). Compare the loss with that of a "
+    "short run that keeps fp32 copies, or use an optimizer with stochastic rounding (torchao.optim.AdamW8bit(..., "
+    "bf16_stochastic_round=True)) or with Kahan summation"
 )
 
 
@@ -106,7 +106,7 @@ def _what_changes(change: Remedy) -> str:
 
 
 def price_of_changes(advice: Advice) -> list[str]:
-    """Return what the changes that help cost in accuracy, if the answer has not said it."""
+    """Return the loss of accuracy that the helpful changes may cause, unless the answer mentions it already."""
     kinds = {each.kind for each in advice.remedies if each is not advice.change}
     is_said = advice.change is not None and advice.change.kind == "precision"
     return [f"{_LOST_UPDATES}."] if "precision" in kinds and not is_said else []
@@ -126,18 +126,18 @@ def _instruction(change: Remedy) -> str:
 
 
 def _cause(option: StrategyPrediction) -> str:
-    """Return what takes most of the memory of an option that does not fit."""
+    """Return a sentence that says what takes most of the memory of an option that does not fit."""
     name, num_bytes = remedies.cause(option)
     if name == "host memory":
         return ""
-    return f"; {gib(num_bytes)} of the {gib(option.needed_bytes)} GiB that it needs are {name}"
+    return f" It needs {gib(option.needed_bytes)} GiB, of which {gib(num_bytes)} GiB are {name}."
 
 
 def _nothing_helps(advice: Advice) -> str:
     """Return what to do if no change of the training that is predicted here makes it fit."""
     if (sentence := _whole_sequences(advice)) is not None:
-        return f"No change that is predicted here makes it fit. {sentence}"
-    return "No change that is predicted here makes it fit. Use GPUs with more memory."
+        return f"No change that this command can predict makes it fit. {sentence}"
+    return "No change that this command can predict makes it fit. Use GPUs with more memory."
 
 
 def _whole_sequences(advice: Advice) -> str | None:
@@ -146,11 +146,11 @@ def _whole_sequences(advice: Advice) -> str | None:
     if remedies.cause(advice.ranked[0])[0] not in ("activations", "logits and loss") or advice.shape.reads_images:
         return None
     if advice.request.sequence_ranks > 1:
-        return "What would help are more GPUs that share each sequence, shorter sequences, or GPUs with more memory."
+        return "Use more GPUs that share each sequence, shorter sequences, or GPUs with more memory."
     return (
-        f"More GPUs alone do not help, because each GPU computes whole sequences of {length:,} tokens. What would help "
-        "are shorter sequences, GPUs with more memory, or more GPUs that share each sequence (--context-parallel for "
-        "FSDP2, --sequence-parallel for ZeRO)."
+        f"Only adding GPUs does not help, because each GPU computes whole sequences of {length:,} tokens. Use shorter "
+        "sequences, GPUs with more memory, or more GPUs that share each sequence (--context-parallel for FSDP2, "
+        "--sequence-parallel for ZeRO)."
     )
 
 
@@ -168,11 +168,11 @@ def _settings(option: StrategyPrediction) -> str:
 
 
 def reason(advice: Advice) -> str:
-    """Return one sentence: why the recommended strategy is recommended, and what can go wrong."""
+    """Return sentences that say why the recommended strategy is recommended, and what can go wrong."""
     option = advice.recommended
     if option is None:
         return answer(advice)
-    return f"{_why(advice, option)}; {_risk(advice, option)}."
+    return " ".join([f"{_why(advice, option)}.", *(f"{risk[0].upper()}{risk[1:]}." for risk in _risks(advice, option))])
 
 
 def _why(advice: Advice, option: StrategyPrediction) -> str:
@@ -182,22 +182,22 @@ def _why(advice: Advice, option: StrategyPrediction) -> str:
         return "On one GPU there is nothing to shard, so no engine is needed"
     candidates = choose.preferred(advice.options)
     fastest = min(candidates, key=lambda candidate: candidate.seconds)
-    which = f"leave {ENOUGH} free" if option.has_enough_free else "fit"
+    which = f"leaves {ENOUGH} of the memory free" if option.has_enough_free else "fits"
     if not option.offloads and any(other.offloads and other.fits for other in advice.options):
         which += " without offload"
     needs_offload = option.offloads and not any(other.fits and not other.offloads for other in advice.options)
-    begin = "No strategy fits without offload, and this one is" if needs_offload else "It is"
+    begin = "No strategy fits without offload. This one is" if needs_offload else "It is"
     if len(candidates) == 1:
-        only = which.replace("leave", "leaves").replace("fit", "fits", 1)
-        return f"{begin} the only strategy that {only}"
+        return f"{begin} the only strategy that {which}"
     if fastest is option:
-        return f"{begin} the fastest of those that {which}"
+        return f"{begin} the fastest strategy that {which}"
     sooner = f"{100 * (1 - fastest.seconds / option.seconds):.0f} %"
+    simplest = f"{begin} the simplest strategy that is fast enough and {which}"
     if sooner == "0 %":
-        return f"{begin} the simplest of those that {which}; {fastest.strategy.name} is predicted to take as long"
+        return f"{simplest}. A step with {fastest.strategy.name} is predicted to take as long"
     return (
-        f"{begin} the simplest of those that {which}; {fastest.strategy.name} is predicted to take {sooner} less time, "
-        f"and {_equal_up_to(option, fastest)}"
+        f"{simplest}. A step with {fastest.strategy.name} is predicted to take {sooner} less time, but "
+        f"{_equal_up_to(option, fastest)}"
     )
 
 
@@ -213,35 +213,40 @@ def _equal_up_to(option: StrategyPrediction, fastest: StrategyPrediction) -> str
     """Return up to which difference an option counts as equally fast as the fastest one, and why."""
     share = f"{100 * choose.tolerance(option, fastest):.0f} %"
     if option.free_share < choose.MUCH_FREE:
-        return f"differences up to {share} are less than the error of the prediction"
+        return f"a difference of up to {share} is smaller than the error of the prediction"
     if option.is_short:
-        return f"in such short steps, differences up to {share} are less than the error of the prediction"
-    return f"differences up to {share} count little while half of the GPU is free"
+        return f"for such short steps, a difference of up to {share} is smaller than the error of the prediction"
+    return f"a difference of up to {share} matters little while half of the GPU's memory is free"
 
 
-def _risk(advice: Advice, option: StrategyPrediction) -> str:
+def _risks(advice: Advice, option: StrategyPrediction) -> list[str]:
+    """Return clauses that say what can go wrong, and how exact the time is."""
     parts = []
     if not option.has_enough_free:
         slower = [other for other in advice.options if other.has_enough_free]
-        why = f", but all that leave {ENOUGH} are far slower" if slower else ", but nothing here leaves more"
+        why = ", but no strategy leaves more free"
+        if slower:
+            why = f", but all strategies that leave {ENOUGH} free are far slower"
         what = "host memory" if option.free_share >= ENOUGH_FREE else "memory"
         parts.append(f"it may run out of {what}{'' if option.is_measured else why}")
     if _depends_on_host(advice, option):
         parts.append(_host(advice, option))
     if option.is_measured:
-        parts.append("the time is your measurement")
+        parts.append("you measured this time")
     elif option.prediction.step.evidence.is_rough:
-        whose = {MIXTURE: "mixture of experts", SHARED_SEQUENCES: "training in which GPUs share a sequence"}
-        guessed = whose[option.prediction.step.evidence.guessed or MIXTURE]
-        parts.append(f"the time is a rough guess, because no {guessed} was compared with a measurement")
+        parts.append(
+            "the time is a rough guess, because there is no published time for "
+            f"{option.prediction.step.evidence.guessed or MIXTURE}"
+        )
     elif option.is_short:
         parts.append(
-            "so short a step can take several times as long, because launching kernels may take longer than computing"
+            "such a short step can take several times as long as predicted, because launching kernels may take longer "
+            "than computing"
         )
     else:
         step = option.prediction.step
-        parts.append(f"the real time may be anywhere from {significant(step.low, 2)} to {significant(step.high, 2)} s")
-    return ", and ".join(parts)
+        parts.append(f"the real time may be between {significant(step.low, 2)} and {significant(step.high, 2)} s")
+    return parts
 
 
 def _depends_on_host(advice: Advice, option: StrategyPrediction) -> bool:
@@ -256,7 +261,7 @@ def _host(advice: Advice, option: StrategyPrediction) -> str:
     if memory is None:
         return f"it needs {needed} GiB of host memory on each node{why}"
     if _is_host_assumed(advice):
-        return f"it needs {needed} GiB of host memory{why}, and {memory / GIB:,.0f} GiB are assumed"
+        return f"it needs {needed} GiB of host memory{why}, and we assume that there are {memory / GIB:,.0f} GiB"
     return f"it needs {needed} of the {memory / GIB:,.0f} GiB of host memory{why}"
 
 
@@ -286,11 +291,11 @@ def changes(advice: Advice) -> list[tuple[str, str]]:
 
 _OTHER_TRAINING = {
     "same": "",
-    "sequence": " (GPUs share each sequence; the time is rough)",
-    "optimizer": " (other optimizer states)",
+    "sequence": " (GPUs share each sequence, and the time is a rough guess)",
+    "optimizer": " (optimizer states in 8 bits)",
     "precision": " (no fp32 copy of the weights)",
     "adapters": " (trains adapters only)",
-    "batch": " (other global batch)",
+    "batch": " (a different global batch)",
     "offload": " (offloads to the host)",
     "gpus": "",
 }
@@ -326,23 +331,27 @@ def _why_not(advice: Advice, option: StrategyPrediction) -> str:
     free = f"leaves only {percent(option.scarcest_share)} {what}free"
     time = _compared(option.seconds / chosen.seconds)
     if not option.has_enough_free and chosen.has_enough_free:
-        return f"{free}, and {time}" if option.seconds > (1 + EQUALLY_FAST) * chosen.seconds else f"{free}: too little"
+        return (
+            f"{free}, and {time}"
+            if option.seconds > (1 + EQUALLY_FAST) * chosen.seconds
+            else f"{free}, which is too little"
+        )
     if chosen.prediction.engine.kind == "torch" and not option.offloads:
-        return f"nothing to shard on one GPU; {time}"
+        return f"{time}, although on one GPU there is nothing to shard"
     near = choose.equally_fast(choose.preferred(advice.options))
     if option in near:
         is_same = abs(option.seconds / chosen.seconds - 1) <= EQUALLY_FAST
-        return f"{'as fast' if is_same else f'{time}, too little to count'}, {_less_simple(option, chosen)}"
+        return f"{'as fast' if is_same else f'{time}, which hardly matters'}, {_less_simple(option, chosen)}"
     fastest = fastest_of_preferred(advice) or chosen
     is_simpler = choose.complexity(option) < choose.complexity(chosen)
     if is_simpler and option.has_enough_free and not option.offloads and not chosen.offloads:
         limit = f"{100 * choose.tolerance(option, fastest):.0f} %"
         than = "" if fastest is chosen else f" than {fastest.strategy.name}"
-        return f"simpler, but {_compared(option.seconds / fastest.seconds)}{than} (up to {limit} would not count)"
+        return f"simpler, but {_compared(option.seconds / fastest.seconds)}{than} (up to {limit} would be acceptable)"
     if option.offloads and not chosen.offloads and option.seconds <= chosen.seconds:
-        return f"{time}, less than the error of the prediction, but it needs host memory"
+        return f"{time}, but needs host memory, and the difference is smaller than the error of the prediction"
     within = option.seconds <= chosen.slowest_seconds and not chosen.is_rough and option.seconds > chosen.seconds
-    return f"{time}{', less than the error of the prediction' if within else ''}"
+    return f"{time}{' (the difference is smaller than the error of the prediction)' if within else ''}"
 
 
 def _less_simple(option: StrategyPrediction, chosen: StrategyPrediction) -> str:
@@ -353,12 +362,12 @@ def _less_simple(option: StrategyPrediction, chosen: StrategyPrediction) -> str:
     if offload != offload_of_chosen:
         return "but it offloads more" if chosen.offloads else "but it needs host memory"
     if stage > stage_of_chosen:
-        return "but it shards more than is needed"
+        return "but it shards more than necessary"
     if stage < stage_of_chosen:
         return "but it leaves less memory free"
     if has_file != file_of_chosen:
-        return "but it has buffer sizes to set"
-    return "and as simple: either is fine"
+        return "but it has buffer sizes that you must choose"
+    return "and as simple, so either is fine"
 
 
 def lacks(option: StrategyPrediction) -> str:

@@ -94,22 +94,28 @@ class Request(BaseModel):
     )
     gpu_bandwidth: float | None = option(None, "Bandwidth of the GPU's memory.", GPUS, metavar="GB/S", unit="GB/s")
     sequence_length: int | None = option(
-        None, "Tokens per sequence. [default: 1024, or the model's maximum if that is less]", WORK, is_common=True
+        None,
+        "Number of tokens per sequence. [default: 1024, or the model's maximum if that is less]",
+        WORK,
+        is_common=True,
     )
     global_batch_size: int | None = option(
-        None, "Sequences per optimizer step. [default: 8 per GPU]", WORK, is_common=True
+        None, "Number of sequences per optimizer step, over all GPUs. [default: 8 per GPU]", WORK, is_common=True
     )
     tokens: float | None = option(
         None,
-        "Tokens of the training, for hours and price.",
+        "Number of tokens of the whole training, from which hours and price are computed.",
         WORK,
         is_common=True,
         unit="tokens",
     )
     examples: int | None = option(
-        None, "Examples of the training data, in place of --tokens. Each is one whole sequence, or one image.", WORK
+        None,
+        "Number of examples in the training data, in place of --tokens. An example is one whole sequence, or one "
+        "image.",
+        WORK,
     )
-    epochs: float | None = option(None, "Passes over the examples. [default: 1]", WORK, unit="passes")
+    epochs: float | None = option(None, "Number of passes over the examples. [default: 1]", WORK, unit="passes")
     images: int | None = option(
         None, "Images in each sequence, for vision-language models. [default: none, only texts]", WORK
     )
@@ -121,11 +127,11 @@ class Request(BaseModel):
     )
     micro_batch_size: int | None = option(
         None,
-        "Sequences per GPU and forward pass. [default: the fastest that leaves enough memory free]",
+        "Number of sequences per GPU and forward pass. [default: the fastest that leaves enough memory free]",
         WORK,
     )
     gradient_accumulation_steps: int | None = option(
-        None, "Micro batches per optimizer step. [default: as the batch sizes require]", WORK
+        None, "Number of micro batches per optimizer step. [default: as the batch sizes require]", WORK
     )
     precision: PrecisionClass | None = option(
         None,
@@ -143,13 +149,13 @@ class Request(BaseModel):
         None,
         "Recompute the activations of every block (full), of every second one (selective), or of some operators in "
         "every block (selective-op, as torchtitan does) in the backward pass. "
-        "[default: as the stack; if that has it off, full if that makes a strategy fit or faster]",
+        "[default: that of --stack. If it is off there, full is used if it makes a strategy fit or faster]",
         SETTINGS,
     )
     kernels: Kernels = option(
         None,
         "fused: norms, activation functions and loss are one kernel each. transformers: several kernels, as its models "
-        "do. [default: as the stack]",
+        "do. [default: that of --stack]",
         SETTINGS,
     )
     compile: bool = option(
@@ -158,23 +164,23 @@ class Request(BaseModel):
     attention: Attention = option(
         None,
         "sdpa: PyTorch's (FlashAttention-2 if GPU and precision support it). eager: separate operators. flash-1: "
-        "FlashAttention of 2022. flash-3: FlashAttention-3, which needs a Hopper GPU. [default: as the stack]",
+        "FlashAttention of 2022. flash-3: FlashAttention-3, which needs a Hopper GPU. [default: that of --stack]",
         SETTINGS,
     )
     dropout: bool = option(False, "Assume dropout.", SETTINGS)
     loss_kernel: LossKernel | None = option(
         None,
         "How the loss handles logits: fp32 logits and copies, fp32 logits, 16-bit logits, or never all logits at once. "
-        "[default: as the stack, or as --kernels if that is given]",
+        "[default: that of --stack, or the one that fits --kernels]",
         SETTINGS,
     )
     optimizer: Optimizer = option(
-        "adamw", "Optimizer, which determines the optimizer states. sgd: without momentum.", SETTINGS
+        "adamw", "Optimizer, which determines the optimizer states. sgd is without momentum.", SETTINGS
     )
     optimizer_kernel: OptimizerKernel = option(
         None,
-        "foreach, PyTorch's default, needs one more copy of what is updated. Under ZeRO, loop needs two, because its "
-        "parameters are a few large tensors. [default: as the stack]",
+        "PyTorch's default is foreach, which needs one more copy of the updated weights. Under ZeRO, loop needs two "
+        "more copies, because the parameters are a few large tensors. [default: that of --stack]",
         SETTINGS,
     )
     grad_accum_dtype: GradientType = option(
@@ -186,12 +192,12 @@ class Request(BaseModel):
     sync_each_batch: bool = option(
         None,
         "Whether FSDP2 reduces gradients in every micro step. Otherwise every GPU keeps unsharded gradients until the "
-        "last one. [default: as the stack]",
+        "last micro step. [default: that of --stack]",
         SETTINGS,
     )
     reduce_dtype: GradientType = option(
         None,
-        "Type in which FSDP2 reduces gradients: fp32, or the model's type. [default: as the stack]",
+        "Type in which FSDP2 reduces gradients: fp32, or the model's type. [default: that of --stack]",
         SETTINGS,
     )
     lora_rank: int | None = option(
@@ -207,7 +213,9 @@ class Request(BaseModel):
         metavar="NAMES",
     )
     lora_dropout: float = option(0.0, "Dropout of the adapters' inputs. [default: 0]", ADAPTER)
-    adapter: AdapterKind = option("lora", "Kind of the adapters. dora: with magnitudes of the weights.", ADAPTER)
+    adapter: AdapterKind = option(
+        "lora", "Kind of the adapters. dora also trains the magnitudes of the weights.", ADAPTER
+    )
     load_in_4bit: bool = option(
         False,
         "Keep the frozen weights of Linear modules in four bits (QLoRA: NF4 with double quantization).",
@@ -242,7 +250,7 @@ class Request(BaseModel):
     disk: float | None = option(None, "Size of a node's local NVMe disks.", MACHINE, metavar="TB", unit="TB of a node")
     disk_bandwidth: tuple[float, float] | None = option(
         None,
-        "GB/s with which a node's disks read and write. One number counts for both.",
+        "Rates in GB/s at which a node's disks read and write. A single number is used for both.",
         MACHINE,
         metavar="READ[,WRITE]",
         unit="GB/s, for reading and writing",
@@ -300,7 +308,7 @@ class Request(BaseModel):
         if value is None and is_optional(field):
             return value
         if (words := choices(field)) and value not in words:
-            raise ValueError(f"{name}={value!r}: unknown; take one of {', '.join(words)}")
+            raise ValueError(f"{name}={value!r}: this value is unknown. Use one of {', '.join(words)}.")
         if kind(field) is int and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ValueError(f"{name}={value!r}: must be a whole number of at least 1")
         if name == "num_gpus" and value > MOST_GPUS:
@@ -315,7 +323,7 @@ class Request(BaseModel):
     def _check_length_of_training(self) -> Request:
         """Raise Refusal if the length of the training is stated twice, or not at all."""
         if self.tokens is not None and self.examples is not None:
-            raise Refusal("--tokens and --examples both state how long the training is. Leave one of them out.")
+            raise Refusal("--tokens and --examples both state how long the training is. Use only one of them.")
         if self.epochs is not None and self.examples is None:
             raise Refusal("--epochs needs the number of examples. Add --examples, or use --tokens.")
         return self
@@ -510,7 +518,7 @@ class Request(BaseModel):
         return precision
 
     def training(self, chosen: Strategy, shape: ModelShape | None = None, accumulates: bool = True) -> Training:
-        """Return what a prediction of a strategy assumes of the program that trains."""
+        """Return the assumptions about the training program in the prediction of a strategy."""
         return Training(
             stack=self.stack,
             kinds=stack_options.kinds_of(chosen),
@@ -558,9 +566,9 @@ class Request(BaseModel):
             if shape.has_idle_part:
                 raise Refusal(
                     f"{flag}: images of {shape.name} are not counted, only its texts. They are counted for "
-                    f"{COUNTED_WITH_IMAGES}. Leave {flag} out to predict a training on texts only."
+                    f"{COUNTED_WITH_IMAGES}. Remove {flag} to predict a training on texts only."
                 )
-            raise Refusal(f"{flag}: {shape.name} reads no images beside its text. Leave {flag} out.")
+            raise Refusal(f"{flag}: {shape.name} cannot read images in addition to text. Leave {flag} out.")
         if self.stack in _OF_TEXTS:
             raise Refusal(
                 f"--stack {self.stack}: the launch of a training with images is known only for trainer, accelerate and "
@@ -594,13 +602,15 @@ class Request(BaseModel):
             if reason := cannot_run(STACKS[self.stack], chosen):
                 raise Refusal(f"--strategy {self.strategy}: {reason}. Take another strategy, or another --stack.")
             if reason := self._cannot_share(chosen, num_gpus):
-                raise Refusal(f"{self.sharing_flag}: {reason}. Leave --strategy out, or use another one.")
+                raise Refusal(f"{self.sharing_flag}: {reason}. Remove --strategy, or use another strategy.")
             if self.shard_group_size is None and not chosen.could_run(num_gpus):
                 is_single = chosen.distributed_type == "NO"
                 limit, remedy = (
-                    ("runs one process", "ddp") if is_single else ("has groups of ranks", "zero3_tuned or fsdp2")
+                    ("runs one process", "ddp") if is_single else ("needs groups of ranks", "zero3_tuned or fsdp2")
                 )
-                raise Refusal(f"--strategy {self.strategy}: {limit}, --gpus asks for {num_gpus}; take {remedy}")
+                raise Refusal(
+                    f"--strategy {self.strategy}: this strategy {limit}, but --gpus is {num_gpus}. Use {remedy}."
+                )
             useful = [chosen]
         else:
             useful = [chosen for chosen in self._possible(num_gpus) if self._why_useless(chosen, num_gpus) is None]
@@ -803,7 +813,7 @@ def find_model(name: str, asked: Request) -> tuple[ModelShape, Request, list[str
     except Refusal as refusal:
         raise Refusal(printable(str(refusal))) from None
     if (reason := asked.why_not_shared(shape)) is not None:
-        raise Refusal(f"{asked.sharing_flag}: {printable(reason)}. Change the option, or leave it out.")
+        raise Refusal(f"{asked.sharing_flag}: {printable(reason)}. Change or remove the option.")
     return shape, asked, [printable(note) for note in notes]
 
 

@@ -39,7 +39,7 @@ DROPOUT_RATE = 0.1  # an example, because the memory does not depend on the rate
 
 @dataclass(frozen=True)
 class Training:
-    """What a prediction assumes of the program that trains, for one strategy."""
+    """The assumptions of a prediction about the training program, for one strategy."""
 
     stack: StackName
     kinds: tuple[Kind, ...]  # of the strategy; the first one that a cell has counts

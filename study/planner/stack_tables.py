@@ -23,7 +23,7 @@ Kind = Literal["plain", "zero0", "zero", "zero3", "zero offload", "fsdp", "fsdp 
 
 @dataclass(frozen=True)
 class Parts:
-    """What a program needs for some settings."""
+    """The code and the options that a program needs for some settings."""
 
     flags: tuple[str, ...] = ()  # options of the command
     keys: Mapping[str, Any] = field(default_factory=dict)  # of axolotl's file

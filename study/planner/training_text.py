@@ -45,11 +45,11 @@ def whole_training_sentence(advice: Advice) -> str | None:
     training = None if option is None else whole_training(option, advice.request)
     if training is None:
         return None
-    cost = "; the price of the GPU is not known"
-    if training.dollars is not None:
-        cost = f" and to cost ${training.dollars:,.0f} at the price of {price_of(advice.box.gpu)}"
     units, hours = unit_of(advice.shape).plural, duration(training.hours)
-    takes = f"It is predicted to take {hours} ({_interval(training)})"
+    takes, costs = f"It is predicted to take {hours} ({_interval(training)})", "to cost"
     if option is not None and option.is_measured:
-        takes = f"With the step that you measured, it takes {hours}"
+        takes, costs = f"With the step time that you measured, it takes {hours}", "costs"
+    cost = ". The price of the GPU is not known"
+    if training.dollars is not None:
+        cost = f" and {costs} ${training.dollars:,.0f} at the price of {price_of(advice.box.gpu)}"
     return f"The whole training of {training.tokens:,.0f} {units} has {training.steps:,} steps. {takes}{cost}."

@@ -11,7 +11,7 @@ from study.theory.shapes import ModelShape
 
 @dataclass(frozen=True)
 class Unit:
-    """What a model reads, in words and as the columns of tables.
+    """The unit that a model reads (tokens or images), in words and as columns of tables.
 
     For a model that reads only images, the token counts in predictions are counts of images.
     """

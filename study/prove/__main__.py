@@ -196,7 +196,7 @@ class _Pairs:
         return call(*arguments, **options)
 
     def why_not_made(self) -> str:
-        """Return why no proof was made, as a text.
+        """Return the reason why the script was not checked.
 
         It begins with WRONG if the training updated no weight.
         """
@@ -220,7 +220,7 @@ class _Pairs:
         self._ties.close()
 
     def end(self) -> None:
-        """End all watches, and add the findings that only the end of the training shows."""
+        """End all watches, and add the findings that can only be made at the end of the training."""
         for watcher in self.watchers:
             with suppress(Unverified):  # which the verdict contains
                 watcher.end()
@@ -277,7 +277,7 @@ class _Pairs:
 
 
 def around(called: Sequence[torch.nn.Module], optimizer: torch.optim.Optimizer) -> tuple[Any, Any] | None:
-    """Return the model that an optimizer updates, and the module that the script calls.
+    """Return the model whose parameters an optimizer updates, and the module that the script calls.
 
     The script calls the engine, or the bare module inside it. None if there is no such model.
     """
@@ -296,7 +296,7 @@ def around(called: Sequence[torch.nn.Module], optimizer: torch.optim.Optimizer) 
 
 
 def owner(called: Sequence[torch.nn.Module], optimizer: torch.optim.Optimizer) -> torch.nn.Module | None:
-    """Return the outermost called module that an optimizer updates.
+    """Return the outermost module that the script calls and that an optimizer updates.
 
     It is found by its DeepSpeed engine, by its parameters, or because it is the only module. None if there is not
     exactly one candidate.

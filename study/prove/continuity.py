@@ -1,4 +1,4 @@
-"""Check that what an update starts from is what the steps before it left: optimizer states and gradients.
+"""Check that optimizer states and gradients are not changed between one update and the next.
 
 The states must be those of the previous update. The gradients must come from backward passes since then.
 """
@@ -26,7 +26,7 @@ LARGEST_CHANCE = 0.1
 
 
 class States:
-    """The optimizer states that an update left, by a name of their own: the position of the tensor and the key.
+    """The optimizer states after an update. A state is named by the position of its tensor and its key.
 
     The momentum of DeepSpeed's Muon is left out, because ZeRO advances it while it reduces the gradients.
     """
@@ -41,7 +41,7 @@ class States:
         self._numbers: dict[int, int] = {}  # id of a tensor -> its number, for messages
 
     def note_left(self) -> None:
-        """Record the states as an update ends. DeepSpeed's updates have several calls, of which the last counts."""
+        """Record the states at the end of an update. An update of DeepSpeed has several calls: the last one counts."""
         self._left = self._sums()
 
     def differences(self) -> list[str]:
@@ -84,7 +84,7 @@ def _sums(tensor: Any) -> Checksum:
 
 
 class Contributions:
-    """What the backward passes of a step added to the gradients of a model: a sample of the elements."""
+    """A sample of what the backward passes of a step added to the gradients."""
 
     def __init__(self, parameters: Sequence[Any]) -> None:
         self._parameters = parameters
@@ -106,7 +106,7 @@ class Contributions:
             self._added = None
 
     def share(self) -> float | None:
-        """Return which part of the gradients, by length, is a combination of what the backward passes added.
+        """Return the share of the gradients' norm that is a combination of what the backward passes added.
 
         None if that cannot be judged, for instance if there are few elements, or if nothing was added.
         """

@@ -47,7 +47,7 @@ def by_launcher(environment: Mapping[str, str] = os.environ) -> list[Demand]:
 
 
 def requested_processes(environment: Mapping[str, str] = os.environ) -> int | None:
-    """Return how many processes `accelerate launch` was asked for, if it started this process as a single one.
+    """Return the number of processes that the `accelerate launch` command requests, if it started only this process.
 
     Its launcher for single processes is also used for `distributed_type: MULTI_CPU`, and passes no number on. So the
     number is read from the command line of the launcher. None if it is not known, or if another launcher is used.
@@ -62,7 +62,7 @@ def requested_processes(environment: Mapping[str, str] = os.environ) -> int | No
 
 
 def processes_of(words: Sequence[str]) -> int | None:
-    """Return the number of processes in the words of an `accelerate launch` command, or in its configuration file."""
+    """Return the number of processes that an `accelerate launch` command or its configuration file requests."""
     if "launch" not in words:
         return None
     options: dict[str, str] = {}

@@ -53,11 +53,11 @@ def rank_report(
 
 
 def missing_processes(requested: int | None, world_size: int) -> list[str]:
-    """Return a finding if a launcher that was asked for several processes started only one."""
+    """Return a finding if the launch command requests several processes, but only one was started."""
     if requested is None or requested <= 1 or world_size > 1:
         return []
     return [
-        f"only one process trains, but accelerate launch was asked for {requested} (accelerate starts a single process "
+        f"only one process trains, but the launch command requests {requested} (accelerate starts a single process "
         "for distributed_type MULTI_CPU). Write torchrun --nproc-per-node "
         f"{requested} in place of accelerate launch and its options."
     ]
@@ -90,7 +90,7 @@ def gradient_averager(facts: dict[str, Any], reduced: dict[str, int], sent: list
 
 
 def check_rank(facts: dict[str, Any], step: Step, averager: str | None) -> list[str]:
-    """Return the faults that a step of one rank shows without the other ranks.
+    """Return the faults of a step that can be found on one rank, without the other ranks.
 
     `averager` is the result of `gradient_averager`.
     """
@@ -141,7 +141,7 @@ def _wrong_accumulation(facts: dict[str, Any], step: Step) -> Iterator[str]:
     """Yield faults of gradients that are scaled at the update, lost within the step, or left from earlier steps."""
     if step.scaling.scale_at_update not in (None, 1):
         yield (
-            f"not unscaled: at the update, GradScaler still had the gradients multiplied by "
+            "not unscaled: the update used gradients that GradScaler had multiplied by "
             f"{step.scaling.scale_at_update:g}. Call scaler.step(optimizer)."
         )
     if facts["zero_stage"] in (1, 2) and step.engine_backwards > 1:
@@ -162,7 +162,7 @@ def _wrong_gradients(step: Step) -> Iterator[str]:
     factor = step.gradients.factor
     if step.gradients.are_replaced:
         yield (
-            "gradients were replaced: the update got gradients that have nothing to do with those of the step's "
+            "gradients were replaced: the update used gradients that are unrelated to those of the step's "
             f"{_backward_calls(step.gradients.num_backwards)}. Look for code between backward and the update that "
             "overwrites gradients."
         )
@@ -178,7 +178,7 @@ def _wrong_gradients(step: Step) -> Iterator[str]:
 
 
 def repeated_update(number: int) -> str:
-    """Return the finding that an update repeats the one before it."""
+    """Return the finding that an update used the same gradients as the update before it."""
     return (
         f"the same gradients are used twice: update {number} got the gradients of update {number - 1}, and no backward "
         "call was made in between. Call optimizer.step() once per batch."
@@ -236,7 +236,7 @@ def _updated(optimizers: Iterable[Any]) -> set[int]:
 
 
 def not_moved(model: Any, facts: dict[str, Any], optimizer: Any, before: Any, after: dict[str, Checksum]) -> list[str]:
-    """Return a finding if weights are not finite after the watched updates, or if no weight moved.
+    """Return a finding if weights are not finite after the watched updates, or if no update changed a weight.
 
     `before` and `after` have the checksums of the parameters before and after these updates. Weights that cannot be
     read are skipped. Issues no collective.
@@ -253,8 +253,9 @@ def not_moved(model: Any, facts: dict[str, Any], optimizer: Any, before: Any, af
         return []
     rates = sorted({float(group["lr"]) for group in optimizer.param_groups})
     return [
-        f"no weight moved in all watched updates, at learning rates {rates}. Look for a scheduler that never steps, "
-        "for gradients that are erased before the update, and for updates that rounding to 16 bits removes."
+        f"no weight moved: none of the watched updates changed a weight, at learning rates {rates}. Look for a "
+        "scheduler that never steps, for gradients that are erased before the update, and for updates that rounding to "
+        "16 bits removes."
     ]
 
 
@@ -279,7 +280,7 @@ def put_back(
 
 
 def cut_from_graph(names: Sequence[str], num_trained: int) -> list[str]:
-    """Return a finding on parameters that take part in the forward passes, but are cut from the graph."""
+    """Return a finding on parameters that are used in the forward passes, but are detached from the autograd graph."""
     if not names:
         return []
     return [
@@ -358,7 +359,7 @@ def check_loader(loader: Any, num_ranks: int) -> list[str]:
         return []
     return [
         f"data is divided twice: {' and '.join(parts)} divide it by {total}, but there are only {num_ranks} rank(s) "
-        f"with data of their own. {1 - num_ranks / total:.0%} of the rows are never seen. Remove one of the two."
+        f"with data of their own. {1 - num_ranks / total:.0%} of the rows are never used. Remove one of the two."
     ]
 
 

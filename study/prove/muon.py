@@ -45,7 +45,7 @@ def unpacked(parts: Iterable[dict[str, Any]], shape: Sequence[int]) -> torch.Ten
 
 
 def put_together(shards: Sequence[Shard], device: torch.device) -> tuple[UpdateInputs, torch.Tensor] | None:
-    """Return what the optimizer got of a matrix, and by how much the update changed it. None if parts are missing.
+    """Return the gradient of a matrix that the optimizer used, and the change of the matrix. None if parts are missing.
 
     `shards` has what the ranks sent.
     """
@@ -170,7 +170,7 @@ class ZeroMuonTracker:
         return id(parameter) in self._names and len(shape) == 2 and math.prod(shape) <= limit and not has_parts
 
     def begin_forward(self, fragments: dict[int, list[Fragment]]) -> None:
-        """Record the momenta as the step begins, because ZeRO changes them before the optimizer's own update."""
+        """Record the momenta when the step begins, because ZeRO changes them before the optimizer's own update."""
         for name, parameter in self._chosen.items():
             self.shards[name] = {
                 "shape": list(whole_shape(parameter)),
@@ -202,7 +202,7 @@ class ZeroMuonTracker:
         return None
 
     def note_before(self, group: dict[str, Any], tensor: Any, fragment: Fragment) -> None:
-        """Record a part of the master weights, as the update begins."""
+        """Record a part of the master weights at the beginning of the update."""
         if fragment.name in self._chosen and fragment.name in self.shards:
             before = elements(tensor, fragment)
             self._weights[fragment.name] = tensor, fragment, before
@@ -219,7 +219,7 @@ class ZeroMuonTracker:
 
 
 def shard_of_matrix(tensor: Any, settings: dict[str, Any]) -> Shard | None:
-    """Return what a rank sends of an FSDP2 matrix before an update of torch.optim.Muon, without weight and gradient.
+    """Return what a rank sends about its shard of an FSDP2 matrix to torch.optim.Muon, without weight and gradient.
 
     None if the matrix is not divided by rows, or is too large.
     """

@@ -49,7 +49,7 @@ Fingerprint = tuple[float, float]
 
 
 def scale_between(before: Sequence[Fingerprint], after: Sequence[Fingerprint]) -> float | None:
-    """Return the number by which all tensors were multiplied between two states, with its sign.
+    """Return the factor, with its sign, by which all tensors were multiplied between two states.
 
     `before` and `after` are the `marks` of the two states. None if the tensors were not multiplied by one common
     number, or if all of them are zero.
@@ -87,7 +87,7 @@ class Traffic:
         self._counted = 0  # bytes reduced until the last change of phase
 
     def enter(self, phase: str | None) -> None:
-        """Switch to another phase of the step, or to none.
+        """Enter another phase of the step. None means that the step is in no phase.
 
         Bytes that were reduced since the last switch are counted for the previous phase.
         """
@@ -151,7 +151,7 @@ class Losses:
         self._entropies: list[float] = []  # the cross-entropies of the current or last forward pass
 
     def on_cross_entropy(self, call: Any, *arguments: Any, **options: Any) -> Any:
-        """Call cross_entropy, and record its value and how many targets the mean is over.
+        """Call cross_entropy, and record its value and the number of targets that it averages over.
 
         Targets that are padding do not count. The arguments are read by the signature of PyTorch 2.13.
         """
@@ -195,7 +195,7 @@ class LossScaling:
         return call(scaler, *arguments, **options)
 
     def take_scale(self) -> float | None:
-        """Return the factor by which GradScaler has multiplied the gradients, as they are clipped.
+        """Return the factor by which GradScaler has multiplied the gradients at the time of clipping.
 
         None if they are not scaled: no scaler is in use, its scale is 1, or it has already unscaled them.
         """
@@ -213,7 +213,7 @@ class LossScaling:
 
 
 class Gradients:
-    """The gradients that the optimizer uses in a step, and the backward calls that compute them."""
+    """Record the gradients that the optimizer uses in a step, and the backward calls that compute them."""
 
     def __init__(self, model: Any, optimizer: torch.optim.Optimizer) -> None:
         self.num_backwards = 0
@@ -233,7 +233,7 @@ class Gradients:
         self.are_replaced = False  # the update gets gradients that no backward call left
 
     def are_of(self, parameters: Sequence[Any]) -> bool:
-        """Say whether some of these parameters belong to the model that the optimizer updates."""
+        """Return whether any of these parameters belongs to the model that the optimizer updates."""
         return any(id(parameter) in self._ids for parameter in parameters)
 
     def sums(self) -> dict[int, Checksum]:
@@ -258,11 +258,11 @@ class Gradients:
         self._contributions.end_backward()
 
     def compare_with_last_update(self) -> None:
-        """Record whether there was no backward call since the last update, which got the same gradients."""
+        """Record whether the last update used the same gradients, and no backward call was made since then."""
         self.are_repeated = not self.num_backwards and repeated(self.sums().values(), self._of_last_update)
 
     def note_update(self) -> list[Checksum]:
-        """Record how many gradients are zero or missing at the update, and their factor since backward.
+        """Record how many gradients are zero or missing at the update, and by which factor they changed since backward.
 
         Returns the checksums of the gradients.
         """

@@ -42,7 +42,7 @@ Report = dict[str, Any]  # what a rank found; may be written as JSON
 
 
 class Weight(NamedTuple):
-    """By how much each target of a loss function counts in the loss that backward is called on."""
+    """The weight of each target of a loss function in the loss on which backward is called."""
 
     of_target: float
     num_targets: float
@@ -61,7 +61,7 @@ class _Pass:
         self.is_own_loss = False  # the loss is no multiple of a mean over targets, or that is not known
 
     def watched(self, result: Any) -> Any:
-        """Return the outputs of the pass, of which the gradients can be asked."""
+        """Return the outputs of the pass whose gradients can be recorded."""
         leaves, shape = tree_flatten(result)
         for number, leaf in enumerate(leaves):
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
@@ -193,7 +193,7 @@ class Reference:
         return self._reason
 
     def run(self) -> None:
-        """Compute the gradient of this rank's samples. A collective, if the engine shards the weights."""
+        """Compute the gradient of this rank's samples. All ranks must call this if the engine shards the weights."""
         self.is_running = True
         try:
             with torch.enable_grad(), _bare(self._model, self._facts["device"]) as parameters:

@@ -1,4 +1,4 @@
-"""Which formula the update of a parameter group must follow, and how much it may differ from the formula."""
+"""Choose the formula that the update of a parameter group must follow, and how much the update may differ from it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROUNDINGS_OF_MUON = 2
 
 
 class Rule(NamedTuple):
-    """How an optimizer updates the parameters of one group."""
+    """The rule by which an optimizer updates the parameters of one group."""
 
     name: str  # for messages
     formula: Formula
@@ -36,7 +36,7 @@ class Rule(NamedTuple):
     tolerance: float = TOLERANCE
 
     def rounding(self, inputs: UpdateInputs, change: torch.Tensor) -> float:
-        """Return the length of the difference that rounding of intermediate results may cause. It is 0 except for Muon.
+        """Return the norm of the difference that rounding of intermediate results may cause. It is 0 except for Muon.
 
         `change` is the change of the weight that the formula gives for `inputs`.
         """

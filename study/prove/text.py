@@ -1,4 +1,4 @@
-"""The lines of a proof, as a terminal shows them."""
+"""Format a proof as lines for a terminal."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def result_line(number: int, num_faults: int, num_differences: int, not_checked:
 
 
 def step_lines(step: dict[str, Any], update: str, precision: str, num_params: int) -> list[str]:
-    """Return the lines on what the step did, on the model states of this rank, and on its collectives.
+    """Return the lines that describe the step, the model states of this rank, and its collectives.
 
     `update` says how the change of the weights compares with the optimizer's formula.
     """

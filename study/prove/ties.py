@@ -1,4 +1,4 @@
-"""Notice parameters that shared one tensor until a call replaced the model's tensors."""
+"""Find parameters that were tied until a call replaced the model's tensors."""
 
 from __future__ import annotations
 

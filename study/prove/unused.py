@@ -1,4 +1,4 @@
-"""Find parameters that take part in the forward passes of a step, but are cut from the graph."""
+"""Find parameters that are used in the forward passes of a step, but are detached from the autograd graph."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HIDES = "CheckpointFunction"  # the node of a part that runs its forward pass a
 
 
 class Cuts:
-    """Where the forward passes of a step leave the graph, and which parameters the losses depend on."""
+    """Record the tensors that are detached in forward passes, and the parameters that the losses depend on."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -53,7 +53,7 @@ class Cuts:
         self._is_hidden = self._is_hidden or is_hidden
 
     def names(self, parameters: Sequence[Any]) -> list[str]:
-        """Return the names of the parameters that take part in a forward pass but have no gradient."""
+        """Return the names of the parameters that are used in a forward pass but have no gradient."""
         updated = set(map(id, parameters))
         without_gradient = []
         for prefix, module in self._model.named_modules():

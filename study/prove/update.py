@@ -38,7 +38,7 @@ OF_SAMPLE = "'s formula is checked on a few parameters"
 
 
 class UpdateReport(TypedDict):
-    """What a rank observed of the update. May be written as JSON."""
+    """The observations of one rank about the update. They can be written as JSON."""
 
     compared: dict[str, list[Any]]  # name of a parameter -> rule, tolerance, and the fields of a Comparison
     shards: dict[str, muon.Shard]  # of the matrices that the ranks exchange
@@ -112,7 +112,7 @@ class Update:
         self._zero = muon.ZeroMuonTracker(model, optimizer, self._base)
 
     def begin_forward(self) -> None:
-        """Record what changes before the update, as the first forward pass of the step begins."""
+        """Record the values that change before the update, at the beginning of the step's first forward pass."""
         if not self._zero.is_in_use:
             return
         try:
@@ -126,7 +126,7 @@ class Update:
         return self._zero.in_backward()
 
     def note_before(self, optimizer: Any) -> None:
-        """Record what an optimizer gets as its update begins. Other optimizers are ignored.
+        """Record the inputs of an optimizer at the beginning of its update. Other optimizers are ignored.
 
         DeepSpeed updates in several calls, one per group of parameters.
         """
@@ -522,5 +522,6 @@ def _summary(compared: _Compared, unchecked: dict[str, str], reasons: Sequence[s
     rules = " and ".join(sorted({rule for rule, _, _ in compared.values()}))
     rest = f"; {len(unchecked)} not checked: {why}" if unchecked else ""
     return (
-        f"{right} of {terminal.count(len(compared), 'checked parameter')} moved as the formula of {rules} gives{rest}"
+        f"{right} of {terminal.count(len(compared), 'checked parameter')} changed as the formula of {rules} "
+        f"predicts{rest}"
     )

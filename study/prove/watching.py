@@ -1,4 +1,4 @@
-"""Check a training as it begins and during one optimizer step, then remove every hook: `watch` and `callback`."""
+"""Check a training at its start and during one optimizer step, and then remove every hook: `watch` and `callback`."""
 
 from __future__ import annotations
 
@@ -609,7 +609,7 @@ class StepWatcher:
             raise Unverified("; ".join(unchecked))
 
     def add_late(self, late: list[str]) -> None:
-        """Add findings that only the end of the training shows."""
+        """Add findings that can only be made at the end of the training."""
         new = [finding for finding in late if finding not in self._content.get("findings", [])]
         if new and rank() == 0:
             print(*text.finding_lines([], new, [], []), sep="\n", flush=True)
@@ -689,7 +689,7 @@ class StepWatcher:
 
 
 class Loaders:
-    """The data loaders over which a script iterates, and notes from before the watch began."""
+    """The data loaders over which a script iterates, and notes that were made before the watch began."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []

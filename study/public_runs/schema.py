@@ -62,7 +62,7 @@ Count = Annotated[int, Field(gt=0)]
 
 
 class Setting(PublicFacts):
-    """What was trained, how and on which machine: what the log or the files beside it state. None is unknown."""
+    """The model, the training and the machine, as the log or the files next to it state them. None means unknown."""
 
     benchmark: str | None = None  # such as "MLPerf Training 4.0, llama2_70b_lora, closed division"
     submitter: str | None = None
@@ -113,7 +113,9 @@ class Series(PublicFacts):
     def _is_complete(self) -> Self:
         lengths = {len(column) for column in self.columns.values()}
         if len(lengths) != 1:
-            raise ValueError(f"the columns of a series have different lengths, or there is none: {sorted(lengths)}")
+            raise ValueError(
+                f"the columns of a series have different lengths, or a series has no columns: {sorted(lengths)}"
+            )
         for name, places in self.not_finite.items():
             column = self.columns.get(name, [])
             if not all(0 <= place < len(column) and column[place] is None for place in places):
@@ -142,7 +144,7 @@ class Series(PublicFacts):
 
 
 class PublicRun(PublicFacts):
-    """One training of which a log was imported."""
+    """One training whose log was imported."""
 
     kind: Literal["public run"] = "public run"
     schema_version: Literal[1] = PUBLIC_SCHEMA_VERSION

@@ -30,7 +30,7 @@ POLL_SECONDS = 0.02
 
 
 class Ending(NamedTuple):
-    """How a rank ended that left no answer."""
+    """The way in which a rank ended that returned no answer."""
 
     status: int  # negative if a signal ended it: minus the signal's number
     lines: list[str]  # what it wrote to stdout and stderr

@@ -189,7 +189,7 @@ def _checked(
     if OUTCOMES in contents:
         outcome = schema.parse(places[OUTCOMES], contents[OUTCOMES], Outcome)
         if record and outcome.run_id != record.record.run_id:
-            neighbor = f"the record beside it is {record.record.run_id!r}"
+            neighbor = f"the record in the same folder is {record.record.run_id!r}"
             raise Refusal(f"{places[OUTCOMES]}: run_id {outcome.run_id!r}, {neighbor}. Remove one of them")
     place = places[RECORDS if record else OUTCOMES]
     return RecordedRun(record, outcome, path.parent, place, contents)

@@ -51,7 +51,7 @@ Name = Annotated[str, AfterValidator(lambda name: files.check_name(name, "the na
 
 
 class Sharding(Facts):
-    """How PyTorch sharded a model (FSDP2), as read from the sharded modules."""
+    """The sharding of a model by PyTorch (FSDP2), as read from the sharded modules."""
 
     units: dict[str, int]  # classes of the modules that are gathered together, joined by "+" -> number of such groups
     reshard_after_forward: bool  # whether blocks free their gathered parameters after the forward pass

@@ -26,7 +26,7 @@ FAMILIES = {"bert-imdb": "BERT", "gpt-wikitext": "GPT"}  # by workload
 
 @dataclass(frozen=True)
 class Head:
-    """What a figure says about itself: its title, the kind of its numbers, and what was run.
+    """The texts of a figure: its title, the kind of its numbers, and what was run.
 
     Raises ValueError if the title is empty, or if `kind` names none of `KINDS`.
     """

@@ -138,7 +138,7 @@ def gib_by_part(parts: Mapping[str, Mapping[Any, Any]]) -> pd.DataFrame:
 
 
 def stacked(axes: Axes, parts: pd.DataFrame, least: float) -> pd.Series:
-    """Draw a stacked bar per row, and return where each bar ends. A part that is nowhere over `least` has no label."""
+    """Draw a stacked bar per row, and return the ends of the bars. Parts that never exceed `least` have no label."""
     start = pd.Series(0.0, index=parts.index)
     for part, color in PART_COLORS.items():
         if parts[part].max() > least:

@@ -307,7 +307,7 @@ def cheapest(best: pd.DataFrame, model: str) -> str:
 
 
 def unpublished(others: pd.DataFrame, advices: Iterable[tuple[str, str]]) -> str:
-    """Return a sentence about the models and machines of which others published nothing that is shown."""
+    """Return a sentence that names the models and machines for which the page shows no published measurement."""
     known = set(zip(others["model"], others["machine"], strict=True))
     missing: dict[str, list[str]] = {}
     for model, machine in advices:

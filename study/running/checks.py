@@ -310,7 +310,7 @@ def check_folder(run: Run) -> None:
             raise Refusal(f"{folder} already holds a finished run. Use another --output-dir, or delete the folder.")
         if status not in CUT_OFF:
             raise Refusal(
-                f"{folder} already holds a run that ended with {status}. Use another --output-dir, or delete its "
+                f"{folder} already contains a run that ended with {status}. Use another --output-dir, or delete its "
                 "record.json to run it again."
             )
     for path in (folder, run.checkpoints_folder):

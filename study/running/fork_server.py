@@ -236,7 +236,7 @@ def _close_own_files() -> None:
 
 
 def launch(request: Request) -> NoReturn:
-    """Run a launcher in this process. The processes that it starts are the ranks that wait already."""
+    """Run a launcher in this process. Its ranks run in processes that were forked before and wait for a command."""
     subprocess.Popen = Ranks  # type: ignore[assignment,misc]
     sys.modules["torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"].Popen = Ranks  # type: ignore[attr-defined]
     leave(sys.modules[LAUNCHERS[request["program"]][0]].main)
@@ -248,7 +248,7 @@ def _num_ranks(request: Request) -> int:
 
 
 class Ranks(subprocess.Popen):  # type: ignore[type-arg]
-    """In a launcher: the start of a rank sends its command to a process that waits for it. Others start as usual."""
+    """Replace the start of processes in a launcher: ranks run in processes that wait already."""
 
     waiting: ClassVar[list[tuple[int, int]]] = []
 
@@ -296,7 +296,7 @@ def _fork_rank(request: Request, unused: int) -> tuple[int, int]:
 
 
 def run_words(words: Sequence[str]) -> None:
-    """Run what follows `python` in a command: a script, or `-m` and a module, and its arguments."""
+    """Run the part of a command after `python`: a script, or `-m` and a module, with its arguments."""
     is_module = words[0] == "-m"
     sys.argv = list(words[1:] if is_module else words)
     if not sys.flags.safe_path:

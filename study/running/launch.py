@@ -440,7 +440,7 @@ class _MainMachine:
         self.says: str | None = None  # why the run has to end; None: it goes on
 
     def has_gone(self) -> bool:
-        """Return whether machine 0 has stopped answering for longer than ranks wait for each other."""
+        """Return whether machine 0 has not answered for longer than ranks wait for each other."""
         if self._address is None:
             return False
         with suppress(OSError), socket.create_connection(self._address, timeout=ANSWER_SECONDS):

@@ -1,4 +1,4 @@
-"""Say which run to make after one that ended well, so that both can be compared."""
+"""Suggest a run to make after a successful one, so that both can be compared."""
 
 from __future__ import annotations
 

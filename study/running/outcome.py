@@ -109,13 +109,13 @@ class Evidence:
 
     @property
     def description(self) -> str:
-        """The end as the operating system saw it: a process and its signal, or the exit status."""
+        """The end of the run according to the operating system: a process and its signal, or the exit status."""
         process, signal_name = self._process_and_signal
         return f"{process} was ended by {signal_name}" if signal_name else f"exit status {self.returncode}"
 
     @cached_property
     def raised(self) -> list[Raised]:
-        """The exceptions of the run. The cause comes first if the run reported it."""
+        """The exceptions of the run. If the run reported the cause, it comes first."""
         raised = raised_in(self.errors)
         if self.report and self.report.status != "interrupted":  # the rank that failed first reported the cause
             first_line = self.report.text.partition("\n")[0].rstrip(" :")
@@ -204,7 +204,7 @@ def _ranks_did_not_come(run: Evidence) -> Exit | None:
     missing = [str(rank) for rank in range(run.world_size) if rank not in waited]
     ranks = f"rank{'s' if len(missing) > 1 else ''} {', '.join(missing)}" if missing else "some rank"
     seconds = next(iter(waited.values()))
-    return Exit("stalled", f"{ranks} did not come to a collective within {seconds} s (--collective-timeout)")
+    return Exit("stalled", f"{ranks} did not call a collective within {seconds} s (--collective-timeout)")
 
 
 def _allocator_failed(run: Evidence) -> Exit | None:
@@ -216,12 +216,16 @@ def _sigkill(run: Evidence) -> Exit | None:
     if run.signal != "SIGKILL":
         return None
     if run.kernel_kill == "none":
-        return Exit("killed", f"{run.description}, though the kernel ended none for want of memory")
+        return Exit(
+            "killed", f"{run.description}, although the kernel did not end a process because of too little memory"
+        )
     if run.kernel_kill is None:
-        return Exit("killed", f"{run.description}, perhaps by the kernel for want of memory")
-    memory = "the memory that its control group may have" if run.kernel_kill == "cap" else "host memory"
+        return Exit("killed", f"{run.description}, perhaps by the kernel because of too little memory")
+    memory = "more memory than its control group may use" if run.kernel_kill == "cap" else "too much host memory"
     return Exit(
-        "out_of_memory", f"{run.description}, and the kernel ended a process for want of {memory}", run.kernel_kill
+        "out_of_memory",
+        f"{run.description}, because the kernel ended a process that needed {memory}",
+        run.kernel_kill,
     )
 
 
@@ -303,18 +307,18 @@ def _rendezvous_problem(text: str) -> str | None:
     """
     if match := _CAME.search(text):
         return (
-            f"{match[2]} of {match[3]} machines came within {match[1]} s (--collective-timeout); start the same "
-            "command on each with its own --machine-rank, and see that it reaches --main-process-ip"
+            f"{match[2]} of {match[3]} machines connected within {match[1]} s (--collective-timeout). Start the "
+            "same command on each machine, with its own --machine-rank, and check that it can reach --main-process-ip."
         )
     if match := _RANK_TWICE.search(text):
         return (
-            f"as many machines came as were asked, and in {match[1]} s (--collective-timeout) one of their ranks "
-            "did not; give each its own --machine-rank, from 0"
+            f"all machines connected, but one of their ranks did not connect within {match[1]} s "
+            "(--collective-timeout). Give each machine its own --machine-rank, counted from 0."
         )
     if match := _NO_ANSWER.search(text):
         return (
-            f"machine 0 did not answer at {match[1]}:{match[2]} within --collective-timeout; start the command "
-            "there, change --main-process-ip, or open its ports"
+            f"machine 0 did not answer at {match[1]}:{match[2]} within --collective-timeout. Start the command "
+            "there, correct --main-process-ip, or open its ports."
         )
     return None
 

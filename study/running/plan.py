@@ -1,4 +1,4 @@
-"""Plan a study's runs on this machine: which are finished, which cannot run and why, and how long the others take.
+"""Plan a study's runs on this machine: which runs are finished, which cannot run and why, and how long the others take.
 
 Only `checks.check` needs torch. If torch is not installed, the plan lists what it could not check.
 """
@@ -286,7 +286,7 @@ def _of_reports(root: Path) -> list[tuple[Record, Outcome | None]]:
 
 
 def implied_outcome(run: Run, ended: Sequence[tuple[Run, OutcomeStatus]]) -> str | None:
-    """Return which finished run already shows how this one would end.
+    """Return the finished run that already shows how this run would end.
 
     The text is the reason to skip this run. None if no finished run shows it.
     """
@@ -295,7 +295,7 @@ def implied_outcome(run: Run, ended: Sequence[tuple[Run, OutcomeStatus]]) -> str
 
 
 def too_large_batch(run: Run, exhausted: Iterable[Run]) -> str | None:
-    """Return which run shows that this one would run out of memory.
+    """Return the run that shows that this run would run out of memory.
 
     That run ran out of memory with a smaller global batch and no larger micro batch, and otherwise needs the same
     memory. None if there is no such run.
@@ -310,7 +310,7 @@ def too_large_batch(run: Run, exhausted: Iterable[Run]) -> str | None:
 
 
 def implied_by_ladder(run: Run, ended: Iterable[tuple[Run, OutcomeStatus]]) -> str | None:
-    """Return which other run of the same ladder already shows whether this run fits into memory.
+    """Return the run of the same ladder that already shows whether this run fits into memory.
 
     If a larger model or batch trained, this one fits. If a smaller one ran out of memory, this one does not fit. None
     if no run shows it.
@@ -424,7 +424,10 @@ def summary(plan: Plan) -> str:
             )
     text += "."
     if any(planned.run.rung for planned in plan.runs):
-        text += "\nMost runs will be skipped: bisection finds the largest that trains, which decides the others."
+        text += (
+            "\nMost runs will be skipped, because bisection finds the largest one that trains, and this decides "
+            "the others."
+        )
     if not plan.checked:
         text += "\nNot checked, because torch is not installed: DeepSpeed's extensions, data, packages."
     return text

@@ -56,7 +56,7 @@ class _Asked(Facts):
 
 
 class PredictedRun(_Asked):
-    """What the theory predicts for one configuration. No run was measured for it."""
+    """The prediction of the theory for one configuration, without a measured run."""
 
     micro_batch_size: int
     gradient_accumulation_steps: int

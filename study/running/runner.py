@@ -41,12 +41,12 @@ ROW = ["workload", "strategy", "ranks", "outcome", "loss", "states", "sent", "s/
 OUTCOME_WIDTH = 9  # so that the table fits 80 columns
 LEGEND = """\
 states: MiB of model states per rank when the optimizer steps.
-sent: MiB of collectives per rank and step; an all-reduce counts twice."""
+sent: MiB of collectives per rank and step, where an all-reduce counts twice."""
 
 
 @dataclass
 class Slot:
-    """The time that one call has. It begins when the object is made.
+    """The time that one call of the command may take. It begins when the object is made.
 
     A run is not started if it is expected to take longer than the time that is left.
     """
@@ -212,7 +212,7 @@ def _start(
     limit = math.inf if slot.first_runs_regardless else seconds_left
     outcome = _launch(study_plan, index, position, head, limit, server)
     if outcome is None:
-        print(f"{head}: ended, because the time of --minutes is over; the next call runs it again", flush=True)
+        print(f"{head}: ended, because the time of --minutes is over. The next call runs it again.", flush=True)
         return None
     slot.first_runs_regardless = False
     if outcome.status == "ok":

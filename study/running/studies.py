@@ -23,11 +23,11 @@ STUDIES = Path(__file__).resolve().parents[1] / "studies"
 # Options that are not flags of a part, and where to set them instead.
 _NOT_FLAGS = {
     "seed": "list it under seeds",
-    "data": "write text: real, or text: bundled, beside parts",
+    "data": "write text: real, or text: bundled, at the level of parts",
     "data_dir": "pass --data-dir to zero-study run",
     "output_dir": "`zero-study run` sets it",
     "resume": "a study resumes by itself. Delete its folder to start again",
-    "swap_dir": "a run swaps in its own folder; pass --runs-dir on the disk to be measured",
+    "swap_dir": "a run swaps in its own folder. Pass a folder on the disk to be measured as --runs-dir",
 }
 _SWITCHES = {name for name, knob in RunConfig.model_fields.items() if knob.annotation is bool}
 
@@ -94,7 +94,7 @@ class Part(files.StrictModel):
                 f"world_sizes: {uneven} processes cannot be divided equally among {self.machines} machines."
             )
         if not self.strategies:
-            raise ValueError("strategies is empty. Leave it out for every strategy.")
+            raise ValueError("strategies is empty. Remove it to use every strategy.")
         for key in ("strategies", "world_sizes", "global_batch_sizes", "sizes", "seeds"):
             value, count = Counter(getattr(self, key) or (None,)).most_common(1)[0]
             if count > 1:
@@ -139,7 +139,7 @@ class Part(files.StrictModel):
                     yield name, fixed or world_size, cell
 
     def rung(self, config: RunConfig) -> tuple[str, int] | None:
-        """Return the knob whose largest value is searched, and the position of a run on this ladder of values.
+        """Return the option whose largest value is searched, and the position of a run on the ladder of its values.
 
         None if the part searches no largest value.
         """

@@ -20,7 +20,7 @@ Value = TypeVar("Value")
 
 @dataclass
 class Comparison:
-    """How the tensors of a saved model compare with others of the same names."""
+    """The result of comparing the tensors of a saved model with other tensors of the same names."""
 
     other: str  # what they were compared with
     equal: list[str] = field(default_factory=list)
@@ -141,7 +141,7 @@ def report(result: Comparison) -> None:
 
 
 def cross_check(saved: list[Saved]) -> list[Comparison]:
-    """Compare the parts of one folder with one another, for instance model.safetensors with an engine's checkpoint."""
+    """Compare the parts of one folder with each other, for instance model.safetensors with an engine's checkpoint."""
     compared = []
     for outer in saved:
         for inner in saved:

@@ -47,7 +47,7 @@ class _Files(NamedTuple):
 
 
 def facts_of(file: str, content: Mapping[str, Any]) -> OptimizerFacts:
-    """Return what an optimizer's state_dict says of its steps. The weights have numbers."""
+    """Return the facts about steps in an optimizer's state_dict, in which weights have numbers instead of names."""
     groups = [group for group in content["param_groups"] if isinstance(group, dict)]
     numbers = [number for group in groups for number in _listed(group.get("params"))]
     states = {number: state for number, state in content["state"].items() if isinstance(state, dict)}

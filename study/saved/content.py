@@ -53,7 +53,7 @@ class Tensor:
 
 
 class OptimizerFacts(NamedTuple):
-    """What an optimizer's states say of its steps."""
+    """The facts about steps that an optimizer's states contain."""
 
     file: str
     steps: dict[str, float]  # of each weight or group that has a counter

@@ -245,7 +245,7 @@ def _number(folder: Path, info: Any, trust: bool) -> int | None:
 
 
 def check_states(saved: Saved, weights: dict[str, Tensor]) -> None:
-    """Check the optimizer's states against one another, and against the weights if there are any."""
+    """Compare the optimizer's states with each other, and with the weights if there are any."""
     kinds: dict[str, set[str]] = defaultdict(set)
     for name, state in saved.states.items():
         weight, _, kind = name.rpartition("/")

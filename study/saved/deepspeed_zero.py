@@ -104,7 +104,7 @@ def _forget_mixed(saved: Saved, files: _Files) -> None:
         names = [path.name for (kind, _), path in files.paths.items() if kind == "model"]
         saved.wrong(
             "shards",
-            "There are model files of stage 3 and of another stage, so the folder holds files of two trainings.",
+            "There are model files of stage 3 and of another stage, so the folder contains files of two trainings.",
             names,
         )
         optimizer = next(iter(files.optimizer.values()), None)

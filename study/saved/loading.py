@@ -24,7 +24,7 @@ PROMPT = "prompt_embeddings"  # the only tensor of the methods that train a prom
 
 
 class Loaded(NamedTuple):
-    """What a library makes of the tensors of a file, by names of tensors."""
+    """The result of loading a file with a library: what happens to each tensor."""
 
     missing: list[str]  # of the model, which has no values for them
     unexpected: list[str]  # of the file, which are ignored

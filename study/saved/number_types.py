@@ -27,8 +27,8 @@ def check_types(
         listed = _counts_text(Counter(odd.values()).items())
         saved.wrong(
             "dtype",
-            f"These tensors are no plain real numbers ({listed}), but the model is not quantized. Loading converts "
-            "them without a scale or an imaginary part, so the weights are wrong.",
+            f"These tensors do not contain plain real numbers ({listed}), but the model is not quantized. Loading "
+            "converts them without a scale or an imaginary part, so the weights are wrong.",
             odd,
         )
     _check_one_type(saved, config_dtype, model, loaded or {})

@@ -243,7 +243,7 @@ def _wrong_sections(content: dict[str, Any]) -> list[str]:
     if (kind == "DEEPSPEED") != (deepspeed is not None):
         return ["distributed_type: DEEPSPEED and a deepspeed_config section belong together"]
     if deepspeed is not None and deepspeed.get("deepspeed_config_file") is None and deepspeed.get("zero_stage") is None:
-        return ["deepspeed_config.zero_stage is missing, and accelerate would take 2; write 0, 1, 2 or 3"]
+        return ["deepspeed_config.zero_stage is missing, so accelerate would use 2. Write 0, 1, 2 or 3"]
     machines = content.get("num_machines", 1)
     if deepspeed is not None and machines > 1 and deepspeed.get("deepspeed_multinode_launcher") is None:
         reason = known_keys.read()["study"]["accelerate"]["why"]["deepspeed_config.deepspeed_multinode_launcher"]
@@ -254,9 +254,14 @@ def _wrong_sections(content: dict[str, Any]) -> list[str]:
     if "parallelism_config" not in content:
         return []
     if fsdp is None:
-        return ["parallelism_config shards by FSDP, the file's distributed_type is another; remove it"]
+        return [
+            "parallelism_config needs distributed_type: FSDP, but the file has a different one. Remove "
+            "parallelism_config"
+        ]
     if fsdp["fsdp_offload_params"]:
-        return ["fsdp_offload_params beside parallelism_config has never been tried; remove one of them"]
+        return [
+            "this project has never tested fsdp_offload_params together with parallelism_config. Remove one of them"
+        ]
     return []
 
 

@@ -51,7 +51,7 @@ def check(
             )
         except subprocess.TimeoutExpired:
             raise outcomes.CouldNotBeChecked(
-                f"{script.name} was not done after {seconds:g} s on {ranks} ranks. Make its training shorter, or pass "
+                f"{script.name} did not end within {seconds:g} s on {ranks} ranks. Make its training shorter, or pass "
                 "a larger timeout."
             ) from None
         title = f"{script.name} under {chosen.name} on {ranks} ranks"

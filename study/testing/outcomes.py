@@ -1,4 +1,4 @@
-"""How an assertion ends that could not be made."""
+"""Decide the outcome of an assertion that could not be checked."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def skip_or_fail(reason: str, missing: str | None) -> None:
     __tracebackhide__ = True
     chosen = missing or os.environ.get(MISSING, CHOICES[0])
     if chosen not in CHOICES:
-        raise Refusal(f"{chosen!r} is no choice for a missing engine. Choose skip or fail.")
+        raise Refusal(f"{chosen!r} is not a valid choice for a missing engine. Choose skip or fail.")
     if chosen == "fail":
         raise CouldNotBeChecked(reason)
     raise unittest.SkipTest(reason)

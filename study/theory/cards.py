@@ -1,4 +1,4 @@
-"""What one GPU reaches of its data sheet, relative to the card to which the constants of the step time are fitted.
+"""The share of the data sheet's rates that a GPU reaches, relative to the GPU for which step times are fitted.
 
 Three rates depend on the card and not only on its generation: those of matrix products, of the operands of these
 products, and of fused attention.

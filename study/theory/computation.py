@@ -1,4 +1,4 @@
-"""What one rank computes in a micro step: the bytes that it saves for the backward pass, its FLOPs, and moved bytes.
+"""Compute the work of one rank in a micro step: the bytes saved for the backward pass, the FLOPs, and the moved bytes.
 
 All of it follows from the counts of a model (shapes/counts.py), which are numbers of a traced forward and backward
 pass. arXiv:1910.02054, sec. 3.2, calls activations, logits and temporary tensors residual states. For BERT in 16 bits

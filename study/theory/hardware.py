@@ -269,8 +269,8 @@ def described(box: Cluster) -> list[tuple[str, str]]:
     pairs = [
         (
             "GPU",
-            f"{gpu.name}: {gpu.memory_bytes / 2**30:g} GiB, of which PyTorch sees {total}{sees[gpu.memory_basis]}; "
-            f"{dense_16_bit_rate(gpu) / 1e12:,g} TFLOP/s dense in {kind}; memory with "
+            f"{gpu.name}: {gpu.memory_bytes / 2**30:g} GiB, of which PyTorch can use {total}{sees[gpu.memory_basis]}, "
+            f"dense peak rate {dense_16_bit_rate(gpu) / 1e12:,g} TFLOP/s in {kind}, memory bandwidth "
             f"{gpu.memory_bandwidth / 1e9:,g} GB/s",
         ),
         ("link", f"{link}{gpu.link_bandwidth / 1e9:,g} GB/s in one direction{_mark(box, 'link_bandwidth')}"),
@@ -287,7 +287,7 @@ def described(box: Cluster) -> list[tuple[str, str]]:
 
 
 def whole_host_note(box: Cluster) -> str | None:
-    """Return a note that the host's numbers are those of a whole node. None if all of its GPUs are used, or none known.
+    """Return a note that the host's numbers are those of a whole node. None if all its GPUs are used or it is unknown.
 
     A user who rents only a part of a node has less.
     """
@@ -297,8 +297,8 @@ def whole_host_note(box: Cluster) -> str | None:
         return None
     return (
         f"offload is predicted with the host of a whole node ({_host_in_words(box)}; {box.source}), although only "
-        f"{box.num_gpus} of its {box.gpus_per_node} GPUs are used; --host-memory, --host-cores and --host-bandwidth "
-        "change it"
+        f"{box.num_gpus} of its {box.gpus_per_node} GPUs are used. Use --host-memory, --host-cores and "
+        "--host-bandwidth if you have only a part of the host"
     )
 
 
@@ -325,10 +325,10 @@ def _host_in_words(box: Cluster) -> str:
 
 def _disks_in_words(box: Cluster) -> str:
     if not box.disk_read_bandwidth or not box.disk_write_bandwidth:
-        return "no local disk known; NVMe offload needs --disk and --disk-bandwidth"
+        return "no local disk is known, so NVMe offload needs --disk and --disk-bandwidth"
     size = f"{box.disk_bytes / 1e12:.3g} TB{_mark(box, 'disk_bytes')}" if box.disk_bytes else "of unknown size"
     read, write = box.disk_read_bandwidth / 1e9, box.disk_write_bandwidth / 1e9
-    return f"{size}; reads {read:.3g} GB/s, writes {write:.3g} GB/s{_mark(box, 'disk_read_bandwidth')}"
+    return f"{size}, reads {read:.3g} GB/s, writes {write:.3g} GB/s{_mark(box, 'disk_read_bandwidth')}"
 
 
 _HOST_FLAGS = {

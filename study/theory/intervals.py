@@ -7,7 +7,8 @@ writes the errors to measured_by_others/evidence.json.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -40,8 +41,8 @@ CARDS = frozenset(CROSS_VALIDATION["cards"])
 # What no published time has. The time of such a model is a guess, because transformers may compute the experts one
 # after another, and stage 3 may gather them one by one.
 MIXTURE = "a mixture of experts"
-SHARED_SEQUENCES = "sequences that several GPUs share"
-ADAPTERS = "adapters on frozen weights"  # the constants are fitted to trainings of all weights
+SHARED_SEQUENCES = "a training in which several GPUs share a sequence"
+ADAPTERS = "a training of adapters on frozen weights"  # the constants are fitted to trainings of all weights
 
 
 @dataclass(frozen=True)
@@ -82,15 +83,20 @@ class Evidence:
     @property
     def sentence(self) -> str:
         """A text that says on which published times the interval is based, and which times nobody published."""
+        return ". ".join(filter(None, [self.basis, missing_times(self.lacks)]))
+
+    @property
+    def basis(self) -> str:
+        """The same text without the times that nobody published. Cases that differ only in those share it."""
         if self.guessed == SHARED_SEQUENCES:
             return (
-                "The time is a rough guess, and a step may take much longer. There is no published time for a training "
-                "in which several GPUs share a sequence: only the bytes that they exchange are known"
+                "The time is a rough guess, and a step may take much longer. Only the number of bytes that the GPUs "
+                "exchange is known"
             )
         if self.is_rough:
             return (
-                "The time is a guess, and a step may take much longer. There is no published time for a mixture of "
-                "experts, and the experts may be computed and gathered one after another"
+                "The time is a rough guess, and a step may take much longer, because some programs compute and gather "
+                "the experts one after another"
             )
         rows = {
             "fsdp": "FSDP on A100 and H100",
@@ -98,7 +104,7 @@ class Evidence:
             "resident": "one process, DDP, ZeRO-1 and ZeRO-2 on A100, H100 and V100",
             "compiled": "compiled steps of any engine on A100, H100, H200 and V100",
             "offload": "offload on A100, H100 and V100",
-            "usual": "any engine without offload, in 16 bits with fused attention, on A100 and H100",
+            "usual": "trainings in 16 bits with fused attention and without offload, on A100 and H100",
         }[self.engine]
         if self.distance == "new generation":
             rows += {
@@ -107,20 +113,37 @@ class Evidence:
                 "offload": ", and on a Titan RTX",
                 "usual": ", and on RTX 3090, RTX 4090, RTX A6000 and A40",
             }.get(self.engine, "")
-        groups = ", then of the same ".join(_GROUPS[name] for name in self.left_out)
-        lacking = f". There is no published time for {' or for '.join(self.lacks)}" if self.lacks else ""
+        first, *others = (_GROUPS[name] for name in self.left_out)
+        models = f"with a model that was fitted without any time {first}"
+        if others:
+            rest = [f"one without any time {group}" for group in others]
+            last = f", and {rest[-1]}" if len(rest) > 1 else f" and {rest[-1]}"
+            models = f"with {len(self.left_out)} models: one that was fitted without any time {first}"
+            models += f"{''.join(f', {each}' for each in rest[:-1])}{last}"
         return (
-            f"The real time should be between {1 / self.spread:.2f} and {self.spread:g} times the prediction. This "
-            f"range comes from {self.cases} published times from {self.sources} sources ({rows}). We predicted each of "
-            f"these times again after leaving out all times of the same {groups}: the median error is "
-            f"{100 * self.median:.0f} %, the largest {100 * abs(self.worst):.0f} %. We calculated the range again in "
-            f"the same way: it contained the published time in {self.held} of {self.tried} predictions{lacking}"
+            f"A real step should take between {1 / self.spread:.2f} and {self.spread:g} times the predicted time. This "
+            f"range is based on {self.cases} step times that {self.sources} sources published ({rows}). To test it, we "
+            f"predicted each of these times {models}. The median error of these predictions is {100 * self.median:.0f} "
+            f"%, and the largest is {100 * abs(self.worst):.0f} %. In this test, the range was also calculated without "
+            f"the left-out times. It contained the published time in {self.held} of {self.tried} predictions"
         )
 
 
-# What a fit leaves out, in words.
-_GROUPS = {"family": "published table", "model size": "model size", "card": "GPU", "GPU count": "number of GPUs",
-           "generation": "GPU generation"}  # fmt: skip
+# The times that a fit leaves out: those that share this property with the predicted one.
+_GROUPS = {
+    "family": "from the same source", "model size": "of a model of the same size", "card": "on the same kind of GPU",
+    "GPU count": "on the same number of GPUs", "generation": "on the same generation of GPUs",
+}  # fmt: skip
+
+
+def missing_times(lacks: Iterable[str]) -> str:
+    """Return a sentence that names the times that nobody published. Empty if none is missing."""
+    engines: dict[str, list[str]] = {}  # by the number and the generation of GPUs, if a text ends with them
+    for text in lacks:
+        found = re.search(r" on \d+ \w+ GPUs?$", text)
+        engines.setdefault(found[0] if found else "", []).append(text[: found.start()] if found else text)
+    names = [f"{', '.join(each[:-1])}{' or ' * bool(each[1:])}{each[-1]}{gpus}" for gpus, each in engines.items()]
+    return f"There is no published time for {' or for '.join(names)}" if names else ""
 
 
 EVIDENCE: dict[tuple[TimingClass, Distance], Evidence] = {

@@ -157,7 +157,7 @@ def _unchecked_config(checkpoint: Checkpoint) -> RunConfig:
 
 
 def read_parameters(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
-    """Return the parameters of the unsharded model as fp32: name -> tensor.
+    """Return the parameters of the unsharded model in fp32, by name.
 
     They are the master weights if the engine has any.
     """

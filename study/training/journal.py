@@ -293,7 +293,7 @@ class Journal:
                 self._record(self._own(error, at))
         except OSError as unwritten:  # the record cannot be written, so report that instead
             if not isinstance(error, OutputFailed):
-                message = f"{unwritten.strerror}, as it was to record {type(error).__name__}: {error}"
+                message = f"{unwritten.strerror} while recording {type(error).__name__}: {error}"
                 error = OutputFailed(f"{self.run.folder}: {message}")
         return error
 
@@ -406,10 +406,12 @@ def _content(path: Path) -> bytes | None:
 def _check(path: Path, content: bytes | None, written: list[Any]) -> None:
     """Raise Failed unless a file contains the JSON values that this run wrote."""
     if content is None:
-        raise Failed(f"{path}: not there any more, though this run wrote it; something else has removed it")
+        raise Failed(
+            f"{path}: this run wrote this file, but it does not exist any more, so another program has removed it"
+        )
     try:
         whole = [json.loads(content)] if path.suffix == ".json" else [json.loads(line) for line in content.splitlines()]
     except ValueError:
         whole = None
     if whole != written:
-        raise Failed(f"{path}: not what this run wrote; something else has written into its folder")
+        raise Failed(f"{path}: the content is not what this run wrote, so another program has written into its folder")

@@ -222,8 +222,8 @@ def _check_code(checkpoint: Checkpoint, run: Run) -> None:
     """
     if checkpoint.manifest.code_sha256 != machine.code_sha256() and not run.config.resume_with_other_code:
         raise Refusal(
-            f"{checkpoint.folder}: other code of the study has written it; go back to that, pass "
-            "--resume-with-other-code, which the record says, or begin anew with --resume never"
+            f"{checkpoint.folder}: another version of zero-study wrote this checkpoint. Install that version, pass "
+            "--resume-with-other-code, or start again with --resume never."
         )
 
 

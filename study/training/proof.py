@@ -213,7 +213,9 @@ def _demands_of_strategy(proof: Proof, run: Run) -> list[Demand]:
     steps_on_host = "cpu_adam" in strategy.needed_extensions and "optimizer" not in fixed_order.pins(run.config)
     optimizer_class = "DeepSpeedCPUAdam" if steps_on_host else "AdamW"
     demands = [
-        _demand("backend", backend, "something else set up the process group; start the run without it"),
+        _demand(
+            "backend", backend, "another part of the program created the process group, so start the run without it"
+        ),
         _demand("engine_class", classes.get(strategy.distributed_type, proof.engine_class), f"change {path}"),
         _demand("optimizer_class", optimizer_class, f"change offload_optimizer_device in {path}"),
     ]
@@ -290,8 +292,8 @@ def verify_machines(machines: list[int], run: Run) -> list[int]:
     ranks_by_machine = [machines.count(machine) for machine in range(max(machines) + 1)]
     if ranks_by_machine != [run.num_local_ranks] * run.num_machines:
         raise Refusal(
-            f"ranks_of_machines: the run asks for {run.num_local_ranks} on each of {run.num_machines}, they are "
-            f"{ranks_by_machine}; pass the same --num_machines everywhere"
+            f"ranks_of_machines: the run requests {run.num_local_ranks} ranks on each of {run.num_machines} machines, "
+            f"but the numbers of ranks are {ranks_by_machine}. Pass the same --num_machines on every machine."
         )
     return ranks_by_machine
 
@@ -301,8 +303,8 @@ def verify_alike(fact: str, digests: list[str | None], run: Run) -> None:
     for rank, digest in enumerate(digests):
         if digest != digests[0]:
             raise Refusal(
-                f"{fact}: rank {run.machine_of(rank)} has another than rank 0 ({digest}, {digests[0]}); give every "
-                "machine the same files, and do not change them while a run starts"
+                f"{fact}: rank {run.machine_of(rank)} has a different value from rank 0 ({digest}, {digests[0]}). Give "
+                "every machine the same files, and do not change them while a run starts."
             )
 
 

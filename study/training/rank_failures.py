@@ -83,16 +83,14 @@ def stalled_by(missing: list[int], run: Run) -> Stalled:
     seconds = run.config.collective_timeout
     if not missing:
         return Stalled(
-            f"every rank waited {seconds} s (--collective-timeout) in a collective that the others were not in"
+            f"every rank waited {seconds} s (--collective-timeout) in a collective that the other ranks did not call"
         )
-    return Stalled(f"{_named(missing, run)} did not come to a collective within {seconds} s (--collective-timeout)")
+    return Stalled(f"{_named(missing, run)} did not call a collective within {seconds} s (--collective-timeout)")
 
 
 def lost_ranks(missing: list[int], run: Run) -> MachineLost:
     """Return the error that names the ranks that disappeared without a report."""
-    return MachineLost(
-        f"the connection to {_named(missing, run)} is gone, and nothing is heard from there; look at that machine"
-    )
+    return MachineLost(f"the connection to {_named(missing, run)} was lost without a report. Look at that machine")
 
 
 def _named(ranks: list[int], run: Run) -> str:
@@ -138,7 +136,7 @@ class RankReports:
         files.write_json(self._run.own_folder / f"failure-rank{rank}.json", report)
 
     def read(self) -> dict[int, dict[str, Any]]:
-        """Return the reports that exist now: rank -> report."""
+        """Return the reports that exist now, by rank."""
         reports = {}
         for rank in range(self._run.world_size):
             with suppress(OSError):

@@ -189,5 +189,5 @@ def _differing(rank: int, name: str, ours: Any, theirs: Any) -> str:
             "share. Use an --output-dir on a shared disk, or train without --checkpoint-every."
         )
     if isinstance(ours, dict):
-        return f"machine {rank} has another {name} than machine 0; copy it there"
-    return f"machine {rank} has {name} {theirs}, machine 0 has {ours}; make them the same"
+        return f"machine {rank} has a different {name} from machine 0. Copy the file of machine 0 to it."
+    return f"machine {rank} has {name} {theirs}, but machine 0 has {ours}. Use the same value on both."

@@ -50,7 +50,7 @@ def requested_run(config: RunConfig) -> Run:
             allowed.check_rank(os.environ, run.world_size, strategy.distributed_type != "NO")
             return run
     raise Refusal(
-        "the launcher was given no accelerate file. Start the training as `accelerate launch --config_file "
+        "the launch command names no accelerate file. Start the training as `accelerate launch --config_file "
         "accelerate_configs/zero3.yaml study/train.py`, or as `zero-study train --strategy zero3`"
     )
 

@@ -136,7 +136,7 @@ def why_unknown(package: str, version: str) -> str | None:
 
 
 def examined_release(package: str, version: str) -> str | None:
-    """Return the release of the index of which a version is a build, for example 2.9.1 for 2.9.1+cpu, if there is one.
+    """Return the release in the index to which a version belongs, such as 2.9.1 for 2.9.1+cpu. None if there is none.
 
     A pre-release or a custom build is none, although it has the numbers of a release. Some releases of flash-attn exist
     only as post-releases on PyPI, which differ only in their packaging. One of them stands for all of their release.
@@ -188,7 +188,7 @@ def _is_fixed(name: str, old: Lock, new: Lock) -> bool:
 
 
 class Comparison(NamedTuple):
-    """What an upgrade changes for a training, and what it does not concern."""
+    """The changes of an upgrade that may affect a training, and those that cannot."""
 
     changes: list[Change]  # all known changes
     left_out: dict[str, list[Change]]  # by reason, those that cannot concern the training
@@ -455,14 +455,14 @@ def best_release(package: str, old: Lock, new: Lock, use: Use | None = None) -> 
     number = terminal.count(before.faults, "known fault")
     make = "makes" if before.faults == 1 else "make"
     summary = (
-        f"OLD ({before.version}) has {number} that {make} training wrong, NEW ({after.version}) has {after.faults}"
+        f"OLD ({before.version}) has {number} that {make} training wrong, and NEW ({after.version}) has {after.faults}"
     )
     if best is after:
-        advice = f"Take NEW, and read the faults of {after.version} that remain"
+        advice = f"Use NEW, but read which faults {after.version} still has"
     elif best is before:
-        advice = f"Stay with {before.version} unless you need something of NEW"
+        advice = f"Keep {before.version}, unless you need something that is only in NEW"
     else:
-        advice = f"Take {best.version}, which has {best.faults or 'none'}"
+        advice = f"Use {best.version}, which has {best.faults or 'none'}"
     return f"{summary}. {advice}."
 
 

@@ -144,7 +144,7 @@ def _why_no_release(pins: Sequence[_Pin], versions: Sequence[str], pythons: Sequ
 
 
 def release_of(version: str) -> Version | None:
-    """Return the release of which a version is a build; None for a pre-release, a nightly or a custom build."""
+    """Return the release to which a version belongs. None for a pre-release, a nightly or a custom build."""
     try:
         parsed = Version(version)
     except InvalidVersion:

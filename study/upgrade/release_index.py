@@ -20,7 +20,7 @@ Classes = dict[str, dict[str, str]]  # the defaults of a release as source text,
 
 @dataclass(frozen=True)
 class Package:
-    """What is known about the releases of a package."""
+    """The facts that are known about the releases of a package."""
 
     releases: Mapping[str, str]  # the date of each release, the oldest release first
     # What a release requires of other packages, and the history of each default. A value applies from its release on,

@@ -1,4 +1,4 @@
-"""What a training uses, and which changes of releases therefore cannot concern it.
+"""Find out what a training uses, and which changes of releases therefore cannot affect it.
 
 `zero-study upgrade` leaves such changes out. Only what is certain counts: whatever a file leaves open, for instance by
 "auto" or by a missing key that a program fills in, may be anything.
@@ -73,7 +73,7 @@ _OF_DEEPSPEED = {
 
 
 class Conditions(Protocol):
-    """What a change says about the trainings that it can concern. Empty means any."""
+    """The conditions under which a change can affect a training. Empty means any training."""
 
     @property
     def package(self) -> str: ...
@@ -95,7 +95,7 @@ class Conditions(Protocol):
 
 @dataclass(frozen=True)
 class Use:
-    """What is certain about a training. None means unknown."""
+    """The facts that are certain about a training. None means unknown."""
 
     engine: str | None = None  # deepspeed, fsdp, ddp, or another word for anything else
     stage: int | None = None

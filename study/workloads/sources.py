@@ -87,11 +87,11 @@ def check(config: RunConfig) -> None:
     """
     name = WITHOUT_SDPA.get((config.workload, config.size))
     if config.attention == "sdpa" and name:
-        raise Refusal(f"{name} ({config.size}) has no SDPA in transformers; use --attention eager")
+        raise Refusal(f"{name} ({config.size}) has no SDPA in transformers. Use --attention eager.")
     if config.weights is not None and not (config.weights / WEIGHTS).is_file():
         raise Refusal(
-            f"--weights {config.weights}: holds no {WEIGHTS}; name a run's model/, or let "
-            "`zero-study run STUDY` train a study's"
+            f"--weights {config.weights}: this folder has no {WEIGHTS}. Name the model/ of a run, or start a study "
+            "with `zero-study run STUDY`, which trains its own weights."
         )
     if config.data == "files":
         _check_folder(config)
@@ -116,8 +116,8 @@ def require_reviews(config: RunConfig, num_reviews: int, source: str) -> None:
     ):
         if requested > available:
             raise Refusal(
-                f"{name} {requested} is more than the {available} reviews ({part} of {num_reviews}) in {source}; lower "
-                f"--{name.replace('_', '-')}"
+                f"{name} {requested} is more than the {available} reviews ({part} of {num_reviews}) in {source}. Lower "
+                f"--{name.replace('_', '-')}."
             )
 
 
@@ -128,7 +128,7 @@ def require_blocks(config: RunConfig, split: str, available: int, source: str) -
     if requested > available:
         raise Refusal(
             f"{name} {requested} is more than the {available} {split} blocks of {config.sequence_length} tokens in "
-            f"{source}; lower --{name.replace('_', '-')} or --sequence-length"
+            f"{source}. Lower --{name.replace('_', '-')} or --sequence-length."
         )
 
 
@@ -137,16 +137,16 @@ def _check_folder(config: RunConfig) -> None:
     needed = [*FILES_DATA[config.workload], *(f"{FILES_TOKENIZER[config.workload]}/{part}" for part in TOKENIZER_PARTS)]
     try:
         if not folder.exists():
-            raise Refusal(f"data_dir {folder} does not exist; give --data-dir a folder with {', '.join(needed)}")
+            raise Refusal(f"data_dir {folder} does not exist. Pass a folder with {', '.join(needed)} to --data-dir.")
         if not folder.is_dir():
-            raise Refusal(f"data_dir {folder} is not a folder; give --data-dir a folder with {', '.join(needed)}")
+            raise Refusal(f"data_dir {folder} is not a folder. Pass a folder with {', '.join(needed)} to --data-dir.")
         if not any(folder.iterdir()):
-            raise Refusal(f"data_dir {folder} is empty; it needs {', '.join(needed)}; correct --data-dir")
+            raise Refusal(f"data_dir {folder} is empty. Pass a folder with {', '.join(needed)} to --data-dir.")
         missing = [name for name in needed if not (folder / name).is_file()]
         if missing:
             raise Refusal(
-                f"data_dir {folder} lacks {', '.join(missing)}, which {config.workload} needs; add them or correct "
-                "--data-dir"
+                f"data_dir {folder} lacks {', '.join(missing)}, which {config.workload} needs. Add them, or correct "
+                "--data-dir."
             )
         for name in needed:
             with (folder / name).open("rb") as file:
@@ -161,7 +161,7 @@ def _data_dir(config: RunConfig) -> Path:
 
 
 def _unreadable(path: Path | str, error: Exception) -> Refusal:
-    return Refusal(f"cannot read {path} ({_first_line(error)}); mend it or correct --data-dir")
+    return Refusal(f"cannot read {path} ({_first_line(error)}). Repair it, or correct --data-dir.")
 
 
 def _check_parquet(config: RunConfig) -> None:
@@ -175,17 +175,18 @@ def _check_parquet(config: RunConfig) -> None:
         with pyarrow.parquet.ParquetFile(path) as file:
             schema, num_rows = file.schema_arrow, file.metadata.num_rows
     except pyarrow.ArrowInvalid as error:
-        raise Refusal(f"{path} is not a parquet file; replace it or correct --data-dir") from error
+        raise Refusal(f"{path} is not a parquet file. Replace it, or correct --data-dir.") from error
     missing = [column for column in ("text", "label") if column not in schema.names]
     if missing:
         raise Refusal(
-            f"{path} has no column {' and no column '.join(missing)}, only {', '.join(schema.names)}; rename its "
-            "columns or correct --data-dir"
+            f"{path} has no column {' and no column '.join(missing)}, only {', '.join(schema.names)}. Rename its "
+            "columns, or correct --data-dir."
         )
     text, label = schema.field("text").type, schema.field("label").type
     if not (types.is_string(text) or types.is_large_string(text)) or not types.is_integer(label):
         raise Refusal(
-            f"{path} has text as {text} and label as {label}; it needs text as string and label as an integer"
+            f"{path} has the column text of type {text} and the column label of type {label}. The text must be a "
+            "string, and the label an integer."
         )
     require_reviews(config, num_rows, str(path))
 
@@ -195,7 +196,7 @@ def _check_texts(config: RunConfig) -> None:
         path = _data_dir(config) / name
         with path.open("rb") as file:
             if not any(line.strip() for line in file):
-                raise Refusal(f"{path} holds no text; replace it or correct --data-dir")
+                raise Refusal(f"{path} contains no text. Replace it, or correct --data-dir.")
         # A token has at least one byte, so this finds only texts that are certainly too short. `load` counts tokens.
         require_blocks(config, path.stem, path.stat().st_size // config.sequence_length, str(path))
 
@@ -231,7 +232,7 @@ def load_reviews(config: RunConfig) -> datasets.Dataset:
     if table["text"].null_count or not label_values <= {0, 1}:
         raise Refusal(
             f"{path} has {table['text'].null_count} reviews without text and the labels "
-            f"{sorted(label_values, key=str)}; every review needs a text and label 0 or 1"
+            f"{sorted(label_values, key=str)}. Every review needs a text, and the label 0 or 1."
         )
     return datasets.Dataset(table)
 
@@ -322,20 +323,23 @@ def from_folder(folder: Path, model_class: type[Any], settings: Any, drawn: tupl
         )
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError means another shape
         raise Refusal(
-            f"--weights {folder}: cannot be loaded ({_first_line(error)}); name a model of this size"
+            f"--weights {folder}: cannot be loaded ({_first_line(error)}). Name a model of this size."
         ) from error
     lacking = sorted(name for name in loading_info["missing_keys"] if not name.startswith(drawn))
     for names, verb in ((lacking, "lacks"), (sorted(loading_info["unexpected_keys"]), "has")):
         if names:
-            raise Refusal(f"--weights {folder}: {verb} {names[0]}; name a model of this size")
+            raise Refusal(
+                f"--weights {folder}: this model {verb} {names[0]}, other than the model of the run. Name a model of "
+                "this size."
+            )
     return model
 
 
 def nothing_left(config: RunConfig) -> Refusal:
     """Return the Refusal for a run that uses the whole text, which leaves nothing for pretraining."""
     return Refusal(
-        f"num_train_examples {config.num_train_examples} leaves nothing of {config.workload}'s text to train a body "
-        "on; lower it in the study"
+        f"num_train_examples {config.num_train_examples} uses all of {config.workload}'s text, so nothing is left to "
+        "pretrain a model on. Lower it in the study."
     )
 
 

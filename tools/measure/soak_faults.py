@@ -112,7 +112,7 @@ FAULTS = [
     Fault("SIGTERM to the launcher", send(signal.SIGTERM, None), "crashed", "interrupted by SIGTERM"),
     Fault("SIGKILL to everything, runner included", lambda scene: soak.kill_family(scene.runner.pid), "ok", "", NVME,
           {"max_steps": 40}, runner_ends=True),
-    *(Fault(f"SIGSTOP to rank {rank}", send(signal.SIGSTOP, rank), "stalled", f"rank {rank} did not come", strategy,
+    *(Fault(f"SIGSTOP to rank {rank}", send(signal.SIGSTOP, rank), "stalled", f"rank {rank} did not call", strategy,
             {"collective_timeout": STOPPED_SECONDS})
       for rank, strategy in ((1, "ddp"), (0, "ddp"), (1, "zero2"), (1, "zero3"), (1, "fsdp2"))),
     Fault("rm -rf of the run folder", remove("."), "killed", "was removed"),

@@ -89,15 +89,15 @@ def to_rank_of_machine_1(number: signal.Signals) -> Callable[[Scene], None]:
     return lambda scene: scene.ranks(1)[0].send_signal(number)
 
 
-TWICE = "give each its own --machine-rank"
-GONE = "killed: the connection to rank {} (machine {}) is gone"
+TWICE = "Give each machine its own --machine-rank"
+GONE = "killed: the connection to rank {} (machine {}) was lost"
 NOT_THERE = "machine 0 did not answer at"
-NO_RANK_1 = "stalled: rank 1 (machine 1) did not come"
+NO_RANK_1 = "stalled: rank 1 (machine 1) did not call"
 FAULTS = [
-    Fault("machine 1 is never started", {0: "1 of 2 machines came within"}, starts=(0,)),
+    Fault("machine 1 is never started", {0: "1 of 2 machines connected within"}, starts=(0,)),
     Fault("machine 0 is never started: a closed port", {1: NOT_THERE}, starts=(1,)),
-    Fault("an address that nobody has", {0: "1 of 2 machines came", 1: NOT_THERE}, ip="10.77.0.99"),
-    Fault("a firewall that drops all", {0: "1 of 2 machines came", 1: NOT_THERE}, before=lambda lab: lab.cut(1)),
+    Fault("an address that nobody has", {0: "1 of 2 machines connected", 1: NOT_THERE}, ip="10.77.0.99"),
+    Fault("a firewall that drops all", {0: "1 of 2 machines connected", 1: NOT_THERE}, before=lambda lab: lab.cut(1)),
     Fault("machine rank 1 twice", dict.fromkeys((0, 1, 2), TWICE), machines=3, processes=3, starts=(0, 1, 2),
           ranks={2: 1}),
     Fault("machine rank 0 twice", dict.fromkeys((0, 1), TWICE), ranks={1: 0}),
@@ -106,7 +106,7 @@ FAULTS = [
     Fault("another version on machine 1", {0: "transformers 4.0.0", 1: "transformers 4.0.0"}),
     Fault("another seed on machine 1", {0: "has seed 1", 1: "has seed 1"}, flags={1: "--seed 1"}),
     Fault("an extension that machine 1 cannot build",
-          {0: "1 of 2 machines came", 1: "set TORCH_EXTENSIONS_DIR to a folder"}, strategy="zero2_cpu_offload",
+          {0: "1 of 2 machines connected", 1: "set TORCH_EXTENSIONS_DIR to a folder"}, strategy="zero2_cpu_offload",
           variables={1: {"TORCH_EXTENSIONS_DIR": "/dev/null"}}),
     Fault("checkpoints without a shared disk", {0: "does not see", 1: "does not see"},
           flags=dict.fromkeys((0, 1), "--checkpoint-every 2")),

@@ -30,7 +30,7 @@ def _parsed(formula: str) -> ast.Expression:
     try:
         return ast.parse(formula.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError):
-        raise ValueError(f"formula {formula!r}: is no formula; write numbers, names and + - * / **") from None
+        raise ValueError(f"formula {formula!r}: this is not a formula. Write numbers, names and + - * / **.") from None
 
 
 def _checked(formula: str, numbers: Mapping[str, float]) -> ast.Expression:
@@ -42,14 +42,14 @@ def _checked(formula: str, numbers: Mapping[str, float]) -> ast.Expression:
     functions = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call) and not node.keywords}
     for node in ast.walk(tree):
         if not isinstance(node, _ALLOWED) or (isinstance(node, ast.Call) and not isinstance(node.func, ast.Name)):
-            remedy = "write numbers, names, + - * / **, min and max"
-            raise ValueError(f"formula {formula!r}: {ast.unparse(node)!r} is not allowed; {remedy}")
+            remedy = "Write numbers, names, + - * / **, min and max"
+            raise ValueError(f"formula {formula!r}: {ast.unparse(node)!r} is not allowed. {remedy}.")
         if isinstance(node, ast.Constant):
             if not isinstance(node.value, (int, float)) or isinstance(node.value, bool):
                 raise ValueError(f"formula {formula!r}: {node.value!r} is no number")
             node.value = float(node.value)  # because a power of integers could be extremely large
         if isinstance(node, ast.Name) and node.id not in (_FUNCTIONS if node in functions else numbers):
-            raise ValueError(f"formula {formula!r}: {node.id} is not among the source's numbers; add it there")
+            raise ValueError(f"formula {formula!r}: {node.id} is not among the source's numbers. Add it there.")
     return tree
 
 

@@ -54,12 +54,12 @@ class Execution(StrictModel):
             can = False
         if not can:
             kind = {"deepspeed-json": "JSON object", "accelerate-yaml": "YAML of keys"}.get(self.through, "call")
-            raise ValueError(f"snippet: is no {kind}, as through: {self.through} takes it; correct it")
+            raise ValueError(f"snippet: this is not a {kind}, which `through: {self.through}` needs. Correct it.")
         for expression in [*self.wants, *([self.measures] if self.measures else [])]:
             try:
                 ast.parse(expression, mode="eval")
             except SyntaxError:
-                raise ValueError(f"wants or measures: {expression!r} is no expression; correct it") from None
+                raise ValueError(f"wants or measures: {expression!r} is not an expression. Correct it.") from None
         return self
 
     @cached_property
@@ -100,7 +100,7 @@ def outcome(wants: Mapping[str, Any], values: Mapping[str, Any], message: str | 
 def read(path: Path = RESULTS) -> Results:
     """Return the content of the results file. Raises Refusal if the file is invalid or absent."""
     if not path.exists():
-        raise MissingEvidence(f"{path}: there is no such file; run `{COMMAND}`")
+        raise MissingEvidence(f"{path}: there is no such file. Run `{COMMAND}`")
     content = load(path, f"results; run `{COMMAND}`")
     with refusing(str(path)):
         return Results.model_validate(content)
@@ -121,18 +121,22 @@ def observe(name: str, rule: Execution) -> Observed:
 
     Raises ValueError if there is no result, if the rule has changed since, or if the result contradicts itself.
     """
-    again = f"run `{COMMAND} --claim {name}`"
+    again = f"Run `{COMMAND} --claim {name}`"
     results_file = RESULTS.relative_to(ROOT)
     result = _committed().results.get(name)
     if result is None:
-        raise ValueError(f"snippet: no result of it in {results_file}; {again}")
+        raise ValueError(f"snippet: {results_file} has no result for it. {again}")
     if result.rule_sha256 != rule.sha256:
-        raise ValueError(f"snippet: the result in {results_file} is of another rule; {again}")
+        raise ValueError(f"snippet: the result in {results_file} belongs to another rule. {again}")
     if result.outcome != outcome(rule.wants, result.found, result.message):
-        raise ValueError(f"snippet: the result in {results_file} is {result.outcome}, which does not follow; {again}")
+        raise ValueError(
+            f"snippet: the result in {results_file} is {result.outcome}, but this does not follow from its content. "
+            f"{again}"
+        )
     if isinstance(result.measured, list) or (rule.measures and result.measured is None and result.message is None):
         raise ValueError(
-            f"measures: {result.measured} in {results_file} is no one value; ask for one that all ranks share"
+            f"measures: {result.measured} in {results_file} is not a single value. Measure a value that all ranks "
+            "share."
         )
     observed: bool | float | str = result.outcome
     if rule.measures is not None and result.outcome == "accepted":

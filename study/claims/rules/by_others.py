@@ -1,4 +1,4 @@
-"""Compare published measurements in pairs of rows that differ only in what a claim is about.
+"""Compare published measurements in pairs of rows that differ only in the subject of a claim.
 
 No row is picked by hand. The comparison uses all pairs of rows of one source that differ only in the conditions that
 the rule names. Rows of grade C, which need too many assumptions, are not used. A row is a single run, so every rate has
@@ -69,7 +69,7 @@ class ByOthers(StrictModel):
 
 
 class Pair(NamedTuple):
-    """Two rows of one source, and the rate of the first divided by the rate of the second."""
+    """Two rows of one source, and the ratio of their rates."""
 
     of: MeasuredCase
     to: MeasuredCase
@@ -87,7 +87,9 @@ def observe(rule: ByOthers, band: tuple[float, float] | None) -> Observed:
     assert band is not None
     ordered = sorted(pairs(rule), key=lambda pair: against(pair.ratio, band))
     if not ordered:
-        raise ValueError(f"no two rows of grade {_grades(rule)} differ in {', '.join(rule.differs)} alone; name others")
+        raise ValueError(
+            f"no two rows of grade {_grades(rule)} differ only in {', '.join(rule.differs)}. Name other rows."
+        )
     decides = ordered[-1 if rule.asks == "every" else 0]
     ratios = [pair.ratio for pair in ordered]
     extreme = "the worst" if rule.asks == "every" else "the best"
@@ -112,7 +114,7 @@ def _fits(rule: ByOthers) -> Observed:
     rows = [case for case in measured_by_others.cases("memory") if case.quantity == "fits"]
     rows = [case for case in rows if case.grade in _grades(rule) and rule.of.has(case)]
     if not rows:
-        raise ValueError(f"no row of grade {_grades(rule)} says of this whether it fits; name others")
+        raise ValueError(f"no row of grade {_grades(rule)} says whether this fits. Name other rows.")
     values = [bool(case.published) for case in rows]
     evidence = [f"{case.family}, grade {case.grade}: {case.name}: {'trained' if fits else 'out of memory'}"
             for case, fits in zip(rows, values, strict=True)]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Compare public runs, which others measured, in pairs that differ in what a claim is about.
+"""Compare public runs, which others measured, in pairs that differ only in the subject of a claim.
 
 The runs are those of the archive in reports/public, and no value is written into the ledger. A verdict is about these
 runs: they have their own models, GPUs and releases, which the reason and the evidence name. Runs of an engine or a
@@ -75,7 +75,7 @@ def observe(rule: ByPublicRuns, band: tuple[float, float]) -> Observed:
             )
         )
     if not values:
-        raise ValueError(f"no two public runs that can be compared have a {rule.quantity}; name others")
+        raise ValueError(f"no two public runs that can be compared have a {rule.quantity}. Name other runs.")
     ordered = sorted(values, key=lambda value: against(value, band))
     decides = ordered[-1 if rule.asks == "every" else 0]
     extreme = "the worst" if rule.asks == "every" else "the best"

@@ -56,7 +56,9 @@ def _folder(study: str) -> Path:
 def _some(candidates: Iterable[RecordFile], description: str) -> list[RecordFile]:
     runs = list(candidates)
     if not runs:
-        raise MissingEvidence(f"arguments: no committed record of {description}; name runs that there are")
+        raise MissingEvidence(
+            f"arguments: there is no committed record of {description}. Name runs that have a record."
+        )
     return runs
 
 
@@ -77,7 +79,7 @@ def _name(path: str) -> str:
 def loss_difference(
     study: str, strategy: str, control: str, part: str = "training", steps: int | None = None
 ) -> Observed:
-    """Return the relative difference of a strategy's loss from the control's, with its interval over seeds.
+    """Return the relative difference between the losses of a strategy and of the control, with its interval over seeds.
 
     If `part` is "training", the loss is the mean of the last ten steps, or of the first `steps` if that is given. If it
     is "evaluation", the loss is the held-out loss at the end.
@@ -372,7 +374,7 @@ def protocol_effect(program: str, metric: defects.Metric) -> Observed:
         raise MissingEvidence(f"{PROTOCOL}: there is no such file")
     effect = defects.effect(defects.read(PROTOCOL), programs[program], metric)
     if effect is None or effect.low is None or effect.high is None:
-        raise ValueError(f"arguments: the {program} program has no {metric} in {PROTOCOL.name}; run it again")
+        raise ValueError(f"arguments: the {program} program has no {metric} in {PROTOCOL.name}. Run it again.")
     description = f"95 % over {len(effect.values)} repeats"
     runs = sorted({name for name, _ in (programs[program].plain, programs[program].zero)})
     evidence = tuple(f"{PROTOCOL.name}: {run}/{repeat}" for run in runs for repeat in effect.values)

@@ -81,7 +81,7 @@ class Case(_Typed):
         Raises ValueError with the key if a key is missing, unknown or of another type.
         """
         if not isinstance(arguments, Mapping):
-            raise ValueError(f"{subject}: {arguments!r} is not a case; give {', '.join(cls.model_fields)}")
+            raise ValueError(f"{subject}: {arguments!r} is not a case. Write {', '.join(cls.model_fields)}.")
         if "model" in arguments:
             arguments = {**arguments, "model": model_of(arguments["model"], f"{subject}.model")}
         with refusing(subject):
@@ -154,7 +154,9 @@ def shape_of(model: str | GivenModel) -> ModelShape:
     if isinstance(model, GivenModel):
         return shapes.decoder_shape(**model.model_dump(), positions=POSITIONS, vocabulary=VOCABULARY)
     if model not in shapes.KNOWN:
-        raise ValueError(f"model {model!r}: is none that theory knows; name one of them or give its shape")
+        raise ValueError(
+            f"model {model!r}: the theory does not know this model. Name a known model, or write its shape."
+        )
     return shapes.find(model)
 
 
@@ -389,7 +391,7 @@ def speed_ratio(of: dict[str, Any], to: dict[str, Any]) -> Observed:
 
 
 def speed_ratio_change(of: dict[str, Any], to: dict[str, Any], along: str, start: Any, end: Any) -> Observed:
-    """Return how much `speed_ratio` increases if an argument of both cases changes.
+    """Return by how much `speed_ratio` increases if one argument is changed in both cases.
 
     `along` is the name of the argument, which changes from `start` to `end`.
     """

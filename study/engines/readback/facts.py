@@ -66,7 +66,9 @@ def base_optimizer(optimizer: Any) -> torch.optim.Optimizer:
     """Return the optimizer that does the arithmetic, under all wrappers. Raises ValueError if there is none."""
     optimizer = unwrapped_optimizer(optimizer)
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise ValueError(f"no torch optimizer: {type(optimizer).__name__}; write prove.watch(model, optimizer)")
+        raise ValueError(
+            f"{type(optimizer).__name__} is not an optimizer of torch. Write prove.watch(model, optimizer)"
+        )
     return optimizer
 
 

@@ -24,7 +24,7 @@ FEWEST = 5  # published times per row
 
 
 class Plan:
-    """What `zero-study advise` answers for a model on these GPUs."""
+    """The answer of `zero-study advise` for a model on these GPUs."""
 
     def __init__(self, model: str, **request: Any) -> None:
         self.advice = planner.advise(model, planner.Request(**request))

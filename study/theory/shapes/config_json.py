@@ -472,11 +472,12 @@ def _notes(settings: dict[str, Any], model_type: ModelType, experts: int) -> Ite
     """Yield notes on settings of a file that are ignored or guessed."""
     yield from ignored_settings(settings, model_type.window_switch)
     if not settings.get("architectures") and next(iter(model_type.classes.values())) != "tokens":
-        yield f"it names no architectures: counted as {next(iter(model_type.classes))}"
+        yield f"its config.json names no architectures, so we assume {next(iter(model_type.classes))}"
     if experts:
         yield (
-            "model states are of all experts, FLOPs and activations of those that a token is sent to; seconds are a "
-            "guess: tokens are taken to spread evenly over experts, and no mixture has been timed"
+            "the model states include all experts, but FLOPs and activations only the experts that a token is sent to. "
+            "The times are rough guesses, because there is no published time of a mixture of experts, and we assume "
+            "that tokens are spread evenly over the experts"
         )
 
 

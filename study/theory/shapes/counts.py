@@ -1,4 +1,4 @@
-"""What a traced forward and backward pass says of a model, in numbers from which memory and time follow for any batch.
+"""The counts of a traced forward and backward pass, from which memory and time follow for any batch.
 
 `study.dryrun.count` traces a model of `transformers` and makes these counts. hub_models.json contains the counts of
 widely used models. This module needs neither torch nor transformers.

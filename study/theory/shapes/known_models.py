@@ -98,7 +98,7 @@ KNOWN = _Known()
 
 
 class NotRead(ValueError):
-    """Raised if a name stands for no config.json that can be read. The message has a remedy."""
+    """Raised if there is no readable config.json for a name. The message has a remedy."""
 
 
 LONGEST_PATH = 1024  # longer paths cause an error in the file system
@@ -148,12 +148,12 @@ def for_length(shape: ModelShape, sequence_length: int | None = None) -> tuple[M
             f"{shape.name} has {shape.positions:,} positions, and its modules were counted for these only. Use "
             f"--sequence-length {shape.positions} or less, or a config.json with more positions"
         )
-    note = f"{shape.name} has {shape.positions:,} positions: taken as if it had {length:,}"
+    note = f"{shape.name} has {shape.positions:,} positions, but the prediction assumes {length:,}"
     return replace_parts(shape, positions=length), length, [*shape.notes, note]
 
 
 def read_config(text: str) -> tuple[dict[str, Any], str]:
-    """Return the content of the config.json with this path or hub id, and where it was found.
+    """Return the content of the config.json with this path or hub id, and its location.
 
     Raises NotRead with a remedy.
     """
