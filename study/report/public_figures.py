@@ -19,7 +19,7 @@ from study.public_runs.quantities import BYTES, TIMES, points
 from study.public_runs.schema import PublicRun
 from study.report import drawing
 from study.report.captions import Head
-from study.terminal import bytes_text, percent, significant
+from study.terminal import bytes_text, count, percent, significant
 
 # One color per kind of card, as far as a figure has one; distinguishable for color-blind readers (after Okabe and Ito).
 COLORS = ("#D55E00", "#2E86D0", "#009E73", "#C0609A", "#A87900", "#888888")
@@ -87,18 +87,16 @@ def summary(results: Iterable[Result]) -> str:
     """Return a list with the answers: for each comparison the first time, memory and the last learned quantity."""
     lines = []
     for result in results:
-        texts = []
-        for arm in result.comparison.arms:
-            own = [each for each in result.differences if each.arm_name == arm.name]
-            parts = [f"{each.quantity} {_change(each)}, {each.verdict}" for each in _main(own)]
-            texts.append(f"{arm.name} ({result.num_runs[arm.name]} runs): {'; '.join(parts)}")
         control = result.comparison.control.name
         benchmark = f" [{result.benchmark.replace('MLPerf', 'MLPerf®')}, unverified]" if result.benchmark else ""
         lines.append(
-            f"- **{result.comparison.question}**{benchmark} Relative to {control} ({result.num_runs[control]} runs). "
-            + ". ".join(texts)
-            + "."
+            f"- **{result.comparison.question}**{benchmark} Compared with {control} "
+            f"({count(result.num_runs[control], 'run')}):"
         )
+        for arm in result.comparison.arms:
+            own = [each for each in result.differences if each.arm_name == arm.name]
+            parts = [f"{each.quantity} {_change(each)}, {each.verdict}" for each in _main(own)]
+            lines.append(f"    - {arm.name} ({count(result.num_runs[arm.name], 'run')}): {'; '.join(parts)}")
     return "**Answers** (measured by others; in parentheses: 95 % intervals):\n\n" + "\n".join(lines)
 
 
@@ -198,13 +196,17 @@ def ratios(results: Iterable[tuple[PairedComparison, Sequence[Pair]]]) -> Figure
 
 
 def caveats_of_pairs(comparisons: Iterable[PairedComparison]) -> list[str]:
-    """Return, for each paired comparison, the caveats and the other settings in which its runs differ."""
-    lines = []
+    """Return the caveats of paired comparisons, and the other settings in which their runs differ.
+
+    Caveats that several comparisons share are listed once.
+    """
+    names_of: dict[str, list[str]] = {}
     for comparison in comparisons:
         differing = also_differs(comparison, archive.source(comparison.source))
-        parts = [*([f"also different: {', '.join(differing)}."] if differing else []), *comparison.caveats]
-        lines += [f"{comparison.name}: {' '.join(parts)}"] if parts else []
-    return lines
+        for text in (" ".join(comparison.caveats), f"Also different: {', '.join(differing)}." if differing else ""):
+            if text:
+                names_of.setdefault(text, []).append(comparison.name.replace("-", " "))
+    return [f"*{', '.join(names)}*: {text}" for text, names in names_of.items()]
 
 
 def strategies(runs: Sequence[PublicRun]) -> pd.DataFrame:
