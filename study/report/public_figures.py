@@ -83,8 +83,28 @@ MLPERF_FOOTNOTE = (
 )
 
 
+# The answers that come first, by comparison. `{time}` is the first time of the first group, relative to the control's.
+IN_SHORT = {
+    "zero3-a100-h100": "Under ZeRO-3, an A100 needs {time} as long per sample as an H100 (Llama 2 70B with LoRA, "
+    "MLPerf® Training 4.0, unverified).",
+    "bert-a100-h100": "For BERT-large, an H100 needs {time} as long per sample as an A100 (MLPerf® Training 3.0, "
+    "unverified).",
+    "one-and-eight-h100": "With sharded gradients and optimizer states, 8 H100 need {time} the GPU time of 1 H100 "
+    "(modded-nanogpt, same batch).",
+}
+
+
 def summary(results: Iterable[Result]) -> str:
-    """Return a list with the answers: for each comparison the first time, memory and the last learned quantity."""
+    """Return the answers as a list: for each comparison the first time, memory and the last learned quantity.
+
+    The answers that most readers look for come first, as sentences.
+    """
+    results = list(results)
+    short = [
+        f"- {IN_SHORT[result.comparison.name].format(time=_change(_main(result.differences)[0]))}"
+        for result in results
+        if result.comparison.name in IN_SHORT
+    ]
     lines = []
     for result in results:
         control = result.comparison.control.name
@@ -97,7 +117,8 @@ def summary(results: Iterable[Result]) -> str:
             own = [each for each in result.differences if each.arm_name == arm.name]
             parts = [f"{each.quantity} {_change(each)}, {each.verdict}" for each in _main(own)]
             lines.append(f"    - {arm.name} ({count(result.num_runs[arm.name], 'run')}): {'; '.join(parts)}")
-    return "**Answers** (measured by others; in parentheses: 95 % intervals):\n\n" + "\n".join(lines)
+    first = ["**In short** (measured by others; in parentheses: 95 % intervals):", "", *short, ""] if short else []
+    return "\n".join([*first, "**Answers, comparison by comparison:**", "", *lines])
 
 
 def _main(differences: Sequence[Difference]) -> list[Difference]:
