@@ -126,7 +126,7 @@ def test_a_comparison_has_the_margin_of_the_controls_repeats() -> None:
     assert loss.margin == pytest.approx(2.262 * 2**0.5 * np.std(noise, ddof=1) / np.mean(noise), rel=1e-3)
     assert result.not_compared == ["evaluation loss after 64 samples of b"]
     assert any("after 64 samples of b" in line for line in public_figures.other_differences(result))
-    assert result.also_differs == ["gpu (a: H100; b: A100)"]
+    assert result.also_differs == ["GPU (a: H100; b: A100)"]
     assert result.num_runs == {"a": 10, "b": 10}
 
 
@@ -148,7 +148,7 @@ def test_a_large_difference_is_not_within_the_margin_and_one_run_decides_nothing
     loss = public_comparisons.answer(COMPARISON, groups(noise, [x + 0.5 for x in noise])).differences[-1]
     assert loss.verdict == "higher"
     loss = public_comparisons.answer(COMPARISON, groups(noise, [2.5])).differences[-1]
-    assert (loss.low, loss.verdict) == (None, "one run on a side")
+    assert (loss.low, loss.verdict) == (None, public_comparisons.ONE_RUN)
 
 
 def test_equal_repeats_and_a_wide_margin_do_not_hide_a_difference() -> None:

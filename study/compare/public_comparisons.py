@@ -27,7 +27,8 @@ FILE = Path(__file__).with_name("public_comparisons.yaml")
 NOT_COMPARED = {"entry", "system"}  # fields of a setting whose differences say nothing by themselves
 
 FEWEST_REPEATS = 3  # that give a margin
-ONE_RUN = "one run on a side"
+ONE_RUN = "not decided (one run)"
+FIELD_NAMES = {"gpu": "GPU", "num_gpus": "number of GPUs", "num_nodes": "number of nodes", "cuda": "CUDA"}
 
 Selection = dict[str, str | int | float | bool | list[str | int | float | bool]]
 
@@ -263,5 +264,5 @@ def _also_differs(comparison: Comparison, counted: Mapping[str, Sequence[PublicR
             shown = "; ".join(
                 f"{name}: {terminal.names(sorted(each))}" for name, each in zip(counted, values, strict=True)
             )
-            differing.append(f"{field.replace('_', ' ')} ({shown})")
+            differing.append(f"{FIELD_NAMES.get(field, field.replace('_', ' '))} ({shown})")
     return differing

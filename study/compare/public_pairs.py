@@ -18,6 +18,8 @@ from study.public_runs.quantities import logged, points
 from study.public_runs.schema import PublicRun
 
 WARM_UP = 5  # logged steps whose times are left out
+# Fields that are not named as further differences: they identify the run, or the question of the comparison names them.
+NOT_NAMED = ("entry", "seed", "log", "date", "strategy", "engine")
 
 
 class PairedComparison(BaseModel):
@@ -85,7 +87,7 @@ def also_differs(comparison: PairedComparison, runs: Sequence[PublicRun]) -> lis
     total = 0
     for control, arm in _partners(comparison, runs):
         ours, theirs = _facts(control), _facts(arm)
-        names = (ours.keys() | theirs.keys()) - {*comparison.control, *comparison.arm, "entry", "seed", "log", "date"}
+        names = (ours.keys() | theirs.keys()) - {*comparison.control, *comparison.arm, *NOT_NAMED}
         counts.update(name for name in names if ours.get(name) != theirs.get(name))
         total += 1
     return [f"{name.replace('_', ' ')} in {count} of {total} pairs" for name, count in sorted(counts.items())]

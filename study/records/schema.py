@@ -24,7 +24,7 @@ from study.records.laboratory import LABORATORY, bits_per_second
 from study.records.simulation import SIMULATED, is_simulated
 
 SCHEMA_VERSION: Literal[1] = 1
-UNKNOWN_BOX = "unknown box"  # the name of hardware that a record does not describe
+UNKNOWN_BOX = "unknown machine"  # the name of hardware that a record does not describe
 READ = "read"  # pydantic's validation context if the facts come from a file
 DIGEST = "record_sha256"  # a key of record.json: the digest of all its other facts; records before 2026-11-23 lack it
 

@@ -27,15 +27,36 @@ _HIDE = "row.hidden = !row.textContent.toLowerCase().includes(this.value.toLower
 DEFECTS = """## Its program, defect by defect
 
 The article prints its program. This project ran it as printed, with all defects repaired, and with all defects repaired
-except one. The numbers compare the final loss of the ZeRO side with that of the other side. If a number is negative,
-the ZeRO side has the lower loss. With all defects repaired, both sides train to the same loss. The model is a tiny
-BERT, trained for one epoch on a CPU. Measured by this project."""
+except one. The numbers compare the final loss of the training called ZeRO with that of plain training. If a number is
+negative, the loss with ZeRO is lower. With all defects repaired, both trainings reach the same loss. The model is a
+tiny BERT, trained for one epoch on a CPU. Measured by this project."""
 TRAPS = """## Settings that differ unnoticed
 
 Two programs can look like the same training under two strategies, and differ in a setting that nobody wrote down. The
 table shows how much the losses of such pairs differ, and how much they differ after the setting is made equal. *Not
 distinguishable from 0* means that the 95 % interval over seeds contains 0. The models are small and were trained on a
 CPU. Measured by this project."""
+# What differs in each pair. A trap without an entry is described by its record.
+TRAP_PAIRS = {
+    "unmatched-clipping": "DDP without clipping, and ZeRO-2 with an accelerate file that has no gradient_clipping",
+    "clip-grad-norm-ignored": "a script that calls accelerator.clip_grad_norm_(..., 0.1), under DDP and under ZeRO-2",
+    "bf16-stage-0": "bf16 at ZeRO stage 0, which serves as the baseline of stage 2, and bf16 at stage 2",
+    "two-kinds-of-bf16": "mixed_precision bf16 without DeepSpeed (autocast), and with DeepSpeed (bf16 parameters)",
+    "bf16-accumulation": "four micro batches in bf16: at ZeRO-2 with gradients accumulated in fp32, and at ZeRO-1 "
+    "without this setting",
+    "optimizer-replaced": "PyTorch's SGD under ZeRO-2, without and with optimizer offload",
+    "optimizer-in-config": "the script's AdamW without weight decay for biases and norms, and AdamW in the "
+    "DeepSpeed file",
+    "adam-in-config": "the script's Adam, and type Adam in the DeepSpeed file, which is AdamW",
+    "scheduler-steps-twice": "a scheduler that is passed to prepare, on one process and on two",
+    "other-initial-weights": "a model from the same seed, built whole and built under zero.Init (ZeRO-3)",
+    "other-sample-order": "DataLoader(shuffle=True), on one process and on two",
+    "accumulation-ignored": "four micro batches per step in the script, and one in the DeepSpeed file",
+    "one-process-instead-of-two": "one process with batches of 16, and two processes with 8, of which "
+    "distributed_type MULTI_CPU starts only one",
+    "clipping-auto": "one process without clipping, and ZeRO-2 with gradient_clipping: auto in the accelerate file",
+    "clipping-zero": "one process without clipping, and ZeRO-2 with gradient_clipping: 0.0 in the accelerate file",
+}
 PRINTS_ITS_PROGRAM = "a100-replication"  # the only such article
 
 
@@ -163,7 +184,7 @@ def defect_table(path: Path) -> str:
         rows.append(
             (f"all repaired except: {known['short']}" if known else name, *losses, known["published"] if known else "")
         )
-    losses_heads = [f"{metric} of the ZeRO side, relative to the other side" for metric in defects.LOSSES]
+    losses_heads = [f"{metric} with ZeRO, relative to plain training" for metric in defects.LOSSES]
     return "\n".join(_left(["version of the program", *losses_heads, "what the defect is"], rows))
 
 
@@ -181,7 +202,7 @@ def trap_table(path: Path) -> str:
         "training loss, setting made equal": ("train_loss", "matched"),
     }
     described: Mapping[str, Any] = traps.read(path)["traps"]
-    pairs = [described[trap]["what"].partition("; matched")[0] for trap in wide.index]
+    pairs = [TRAP_PAIRS.get(trap, described[trap]["what"].partition("; matched")[0]) for trap in wide.index]
     rows = [(pair, *values) for pair, values in zip(pairs, wide[[*columns.values()]].to_numpy(), strict=True)]
     return "\n".join(terminal.markdown(["the pair, and the setting that differs", *columns], rows))
 

@@ -19,7 +19,7 @@ from study.public_runs.quantities import BYTES, TIMES, points
 from study.public_runs.schema import PublicRun
 from study.report import drawing
 from study.report.captions import Head
-from study.terminal import bytes_text, percent, significant
+from study.terminal import bytes_text, count, percent, significant
 
 # One color per kind of card, as far as a figure has one; distinguishable for color-blind readers (after Okabe and Ito).
 COLORS = ("#D55E00", "#2E86D0", "#009E73", "#C0609A", "#A87900", "#888888")
@@ -83,23 +83,42 @@ MLPERF_FOOTNOTE = (
 )
 
 
+# The answers that come first, by comparison. `{time}` is the first time of the first group, relative to the control's.
+IN_SHORT = {
+    "zero3-a100-h100": "Under ZeRO-3, an A100 needs {time} as long per sample as an H100 (Llama 2 70B with LoRA, "
+    "MLPerf® Training 4.0, unverified).",
+    "bert-a100-h100": "For BERT-large, an H100 needs {time} as long per sample as an A100 (MLPerf® Training 3.0, "
+    "unverified).",
+    "one-and-eight-h100": "With sharded gradients and optimizer states, 8 H100 need {time} the GPU time of 1 H100 "
+    "(modded-nanogpt, same batch).",
+}
+
+
 def summary(results: Iterable[Result]) -> str:
-    """Return a list with the answers: for each comparison the first time, memory and the last learned quantity."""
+    """Return the answers as a list: for each comparison the first time, memory and the last learned quantity.
+
+    The answers that most readers look for come first, as sentences.
+    """
+    results = list(results)
+    short = [
+        f"- {IN_SHORT[result.comparison.name].format(time=_change(_main(result.differences)[0]))}"
+        for result in results
+        if result.comparison.name in IN_SHORT
+    ]
     lines = []
     for result in results:
-        texts = []
-        for arm in result.comparison.arms:
-            own = [each for each in result.differences if each.arm_name == arm.name]
-            parts = [f"{each.quantity} {_change(each)}, {each.verdict}" for each in _main(own)]
-            texts.append(f"{arm.name} ({result.num_runs[arm.name]} runs): {'; '.join(parts)}")
         control = result.comparison.control.name
         benchmark = f" [{result.benchmark.replace('MLPerf', 'MLPerf®')}, unverified]" if result.benchmark else ""
         lines.append(
-            f"- **{result.comparison.question}**{benchmark} Relative to {control} ({result.num_runs[control]} runs). "
-            + ". ".join(texts)
-            + "."
+            f"- **{result.comparison.question}**{benchmark} Compared with {control} "
+            f"({count(result.num_runs[control], 'run')}):"
         )
-    return "**Answers** (measured by others; in parentheses: 95 % intervals):\n\n" + "\n".join(lines)
+        for arm in result.comparison.arms:
+            own = [each for each in result.differences if each.arm_name == arm.name]
+            parts = [f"{each.quantity} {_change(each)}, {each.verdict}" for each in _main(own)]
+            lines.append(f"    - {arm.name} ({count(result.num_runs[arm.name], 'run')}): {'; '.join(parts)}")
+    first = ["**In short** (measured by others; in parentheses: 95 % intervals):", "", *short, ""] if short else []
+    return "\n".join([*first, "**Answers, comparison by comparison:**", "", *lines])
 
 
 def _main(differences: Sequence[Difference]) -> list[Difference]:
@@ -198,13 +217,17 @@ def ratios(results: Iterable[tuple[PairedComparison, Sequence[Pair]]]) -> Figure
 
 
 def caveats_of_pairs(comparisons: Iterable[PairedComparison]) -> list[str]:
-    """Return, for each paired comparison, the caveats and the other settings in which its runs differ."""
-    lines = []
+    """Return the caveats of paired comparisons, and the other settings in which their runs differ.
+
+    Caveats that several comparisons share are listed once.
+    """
+    names_of: dict[str, list[str]] = {}
     for comparison in comparisons:
         differing = also_differs(comparison, archive.source(comparison.source))
-        parts = [*([f"also different: {', '.join(differing)}."] if differing else []), *comparison.caveats]
-        lines += [f"{comparison.name}: {' '.join(parts)}"] if parts else []
-    return lines
+        for text in (" ".join(comparison.caveats), f"Also different: {', '.join(differing)}." if differing else ""):
+            if text:
+                names_of.setdefault(text, []).append(comparison.name.replace("-", " "))
+    return [f"*{', '.join(names)}*: {text}" for text, names in names_of.items()]
 
 
 def strategies(runs: Sequence[PublicRun]) -> pd.DataFrame:

@@ -42,7 +42,11 @@ PICTURE = re.compile(
     r'<picture>.*?srcset="(?P<dark>[^"]+)".*?src="(?P<light>[^"]+)" alt="(?P<alt>[^"]+)".*?</picture>', re.DOTALL
 )
 FOLDED = r'<details markdown="1"><summary>code</summary>\n\n\g<0>\n\n</details>'
-LOOK = "<style>.md-typeset table:not([class]) :is(th, td) {min-width: 0; padding: .5em .7em}</style>\n\n"
+# The theme breaks code within words, so a short name in a first column needs a least width on a phone.
+LOOK = (
+    "<style>.md-typeset table:not([class]) :is(th, td) {min-width: 0; padding: .5em .7em}"
+    " .md-typeset table:not([class]) td:first-child:has(code) {min-width: 7em}</style>\n\n"
+)
 
 
 def sources() -> dict[str, Path]:
