@@ -20,7 +20,6 @@ from study.strategy.file import Strategy
 from study.theory import adapters, hardware, intervals, peaks, prediction, shapes
 from study.theory.engine import Engine, PrecisionClass, StepConfig
 from study.theory.hardware import Cluster
-from study.theory.peaks import Peak
 from study.theory.prediction import Prediction
 from study.theory.shapes import DEFAULT_LENGTH, ModelShape
 from study.theory.stacks import PASS_THEIR_OPTIMIZER
@@ -519,7 +518,7 @@ def largest_models(request: Request) -> LargestModels:
     for chosen in request.strategies(request.num_gpus):
 
         def is_too_large(shape: ModelShape, chosen: Strategy = chosen) -> bool:
-            return not _fits(shape, request, chosen, job, box)
+            return not _fits(shape, engine_for(shape, request, chosen, box.num_gpus), job, box)
 
         fitting = bisect.bisect_left(family, True, key=is_too_large)
         largest[chosen.name] = family[fitting - 1] if fitting else None
@@ -543,9 +542,9 @@ def fewest_gpus(model: str, request: Request) -> FewestGpus:
     for num_gpus in counts:
         for chosen in request.strategies(num_gpus):
             if fewest.get(chosen.name) is None:
-                box = request.box(num_gpus)
-                free = float(prediction.free_bytes(_peak(shape, request, chosen, job, box), box))
-                fewest[chosen.name] = (num_gpus, free) if _fits(shape, request, chosen, job, box) else None
+                box, engine = request.box(num_gpus), engine_for(shape, request, chosen, num_gpus)
+                free = float(prediction.free_bytes(peaks.peak(shape, engine, job), box))
+                fewest[chosen.name] = (num_gpus, free) if _fits(shape, engine, job, box) else None
     unsharded = frozenset(
         name for name in fewest if not engine_for(shape, request, file.read_by_name(name), counts[-1]).zero_stage
     )
@@ -575,24 +574,19 @@ def could_leave_enough_free(shape: ModelShape, request: Request, num_gpus: int) 
     """
     job, box = _job_of_one_sequence(request), request.box(num_gpus)
     enough = ENOUGH_FREE * hardware.usable_memory_bytes(box.gpu, num_gpus)
-    return any(
-        prediction.free_bytes(_peak(shape, request, chosen, job, box), box) >= enough
-        for chosen in request.strategies(num_gpus)
-        if not chosen.offloads
+    engines = (
+        engine_for(shape, request, chosen, num_gpus) for chosen in request.strategies(num_gpus) if not chosen.offloads
     )
+    return any(prediction.free_bytes(peaks.peak(shape, engine, job), box) >= enough for engine in engines)
 
 
-def _fits(shape: ModelShape, request: Request, chosen: Strategy, job: StepConfig, box: Cluster) -> bool:
+def _fits(shape: ModelShape, engine: Engine, job: StepConfig, box: Cluster) -> bool:
     """Return whether a training fits the GPU and the node, with what its host needs besides, and can be loaded."""
-    if _is_too_large_to_load(shape, engine_for(shape, request, chosen, box.num_gpus), box):
+    if _is_too_large_to_load(shape, engine, box):
         return False
-    peak = _peak(shape, request, chosen, job, box)
+    peak = peaks.peak(shape, engine, job)
     needed = host_needed_bytes(peak.host_bytes * min(box.num_gpus, box.gpus_per_node), box)
     return prediction.fits(peak, box) and needed <= (box.host_memory_bytes or math.inf)
-
-
-def _peak(shape: ModelShape, request: Request, chosen: Strategy, job: StepConfig, box: Cluster) -> Peak:
-    return peaks.peak(shape, engine_for(shape, request, chosen, box.num_gpus), job)
 
 
 def engine_for(shape: ModelShape, request: Request, chosen: Strategy, num_gpus: int) -> Engine:

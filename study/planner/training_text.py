@@ -10,7 +10,6 @@ from study.planner.units import unit_of
 
 if TYPE_CHECKING:
     from study.planner.choose import Advice
-    from study.planner.machines import WholeTraining
     from study.theory.gpus import Gpu
 
 
@@ -29,11 +28,6 @@ def short_duration(hours: float) -> str:
     return f"{number} { ({'minutes': 'min'}.get(unit) or unit[0]) }"
 
 
-def _interval(training: WholeTraining) -> str:
-    low = duration(training.hours_low)
-    return f"at least {low}" if training.hours_high is None else f"{low} to {duration(training.hours_high)}"
-
-
 def price_of(gpu: Gpu) -> str:
     """Return the source of a price, with its date."""
     return f"{gpu.price_source} ({gpu.price_date})" if gpu.price_date else gpu.price_source
@@ -48,8 +42,9 @@ def whole_training_sentence(advice: Advice) -> str | None:
     cost = "; the price of the GPU is not known"
     if training.dollars is not None:
         cost = f" and to cost ${training.dollars:,.0f} at the price of {price_of(advice.box.gpu)}"
-    units, hours = unit_of(advice.shape).plural, duration(training.hours)
-    takes = f"It is predicted to take {hours} ({_interval(training)})"
+    units, hours, low = unit_of(advice.shape).plural, duration(training.hours), duration(training.hours_low)
+    interval = f"at least {low}" if training.hours_high is None else f"{low} to {duration(training.hours_high)}"
+    takes = f"It is predicted to take {hours} ({interval})"
     if option is not None and option.is_measured:
         takes = f"With the step that you measured, it takes {hours}"
     return f"The whole training of {training.tokens:,.0f} {units} has {training.steps:,} steps. {takes}{cost}."
