@@ -108,7 +108,9 @@ def _saved_bytes(part: PartCounts, shape: ModelShape, engine: Engine, job: StepC
     saved = setting_of(part, computed_in, job).saved
     if not job.is_fused:
         return saved.of(batch, length) + dropped
-    per_pair = 0.0 if _has_padding_mask(part, job) and job.kernels == "fused" else saved.per_pair
+    # The mask of padding is the only matrix that a fused kernel of attention saves.
+    is_packed = job.kernels == "fused" and bool(part.attention.per_pair) and part.causal == 1.0
+    per_pair = 0.0 if is_packed and not _is_eager(part, job) else saved.per_pair
     saved = Polynomial(saved.constant, saved.per_token, per_pair)
     if computed_in == "half":  # what is saved in fp32, in half the bytes; but softmax stays in fp32
         full = setting_of(part, "fp32", job).saved
@@ -127,11 +129,6 @@ def _saved_by_exchange(shape: ModelShape, engine: Engine, job: StepConfig) -> fl
         return 0.0
     repeated = 0 if engine.kind == "fsdp" else 2 * max(0, job.sequence_ranks - shape.kv_heads)
     return job.tokens * engine.compute_bytes * shape.head_size * (shape.heads + repeated)
-
-
-def _has_padding_mask(part: PartCounts, job: StepConfig) -> bool:
-    """Return whether a fused kernel of attention may get a mask of padding, the only matrix that it saves."""
-    return bool(part.attention.per_pair) and part.causal == 1.0 and not _is_eager(part, job)
 
 
 def _dropped_scores(part: PartCounts, job: StepConfig) -> Polynomial:
@@ -282,23 +279,15 @@ def _temporary_bytes(part: PartCounts, computed_in: Arithmetic, job: StepConfig)
     # The matrices of eager attention are needed at another time than the largest tensors of fused attention's step.
     settings = (setting_of(part, computed_in, job), part.settings[f"{computed_in} sdpa"])
     peaks = [peak for setting in settings for peak in (setting.temporary, setting.temporary_elsewhere)]
-    if job.dropout:
-        peaks = [_with_dropout(peak, part, computed_in, job) for peak in peaks]
+    if job.dropout:  # in attention, one matrix less is temporary, because dropout's output is saved
+        less = (4 if computed_in == "fp32" else 2) * _dropped_scores(part, job).per_pair
+        peaks = [Polynomial(peak.constant, peak.per_token, max(0.0, peak.per_pair - less)) for peak in peaks]
     if _is_composed_on_cpu(part, job):
         eager = part.settings[f"{computed_in} eager"].temporary
         peaks.append(Polynomial(eager.constant, eager.per_token, 4 * part.dropped_scores.per_pair))
     highest = max(peak.of(batch, length) for peak in peaks)
     # A single kernel needs the gradients of its input and its output. Several kernels need those of each result.
     return max(highest - size * part.composed.of(batch, length), highest / 2) if job.is_fused else highest
-
-
-def _with_dropout(peak: Polynomial, part: PartCounts, computed_in: Arithmetic, job: StepConfig) -> Polynomial:
-    """Return a peak with dropout: in attention, one matrix less is temporary, because dropout's output is saved."""
-    if not peak.per_pair:
-        return peak
-    size = 4 if computed_in == "fp32" else 2
-    less = size * _dropped_scores(part, job).per_pair
-    return Polynomial(peak.constant, peak.per_token, max(0.0, peak.per_pair - less))
 
 
 def num_logits(shape: ModelShape, job: StepConfig) -> float:
@@ -356,14 +345,6 @@ def blocks_flops_per_sequence(shape: ModelShape, sequence_length: float) -> floa
     )
 
 
-def _attention_flops(shape: ModelShape, sequence_length: float) -> float:
-    """Return the FLOPs of attention in the forward pass of all blocks."""
-    counts = shape.counts
-    return sum(
-        counts.executed.count(kind) * part.attention.of(1, sequence_length) for kind, part in enumerate(counts.kinds)
-    )
-
-
 def model_flops_per_sequence(shape: ModelShape, sequence_length: float) -> float:
     """Return the FLOPs of all matrix products for one sequence, forward and backward, with two FLOPs per multiply-add.
 
@@ -381,7 +362,10 @@ def model_flops_per_sequence(shape: ModelShape, sequence_length: float) -> float
     of_frozen = 0.0 if part is None else blocks_flops_per_sequence(part, sequence_length)
     if shape.adapter is None:
         return 3 * forward + of_frozen
-    attention = _attention_flops(shape, sequence_length)
+    attention = sum(
+        shape.counts.executed.count(kind) * of_kind.attention.of(1, sequence_length)
+        for kind, of_kind in enumerate(shape.counts.kinds)
+    )
     of_experts = adapters.expert_gradient_flops(shape, sequence_length)
     return 2 * forward + attention + of_experts + 3 * adapters.adapter_flops(shape, sequence_length)
 

@@ -90,7 +90,7 @@ def states(engine: Engine, shape: ModelShape, phase: StepPhase, rank: int = 0) -
     model_states.py has the formulas. The host buffers of gradient accumulation are not included, because `peak` adds
     them.
     """
-    sizes, trained = adapters.trained_sizes(shape), _of_trained(engine, shape)
+    sizes, trained = adapters.trained_sizes(shape), adapters.engine_of_trained(engine, shape.adapter)
     paper = paper_bytes(trained, sizes.num_params, phase)
     on_device: dict[StatePart, float] = {part: getattr(paper, part) for part in STATE_PARTS}
     disk = 0.0
@@ -118,11 +118,6 @@ def states(engine: Engine, shape: ModelShape, phase: StepPhase, rank: int = 0) -
         host += on_device["parameters"] - persistent
         on_device["parameters"] = persistent
     return States(on_device, host, disk)
-
-
-def _of_trained(engine: Engine, shape: ModelShape) -> Engine:
-    """Return an engine whose precision class is that of the trainable parameters."""
-    return engine if shape.adapter is None else adapters.engine_of_trained(engine, shape.adapter)
 
 
 RANKS_LOOKED_AT = 64  # enough, because parameters larger than a partition come first
@@ -264,7 +259,7 @@ def _optimizer_bytes(engine: Engine, shape: ModelShape) -> float:
     """
     if engine.optimizer_kernel == "fused" or engine.offload_optimizer != "none":
         return 0.0
-    sizes, engine = adapters.trained_sizes(shape), _of_trained(engine, shape)
+    sizes, engine = adapters.trained_sizes(shape), adapters.engine_of_trained(engine, shape.adapter)
     if engine.kind == "deepspeed":
         copies = 1 if engine.optimizer_kernel == "foreach" else 2
         return copies * MASTER_BYTES * elements_per_update(engine, sizes)
@@ -314,7 +309,7 @@ class _Gradients:
 
 
 def _gradients(shape: ModelShape, engine: Engine, job: StepConfig, rank: int) -> _Gradients:
-    engine, sizes = _of_trained(engine, shape), adapters.trained_sizes(shape)
+    engine, sizes = adapters.engine_of_trained(engine, shape.adapter), adapters.trained_sizes(shape)
     psi, size = sizes.num_params, engine.parameter_bytes
     largest = size * max(sizes.matrices)
     # The two gradients of a tied embedding exist at the same time as their sum.
