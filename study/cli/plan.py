@@ -292,7 +292,7 @@ def _compare(
     with refusing():
         gpus = [hardware.find_gpu(name).name for name in names]
     num_gpus = requested.pop("num_gpus")
-    request = Request(**given(requested | {"gpu": gpus[0] if gpus else "a100-80gb"}))
+    request = request_of(requested | {"gpu": gpus[0] if gpus else "a100-80gb"})
     with after_two_seconds("Predicting every machine"):
         return machines.compare(model, request, gpus, num_gpus, budget, deadline)
 

@@ -486,14 +486,12 @@ class Request(BaseModel):
         """
         with refusing():
             adapter = adapters.from_options(
-                self.lora_rank, self.lora_target, self.adapter, self.lora_dropout, self.load_in_4bit, shape.head
-            )
-            if adapter is not None and self.load_in_4bit and self.stack == "trl":
-                adapter = dataclasses.replace(adapter, in_fp32=False)
-            elif adapter is not None and self.load_in_4bit:
-                adapter = dataclasses.replace(adapter, unquantized="fp32")
-            elif adapter is not None and self.stack == "study":
-                adapter = dataclasses.replace(adapter, frozen="fp32")
+                self.lora_rank, self.lora_target, self.adapter, self.lora_dropout, self.load_in_4bit, shape.head,
+                frozen="fp32" if self.stack == "study" else "16-bit",
+            )  # fmt: skip
+            if adapter is not None and self.load_in_4bit:
+                changes: dict[str, Any] = {"in_fp32": False} if self.stack == "trl" else {"unquantized": "fp32"}
+                adapter = dataclasses.replace(adapter, **changes)
             shape = adapters.with_adapter(shape, adapter)
         return shape
 
@@ -573,6 +571,11 @@ class Request(BaseModel):
             )
         return shape
 
+    @cached_property
+    def requested_strategy(self) -> Strategy | None:
+        """The strategy that is requested. None if none is. Raises Refusal if there is none of this name."""
+        return None if self.strategy is None else file.read_by_name(self.strategy)
+
     def strategies(self, num_gpus: int) -> list[Strategy]:
         """Return the requested strategy, or all shipped strategies that can train on this many GPUs.
 
@@ -582,8 +585,7 @@ class Request(BaseModel):
         self._check_groups(num_gpus)
         if self.shard_group_size is not None and self.strategy is None:
             raise Refusal(f"--shard-group-size goes with --strategy {_IN_GROUPS}. Add one of them.")
-        if self.strategy is not None:
-            chosen = file.read_by_name(self.strategy)
+        if (chosen := self.requested_strategy) is not None:
             if reason := cannot_run(STACKS[self.stack], chosen):
                 raise Refusal(f"--strategy {self.strategy}: {reason}. Take another strategy, or another --stack.")
             if reason := self._cannot_share(chosen, num_gpus):
@@ -660,9 +662,8 @@ class Request(BaseModel):
             return False
         if self.shard_group_size is not None and num_gpus % self.shard_group_size:
             return False
-        if self.strategy is None:
+        if (chosen := self.requested_strategy) is None:
             return True
-        chosen = file.read_by_name(self.strategy)
         is_possible = self.shard_group_size is not None or chosen.could_run(num_gpus)
         return is_possible and self._cannot_share(chosen, num_gpus) is None
 

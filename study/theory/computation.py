@@ -222,6 +222,34 @@ def cast_bytes(shape: ModelShape, engine: Engine) -> int:
     return counts.outside.settings["autocast sdpa"].casts + blocks
 
 
+def activation_bytes(shape: ModelShape, engine: Engine, job: StepConfig, logits: float) -> tuple[float, float, float]:
+    """Return the bytes of activations at the loss, and in the backward pass of the last and of the first block.
+
+    They include autocast's copies of the weights.
+    """
+    block = block_bytes(shape, engine, job)
+    outside = outside_bytes(shape, engine, job)
+    casts = cast_bytes(shape, engine)
+    recomputed = job.recomputed
+    saved = computed = block  # of all blocks, and of the one whose backward pass runs
+    if job.activation_checkpointing == "selective-op":
+        saved = min(selective_op_bytes(shape, engine, job), block)
+        at_loss = shape.layers * saved + outside + casts
+        return at_loss, at_loss + block - saved, outside + casts + block
+    if recomputed:
+        computed = largest_block_bytes(shape, engine, job)
+        saved = recomputed * checkpoint_bytes(shape, engine, job) + (1 - recomputed) * block
+    # Autocast's 16-bit weights exist as long as the tensors that are saved for the backward pass. Checkpointed blocks
+    # save none, so the copies are freed when the forward pass ends, before the loss makes most of its copies of the
+    # logits.
+    until_loss = max(casts - (1 - 4 / LOGIT_BYTES["eager"]) * logits, 0.0) if recomputed else casts
+    at_loss = shape.layers * saved + outside + until_loss
+    # A checkpointed block is recomputed while the inputs of all blocks are still saved.
+    in_last = shape.layers * saved + outside + (recomputed * (computed + casts / shape.layers) if recomputed else casts)
+    in_first = outside + (0 if recomputed else casts) + computed
+    return at_loss, in_last, in_first
+
+
 def _change_by_adapters(shape: ModelShape, engine: Engine, job: StepConfig) -> float:
     """Return the bytes that a block with adapters saves more than one without. Usually they are negative.
 

@@ -164,12 +164,12 @@ def _moments(
     shape: ModelShape, engine: Engine, job: StepConfig, rank: int, resting: States, stepping: States
 ) -> list[dict[PeakPart, float]]:
     """Return the bytes in memory at each of PEAK_MOMENTS, by part."""
+    whole = _whole_bytes(shape, engine, job)
     temporary = computation.temporary_bytes(shape, engine, job)
     logits = computation.logit_bytes(shape, job)
-    at_loss, in_last, in_first = _activations(shape, engine, job, logits)
+    at_loss, in_last, in_first = computation.activation_bytes(shape, engine, job, logits)
     gradients = _gradients(shape, engine, job, rank)
     secondary = secondary_bytes(engine, shape.parameters)  # this copy is made when parameters are released
-    whole = _whole_bytes(shape, engine, job)
     # If the forward pass releases nothing, there is no secondary copy until the backward pass releases parameters.
     released = secondary if engine.max_live_parameters < shape.num_params else 0.0
     bucket = gradients.bucket
@@ -221,34 +221,6 @@ def _moments(
         ),
         _row(stepping, temporary=gradients.stepping + _optimizer_bytes(engine, shape)),
     ]
-
-
-def _activations(shape: ModelShape, engine: Engine, job: StepConfig, logits: float) -> tuple[float, float, float]:
-    """Return the bytes of activations at the loss, and in the backward pass of the last and of the first block.
-
-    They include autocast's copies of the weights.
-    """
-    block = computation.block_bytes(shape, engine, job)
-    outside = computation.outside_bytes(shape, engine, job)
-    casts = computation.cast_bytes(shape, engine)
-    recomputed = job.recomputed
-    saved = computed = block  # of all blocks, and of the one whose backward pass runs
-    if job.activation_checkpointing == "selective-op":
-        saved = min(computation.selective_op_bytes(shape, engine, job), block)
-        at_loss = shape.layers * saved + outside + casts
-        return at_loss, at_loss + block - saved, outside + casts + block
-    if recomputed:
-        computed = computation.largest_block_bytes(shape, engine, job)
-        saved = recomputed * computation.checkpoint_bytes(shape, engine, job) + (1 - recomputed) * block
-    # Autocast's 16-bit weights exist as long as the tensors that are saved for the backward pass. Checkpointed blocks
-    # save none, so the copies are freed when the forward pass ends, before the loss makes most of its copies of the
-    # logits.
-    until_loss = max(casts - (1 - 4 / computation.LOGIT_BYTES["eager"]) * logits, 0.0) if recomputed else casts
-    at_loss = shape.layers * saved + outside + until_loss
-    # A checkpointed block is recomputed while the inputs of all blocks are still saved.
-    in_last = shape.layers * saved + outside + (recomputed * (computed + casts / shape.layers) if recomputed else casts)
-    in_first = outside + (0 if recomputed else casts) + computed
-    return at_loss, in_last, in_first
 
 
 def _optimizer_bytes(engine: Engine, shape: ModelShape) -> float:
