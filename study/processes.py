@@ -66,10 +66,6 @@ class Rank:
     errors: list[str]  # the lines of its stderr
     result: Any  # the result that it sent; None if it sent none
 
-    @property
-    def has_result(self) -> bool:
-        return self.returncode == 0 and self.result is not None
-
 
 def send_result(content: Any) -> None:
     """Send a result from a rank to the process that started it. `content` must be serializable as JSON."""
@@ -133,7 +129,7 @@ def run_ranks(program: Sequence[str], subject: str, *, remedy: str = "", **optio
         ranks = run(program, **options)
     except RunFailed as late:
         raise RunFailed("; ".join(filter(None, (f"{subject}: {late}", remedy)))) from None
-    if not all(rank.has_result for rank in ranks):
+    if not all(rank.returncode == 0 and rank.result is not None for rank in ranks):
         raised = [error for rank in ranks for error in raised_in(rank.errors)]
         for error in raised:  # an earlier error may have caused a refusal
             if error.type == Refusal.__name__:

@@ -261,7 +261,8 @@ def test_the_largest_model_of_a_box(capsys):
     (chosen,), box = advice.request.strategies(8), advice.request.box()
     job = choose._smallest_job(advice.request, "--model")
     for candidate, fits in ((shape, True), (choose.gpt(shape.hidden + 256, 2048), False)):
-        assert prediction.fits(choose._peak(candidate, advice.request, chosen, job, box), box) == fits
+        engine = choose.engine_for(candidate, advice.request, chosen, 8)
+        assert prediction.fits(peaks.peak(candidate, engine, job), box) == fits
     assert "billions of parameters" in advice_text.text_of_largest(advice)
 
 

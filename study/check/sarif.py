@@ -23,18 +23,15 @@ def content(report: Report) -> dict[str, Any]:
         suppression = {"kind": "external", "justification": entry.reason}
         results.append({**_result(report, finding), "suppressions": [suppression]})
     used = sorted({result["ruleId"] for result in results})
+    rules = [{"id": name, "shortDescription": {"text": IDS[name]}} for name in used]
     notes = [{"level": "note", "message": {"text": f"Not checked: {check}"}} for check in report.verdict.not_checked]
     run = {
-        "tool": {"driver": {"name": "zero-study", "version": __version__, "rules": [_rule(name) for name in used]}},
+        "tool": {"driver": {"name": "zero-study", "version": __version__, "rules": rules}},
         "originalUriBaseIds": {ROOT: {"description": {"text": "The folder of the project."}}},
         "invocations": [{"executionSuccessful": True, "toolExecutionNotifications": notes}],
         "results": results,
     }
     return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
-
-
-def _rule(name: str) -> dict[str, Any]:
-    return {"id": name, "shortDescription": {"text": IDS[name]}}
 
 
 def _result(report: Report, finding: Finding) -> dict[str, Any]:

@@ -63,7 +63,12 @@ def markdown(report: Report) -> str:
     """Return the report without notes, for a comment on a pull request or the summary of a job."""
     lines = ["### zero-study check", "", terminal.escape_markdown(_summary(report))]
     if shown_findings := [finding for finding in report.findings if finding.severity != "note"]:
-        rows = [[_place(report, finding), finding.severity, _text_and_remedy(finding)] for finding in shown_findings]
+        rows = []
+        for finding in shown_findings:
+            path = f"{report.path_of(finding)}{f':{finding.line}' if finding.line else ''}"
+            place = (path, finding.key or finding.name)
+            text = (_ended(finding.text), finding.remedy, f"({finding.id})")
+            rows.append([" ".join(filter(None, place)), finding.severity, " ".join(filter(None, text))])
         lines += ["", *terminal.markdown(["place", "severity", "finding"], rows, num_texts=3)]
     lines += [f"\nNot checked: {terminal.escape_markdown(str(check))}" for check in report.verdict.not_checked]
     return "\n".join(lines) + "\n"
@@ -113,12 +118,3 @@ def _lines(findings: Sequence[Finding]) -> Iterator[str]:
 
 def _ended(sentence: str) -> str:
     return sentence if sentence.endswith((".", ")", "?")) else f"{sentence}."
-
-
-def _place(report: Report, finding: Finding) -> str:
-    line = f":{finding.line}" if finding.line else ""
-    return " ".join(filter(None, [f"{report.path_of(finding)}{line}", finding.key or finding.name]))
-
-
-def _text_and_remedy(finding: Finding) -> str:
-    return " ".join(filter(None, [_ended(finding.text), finding.remedy, f"({finding.id})"]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
 
 from study import terminal
 from study.claims import ledger, sentences
@@ -137,7 +136,8 @@ def _of_verdicts() -> list[str]:
     """Return the section on verdicts that changed: how many there are, and where each has its reason."""
     corrections = ledger.corrections()
     days = [correction.on for correction in corrections]
-    moved = Counter(_direction(correction) for correction in _known(corrections))
+    words = {conclusion.word for conclusion in Conclusion}
+    moved = Counter(_direction(each) for each in corrections if {each.was, each.became} <= words)
     return [
         "## Verdicts that changed",
         "",
@@ -149,11 +149,6 @@ def _of_verdicts() -> list[str]:
         "[corrections.yaml](../study/claims/corrections.yaml) has the reason for each correction, and `zero-study "
         "claims CLAIM` prints those of one claim.",
     ]
-
-
-def _known(corrections: Iterable[ledger.Correction]) -> list[ledger.Correction]:
-    words = {conclusion.word for conclusion in Conclusion}
-    return [correction for correction in corrections if {correction.was, correction.became} <= words]
 
 
 def _direction(correction: ledger.Correction) -> str:

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from study import terminal
 from study.claims import ledger, sentences
-from study.claims.ledger import Claim, Source, Standing
+from study.claims.ledger import Source, Standing
 from study.claims.rules.by_public_runs import ByPublicRuns
 from study.claims.sentences import JudgedClaim, JudgedSentence
 from study.claims.verdicts import BASES, Conclusion
@@ -138,8 +138,10 @@ def _of_claim(judged: JudgedSentence, reading: JudgedClaim) -> list[str]:
         ("Observed", _values(verdict.observed) if verdict.observed else "nothing"),
         *_evidence(verdict.evidence),
         *([("Note", claim.note)] if claim.note else []),
-        *_corrections(claim),
     ]
+    for correction in ledger.corrections():
+        if correction.id == claim.id:
+            entries.append((f"Corrected on {correction.on}", f"{correction.moved}: {correction.why}"))
     for also in (*judged.readings, *judged.aside):
         if also is not reading:
             entries.append((_role(judged, also), f"{also.claim.id}: {also.verdict.verdict}"))
@@ -159,27 +161,17 @@ def _evidence(evidence: Sequence[str]) -> list[tuple[str, str]]:
     return [("Evidence", ", ".join(evidence))] if evidence and are_names else [("Evidence", item) for item in evidence]
 
 
-def _corrections(claim: Claim) -> list[tuple[str, str]]:
-    return [
-        (f"Corrected on {correction.on}", f"{correction.moved}: {correction.why}")
-        for correction in ledger.corrections()
-        if correction.id == claim.id
-    ]
-
-
 def _values(model: Any) -> str:
     """Return the fields of a rule or an observation as "name = value", without fields that are not set."""
     fields = model.model_dump(mode="json", exclude_none=True)
     return _in_words({name: value for name, value in fields.items() if value != ""})
 
 
-def _field_name(name: str) -> str:
-    return _NAMES.get(name, name).replace("_", " ")
-
-
 def _in_words(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{_field_name(str(key))} = {_nested(inner)}" for key, inner in value.items()) or "nothing"
+        names = [_NAMES.get(str(key), str(key)).replace("_", " ") for key in value]
+        pairs = zip(names, value.values(), strict=True)
+        return ", ".join(f"{name} = {_nested(inner)}" for name, inner in pairs) or "nothing"
     if isinstance(value, list):
         return ", ".join(map(_nested, value)) or "none"
     return {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value)

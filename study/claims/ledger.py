@@ -238,16 +238,16 @@ class Source(StrictModel):
 
     @model_validator(mode="after")
     def _whole(self) -> Source:
-        if self.sentences:
-            self._check_answers()
-            self._check_readings()
-            self._check_ranks()
-        return self
-
-    def _check_answers(self) -> None:
+        if not self.sentences:
+            return self
         missing = [name for name in ("was_read", "trust", "distrust", "unknown") if getattr(self, name) is None]
         if missing:
             raise ValueError(f"{missing[0]}: is missing; a source with sentences has it")
+        self._check_readings()
+        ranks = sorted(sentence.rank for sentence in self.sentences if sentence.rank is not None)
+        if ranks != list(range(1, len(ranks) + 1)):
+            raise ValueError(f"sentences: the ranks are {ranks}; number the faults that matter from 1 on")
+        return self
 
     def _check_readings(self) -> None:
         """Raise ValueError unless every claim is in exactly one sentence."""
@@ -259,11 +259,6 @@ class Source(StrictModel):
             raise ValueError(f"sentences: {unassigned[0]} is in none of them; add it to one, or take the claim out")
         if repeated := [name for name, count in counts.items() if count > 1]:
             raise ValueError(f"sentences: {repeated[0]} is in {counts[repeated[0]]} of them; a claim is of one")
-
-    def _check_ranks(self) -> None:
-        ranks = sorted(sentence.rank for sentence in self.sentences if sentence.rank is not None)
-        if ranks != list(range(1, len(ranks) + 1)):
-            raise ValueError(f"sentences: the ranks are {ranks}; number the faults that matter from 1 on")
 
 
 def read(folder: Path = FOLDER) -> list[Source]:

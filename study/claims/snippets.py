@@ -60,7 +60,8 @@ def execute_all(claim_ids: Sequence[str], path: Path) -> None:
     extensions.use_own_folder()
     os.environ.update(QUIET_ENVIRONMENT | ON_CPU | {"PYTHONPATH": str(files.ROOT)})
     extensions.provide(extensions.OF_STRATEGIES, "what the sources print")
-    rules = _rules_of_execution()
+    claims = [claim for source in ledger.read() for claim in source.claims]
+    rules = {claim.id: claim.rule for claim in claims if isinstance(claim.rule, Execution)}
     if unknown := [name for name in claim_ids if name not in rules]:
         raise Refusal(
             f"--claim {unknown[0]}: this claim has no code lines. Choose a claim of the ledger with rule.type: "
@@ -79,11 +80,6 @@ def execute_all(claim_ids: Sequence[str], path: Path) -> None:
         )
         # After each claim, so that an interruption loses one result at most.
         files.write_json(path, content.model_dump())
-
-
-def _rules_of_execution() -> dict[str, Execution]:
-    claims = [claim for source in ledger.read() for claim in source.claims]
-    return {claim.id: claim.rule for claim in claims if isinstance(claim.rule, Execution)}
 
 
 def _earlier_results(path: Path, versions: dict[str, str]) -> dict[str, Result]:

@@ -260,28 +260,14 @@ _OUTCOMES_IN_WORDS = {
 
 def _reason(claim: Claim, observation: Observation, agrees: bool | None) -> str:
     """Return one sentence that explains the verdict with its numbers."""
-    if isinstance(observation.value, str):
-        return _reason_of_outcome(claim, observation, observation.value, agrees)
-    if isinstance(observation.value, bool):
-        return _reason_of_yes_or_no(claim, observation, observation.value, agrees)
-    return _reason_of_number(claim, observation, observation.value, agrees)
-
-
-def _reason_of_outcome(claim: Claim, observation: Observation, outcome: str, agrees: bool | None) -> str:
-    engine_does = _OUTCOMES_IN_WORDS.get(outcome, f"gives {outcome}")
-    details = _in_parentheses(observation.told)
-    return f"{claim.expected.unit}: the current engine {engine_does}{details}; {_judged(claim, agrees)}."
-
-
-def _reason_of_yes_or_no(claim: Claim, observation: Observation, answer: bool, agrees: bool | None) -> str:
+    value, details = observation.value, _in_parentheses(observation.told)
+    if isinstance(value, str):
+        engine_does = _OUTCOMES_IN_WORDS.get(value, f"gives {value}")
+        return f"{claim.expected.unit}: the current engine {engine_does}{details}; {_judged(claim, agrees)}."
     subject, s = _subject(claim)
-    details = _in_parentheses(observation.told)
-    sentence = f"{claim.expected.unit}: {subject} say{s} {_yes(answer)}{details}; {_judged(claim, agrees)}"
-    return f"{sentence}." if agrees is not None else f"{sentence}, because the amounts are too close."
-
-
-def _reason_of_number(claim: Claim, observation: Observation, value: float, agrees: bool | None) -> str:
-    subject, s = _subject(claim)
+    if isinstance(value, bool):
+        sentence = f"{claim.expected.unit}: {subject} say{s} {_yes(value)}{details}; {_judged(claim, agrees)}"
+        return f"{sentence}." if agrees is not None else f"{sentence}, because the amounts are too close."
     between = ""
     low, high = observation.low, observation.high
     if low is not None and high is not None and _number(low) != _number(high):

@@ -181,18 +181,13 @@ def _page(records: tuple[Path, ...], view: str, control: str, each: bool, markdo
         return str(make(records, control) if view in WITH_CONTROL else make(records))
     from study.records import find
 
-    own = str(make(records, each)) if not public or find.has_runs(records) else ""
-    return "\n\n".join(part for part in (own, _page_of_public_runs(public)) if part)
-
-
-def _page_of_public_runs(paths: list[Path]) -> str:
-    """Return a page about imported runs as plain text. Empty if there is none."""
-    if not paths:
-        return ""
+    if not public:
+        return str(make(records, each))
     from study.compare import plain_text, public_table
-    from study.public_runs import archive
 
-    return plain_text.of_markdown(public_table.page(archive.read(paths)))
+    own = str(make(records, each)) if find.has_runs(records) else ""
+    of_public_runs = plain_text.of_markdown(public_table.page(archive.read(public)))
+    return "\n\n".join(part for part in (own, of_public_runs) if part)
 
 
 @command("report", statuses=Statuses("the notebooks were executed and written"))

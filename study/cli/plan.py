@@ -172,7 +172,7 @@ def _advise(
     or with several names, it compares machines.
     """
     from study import planner
-    from study.planner import advice_text, json_answer, machines, machines_text
+    from study.planner import advice_text, json_answer, launch, machines, machines_text
 
     if requested["gpu"] == "list":
         if as_json:
@@ -198,7 +198,7 @@ def _advise(
         {"--trace": trace, f"--write {write}": write, "--measured-step-seconds": measured_step_seconds,
          f"--measured {measured}": measured},
     )  # fmt: skip
-    show = _as_json if as_json else _print_text
+    show = functools.partial(_show, as_json)
     if model is not None and compared is not None:
         comparison = _compare(model, requested, compared, budget, deadline)
         return show(
@@ -215,7 +215,7 @@ def _advise(
     if trace:
         require(*TRACING)
     if write is not None:
-        _check_write(write, request)
+        launch.check_free(write, request.stack)
     if model is None:
         largest = planner.largest_models(request)
         return show(largest, advice_text.text_of_largest, advice_text.content_of_largest)
@@ -298,7 +298,7 @@ def _compare(
     with refusing():
         gpus = [hardware.find_gpu(name).name for name in names]
     num_gpus = requested.pop("num_gpus")
-    request = Request(**given(requested | {"gpu": gpus[0] if gpus else "a100-80gb"}))
+    request = request_of(requested | {"gpu": gpus[0] if gpus else "a100-80gb"})
     with after_two_seconds("Predicting every machine"):
         return machines.compare(model, request, gpus, num_gpus, budget, deadline)
 
@@ -368,21 +368,16 @@ def _check_complete(is_complete: bool, options: dict[str, Any]) -> None:
             raise Refusal(f"{name}: needs both --model and --gpus, and one --gpu. Add what is missing.")
 
 
-def _check_write(path: Path, request: Request) -> None:
-    from study.planner import launch
-
-    launch.check_free(path, request.stack)
-
-
-def _as_json(advice: Any, _: Callable[[Any], str], content: Callable[[Any], dict[str, Any]]) -> Answer:
+def _show(
+    as_json: bool, predicted: Any, text: Callable[[Any], str], content: Callable[[Any], dict[str, Any]]
+) -> Verdict | Answer:
+    """Return the answer for --json, or print the text and return the verdict."""
     from study.planner import json_answer
 
-    return json_answer.of(advice, content(advice))
-
-
-def _print_text(advice: Any, text: Callable[[Any], str], _: Callable[[Any], dict[str, Any]]) -> Verdict:
-    verdict: Verdict = advice.verdict
-    print(text(advice))
+    if as_json:
+        return json_answer.of(predicted, content(predicted))
+    verdict: Verdict = predicted.verdict
+    print(text(predicted))
     return verdict
 
 

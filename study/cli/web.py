@@ -66,16 +66,10 @@ def _check_types(words: object, config: object) -> None:
         raise Refusal("the request is not a list of options. Reload the page.")
     if config is not None and not isinstance(config, str):
         raise Refusal("the configuration is not a text. Paste the content of a config.json.")
-    if not _is_unicode("".join([*words, config or ""])):
-        raise Refusal("the request has characters that are not Unicode. Remove them.")
-
-
-def _is_unicode(text: str) -> bool:
     try:
-        text.encode()
+        "".join([*words, config or ""]).encode()
     except UnicodeEncodeError:  # half of a pair of surrogates
-        return False
-    return True
+        raise Refusal("the request has characters that are not Unicode. Remove them.") from None
 
 
 def as_json(words: Sequence[str], config: str | None = None) -> dict[str, Any]:
@@ -166,25 +160,22 @@ def _adapters(advice: Advice) -> Iterator[dict[str, str]]:
 def _strategy(advice: Advice, option: StrategyPrediction) -> dict[str, Any]:
     """Return one strategy: its cells as the command prints them, its memory by part, and its time with interval.
 
-    The memory is in bytes. The time is the lower end, the predicted seconds, and the upper end (None if there is none).
+    The memory is in bytes, in the order of the figures, and its last part is for the allocator. The time is the lower
+    end, the predicted seconds, and the upper end (None if there is none).
     """
     step = option.prediction.step
+    parts = {part.replace("_", " "): float(value) for part, value in option.prediction.peak.parts.items()}
+    parts["activations and logits"] = parts.pop("activations") + parts.pop("logits")
+    parts["allocator"] = option.needed_bytes - sum(parts.values())
     return {
         "name": option.strategy.name,
         "is_recommended": option is advice.recommended,
         "fits": option.fits,
         "needed_bytes": option.needed_bytes,
         "seconds": [step.low, step.total, None if option.is_rough else step.high],
-        "parts": _parts(option),
+        "parts": parts,
         "cells": advice_text.cells(option, advice.request),
     }
-
-
-def _parts(option: StrategyPrediction) -> dict[str, float]:
-    """Return the bytes of one GPU by part, in the order of the figures. The last part is for the allocator."""
-    parts = {part.replace("_", " "): float(value) for part, value in option.prediction.peak.parts.items()}
-    parts["activations and logits"] = parts.pop("activations") + parts.pop("logits")
-    return parts | {"allocator": option.needed_bytes - sum(parts.values())}
 
 
 def _launch(start: Launch) -> dict[str, Any]:

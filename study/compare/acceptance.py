@@ -73,8 +73,12 @@ def page(folders: Sequence[Path]) -> str:
     references = {_work(run.file.record): run.file for run in runs if run.file and _is_reference(run.file.record)}
     strategies = sorted({run.strategy for run in runs}, key=lambda name: (name != "single", name != "ddp", name))
     cells = _cells(strategies, runs, references)
-    rows = [[f"`{name}`", *(_shown(cells.get((name, check))) for check in CHECKS)] for name in strategies]
-    lines = [_summary(recorded_runs, cells), "", *terminal.markdown(["strategy", *CHECKS], rows), ""]
+    shown = {place: f"**{FAILED}**" if cell.status == FAILED else cell.status for place, cell in cells.items()}
+    rows = [[f"`{name}`", *(shown.get((name, check), "") for check in CHECKS)] for name in strategies]
+    machines = sorted({run.record.record.box for run in recorded_runs if run.record})
+    counts = Counter(cell.status for cell in cells.values())
+    summary = f"{'; '.join(machines or [schema.UNKNOWN_BOX])}: {', '.join(f'{counts[s]} {s}' for s in STATUSES)}."
+    lines = [summary, "", *terminal.markdown(["strategy", *CHECKS], rows), ""]
     lines += [*_reasons(cells), *_distances(runs, references)]
     return view.page(
         "Acceptance: the checks that each strategy passes", EXPLANATION, lines, "--view acceptance", folders
@@ -93,19 +97,6 @@ def _cells(strategies: Sequence[str], runs: Sequence[_Run], references: dict[str
             if verdict := _check(check, own, references):
                 cells[strategy, check] = verdict
     return cells
-
-
-def _summary(recorded_runs: Sequence[RecordedRun], cells: Cells) -> str:
-    """Return a line with the machines and the number of checks per verdict."""
-    machines = sorted({run.record.record.box for run in recorded_runs if run.record})
-    counts = Counter(cell.status for cell in cells.values())
-    return f"{'; '.join(machines or [schema.UNKNOWN_BOX])}: {', '.join(f'{counts[s]} {s}' for s in STATUSES)}."
-
-
-def _shown(verdict: Verdict | None) -> str:
-    if verdict is None:
-        return ""
-    return f"**{FAILED}**" if verdict.status == FAILED else verdict.status
 
 
 # ---------------------------------------------------------------- one run

@@ -157,14 +157,10 @@ def roundings(r: Record) -> dict[str, str]:
 
     Roundings that play no role in the run, and those that --fixed-order removes, are left out.
     """
-    engine, pins = _engine_of(r), _pins_of(r)
+    engine, fixed_order = _engine_of(r), r.config.get("fixed_order")
+    pins = set(PINS if fixed_order == "all" else (fixed_order or "").split(","))
     ways = {name: _WAY_OF[name](engine) for name in ROUNDINGS if PIN_OF.get(name) not in pins}
     return {name: way for name, way in ways.items() if way is not None}
-
-
-def _pins_of(r: Record) -> set[str]:
-    fixed_order = r.config.get("fixed_order")
-    return set(PINS if fixed_order == "all" else (fixed_order or "").split(","))
 
 
 # ---------------------------------------------------------------- the page

@@ -299,15 +299,11 @@ def network_sections(record_files: Iterable[RecordFile]) -> list[str]:
     )
     for layout, members in groupby(cells, key=lambda cell: cell.layout):
         block = list(members)
-        rates = sorted({cell.rate for cell in block}, reverse=True)
-        lines += [f"### {layout_title(layout)}", "", *_bytes(block), "", *_seconds(block, rates), "", *_paying(block)]
+        ranks = f"{layout.ranks} rank{'s' if layout.ranks > 1 else ''} on each"
+        micro = f", {layout.micro_steps} micro steps" if layout.micro_steps > 1 else ""
+        lines += [f"### {layout.machines} machines, {ranks}{micro}", ""]
+        lines += [*_bytes(block), "", *_seconds(block), "", *_paying(block)]
     return lines
-
-
-def layout_title(layout: Layout) -> str:
-    """Return a heading for a layout: machines, ranks per machine, and micro steps."""
-    micro = f", {layout.micro_steps} micro steps" if layout.micro_steps > 1 else ""
-    return f"{layout.machines} machines, {layout.ranks} rank{'s' if layout.ranks > 1 else ''} on each{micro}"
 
 
 def shown_rate(rate: float) -> str:
@@ -349,8 +345,8 @@ def _range(values: list[float], form: str) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _seconds(block: list[NetworkCell], rates: Sequence[float]) -> list[str]:
-    rows = []
+def _seconds(block: list[NetworkCell]) -> list[str]:
+    rates, rows = sorted({cell.rate for cell in block}, reverse=True), []
     for strategy, cells in _by_strategy(block).items():
         of_rate = {cell.rate: cell for cell in cells}
         rows.append([f"`{strategy}`", *(_second(of_rate.get(rate), of_rate.get(math.inf)) for rate in rates)])

@@ -19,7 +19,7 @@ from study.errors import Refusal
 from study.models import SIZES, suited_buckets, swap_buffer_size
 from study.records import machine
 from study.records.find import RecordFile
-from study.records.schema import ModelStateBytes, Outcome, PeakMemory, Proof, Record
+from study.records.schema import ModelStateBytes, Outcome, Proof, Record
 from study.records.steps import steps_of
 
 TRAINING_PHASES = ("first_step", "settling_steps", "steady_steps")
@@ -356,7 +356,10 @@ def _memory(r: Record, device: str) -> dict[str, Any]:
 
 def _peaks(r: Record, kind: str) -> list[int | None]:
     """Return the peak of each rank during training, in bytes. None for a rank that did not measure it."""
-    highest = [_peak(phases, kind) for phases in r.peak_memory or ()]
+    highest: list[int | None] = []
+    for phases in r.peak_memory or ():
+        measured = [getattr(phases[name], kind) for name in TRAINING_PHASES if name in phases]
+        highest.append(max((value for value in measured if value is not None), default=None))
     if kind == "tensor_bytes" and r.proof and r.proof.engine_class == "DistributedDataParallel":
         # Live tensors are those that Python can reach. DDP's flat buckets are C++ tensors, so they have to be added.
         # Only buckets of which no gradient is a view are added, because Python reaches the others through the gradient.
@@ -370,11 +373,6 @@ def _peaks(r: Record, kind: str) -> list[int | None]:
 def process_bytes(r: Record) -> int | None:
     """Return the largest memory of any rank's whole process during training, in bytes. None if it was not measured."""
     return max((peak for peak in _peaks(r, "resident_bytes") if peak is not None), default=None)
-
-
-def _peak(phases: dict[str, PeakMemory], kind: str) -> int | None:
-    measured = [getattr(phases[name], kind) for name in TRAINING_PHASES if name in phases]
-    return max((value for value in measured if value is not None), default=None)
 
 
 def _model_states(r: Record) -> dict[str, Any]:

@@ -237,10 +237,15 @@ def _parts_sections(record_files: list[RecordFile]) -> list[str]:
         for size, members in groupby(runs, key=lambda run: run.record.size):
             of_size = sorted(members, key=lambda run: strategies.index(run.record.strategy))
             lines += [f"### {workload} {size}, {of_size[0].num_params:,} parameters, {setting}", ""]
-            lines += [*terminal.markdown(head, map(_parts_row, of_size)), ""]
-        if rows := _crossings(runs):
+            rows = []
+            for run in of_size:
+                columns = [run.peak, run.theory, run.process, *run.at_rest, run.peak - sum(run.at_rest)]
+                rows.append([run.record.strategy, *map(terminal.gib, columns)])
+            lines += [*terminal.markdown(head, rows), ""]
+        if crossing_rows := _crossings(runs):
             lines += [f"### From which size on, {workload}, {setting}", "", CROSSINGS.format(CONTROL), ""]
-            lines += [*terminal.markdown(["strategy", "measured", "by theory"], [row[-3:] for row in rows]), ""]
+            cells = [row[-3:] for row in crossing_rows]
+            lines += [*terminal.markdown(["strategy", "measured", "by theory"], cells), ""]
     return lines
 
 
@@ -262,11 +267,6 @@ def _peak_of(r: Record) -> RunPeak | None:
     fullest_rank = max(r.resting_state_bytes, key=lambda rank: rank.model_states)
     at_rest = [float(getattr(fullest_rank, part)) for part in STATE_PARTS]
     return RunPeak(r, at_rest, peak.measured, peak.predicted, process_bytes(r))
-
-
-def _parts_row(run: RunPeak) -> list[str]:
-    columns = [run.peak, run.theory, run.process, *run.at_rest, run.peak - sum(run.at_rest)]
-    return [run.record.strategy, *map(terminal.gib, columns)]
 
 
 def _crossings(runs: list[RunPeak]) -> list[Crossing]:

@@ -122,17 +122,14 @@ def shape_of(r: Record) -> ModelShape | None:
     if size is None or r.num_params is None or facts.is_unproven(r):
         return None
     shape = (shapes.architecture_of(r.workload, r.size), size["layers"], size["hidden"])
+    # What was trained beside the model's own parameters. A head that was trained is a copy.
+    num_added = 0 if r.config["lora_rank"] is None else r.num_trainable_params or 0
     try:
-        vocabulary = shapes.vocabulary_of(*shape, size["positions"], r.num_params - _num_adapter_params(r))
+        vocabulary = shapes.vocabulary_of(*shape, size["positions"], r.num_params - num_added)
         plain = shapes.decoder_shape(f"{r.workload} {r.size}", *shape, size["heads"], size["positions"], vocabulary)
         return adapters.with_adapter(plain, _adapter_of(r, plain.head))
     except ValueError:
         return None
-
-
-def _num_adapter_params(r: Record) -> int:
-    """Return the parameters that a run trained beside the model's own. A head that it trained is a copy."""
-    return 0 if r.config["lora_rank"] is None else r.num_trainable_params or 0
 
 
 def _adapter_of(r: Record, head: str) -> Adapter | None:

@@ -199,7 +199,10 @@ def difference(quantity: str, control: Sequence[float], arm: Sequence[float], ar
     else:
         relative = float(theirs.mean() / ours.mean() - 1)
         ours, theirs = ours / ours.mean(), theirs / ours.mean()
-    margin = _margin(ours)
+    # The repeatability limit: 95 of 100 pairs of repeats differ by less.
+    margin = None
+    if len(ours) >= FEWEST_REPEATS and np.ptp(ours):
+        margin = repeatability_limit(ours.var(ddof=1), len(ours) - 1)
     estimate = unpaired(theirs, ours, margin)
     bounds, ceiling = estimate.bounds, CEILING["times" if is_time else "learned"]
     verdict = _counted(control, arm) if quantity in BYTES else _verdict(ours, theirs, margin, estimate, ceiling)
@@ -207,13 +210,6 @@ def difference(quantity: str, control: Sequence[float], arm: Sequence[float], ar
     low, high = (None, None) if bounds is None else (float(np.expm1(bound) if is_time else bound) for bound in bounds)
     shown_margin = None if margin is None else float(np.expm1(margin)) if is_time else margin
     return Difference(quantity, control, arm, arm_name, relative, low, high, shown_margin, verdict)
-
-
-def _margin(repeats: np.ndarray) -> float | None:
-    """Return the repeatability limit: 95 of 100 pairs of repeats differ by less."""
-    if len(repeats) < FEWEST_REPEATS or not np.ptp(repeats):
-        return None
-    return repeatability_limit(repeats.var(ddof=1), len(repeats) - 1)
 
 
 def _verdict(ours: np.ndarray, theirs: np.ndarray, margin: float | None, estimate: Estimate, ceiling: float) -> str:

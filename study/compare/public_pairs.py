@@ -77,7 +77,8 @@ def _partners(comparison: PairedComparison, runs: Sequence[PublicRun]) -> list[t
     )
     partners = [(key, key) for key in controls]
     if comparison.pairs:
-        partners = [((entry,), (each,)) for entry, listed in comparison.pairs.items() for each in _as_list(listed)]
+        lists = {entry: [each] if isinstance(each, str) else each for entry, each in comparison.pairs.items()}
+        partners = [((entry,), (each,)) for entry, listed in lists.items() for each in listed]
     return [(controls[ours], arms[theirs]) for ours, theirs in partners if ours in controls and theirs in arms]
 
 
@@ -91,10 +92,6 @@ def also_differs(comparison: PairedComparison, runs: Sequence[PublicRun]) -> lis
         counts.update(name for name in names if ours.get(name) != theirs.get(name))
         total += 1
     return [f"{name.replace('_', ' ')} in {count} of {total} pairs" for name, count in sorted(counts.items())]
-
-
-def _as_list(listed: str | list[str]) -> list[str]:
-    return [listed] if isinstance(listed, str) else listed
 
 
 def _facts(run: PublicRun) -> dict[str, object]:
@@ -117,7 +114,10 @@ def _pair(control: PublicRun, arm: PublicRun) -> Pair:
     relative = [others[step] / losses[step] - 1 for step in steps if losses[step]]
     mean, other_mean = (statistics.fmean(side[step] for step in steps) if steps else None for side in (losses, others))
     times, other_times = (_seconds(run) for run in (control, arm))
-    peak, other_peak = (_peak(run) for run in (control, arm))
+    peak, other_peak = (
+        max(logged(run.training, "peak_allocated_bytes"), default=run.totals.get("peak_allocated_bytes"))
+        for run in (control, arm)
+    )
     entry, partner = control.setting.entry, arm.setting.entry
     return Pair(
         f"{entry}" if entry == partner else f"{entry} against {partner}",
@@ -135,10 +135,6 @@ def _pair(control: PublicRun, arm: PublicRun) -> Pair:
 def _seconds(run: PublicRun) -> float | None:
     known = [value for _, value in points(run.training, "step", "seconds_per_step")][WARM_UP:]
     return statistics.median(known) if known else run.totals.get("seconds_per_step")
-
-
-def _peak(run: PublicRun) -> float | None:
-    return max(logged(run.training, "peak_allocated_bytes"), default=run.totals.get("peak_allocated_bytes"))
 
 
 def spread(values: Sequence[float | None]) -> Spread | None:

@@ -39,7 +39,8 @@ def page(runs: Sequence[PublicRun]) -> str:
         lines += [f"**{MLPERF_NOTE}**", ""]
     tables: dict[str, list[PublicRun]] = {}  # in the order in which the runs were given, like the rows of a table
     for run in runs:
-        tables.setdefault(_title(run), []).append(run)
+        names = (run.setting.benchmark, run.setting.model, run.setting.program)
+        tables.setdefault(", ".join(filter(None, names)) or "unknown model", []).append(run)
     for title, members in tables.items():
         lines += [f"## {escape_markdown(title)}", "", *_table(members), ""]
     if left_out := [f"- {escape_markdown(run.name)}: {run.why_not_counted}" for run in runs if not run.counts]:
@@ -49,11 +50,6 @@ def page(runs: Sequence[PublicRun]) -> str:
     ]:
         lines += ["Odd in the logs:", "", *marked, ""]
     return "\n".join(lines).rstrip()
-
-
-def _title(run: PublicRun) -> str:
-    setting = run.setting
-    return ", ".join(part for part in (setting.benchmark, setting.model, setting.program) if part) or "unknown model"
 
 
 def _table(runs: list[PublicRun]) -> list[str]:

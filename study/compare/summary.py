@@ -308,6 +308,7 @@ def _cells(rows: Sequence[_Row], comparison: str) -> tuple[list[list[Cell]], lis
     The columns for runs, peaks and times are left out if they contain no information.
     """
     control = rows[0]
+    time_ratios = ["" if row is control else _ratio(row.comparable_seconds, control.comparable_seconds) for row in rows]
     columns: list[tuple[str, list[Cell]]] = [
         ("strategy", [(row.name, "") for row in rows]),
         ("ranks", [(str(row.first.world_size), "") for row in rows]),
@@ -317,7 +318,7 @@ def _cells(rows: Sequence[_Row], comparison: str) -> tuple[list[list[Cell]], lis
         ("peak", [_median(row.peaks, terminal.bytes_text) for row in rows]),
         (comparison, [("" if row is control else _ratio(row.peaks, control.peaks), "") for row in rows]),
         ("s/step", [_time_cell(row) for row in rows]),
-        (comparison, [_time_ratio(row, control) for row in rows]),
+        (comparison, [(ratio, "") for ratio in time_ratios]),
     ]
     if all(len(row.files) == 1 for row in rows):
         columns = [column for column in columns if column[0] != "runs"]
@@ -350,10 +351,6 @@ def _median(values: Sequence[float], text: Callable[[float], str]) -> Cell:
 def _time_cell(row: _Row) -> Cell:
     value, extent = _median(row.seconds, "{:.3g}".format)
     return (value, extent) if row.comparable_seconds or not value else (f"({value})", f"({extent})" if extent else "")
-
-
-def _time_ratio(row: _Row, control: _Row) -> Cell:
-    return ("" if row is control else _ratio(row.comparable_seconds, control.comparable_seconds)), ""
 
 
 def _ratio(values: Sequence[float], control_values: Sequence[float]) -> str:
@@ -412,8 +409,9 @@ def of_run(folder: Path, next_commands: Sequence[Sequence[str]] = ()) -> str:
     """Return a summary of a run that ended well: engine, losses, memory, traffic, time, record and next commands."""
     record = schema.read(folder)
     first_loss = read_steps(folder)[0]["loss"]
+    proof, processes = require_proof(record), terminal.count(record.world_size, "process", "processes")
     lines = [
-        _proof_line(record),
+        f"verified  {record.strategy}: {_engine(proof)}, {processes} on {proof.device}, {proof.precision}",
         _learning_line(record, first_loss),
         _states_line(record),
         _messages_line(record),
@@ -425,12 +423,6 @@ def of_run(folder: Path, next_commands: Sequence[Sequence[str]] = ()) -> str:
         wrapped.append("next      To compare with another strategy:")
         wrapped += [terminal.command(words, " " * 10) for words in next_commands]
     return "\n".join(wrapped)
-
-
-def _proof_line(record: Record) -> str:
-    proof = require_proof(record)
-    processes = terminal.count(record.world_size, "process", "processes")
-    return f"verified  {record.strategy}: {_engine(proof)}, {processes} on {proof.device}, {proof.precision}"
 
 
 def _engine(proof: Proof) -> str:

@@ -68,12 +68,18 @@ def judge(runs: Runs, protocol: Protocol, control: str, elsewhere: Mapping[str, 
     """
     require_whole(runs.missing)
     controls, differences = beside_control(runs, protocol.step, control)
-    null = _null_of(differences, protocol)
+    null = {name: differences[name] for name in protocol.variants if name in differences}
+    if missing := set(protocol.variants) - null.keys():
+        raise Refusal(
+            f"no run of the null {min(missing)!r} is here. The tests need all of: {', '.join(protocol.variants)}"
+        )
     broken = {name: differences[name] for name in protocol.broken if name in differences} | dict(elsewhere or {})
     strategies = {
         name: each for name, each in differences.items() if name not in (*protocol.variants, *protocol.broken)
     }
-    furthest = _furthest(null)
+    # The distance from the control of the null's furthest run, for each seed in which no run of the null is missing.
+    starts = sorted(set.intersection(*(set(arm) for arm in null.values())))
+    furthest = {start: max(abs(arm[start]) for arm in null.values()) for start in starts}
     arms = [
         *_judge_arms({name: strategies[name] for name in in_order(strategies)}, False, null, furthest, protocol),
         *_judge_arms(broken, True, null, furthest, protocol),
@@ -81,31 +87,11 @@ def judge(runs: Runs, protocol: Protocol, control: str, elsewhere: Mapping[str, 
     share_noticed = float(np.mean([distance >= protocol.noticed for distance in furthest.values()]))
     falls = {start: (run.held_out[0]["loss"], run.held_out[protocol.step]["loss"]) for start, run in controls.items()}
     still = [start for start, (first, last) in falls.items() if last > protocol.falls_to * first]
-    lacks = [
-        *_unfound_faults(arms, protocol),
-        *_insensitive(share_noticed),
-        *_no_learning(controls, still, protocol, control),
-    ]
+    lacks = _unfound_faults(arms, protocol)
+    if share_noticed <= 0.5:  # rounding changes the losses too little for the tests to be meaningful
+        lacks.append(f"rounding is noticed in {share_noticed:.0%} of starts: the training is too quiet to ask")
+    lacks += _no_learning(controls, still, protocol, control)
     return Verdict(arms, null, share_noticed, falls, still, lacks)
-
-
-def _null_of(differences: Mapping[str, dict[int, float]], protocol: Protocol) -> dict[str, dict[int, float]]:
-    """Return the differences of the null by variant and seed. Raises Refusal if a variant was not run."""
-    null = {name: differences[name] for name in protocol.variants if name in differences}
-    if missing := set(protocol.variants) - null.keys():
-        raise Refusal(
-            f"no run of the null {min(missing)!r} is here. The tests need all of: {', '.join(protocol.variants)}"
-        )
-    return null
-
-
-def _furthest(null: Mapping[str, Differences]) -> dict[int, float]:
-    """Return, for each seed, the distance from the control of the null's furthest run.
-
-    Seeds in which a run of the null is missing are left out.
-    """
-    starts = sorted(set.intersection(*(set(arm) for arm in null.values())))
-    return {start: max(abs(arm[start]) for arm in null.values()) for start in starts}
 
 
 def _judge_arms(
@@ -129,13 +115,6 @@ def _unfound_faults(arms: Sequence[Arm], protocol: Protocol) -> list[str]:
         *(f"{name}, which is wrong on purpose, was not run" for name in sorted(planned - broken.keys())),
         *(f"{name}, which is wrong on purpose, was not flagged" for name, arm in broken.items() if not arm.is_further),
     ]
-
-
-def _insensitive(share_noticed: float) -> list[str]:
-    """Return a line if rounding changes the losses too little for the tests to be meaningful. Otherwise empty."""
-    if share_noticed > 0.5:
-        return []
-    return [f"rounding is noticed in {share_noticed:.0%} of starts: the training is too quiet to ask"]
 
 
 def _no_learning(controls: Mapping[int, Trained], still: list[int], protocol: Protocol, control: str) -> list[str]:

@@ -51,8 +51,10 @@ class Table:
         else:
             self._last = None
             self._keep(row)
-            if self._num_kept > min(MOST_ROWS, MOST_CELLS // len(self._columns)):
-                self._drop_every_second()
+            if self._num_kept > min(MOST_ROWS, MOST_CELLS // len(self._columns)):  # drop every second row
+                self._columns = {name: column[::2] for name, column in self._columns.items()}
+                self._num_kept = (self._num_kept + 1) // 2
+                self._stride *= 2
 
     def _keep(self, row: Mapping[str, Number]) -> None:
         for name, value in row.items():
@@ -81,11 +83,6 @@ class Table:
         """Return the largest finite value of a column. It is minus infinity if there is none."""
         return max((value for value in self._columns.get(name, ()) if math.isfinite(value)), default=-math.inf)
 
-    def _drop_every_second(self) -> None:
-        self._columns = {name: column[::2] for name, column in self._columns.items()}
-        self._num_kept = (self._num_kept + 1) // 2
-        self._stride *= 2
-
     @property
     def kept_one_in(self) -> int:
         """Return 1 if all rows were kept, 2 if every second one was dropped, and so on."""
@@ -107,14 +104,14 @@ class Table:
             for name, column in self._columns.items()
         }
         in_order = sorted(self._columns, key=lambda name: _ORDER.get(name, len(_ORDER)))
+        columns: dict[str, list[Number | None]] = {}
+        for name in in_order:
+            convert = float if name in self._with_fractions else int
+            columns[name] = [convert(value) if math.isfinite(value) else None for value in self._columns[name]]
         return Series(
-            columns={name: self._values(name) for name in in_order},
+            columns=columns,
             not_finite={name: places for name, places in not_finite.items() if places},
         )
-
-    def _values(self, name: str) -> list[Number | None]:
-        convert = float if name in self._with_fractions else int
-        return [convert(value) if math.isfinite(value) else None for value in self._columns[name]]
 
 
 class Marks:

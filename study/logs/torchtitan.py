@@ -66,7 +66,8 @@ def read(path: Path) -> list[Draft]:
         else:
             prefix = "validation_" if match[1] else ""
             pairs = [(prefix + name, value.replace(",", "")) for name, value in _PAIR.findall(match[3])]
-            rows.add([("step", match[2]), *_in_gib(pairs), ("timestamp", _date(line.text))], line.number)
+            pairs = [(name, value.removesuffix("GiB")) for name, value in pairs if value != "N"]  # of N/A
+            rows.add([("step", match[2]), *pairs, ("timestamp", _date(line.text))], line.number)
     return _of_torchtitan(rows.finish())
 
 
@@ -74,11 +75,6 @@ def _of_torchtitan(drafts: list[Draft]) -> list[Draft]:
     for draft in drafts:
         draft.state("program", "torchtitan")
     return drafts
-
-
-def _in_gib(pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the pairs without units. `N/A` is left out."""
-    return [(name, value.removesuffix("GiB")) for name, value in pairs if value != "N"]
 
 
 def _date(text: str) -> float | str:

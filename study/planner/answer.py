@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from study.errors import Refusal
-from study.planner import choose, launch, reasons, remedies
+from study.planner import choose, launch, reasons, remedies, stack_options
 from study.planner.choose import Advice, Remedy, StrategyPrediction
 from study.planner.request import Request, find_model
 from study.theory import hardware
@@ -27,19 +27,18 @@ def advise(model: str, request: Request, trace: Trace | None = None) -> Advice:
     """
     shape, request, notes = find_model(model, request)
     request.batch()  # an error in the batch concerns every strategy
-    request.check_program(shape)
+    for chosen in request.strategies(request.num_gpus)[:1]:  # so does a program that cannot train the model
+        stack_options.parts(request.training(chosen, shape))
     advice = _predicted(shape, request, notes, trace)
     advice = dataclasses.replace(advice, remedies=remedies.find(advice, _can_start))
     change = reasons.better_change(advice)
-    return advice if change is None else dataclasses.replace(advice, change=change, changed=_with(change, notes))
-
-
-def _with(change: Remedy, notes: Sequence[str]) -> Advice:
-    """Return the advice about a request with a change, which recommends what the change was found with."""
+    if change is None:
+        return advice
+    changed = _predicted(change.option.shape, change.request, notes)
+    # The changed request is recommended the strategy that the change was found with.
     name = change.option.strategy.name
-    advice = _predicted(change.option.shape, change.request, [*notes])
-    same = next((option for option in advice.options if option.strategy.name == name), change.option)
-    return dataclasses.replace(advice, recommended=same)
+    same = next((option for option in changed.options if option.strategy.name == name), change.option)
+    return dataclasses.replace(advice, change=change, changed=dataclasses.replace(changed, recommended=same))
 
 
 def _predicted(shape: ModelShape, request: Request, notes: Sequence[str], trace: Trace | None = None) -> Advice:

@@ -15,7 +15,7 @@ from study import command_line, terminal
 from study.dryrun.traced import Traced
 from study.errors import Refusal, refusing
 from study.planner.request import CHECKPOINTED, Request, find_model
-from study.strategy import file, in_theory
+from study.strategy import in_theory
 from study.strategy.file import Strategy
 from study.theory import adapters, hardware, intervals, peaks, prediction, shapes
 from study.theory.engine import Engine, PrecisionClass, StepConfig
@@ -519,7 +519,8 @@ def largest_models(request: Request) -> LargestModels:
     for chosen in request.strategies(request.num_gpus):
 
         def is_too_large(shape: ModelShape, chosen: Strategy = chosen) -> bool:
-            return not _fits(shape, request, chosen, job, box)
+            engine = engine_for(shape, request, chosen, box.num_gpus)
+            return not _fits(shape, engine, peaks.peak(shape, engine, job), box)
 
         fitting = bisect.bisect_left(family, True, key=is_too_large)
         largest[chosen.name] = family[fitting - 1] if fitting else None
@@ -540,16 +541,17 @@ def fewest_gpus(model: str, request: Request) -> FewestGpus:
             f"--strategy {request.strategy}: does not run on any power of two up to {GPU_COUNTS[-1]}. Add --gpus."
         )
     fewest: dict[str, tuple[int, float] | None] = {}
+    unsharded = set[str]()
     for num_gpus in counts:
         for chosen in request.strategies(num_gpus):
             if fewest.get(chosen.name) is None:
-                box = request.box(num_gpus)
-                free = float(prediction.free_bytes(_peak(shape, request, chosen, job, box), box))
-                fewest[chosen.name] = (num_gpus, free) if _fits(shape, request, chosen, job, box) else None
-    unsharded = frozenset(
-        name for name in fewest if not engine_for(shape, request, file.read_by_name(name), counts[-1]).zero_stage
-    )
-    return FewestGpus(request, shape, notes, fewest, unsharded, counts[-1])
+                box, engine = request.box(num_gpus), engine_for(shape, request, chosen, num_gpus)
+                peak = peaks.peak(shape, engine, job)
+                fits = _fits(shape, engine, peak, box)
+                fewest[chosen.name] = (num_gpus, float(prediction.free_bytes(peak, box))) if fits else None
+                if not engine.zero_stage:
+                    unsharded.add(chosen.name)
+    return FewestGpus(request, shape, notes, fewest, frozenset(unsharded), counts[-1])
 
 
 def _smallest_job(request: Request, missing: str) -> StepConfig:
@@ -575,24 +577,18 @@ def could_leave_enough_free(shape: ModelShape, request: Request, num_gpus: int) 
     """
     job, box = _job_of_one_sequence(request), request.box(num_gpus)
     enough = ENOUGH_FREE * hardware.usable_memory_bytes(box.gpu, num_gpus)
-    return any(
-        prediction.free_bytes(_peak(shape, request, chosen, job, box), box) >= enough
-        for chosen in request.strategies(num_gpus)
-        if not chosen.offloads
+    engines = (
+        engine_for(shape, request, chosen, num_gpus) for chosen in request.strategies(num_gpus) if not chosen.offloads
     )
+    return any(prediction.free_bytes(peaks.peak(shape, engine, job), box) >= enough for engine in engines)
 
 
-def _fits(shape: ModelShape, request: Request, chosen: Strategy, job: StepConfig, box: Cluster) -> bool:
+def _fits(shape: ModelShape, engine: Engine, peak: Peak, box: Cluster) -> bool:
     """Return whether a training fits the GPU and the node, with what its host needs besides, and can be loaded."""
-    if _is_too_large_to_load(shape, engine_for(shape, request, chosen, box.num_gpus), box):
+    if _is_too_large_to_load(shape, engine, box):
         return False
-    peak = _peak(shape, request, chosen, job, box)
     needed = host_needed_bytes(peak.host_bytes * min(box.num_gpus, box.gpus_per_node), box)
     return prediction.fits(peak, box) and needed <= (box.host_memory_bytes or math.inf)
-
-
-def _peak(shape: ModelShape, request: Request, chosen: Strategy, job: StepConfig, box: Cluster) -> Peak:
-    return peaks.peak(shape, engine_for(shape, request, chosen, box.num_gpus), job)
 
 
 def engine_for(shape: ModelShape, request: Request, chosen: Strategy, num_gpus: int) -> Engine:
@@ -611,11 +607,10 @@ def engine_for(shape: ModelShape, request: Request, chosen: Strategy, num_gpus: 
     precision = request.chosen_precision
     if chosen.distributed_type == "FSDP":  # it trains in one way in 16 bits
         precision = AUTOCAST_OF_FSDP2.get(precision, precision)
-    elif chosen.distributed_type in ("NO", "MULTI_GPU") and shape.adapter is not None:
-        # The type of the frozen weights is that of the adapter's `frozen`. What is computed is decided by autocast.
-        precision = in_theory.precision_class(chosen, precision)
-    elif chosen.distributed_type in ("NO", "MULTI_GPU"):
-        precision = settings.precision_without_masters(precision)
+    elif chosen.distributed_type in ("NO", "MULTI_GPU") and shape.adapter is None:
+        # Without fp32 master weights. Otherwise these train under autocast. That is also so with adapters, where the
+        # adapter's `frozen` is the type of the frozen weights.
+        precision = "pure-bf16" if precision == "bf16" and settings.weights == "16-bit" else precision
     engine = in_theory.advised_engine(chosen, shape.hidden, num_gpus, precision, settings.grad_accum_dtype)
     engine = dataclasses.replace(
         settings.applied(engine), optimizer=request.optimizer, replicas=request.replicas(chosen, num_gpus)

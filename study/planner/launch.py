@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -135,7 +136,7 @@ def _accelerate(advice: Advice, option: StrategyPrediction, path: Path | None, p
     if arguments:
         settings.append(f"Accelerator({', '.join(arguments)})")
     settings += _of_images(advice)
-    settings += [*_of_the_model(option, parts), *_of_products(option), *_checkpointing(option), *parts.lines]
+    settings += _of_own_program(option, parts)
     return _with_file(advice, option, path, "accelerate", "train.py", settings)
 
 
@@ -169,7 +170,8 @@ def _trainer(
     if stack == "trl":
         # Without packing, most sequences are shorter than the prediction assumes.
         flags += [f"--max_length {job.sequence_length:.0f}", "--packing True", *_lora_flags(advice)]
-        flags += _type_of_trl(option)
+        if option.shape.adapter is not None or option.prediction.engine.precision == "pure-bf16":
+            flags.append(f"--dtype {_NAMES_OF_TYPES[kind]}")  # fp32 is TRL's default
     elif not option.shape.reads_images:
         settings.insert(0, f"sequences of {job.sequence_length:,.0f} tokens")
     settings = [*settings, *_of_images(advice)]
@@ -189,17 +191,6 @@ def _is_option_of_trainer(option: StrategyPrediction) -> bool:
     if kind not in ("bf16", "fp16") or _is_autocast(option):
         return False
     return _is_mixed(option) or engine.kind == "deepspeed"
-
-
-def _type_of_trl(option: StrategyPrediction) -> list[str]:
-    """Return TRL's option for the type in which it loads a model, unless this is fp32, its default."""
-    if option.shape.adapter is None and option.prediction.engine.precision != "pure-bf16":
-        return []
-    return [f"--dtype {_NAMES_OF_TYPES[_type_of(option)]}"]
-
-
-def _trl(advice: Advice, option: StrategyPrediction, path: Path | None, parts: Parts) -> Launch:
-    return _trainer(advice, option, path, parts, "trl")
 
 
 def _study(advice: Advice, option: StrategyPrediction, path: Path | None, parts: Parts) -> Launch:
@@ -344,12 +335,16 @@ def _axolotl(advice: Advice, option: StrategyPrediction, path: Path | None, part
     """Use the keys of axolotl's schemas, and of its guide about several GPUs."""
     path = path or Path("axolotl.yaml")
     box, engine, job = advice.box, option.prediction.engine, option.prediction.job
+    is_mixed = _is_mixed(option) and not _is_autocast(option)  # DeepSpeed's own autocast is set in its JSON
+    more_types = {"pure-bf16": "bfloat16", "fp8": "fp8", "tf32": "tf32"}
     content: dict[str, Any] = {
         "sequence_len": int(job.sequence_length),
         "sample_packing": True,
         "micro_batch_size": job.micro_batch_size,
         "gradient_accumulation_steps": job.gradient_accumulation_steps,
-        **_axolotl_precision(option),
+        "bf16": is_mixed and _type_of(option) in ("bf16", "fp8"),
+        "fp16": is_mixed and _type_of(option) == "fp16",
+        **({more_types[engine.precision]: True} if engine.precision in more_types else {}),
         "gradient_checkpointing": bool(job.activation_checkpointing),
         **_axolotl_keys(advice),
         **parts.keys,
@@ -381,15 +376,6 @@ def _axolotl(advice: Advice, option: StrategyPrediction, path: Path | None, part
     alpha = "" if advice.shape.adapter is None else ", lora_alpha"
     settings = [f"base_model, datasets{alpha} and the learning rate, in the same file", *parts.lines]
     return Launch("axolotl", command, {str(path): yaml.safe_dump(content, sort_keys=False), **written}, settings)
-
-
-def _axolotl_precision(option: StrategyPrediction) -> dict[str, bool]:
-    """Return the keys for the precision of an axolotl file."""
-    precision, kind = option.prediction.engine.precision, _type_of(option)
-    is_mixed = _is_mixed(option) and not _is_autocast(option)  # DeepSpeed's own autocast is set in its JSON
-    more = {"pure-bf16": "bfloat16", "fp8": "fp8", "tf32": "tf32"}
-    keys = {"bf16": is_mixed and kind in ("bf16", "fp8"), "fp16": is_mixed and kind == "fp16"}
-    return keys | ({more[precision]: True} if precision in more else {})
 
 
 def _torchtitan(advice: Advice, option: StrategyPrediction, path: Path | None, parts: Parts) -> Launch:
@@ -432,7 +418,7 @@ def _deepspeed(advice: Advice, option: StrategyPrediction, path: Path | None, pa
     machines = f"--num_gpus {box.num_gpus}" if box.num_nodes == 1 else "--hostfile hostfile"
     command = f"deepspeed {machines} train.py --deepspeed --deepspeed_config {path}"
     settings = [] if option.shape.reads_images else [f"sequences of {job.sequence_length:,.0f} tokens"]
-    settings += [*_of_the_model(option, parts), *_of_products(option), *_checkpointing(option), *parts.lines]
+    settings += _of_own_program(option, parts)
     settings += _of_images(advice)
     if "nvme" in (engine.offload_optimizer, engine.offload_param):
         settings.append(f"nvme_path: a folder on a fast disk, in place of {NVME_PATH}")
@@ -509,11 +495,6 @@ def _is_autocast(option: StrategyPrediction) -> bool:
     return engine.kind == "deepspeed" and engine.precision.endswith("-autocast")
 
 
-def _of_products(option: StrategyPrediction) -> list[str]:
-    """Return how a program allows TF32, which no file of an engine can."""
-    return ['torch.set_float32_matmul_precision("high")'] if option.prediction.engine.precision == "tf32" else []
-
-
 def _accumulates_in_fp32(option: StrategyPrediction) -> bool:
     """Whether DeepSpeed accumulates 16-bit gradients in fp32, which its default is not."""
     engine = option.prediction.engine
@@ -530,24 +511,29 @@ _NAMES_OF_TYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp
 
 
 def _of_the_model(option: StrategyPrediction, parts: Parts) -> list[str]:
-    """Return how the model has to be loaded."""
-    dtype = _loaded_type(option)
-    arguments = [*([] if dtype is None else [f"dtype=torch.{dtype}"]), *parts.model]
-    return [f"from_pretrained(..., {', '.join(arguments)})"] if arguments else []
-
-
-def _loaded_type(option: StrategyPrediction) -> str | None:
-    """Return the type in which the model has to be loaded. None if this does not matter.
+    """Return how the model has to be loaded.
 
     transformers 5 loads it in the type of its checkpoint, often bf16. DeepSpeed casts it for 16-bit parameters, and
     refuses it for fp32 parameters.
     """
     engine, adapter, kind = option.prediction.engine, option.shape.adapter, _type_of(option)
+    dtype = "float32" if engine.kind != "deepspeed" or engine.parameter_bytes == 4 else None
     if adapter is not None and kind != "fp32":
-        return None if adapter.is_quantized else _NAMES_OF_TYPES[kind]
-    if engine.precision == "pure-bf16":
-        return "bfloat16"
-    return "float32" if engine.kind != "deepspeed" or engine.parameter_bytes == 4 else None
+        dtype = None if adapter.is_quantized else _NAMES_OF_TYPES[kind]
+    elif engine.precision == "pure-bf16":
+        dtype = "bfloat16"
+    arguments = [*([] if dtype is None else [f"dtype=torch.{dtype}"]), *parts.model]
+    return [f"from_pretrained(..., {', '.join(arguments)})"] if arguments else []
+
+
+def _of_own_program(option: StrategyPrediction, parts: Parts) -> list[str]:
+    """Return what the user's own program sets, because no file of an engine can."""
+    settings = _of_the_model(option, parts)
+    if option.prediction.engine.precision == "tf32":
+        settings.append('torch.set_float32_matmul_precision("high")')
+    if option.prediction.job.activation_checkpointing is True:
+        settings.append("model.gradient_checkpointing_enable()")
+    return [*settings, *parts.lines]
 
 
 # What transformers needs to load weights in four bits, as the prediction assumes.
@@ -587,7 +573,7 @@ def _of_adapters(advice: Advice) -> list[str]:
     settings = []
     if adapter.is_quantized:
         storage = SHARDED_STORAGE if _shards_weights(advice) else ""
-        place = ON_HOST if _loads_on_host(advice) else ""
+        place = ON_HOST if advice.recommended is not None and advice.recommended.loads_on_host else ""
         settings.append(f"from_pretrained(..., {place}quantization_config=BitsAndBytesConfig({FOUR_BITS}{storage}))")
         if advice.recommended is not None and adapter.has_fp32_stream(advice.recommended.prediction.engine):
             model = "prepare_model_for_kbit_training(model)"
@@ -596,10 +582,6 @@ def _of_adapters(advice: Advice) -> list[str]:
 
 def _shards_weights(advice: Advice) -> bool:
     return advice.recommended is not None and advice.recommended.prediction.engine.zero_stage == 3
-
-
-def _loads_on_host(advice: Advice) -> bool:
-    return advice.recommended is not None and advice.recommended.loads_on_host
 
 
 def _lora_flags(advice: Advice) -> list[str]:
@@ -639,11 +621,6 @@ def _axolotl_keys(advice: Advice) -> dict[str, Any]:
     return keys | ({"peft_use_dora": True} if adapter.kind == "dora" else {})
 
 
-def _checkpointing(option: StrategyPrediction) -> list[str]:
-    """Return how a program of one's own checkpoints the activations of all blocks."""
-    return ["model.gradient_checkpointing_enable()"] if option.prediction.job.activation_checkpointing is True else []
-
-
 def _global_batch(option: StrategyPrediction) -> int:
     job = option.prediction.job
     groups = option.prediction.box.num_gpus // job.sequence_ranks
@@ -673,7 +650,7 @@ def _lines(words: list[str], columns: int = 74) -> str:
 _LAUNCHES: dict[StackName, Callable[[Advice, StrategyPrediction, Path | None, Parts], Launch]] = {
     "accelerate": _accelerate,
     "trainer": _trainer,
-    "trl": _trl,
+    "trl": partial(_trainer, stack="trl"),
     "axolotl": _axolotl,
     "torchtitan": _torchtitan,
     "deepspeed": _deepspeed,

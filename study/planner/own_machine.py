@@ -33,16 +33,16 @@ def options(requested: dict[str, Any]) -> dict[str, Any]:
             "--this-machine: no GPU was found here. NVIDIA's driver may be missing, or CUDA_VISIBLE_DEVICES may hide "
             "the GPUs. Name a GPU with --gpu instead, and say how many with --gpus."
         )
-    of_machine = {"host_memory": machine.host_memory_bytes / 2**30, "host_cores": _cores(), **_gpu(machine, requested)}
-    of_machine["num_gpus"] = found
+    cores = this_machine.usable_cores()
+    of_machine = {
+        "host_memory": machine.host_memory_bytes / 2**30,
+        "host_cores": None if cores is None else max(1, int(cores)),
+        **_gpu(machine, requested),
+        "num_gpus": found,
+    }
     if (requested["num_gpus"] or found) > found:  # several machines such as this one
         of_machine["gpus_per_node"] = found
     return {**requested, **of_machine, **given(requested)}
-
-
-def _cores() -> int | None:
-    cores = this_machine.usable_cores()
-    return None if cores is None else max(1, int(cores))
 
 
 def _gpu(machine: Machine, requested: dict[str, Any]) -> dict[str, Any]:

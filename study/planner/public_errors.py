@@ -11,7 +11,7 @@ import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,7 +63,13 @@ def compared() -> tuple[Compared, ...]:
 
 
 def _of_row(row: dict[str, Any]) -> Iterable[Compared]:
-    runs = _runs(SOURCES[row["family"]], row["log"])
+    # A log is a path, or the path of a table and the name of one of its rows.
+    path, _, name = row["log"].partition(", ")
+    runs = [
+        run
+        for run in archive.source(SOURCES[row["family"]])
+        if fnmatchcase(run.source.path, path) and (not name or run.name.endswith(name.replace(" ", "-")))
+    ]
     for quantity in row["compare"]:
         values = [value for run in runs if (value := measured(run, quantity)) is not None]
         value = statistics.median(values) if values else None
@@ -75,16 +81,6 @@ def _of_row(row: dict[str, Any]) -> Iterable[Compared]:
             is_inside = None if high is None else low <= seconds <= high
             is_too_fast = seconds < low if high is None else None
         yield Compared(row["id"], row["family"], quantity, row[quantity], value, is_inside, is_too_fast)
-
-
-def _runs(source: str, log: str) -> list[PublicRun]:
-    """Return the runs of a log, or those of a row of a table: `log` is then its path and the name of the row."""
-    path, _, name = log.partition(", ")
-    return [
-        run
-        for run in archive.source(source)
-        if fnmatchcase(run.source.path, path) and (not name or run.name.endswith(name.replace(" ", "-")))
-    ]
 
 
 def measured(run: PublicRun, quantity: str) -> float | bool | None:
@@ -119,16 +115,8 @@ def _rate(run: PublicRun) -> float | None:
     return rate
 
 
-def _bytes(name: str) -> Callable[[PublicRun], float | None]:
-    def of_run(run: PublicRun) -> float | None:
-        return run.totals.get(name, _median(quantities.logged(run.training, name)))
-
-    return of_run
-
-
-def _fits(run: PublicRun) -> bool:
-    """Return whether a training ran to its end. Sources of which this is asked log nothing of one that did not fit."""
-    return bool(run.totals)
+def _bytes(run: PublicRun, name: str) -> float | None:
+    return run.totals.get(name, _median(quantities.logged(run.training, name)))
 
 
 def _median(values: Sequence[float | None]) -> float | None:
@@ -139,9 +127,10 @@ def _median(values: Sequence[float | None]) -> float | None:
 _MEASURED: dict[str, Callable[[PublicRun], float | bool | None]] = {
     "seconds_per_step": _seconds_per_step,
     "tokens_per_second_per_gpu": _rate,
-    "peak_allocated_bytes": _bytes("peak_allocated_bytes"),
-    "peak_reserved_bytes": _bytes("peak_reserved_bytes"),
-    "fits": _fits,
+    "peak_allocated_bytes": partial(_bytes, name="peak_allocated_bytes"),
+    "peak_reserved_bytes": partial(_bytes, name="peak_reserved_bytes"),
+    # Whether a training ran to its end. Sources of which this is asked log nothing of one that did not fit.
+    "fits": lambda run: bool(run.totals),
 }
 
 

@@ -138,11 +138,6 @@ def source_of(case: MeasuredCase) -> str:
     return case.family.partition(" ")[0].replace("torchao", "torchtitan")
 
 
-def _shown(case: MeasuredCase, reserve: float) -> float:
-    peak = peaks.peak(case.shape, case.engine, case.job)
-    return prediction.shown_bytes(peak, case.box, case.quantity == "used_bytes", reserve)
-
-
 @cache
 def reserve_by_source() -> dict[str, float]:
     """Return the median of each source's reserved memory relative to the predicted peak of the tensors.
@@ -153,8 +148,7 @@ def reserve_by_source() -> dict[str, float]:
     for case in amounts():
         if case.quantity in RESERVED_OR_USED and case.grade != "C":
             peak = peaks.peak(case.shape, case.engine, case.job)
-            is_whole_card = case.quantity == "used_bytes"
-            outside = prediction.outside_bytes(case.box) if is_whole_card else 0
+            outside = prediction.outside_bytes(case.box) if case.quantity == "used_bytes" else 0
             ratios.setdefault(source_of(case), []).append((case.published - outside) / float(peak.total))
     return {source: float(np.median(values)) for source, values in ratios.items()}
 
@@ -176,7 +170,8 @@ def without_its_source(case: MeasuredCase) -> float:
     """
     if case.quantity not in RESERVED_OR_USED:
         return float(prediction.predicted_memory(case))
-    return _shown(case, fitted_reserve(source_of(case)))
+    peak = peaks.peak(case.shape, case.engine, case.job)
+    return prediction.shown_bytes(peak, case.box, case.quantity == "used_bytes", fitted_reserve(source_of(case)))
 
 
 ESTIMATORS: dict[str, Callable[[MeasuredCase], float]] = {

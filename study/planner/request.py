@@ -20,7 +20,7 @@ from study.strategy import file
 from study.strategy.file import Strategy
 from study.terminal import printable
 from study.theory import adapters, hardware, shapes
-from study.theory.adapters import Adapter, AdapterKind
+from study.theory.adapters import AdapterKind
 from study.theory.engine import (
     Attention,
     Checkpointing,
@@ -484,28 +484,24 @@ class Request(BaseModel):
         )
 
     def with_adapter(self, shape: ModelShape) -> ModelShape:
-        """Return a shape with the requested adapters. Raises Refusal if they do not suit the model."""
-        with refusing():
-            shape = adapters.with_adapter(shape, self._adapter(shape))
-        return shape
-
-    def _adapter(self, shape: ModelShape) -> Adapter | None:
-        """Return the adapters as the stack trains them.
+        """Return a shape with the requested adapters, as the stack trains them.
 
         TRL 1.10 casts adapters of quantized weights to bf16 in its SFTTrainer. For the others it is assumed
         that the program calls PEFT's prepare_model_for_kbit_training, as PEFT's guide says. This project's trainer
         creates its models in fp32.
+
+        Raises Refusal if the adapters do not suit the model.
         """
-        adapter = adapters.from_options(
-            self.lora_rank, self.lora_target, self.adapter, self.lora_dropout, self.load_in_4bit, shape.head
-        )
-        if adapter is None:
-            return None
-        if self.load_in_4bit:
-            if self.stack == "trl":
-                return dataclasses.replace(adapter, in_fp32=False)
-            return dataclasses.replace(adapter, unquantized="fp32")
-        return dataclasses.replace(adapter, frozen="fp32") if self.stack == "study" else adapter
+        with refusing():
+            adapter = adapters.from_options(
+                self.lora_rank, self.lora_target, self.adapter, self.lora_dropout, self.load_in_4bit, shape.head,
+                frozen="fp32" if self.stack == "study" else "16-bit",
+            )  # fmt: skip
+            if adapter is not None and self.load_in_4bit:
+                changes: dict[str, Any] = {"in_fp32": False} if self.stack == "trl" else {"unquantized": "fp32"}
+                adapter = dataclasses.replace(adapter, **changes)
+            shape = adapters.with_adapter(shape, adapter)
+        return shape
 
     @cached_property
     def chosen_precision(self) -> PrecisionClass:
@@ -583,10 +579,10 @@ class Request(BaseModel):
             )
         return shape
 
-    def check_program(self, shape: ModelShape) -> None:
-        """Raise Refusal if the stack's program cannot train this model as requested, under any strategy."""
-        for chosen in self.strategies(self.num_gpus)[:1]:
-            stack_options.parts(self.training(chosen, shape))
+    @cached_property
+    def requested_strategy(self) -> Strategy | None:
+        """The strategy that is requested. None if none is. Raises Refusal if there is none of this name."""
+        return None if self.strategy is None else file.read_by_name(self.strategy)
 
     def strategies(self, num_gpus: int) -> list[Strategy]:
         """Return the requested strategy, or all shipped strategies that can train on this many GPUs.
@@ -597,17 +593,15 @@ class Request(BaseModel):
         self._check_groups(num_gpus)
         if self.shard_group_size is not None and self.strategy is None:
             raise Refusal(f"--shard-group-size goes with --strategy {_IN_GROUPS}. Add one of them.")
-        if self.strategy is not None:
-            chosen = file.read_by_name(self.strategy)
+        if (chosen := self.requested_strategy) is not None:
             if reason := cannot_run(STACKS[self.stack], chosen):
                 raise Refusal(f"--strategy {self.strategy}: {reason}. Take another strategy, or another --stack.")
             if reason := self._cannot_share(chosen, num_gpus):
                 raise Refusal(f"{self.sharing_flag}: {reason}. Remove --strategy, or use another strategy.")
             if self.shard_group_size is None and not chosen.could_run(num_gpus):
-                is_single = chosen.distributed_type == "NO"
-                limit, remedy = (
-                    ("runs one process", "ddp") if is_single else ("needs groups of ranks", "zero3_tuned or fsdp2")
-                )
+                limit, remedy = "needs groups of ranks", "zero3_tuned or fsdp2"
+                if chosen.distributed_type == "NO":
+                    limit, remedy = "runs one process", "ddp"
                 raise Refusal(
                     f"--strategy {self.strategy}: this strategy {limit}, but --gpus is {num_gpus}. Use {remedy}."
                 )
@@ -625,25 +619,32 @@ class Request(BaseModel):
 
         Strategies that cannot run on this many GPUs are not listed. The result is empty if a strategy is requested.
         """
-        if self.strategy is not None:
-            return {}
-        reasons = {chosen.name: self._why_left_out(chosen, num_gpus) for chosen in self._possible(num_gpus)}
-        return {name: reason for name, reason in reasons.items() if reason is not None}
+        reasons: dict[str, str] = {}
+        for chosen in self._possible(num_gpus) if self.strategy is None else ():
+            if (reason := self._why_useless(chosen, num_gpus)) is not None:
+                reasons[chosen.name] = reason
+            elif (refused := stack_options.why_not(self.training(chosen))) is not None:
+                reasons[chosen.name] = refused.reason
+        return reasons
 
     def _possible(self, num_gpus: int) -> list[Strategy]:
         shipped = map(file.read_by_name, file.names())
         return [chosen for chosen in shipped if chosen.could_run(num_gpus)]
 
-    def _why_left_out(self, chosen: Strategy, num_gpus: int) -> str | None:
-        if (reason := self._why_useless(chosen, num_gpus)) is not None:
-            return reason
-        refused = stack_options.why_not(self.training(chosen))
-        return None if refused is None else refused.reason
-
     def _why_useless(self, chosen: Strategy, num_gpus: int) -> str | None:
+        """Return why a strategy is impossible for the stack, or useless on this many GPUs. None if it is neither.
+
+        On one GPU there is nothing to average or to shard. Only training without an engine and offload are useful
+        there. DeepSpeed's stages are useful too if the stack cannot train without an engine.
+        """
         stack = STACKS[self.stack]
-        makes_no_sense = _makes_no_sense(chosen, num_gpus, has_single="NO" in stack.runs)
-        return cannot_run(stack, chosen) or self._cannot_share(chosen, num_gpus) or makes_no_sense
+        if reason := cannot_run(stack, chosen) or self._cannot_share(chosen, num_gpus):
+            return reason
+        if num_gpus > 1 or chosen.offloads or chosen.distributed_type == "NO":
+            return None
+        if chosen.distributed_type == "DEEPSPEED" and "NO" not in stack.runs:
+            return None
+        return "on one GPU there is nothing to shard or to average"
 
     def _cannot_share(self, chosen: Strategy, num_gpus: int) -> str | None:
         """Return why GPUs cannot share a sequence with a strategy. None if they can, or if they need not."""
@@ -671,9 +672,8 @@ class Request(BaseModel):
             return False
         if self.shard_group_size is not None and num_gpus % self.shard_group_size:
             return False
-        if self.strategy is None:
+        if (chosen := self.requested_strategy) is None:
             return True
-        chosen = file.read_by_name(self.strategy)
         is_possible = self.shard_group_size is not None or chosen.could_run(num_gpus)
         return is_possible and self._cannot_share(chosen, num_gpus) is None
 
@@ -713,7 +713,13 @@ class Request(BaseModel):
         if micro is not None and self.has_other_default_batch:
             accumulation = 1
         if micro is not None and accumulation is not None:
-            self._check_product(micro, accumulation)
+            product = micro * accumulation * self.num_groups
+            if self.global_batch_size not in (None, product):
+                raise Refusal(
+                    f"--global-batch-size {self.global_batch_size} is not --micro-batch-size {micro} x "
+                    f"--gradient-accumulation-steps {accumulation} x {self._groups_in_words} = {product}. Leave one of "
+                    "them out."
+                )
             return micro * accumulation, micro, accumulation
         if accumulation is not None and self.global_batch_size is None:
             raise Refusal(
@@ -735,16 +741,6 @@ class Request(BaseModel):
             and self.global_batch_size is None
             and SEQUENCES_PER_GPU * self.sequence_ranks % self.micro_batch_size != 0
         )
-
-    def _check_product(self, micro: int, accumulation: int) -> None:
-        """Raise Refusal if the global batch is not the product of micro batch, accumulation steps and GPUs."""
-        product = micro * accumulation * self.num_groups
-        if self.global_batch_size not in (None, product):
-            raise Refusal(
-                f"--global-batch-size {self.global_batch_size} is not --micro-batch-size {micro} x "
-                f"--gradient-accumulation-steps {accumulation} x {self._groups_in_words} = {product}. Leave one of "
-                "them out."
-            )
 
     @property
     def _groups_in_words(self) -> str:
@@ -773,19 +769,6 @@ class Request(BaseModel):
                 f"which {flag} {factor} does not divide. Change one of them."
             )
         return quotient
-
-
-def _makes_no_sense(chosen: Strategy, num_gpus: int, has_single: bool) -> str | None:
-    """Return why a strategy is useless on this many GPUs. None if it is useful.
-
-    On one GPU there is nothing to average or to shard. Only training without an engine and offload are useful there.
-    `has_single` says whether the stack can train without an engine. If it cannot, DeepSpeed's stages are useful too.
-    """
-    if num_gpus > 1 or chosen.offloads or chosen.distributed_type == "NO":
-        return None
-    if chosen.distributed_type == "DEEPSPEED" and not has_single:
-        return None
-    return "on one GPU there is nothing to shard or to average"
 
 
 def cannot_run(stack: Stack, chosen: Strategy) -> str | None:

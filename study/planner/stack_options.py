@@ -213,24 +213,14 @@ def _cells_of(training: Training) -> Iterator[tuple[Table, Cell]]:
         row = table.row(training)
         if row is None:
             continue
-        cell = _cell(table.cells[row], training)
+        cell = next(cell for stacks, cell in table.cells[row].items() if training.stack in stacks)
+        if not isinstance(cell, (Parts, Refused)):  # one cell for each kind of strategy
+            cell = next((cell[kind] for kind in training.kinds if kind in cell), cell["any"])
         if isinstance(cell, Parts) and table.cells is tables.OPTIMIZERS:
-            cell = _refused_by_engine(training) or cell
+            # Some optimizers do not work with an engine, whichever program uses them.
+            refused = tables.OF_ENGINES.get(training.optimizer, {})
+            cell = next((refused[kind] for kind in training.kinds if kind in refused), cell)
         yield table, cell
-
-
-def _cell(cells: Cells, training: Training) -> Cell:
-    """Return the cell of a training's program and strategy."""
-    cell = next(cell for stacks, cell in cells.items() if training.stack in stacks)
-    if isinstance(cell, (Parts, Refused)):
-        return cell
-    return next((cell[kind] for kind in training.kinds if kind in cell), cell["any"])
-
-
-def _refused_by_engine(training: Training) -> Refused | None:
-    """Return why the optimizer does not work with the engine, whichever program uses it."""
-    refused = tables.OF_ENGINES.get(training.optimizer, {})
-    return next((refused[kind] for kind in training.kinds if kind in refused), None)
 
 
 def _of_option(flag: str, value: str, refused: Refused, training: Training) -> Refused:

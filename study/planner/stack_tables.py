@@ -98,11 +98,6 @@ def _client(optimizer: str) -> Parts:
     )
 
 
-def _optimizer_class(name: str) -> Parts:
-    """Return how transformers' Trainer gets an optimizer that it has no name for."""
-    return _lines(f'Trainer(optimizer_cls_and_kwargs=({name}, {{"lr": ...}}))')
-
-
 MUON = (
     "torch.optim.Muon(...) for the matrices of the blocks, torch.optim.AdamW(..., fused=True) for all other parameters"
 )
@@ -126,7 +121,7 @@ OPTIMIZERS: dict[str, Cells] = {
     },
     "lamb": {
         ("accelerate",): _lines("bitsandbytes.optim.LAMB(...)"),
-        ("trainer", "trl"): _optimizer_class("bitsandbytes.optim.LAMB"),
+        ("trainer", "trl"): _lines('Trainer(optimizer_cls_and_kwargs=(bitsandbytes.optim.LAMB, {"lr": ...}))'),
         ("deepspeed",): _client("deepspeed.ops.lamb.FusedLamb(...)"),
         ("axolotl",): Refused("axolotl has no LAMB", "Use another optimizer, or --stack accelerate"),
         ("torchtitan", "study"): _ONLY_ADAMW,

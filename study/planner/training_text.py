@@ -10,7 +10,6 @@ from study.planner.units import unit_of
 
 if TYPE_CHECKING:
     from study.planner.choose import Advice
-    from study.planner.machines import WholeTraining
     from study.theory.gpus import Gpu
 
 
@@ -29,11 +28,6 @@ def short_duration(hours: float) -> str:
     return f"{number} { ({'minutes': 'min'}.get(unit) or unit[0]) }"
 
 
-def _interval(training: WholeTraining) -> str:
-    low = duration(training.hours_low)
-    return f"at least {low}" if training.hours_high is None else f"{low} to {duration(training.hours_high)}"
-
-
 def price_of(gpu: Gpu) -> str:
     """Return the source of a price, with its date."""
     return f"{gpu.price_source} ({gpu.price_date})" if gpu.price_date else gpu.price_source
@@ -45,8 +39,9 @@ def whole_training_sentence(advice: Advice) -> str | None:
     training = None if option is None else whole_training(option, advice.request)
     if training is None:
         return None
-    units, hours = unit_of(advice.shape).plural, duration(training.hours)
-    takes, costs = f"It is predicted to take {hours} ({_interval(training)})", "to cost"
+    units, hours, low = unit_of(advice.shape).plural, duration(training.hours), duration(training.hours_low)
+    interval = f"at least {low}" if training.hours_high is None else f"{low} to {duration(training.hours_high)}"
+    takes, costs = f"It is predicted to take {hours} ({interval})", "to cost"
     if option is not None and option.is_measured:
         takes, costs = f"With the step time that you measured, it takes {hours}", "costs"
     cost = ". The price of the GPU is not known"

@@ -332,22 +332,17 @@ def _origin(runs: Sequence[Kept], folders: Sequence[Path]) -> dict[str, Any]:
             else "there is no record, so the machine is unknown"
         )
         raise Refusal(f"{' '.join(map(str, folders))}: {problem}. Pack the folders of one machine at a time.")
-    return {
-        "num_runs": len({run.run_id for run in runs}),
-        "box": boxes[0],
-        "git_commits": sorted({commit for record in run_records for commit in record.commits}),
-        "libraries": _versions(run_records),
-    }
-
-
-def _versions(run_records: Iterable[Record]) -> dict[str, list[str]]:
-    """Return the versions of each library in these records: name -> sorted versions."""
     libraries: dict[str, set[str]] = {}
     for record in run_records:
         for name, version in record.machine.get("libraries", {}).items():
             if version is not None:
                 libraries.setdefault(name, set()).add(version)
-    return {name: sorted(versions) for name, versions in sorted(libraries.items())}
+    return {
+        "num_runs": len({run.run_id for run in runs}),
+        "box": boxes[0],
+        "git_commits": sorted({commit for record in run_records for commit in record.commits}),
+        "libraries": {name: sorted(used) for name, used in sorted(libraries.items())},
+    }
 
 
 def _read(file: Path) -> tuple[Manifest, dict[str, bytes]]:

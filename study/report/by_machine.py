@@ -121,6 +121,7 @@ def predicted(
     for model, machine in advices:
         for option in _options(advices[model, machine], strategies):
             memory = float(option.needed_bytes) / GIB
+            ends = memory * (1 - memory_error()), memory * (1 + memory_error())
             rows.append(
                 {
                     "model": model,
@@ -130,7 +131,7 @@ def predicted(
                     "fits": option.fits,
                     "lacks": "" if option.fits else option.lacking or "GPU memory",
                     "capacity": option.prediction.usable_bytes / GIB,
-                    **dict(zip(ENDS["memory"], (memory, *_around(memory)), strict=True)),
+                    **dict(zip(ENDS["memory"], (memory, *ends), strict=True)),
                     **(_speed_and_cost(*_rates(option), _price(option, prices)) if option.fits else {}),
                     "setting": _setting(option.prediction.engine, option.prediction.job),
                 }
@@ -159,10 +160,6 @@ def memory_error() -> float:
 
 
 _PEAKS_OF_GRADE_A = f"{published_rows.METRICS['peak_allocated_bytes']}, grade A"
-
-
-def _around(memory: float) -> tuple[float, float]:
-    return memory * (1 - memory_error()), memory * (1 + memory_error())
 
 
 def _rates(option: StrategyPrediction) -> tuple[float, float, float]:
@@ -206,7 +203,9 @@ def published(advices: Advices, prices: Mapping[str, float] = {}) -> pd.DataFram
     """
     rows = []
     for (model, machine), advice in advices.items():
-        for case in _cases_of(advice):
+        for case in _all_cases_of(advice):
+            if case.engine.precision not in IN_16_BITS or case.grade not in GRADES:
+                continue
             rows.append(
                 {
                     "model": model,
@@ -222,10 +221,6 @@ def published(advices: Advices, prices: Mapping[str, float] = {}) -> pd.DataFram
                 }
             )
     return _table(rows, "what", "differences", "grade", "measured_by", "url")
-
-
-def _cases_of(advice: Advice) -> list[MeasuredCase]:
-    return [case for case in _all_cases_of(advice) if case.engine.precision in IN_16_BITS and case.grade in GRADES]
 
 
 def _all_cases_of(advice: Advice) -> list[MeasuredCase]:

@@ -170,10 +170,11 @@ def table_of_pairs(results: Iterable[tuple[PairedComparison, Sequence[Pair]]]) -
     """Return one row per paired comparison: medians over its cases, with the range of eight in ten cases."""
     rows = []
     for comparison, pairs in results:
+        num_early = sum(not pair.is_whole for pair in pairs)
         rows.append(
             {
                 "comparison": comparison.question,
-                "cases": f"{len(pairs)}{_ended_early(pairs)}",
+                "cases": f"{len(pairs)}{f' ({num_early} with a log that ended early)' if num_early else ''}",
                 "time per step": _spread([pair.time for pair in pairs]),
                 "peak of tensors": _spread([pair.peak for pair in pairs]),
                 "loss at the first step": _sizes([pair.first for pair in pairs]),
@@ -184,11 +185,6 @@ def table_of_pairs(results: Iterable[tuple[PairedComparison, Sequence[Pair]]]) -
             }
         )
     return pd.DataFrame(rows)
-
-
-def _ended_early(pairs: Sequence[Pair]) -> str:
-    early = sum(not pair.is_whole for pair in pairs)
-    return f" ({early} with a log that ended early)" if early else ""
 
 
 def ratios(results: Iterable[tuple[PairedComparison, Sequence[Pair]]]) -> Figure:
@@ -236,16 +232,13 @@ def strategies(runs: Sequence[PublicRun]) -> pd.DataFrame:
     for run in sorted(runs, key=lambda run: (run.setting.parameters or 0, run.source.lines or [0])):
         setting, totals = run.setting, run.totals
         peak, seconds = totals.get("peak_allocated_bytes"), totals.get("seconds_per_step")
-        place = (setting.strategy or "unknown", setting.offload or "unknown", _answer(setting.activation_checkpointing))
+        checkpointing = {None: "unknown", True: "yes", False: "no"}[setting.activation_checkpointing]
+        place = (setting.strategy or "unknown", setting.offload or "unknown", checkpointing)
         memory = "unknown" if peak is None else bytes_text(peak)
         time = "unknown" if seconds is None else f"{seconds:g} s"
         cells.setdefault(place, {})[f"{(setting.parameters or 0) / 1e9:g} billion"] = f"{memory}, {time}"
     names = ["strategy", "on the host", "checkpointing"]
     return pd.DataFrame([dict(zip(names, place, strict=True)) | row for place, row in cells.items()]).fillna("")
-
-
-def _answer(is_so: bool | None) -> str:
-    return "unknown" if is_so is None else "yes" if is_so else "no"
 
 
 def _spread(values: Sequence[float | None]) -> str:

@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from study import terminal
@@ -127,8 +126,11 @@ def _fork_server(study_plan: Plan) -> AbstractContextManager[ForkServer | None]:
 def _conclude(runs: Sequence[Planned], outcomes: Sequence[Outcome], num_missing: int) -> int:
     """Print the results, the table and how many runs have no outcome, and return the exit status."""
     print(f"\n{_result(runs, outcomes, num_missing)}\n\n{table(runs, outcomes)}\n{LEGEND}")
-    if reasons := _reasons(runs, outcomes):
-        print("\n".join(["", "Runs without a result:", *reasons]))
+    pairs = zip(runs, outcomes, strict=False)
+    lines = [f"{planned.run.run_id}: {o.status}, {o.message}" for planned, o in pairs if o.status != "ok"]
+    if lines:
+        print("\nRuns without a result:")
+        print("\n".join(terminal.wrap(line, later_indent="  ") for line in lines))
     if num_missing:
         return SOME_WITHOUT_OUTCOME
     return ALL_OK if all(outcome.status in ("ok", "skipped") for outcome in outcomes) else SOME_NOT_OK
@@ -202,7 +204,7 @@ def _start(
         )
         return None
     try:
-        checks.provide_extensions(planned.run, partial(_say, head))
+        checks.provide_extensions(planned.run, lambda line: print(f"{head}: {line}", flush=True))
     except Refusal as refusal:
         first_line, _, details = str(refusal).partition("\n")
         if details:
@@ -227,10 +229,6 @@ def _summary(study_plan: Plan, index: int, outcome: Outcome, is_started: bool) -
     seconds_left = _seconds_left(study_plan, index + 1)
     left = f"; about {duration(seconds_left)} left" if seconds_left else ""
     return f"{kept}{outcome.status}, {outcome.message}{took}{left}"
-
-
-def _say(head: str, line: str) -> None:
-    print(f"{head}: {line}", flush=True)
 
 
 def _seconds_left(study_plan: Plan, start: int) -> float:
@@ -359,7 +357,8 @@ def table(runs: Iterable[Planned], outcomes: Iterable[Outcome]) -> str:
 def _result(runs: Sequence[Planned], outcomes: Sequence[Outcome], num_missing: int) -> str:
     """Describe how the runs ended, where their records are, and what to do next."""
     counts = Counter(outcome.status for outcome in outcomes)
-    ends = ", ".join(f"{counts[status]} {status.replace('_', ' ')}" for status in sorted(counts, key=_ok_first))
+    statuses = sorted(counts, key=lambda status: (status != "ok", status))
+    ends = ", ".join(f"{counts[status]} {status.replace('_', ' ')}" for status in statuses)
     text = f"{len(outcomes)} of {len(runs)} runs have an outcome: {ends}." if outcomes else "No run has an outcome."
     if num_missing:
         text += f" {num_missing} of {len(runs)} runs have no outcome yet. To continue, run the same command again."
@@ -369,17 +368,6 @@ def _result(runs: Sequence[Planned], outcomes: Sequence[Outcome], num_missing: i
     if counts["ok"]:
         lines += ["To compare the runs:", terminal.command(["zero-study", "compare", str(folder)], "  ")]
     return "\n".join(lines)
-
-
-def _ok_first(status: str) -> tuple[bool, str]:
-    return status != "ok", status
-
-
-def _reasons(runs: Sequence[Planned], outcomes: Sequence[Outcome]) -> list[str]:
-    """Return one line for each run that is not ok, with its status and message."""
-    pairs = zip(runs, outcomes, strict=False)
-    lines = [f"{planned.run.run_id}: {o.status}, {o.message}" for planned, o in pairs if o.status != "ok"]
-    return [terminal.wrap(line, later_indent="  ") for line in lines]
 
 
 def _row(run: Run, outcome: Outcome) -> list[str]:

@@ -43,7 +43,7 @@ def module(name: str, path: str) -> ModuleType:
             loaded = importlib.import_module(name)
         except ImportError:  # if the module itself raised it, executing the file raises it again
             loaded = None
-    if loaded is not None and _is_same_file(loaded.__file__, path):
+    if loaded is not None and loaded.__file__ and Path(loaded.__file__).resolve() == Path(path).resolve():
         return loaded
     spec = importlib.util.spec_from_file_location(alias, path)
     assert spec is not None
@@ -51,10 +51,6 @@ def module(name: str, path: str) -> ModuleType:
     loaded = sys.modules[alias] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loaded)
     return loaded
-
-
-def _is_same_file(file: str | None, path: str) -> bool:
-    return file is not None and Path(file).resolve() == Path(path).resolve()
 
 
 def load(pickled: str, name: str, path: str) -> Callable[..., Any]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from study.theory import frozen
+from study.theory.model_states import master_bytes
 from study.theory.shapes.adapter import ALL_LINEAR, FrozenType
 from study.theory.shapes.adapter import Adapter as Adapter
 from study.theory.shapes.adapter import AdapterKind as AdapterKind
@@ -225,12 +226,12 @@ def with_adapter(shape: ModelShape, adapter: Adapter | None) -> ModelShape:
 
 
 def target_names(shape: ModelShape, adapter: Adapter) -> tuple[str, ...]:
-    """Return the names of the modules that an adapter is requested for, which are PEFT's default if it names none."""
-    return default_targets(shape) if adapter.targets is None else adapter.targets
+    """Return the names of the modules that an adapter is requested for, which are PEFT's default if it names none.
 
-
-def default_targets(shape: ModelShape) -> tuple[str, ...]:
-    """Return PEFT's default targets for a model. Raises ValueError if PEFT has none."""
+    Raises ValueError if PEFT has no default for the model.
+    """
+    if adapter.targets is not None:
+        return adapter.targets
     model_type = model_type_of(shape)
     if model_type not in DEFAULT_TARGETS:
         raise ValueError(
@@ -302,12 +303,14 @@ def frozen_bytes(shape: ModelShape, engine: Engine) -> float:
 def frozen_bytes_of_rank(shape: ModelShape, engine: Engine) -> float:
     """Return the bytes of a rank's frozen weights: whole at stages 0 to 2, and a shard of them at stage 3.
 
-    0 if all weights are trained.
+    These are the weights under adapters, and those of a frozen part of the model. DeepSpeed casts this part with the
+    whole model to its type. FSDP2 keeps the type in which its weights were loaded, which is fp32 if the others have
+    masters. 0 if all weights are trained.
     """
-    of_part = frozen.bytes_of_rank(shape, engine)
-    if shape.adapter is None:
-        return of_part
-    return of_part + frozen_bytes(shape, engine) / (engine.num_shards if engine.zero_stage == 3 else 1)
+    shards = engine.num_shards if engine.zero_stage == 3 else 1
+    size = master_bytes(engine) if engine.kind == "fsdp" else engine.parameter_bytes
+    of_part = size * frozen.num_params(shape) / shards
+    return of_part if shape.adapter is None else of_part + frozen_bytes(shape, engine) / shards
 
 
 def quantized_elements(shape: ModelShape) -> int:
@@ -338,20 +341,13 @@ def frozen_share(shape: ModelShape, engine: Engine) -> float:
     return frozen_bytes(shape, engine) / (engine.compute_bytes * shape.num_params)
 
 
-def dequantized_bytes(shape: ModelShape, engine: Engine) -> float:
-    """Return the bytes of the dequantized weights of the largest Linear module of a block."""
-    if shape.adapter is None or not shape.adapter.is_quantized:
-        return 0.0
-    return float(engine.compute_bytes * max(each.elements for each in linears(base_of(shape)) if each.in_block))
-
-
-def engine_of_trained(engine: Engine, adapter: Adapter) -> Engine:
-    """Return an engine whose precision class describes the states of the adapters.
+def engine_of_trained(engine: Engine, adapter: Adapter | None) -> Engine:
+    """Return an engine whose precision class describes the states of the trained parameters.
 
     DeepSpeed casts adapters to the model's type and keeps fp32 masters of them. FSDP2 of accelerate keeps them in fp32.
     Without an engine, and under DDP, they are in the type in which PEFT creates them, and have no masters.
     """
-    if engine.kind == "deepspeed" or engine.compute_bytes == 4:
+    if adapter is None or engine.kind == "deepspeed" or engine.compute_bytes == 4:
         return engine
     if engine.kind == "fsdp":
         return dataclasses.replace(engine, precision="bf16") if adapter.in_fp32 else engine
@@ -539,7 +535,12 @@ def forward_temporaries(shape: ModelShape, engine: Engine) -> float:
         for each in targeted(shape, adapter)
     )
     of_experts = sum(engine.compute_bytes * each.num_experts * each.elements for each in adapted_parameters(shape))
-    return dequantized_bytes(shape, engine) + max(of_dora, default=0) + of_experts
+    dequantized = 0.0
+    if adapter.is_quantized:
+        dequantized = float(
+            engine.compute_bytes * max(each.elements for each in linears(base_of(shape)) if each.in_block)
+        )
+    return dequantized + max(of_dora, default=0) + of_experts
 
 
 # ---------------------------------------------------------------- computing

@@ -108,7 +108,9 @@ def _saved_bytes(part: PartCounts, shape: ModelShape, engine: Engine, job: StepC
     saved = setting_of(part, computed_in, job).saved
     if not job.is_fused:
         return saved.of(batch, length) + dropped
-    per_pair = 0.0 if _has_padding_mask(part, job) and job.kernels == "fused" else saved.per_pair
+    # The mask of padding is the only matrix that a fused kernel of attention saves.
+    is_packed = job.kernels == "fused" and bool(part.attention.per_pair) and part.causal == 1.0
+    per_pair = 0.0 if is_packed and not _is_eager(part, job) else saved.per_pair
     saved = Polynomial(saved.constant, saved.per_token, per_pair)
     if computed_in == "half":  # what is saved in fp32, in half the bytes; but softmax stays in fp32
         full = setting_of(part, "fp32", job).saved
@@ -127,11 +129,6 @@ def _saved_by_exchange(shape: ModelShape, engine: Engine, job: StepConfig) -> fl
         return 0.0
     repeated = 0 if engine.kind == "fsdp" else 2 * max(0, job.sequence_ranks - shape.kv_heads)
     return job.tokens * engine.compute_bytes * shape.head_size * (shape.heads + repeated)
-
-
-def _has_padding_mask(part: PartCounts, job: StepConfig) -> bool:
-    """Return whether a fused kernel of attention may get a mask of padding, the only matrix that it saves."""
-    return bool(part.attention.per_pair) and part.causal == 1.0 and not _is_eager(part, job)
 
 
 def _dropped_scores(part: PartCounts, job: StepConfig) -> Polynomial:
@@ -225,6 +222,34 @@ def cast_bytes(shape: ModelShape, engine: Engine) -> int:
     return counts.outside.settings["autocast sdpa"].casts + blocks
 
 
+def activation_bytes(shape: ModelShape, engine: Engine, job: StepConfig, logits: float) -> tuple[float, float, float]:
+    """Return the bytes of activations at the loss, and in the backward pass of the last and of the first block.
+
+    They include autocast's copies of the weights.
+    """
+    block = block_bytes(shape, engine, job)
+    outside = outside_bytes(shape, engine, job)
+    casts = cast_bytes(shape, engine)
+    recomputed = job.recomputed
+    saved = computed = block  # of all blocks, and of the one whose backward pass runs
+    if job.activation_checkpointing == "selective-op":
+        saved = min(selective_op_bytes(shape, engine, job), block)
+        at_loss = shape.layers * saved + outside + casts
+        return at_loss, at_loss + block - saved, outside + casts + block
+    if recomputed:
+        computed = largest_block_bytes(shape, engine, job)
+        saved = recomputed * checkpoint_bytes(shape, engine, job) + (1 - recomputed) * block
+    # Autocast's 16-bit weights exist as long as the tensors that are saved for the backward pass. Checkpointed blocks
+    # save none, so the copies are freed when the forward pass ends, before the loss makes most of its copies of the
+    # logits.
+    until_loss = max(casts - (1 - 4 / LOGIT_BYTES["eager"]) * logits, 0.0) if recomputed else casts
+    at_loss = shape.layers * saved + outside + until_loss
+    # A checkpointed block is recomputed while the inputs of all blocks are still saved.
+    in_last = shape.layers * saved + outside + (recomputed * (computed + casts / shape.layers) if recomputed else casts)
+    in_first = outside + (0 if recomputed else casts) + computed
+    return at_loss, in_last, in_first
+
+
 def _change_by_adapters(shape: ModelShape, engine: Engine, job: StepConfig) -> float:
     """Return the bytes that a block with adapters saves more than one without. Usually they are negative.
 
@@ -282,23 +307,15 @@ def _temporary_bytes(part: PartCounts, computed_in: Arithmetic, job: StepConfig)
     # The matrices of eager attention are needed at another time than the largest tensors of fused attention's step.
     settings = (setting_of(part, computed_in, job), part.settings[f"{computed_in} sdpa"])
     peaks = [peak for setting in settings for peak in (setting.temporary, setting.temporary_elsewhere)]
-    if job.dropout:
-        peaks = [_with_dropout(peak, part, computed_in, job) for peak in peaks]
+    if job.dropout:  # in attention, one matrix less is temporary, because dropout's output is saved
+        less = (4 if computed_in == "fp32" else 2) * _dropped_scores(part, job).per_pair
+        peaks = [Polynomial(peak.constant, peak.per_token, max(0.0, peak.per_pair - less)) for peak in peaks]
     if _is_composed_on_cpu(part, job):
         eager = part.settings[f"{computed_in} eager"].temporary
         peaks.append(Polynomial(eager.constant, eager.per_token, 4 * part.dropped_scores.per_pair))
     highest = max(peak.of(batch, length) for peak in peaks)
     # A single kernel needs the gradients of its input and its output. Several kernels need those of each result.
     return max(highest - size * part.composed.of(batch, length), highest / 2) if job.is_fused else highest
-
-
-def _with_dropout(peak: Polynomial, part: PartCounts, computed_in: Arithmetic, job: StepConfig) -> Polynomial:
-    """Return a peak with dropout: in attention, one matrix less is temporary, because dropout's output is saved."""
-    if not peak.per_pair:
-        return peak
-    size = 4 if computed_in == "fp32" else 2
-    less = size * _dropped_scores(part, job).per_pair
-    return Polynomial(peak.constant, peak.per_token, max(0.0, peak.per_pair - less))
 
 
 def num_logits(shape: ModelShape, job: StepConfig) -> float:
@@ -356,14 +373,6 @@ def blocks_flops_per_sequence(shape: ModelShape, sequence_length: float) -> floa
     )
 
 
-def _attention_flops(shape: ModelShape, sequence_length: float) -> float:
-    """Return the FLOPs of attention in the forward pass of all blocks."""
-    counts = shape.counts
-    return sum(
-        counts.executed.count(kind) * part.attention.of(1, sequence_length) for kind, part in enumerate(counts.kinds)
-    )
-
-
 def model_flops_per_sequence(shape: ModelShape, sequence_length: float) -> float:
     """Return the FLOPs of all matrix products for one sequence, forward and backward, with two FLOPs per multiply-add.
 
@@ -381,7 +390,10 @@ def model_flops_per_sequence(shape: ModelShape, sequence_length: float) -> float
     of_frozen = 0.0 if part is None else blocks_flops_per_sequence(part, sequence_length)
     if shape.adapter is None:
         return 3 * forward + of_frozen
-    attention = _attention_flops(shape, sequence_length)
+    attention = sum(
+        shape.counts.executed.count(kind) * of_kind.attention.of(1, sequence_length)
+        for kind, of_kind in enumerate(shape.counts.kinds)
+    )
     of_experts = adapters.expert_gradient_flops(shape, sequence_length)
     return 2 * forward + attention + of_experts + 3 * adapters.adapter_flops(shape, sequence_length)
 

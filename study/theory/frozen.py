@@ -8,10 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from study.theory.model_states import master_bytes
-
 if TYPE_CHECKING:
-    from study.theory.engine import Engine
     from study.theory.shapes import ModelShape
 
 
@@ -24,13 +21,3 @@ def part_of(shape: ModelShape) -> ModelShape | None:
 def num_params(shape: ModelShape) -> int:
     """Return the number of parameters of the frozen part."""
     return 0 if shape.counts.frozen is None else shape.counts.frozen.num_params
-
-
-def bytes_of_rank(shape: ModelShape, engine: Engine) -> float:
-    """Return the bytes of a rank's parameters of the frozen part: whole at stages 0 to 2, and a shard at stage 3.
-
-    DeepSpeed casts the whole model to its type. FSDP2 keeps the type in which the weights were loaded, which is fp32 if
-    the others have masters.
-    """
-    size = master_bytes(engine) if engine.kind == "fsdp" else engine.parameter_bytes
-    return size * num_params(shape) / (engine.num_shards if engine.zero_stage == 3 else 1)

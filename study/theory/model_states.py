@@ -185,7 +185,11 @@ def engine_differences(
     than one micro step.
     """
     if engine.zero_stage == 0:
-        differences = _unsharded(engine, sizes, phase)
+        differences = []
+        if engine.kind == "ddp" and not (engine.gradient_as_bucket_view and phase == "stepping"):
+            reason = "ddp-buckets-stay" if engine.gradient_as_bucket_view else "ddp-buckets"
+            size = parameter_bytes(engine.precision) * sizes.num_params
+            differences.append(Difference("communication_buffers", reason, size))
     else:
         stage = _stage_3 if engine.zero_stage == 3 else _stages_1_and_2
         find = _fsdp if engine.kind == "fsdp" else stage
@@ -195,13 +199,6 @@ def engine_differences(
         accumulated = accumulated_on_host(engine, sizes, rank)
         differences.append(Difference("gradients", "offload-accumulated", accumulated))
     return [difference for difference in differences if difference.num_bytes]
-
-
-def _unsharded(engine: Engine, sizes: ParameterSizes, phase: StepPhase) -> list[Difference]:
-    if engine.kind != "ddp" or (engine.gradient_as_bucket_view and phase == "stepping"):
-        return []
-    reason = "ddp-buckets-stay" if engine.gradient_as_bucket_view else "ddp-buckets"
-    return [Difference("communication_buffers", reason, parameter_bytes(engine.precision) * sizes.num_params)]
 
 
 def _beyond_adam(engine: Engine, sizes: ParameterSizes) -> float:

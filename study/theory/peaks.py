@@ -90,7 +90,7 @@ def states(engine: Engine, shape: ModelShape, phase: StepPhase, rank: int = 0) -
     model_states.py has the formulas. The host buffers of gradient accumulation are not included, because `peak` adds
     them.
     """
-    sizes, trained = adapters.trained_sizes(shape), _of_trained(engine, shape)
+    sizes, trained = adapters.trained_sizes(shape), adapters.engine_of_trained(engine, shape.adapter)
     paper = paper_bytes(trained, sizes.num_params, phase)
     on_device: dict[StatePart, float] = {part: getattr(paper, part) for part in STATE_PARTS}
     disk = 0.0
@@ -118,11 +118,6 @@ def states(engine: Engine, shape: ModelShape, phase: StepPhase, rank: int = 0) -
         host += on_device["parameters"] - persistent
         on_device["parameters"] = persistent
     return States(on_device, host, disk)
-
-
-def _of_trained(engine: Engine, shape: ModelShape) -> Engine:
-    """Return an engine whose precision class is that of the trainable parameters."""
-    return engine if shape.adapter is None else adapters.engine_of_trained(engine, shape.adapter)
 
 
 RANKS_LOOKED_AT = 64  # enough, because parameters larger than a partition come first
@@ -169,12 +164,12 @@ def _moments(
     shape: ModelShape, engine: Engine, job: StepConfig, rank: int, resting: States, stepping: States
 ) -> list[dict[PeakPart, float]]:
     """Return the bytes in memory at each of PEAK_MOMENTS, by part."""
+    whole = _whole_bytes(shape, engine, job)
     temporary = computation.temporary_bytes(shape, engine, job)
     logits = computation.logit_bytes(shape, job)
-    at_loss, in_last, in_first = _activations(shape, engine, job, logits)
+    at_loss, in_last, in_first = computation.activation_bytes(shape, engine, job, logits)
     gradients = _gradients(shape, engine, job, rank)
     secondary = secondary_bytes(engine, shape.parameters)  # this copy is made when parameters are released
-    whole = _whole_bytes(shape, engine, job)
     # If the forward pass releases nothing, there is no secondary copy until the backward pass releases parameters.
     released = secondary if engine.max_live_parameters < shape.num_params else 0.0
     bucket = gradients.bucket
@@ -228,34 +223,6 @@ def _moments(
     ]
 
 
-def _activations(shape: ModelShape, engine: Engine, job: StepConfig, logits: float) -> tuple[float, float, float]:
-    """Return the bytes of activations at the loss, and in the backward pass of the last and of the first block.
-
-    They include autocast's copies of the weights.
-    """
-    block = computation.block_bytes(shape, engine, job)
-    outside = computation.outside_bytes(shape, engine, job)
-    casts = computation.cast_bytes(shape, engine)
-    recomputed = job.recomputed
-    saved = computed = block  # of all blocks, and of the one whose backward pass runs
-    if job.activation_checkpointing == "selective-op":
-        saved = min(computation.selective_op_bytes(shape, engine, job), block)
-        at_loss = shape.layers * saved + outside + casts
-        return at_loss, at_loss + block - saved, outside + casts + block
-    if recomputed:
-        computed = computation.largest_block_bytes(shape, engine, job)
-        saved = recomputed * computation.checkpoint_bytes(shape, engine, job) + (1 - recomputed) * block
-    # Autocast's 16-bit weights exist as long as the tensors that are saved for the backward pass. Checkpointed blocks
-    # save none, so the copies are freed when the forward pass ends, before the loss makes most of its copies of the
-    # logits.
-    until_loss = max(casts - (1 - 4 / computation.LOGIT_BYTES["eager"]) * logits, 0.0) if recomputed else casts
-    at_loss = shape.layers * saved + outside + until_loss
-    # A checkpointed block is recomputed while the inputs of all blocks are still saved.
-    in_last = shape.layers * saved + outside + (recomputed * (computed + casts / shape.layers) if recomputed else casts)
-    in_first = outside + (0 if recomputed else casts) + computed
-    return at_loss, in_last, in_first
-
-
 def _optimizer_bytes(engine: Engine, shape: ModelShape) -> float:
     """Return the bytes that torch's unfused AdamW allocates in its step for the root of all second moments.
 
@@ -264,7 +231,7 @@ def _optimizer_bytes(engine: Engine, shape: ModelShape) -> float:
     """
     if engine.optimizer_kernel == "fused" or engine.offload_optimizer != "none":
         return 0.0
-    sizes, engine = adapters.trained_sizes(shape), _of_trained(engine, shape)
+    sizes, engine = adapters.trained_sizes(shape), adapters.engine_of_trained(engine, shape.adapter)
     if engine.kind == "deepspeed":
         copies = 1 if engine.optimizer_kernel == "foreach" else 2
         return copies * MASTER_BYTES * elements_per_update(engine, sizes)
@@ -314,7 +281,7 @@ class _Gradients:
 
 
 def _gradients(shape: ModelShape, engine: Engine, job: StepConfig, rank: int) -> _Gradients:
-    engine, sizes = _of_trained(engine, shape), adapters.trained_sizes(shape)
+    engine, sizes = adapters.engine_of_trained(engine, shape.adapter), adapters.trained_sizes(shape)
     psi, size = sizes.num_params, engine.parameter_bytes
     largest = size * max(sizes.matrices)
     # The two gradients of a tied embedding exist at the same time as their sum.

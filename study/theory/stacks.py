@@ -22,7 +22,6 @@ from study.theory.engine import (
     Kernels,
     LossKernel,
     OptimizerKernel,
-    PrecisionClass,
 )
 
 StackName = Literal["accelerate", "trainer", "trl", "axolotl", "torchtitan", "deepspeed", "study"]
@@ -52,12 +51,6 @@ class Stack:
     activation_checkpointing: Checkpointing | None  # None: off, so the planner chooses
     weights: WeightType
     allocator: str  # stated, but not modelled
-
-    def precision_without_masters(self, precision: PrecisionClass) -> PrecisionClass:
-        """Return the class in which DDP or one process trains if this precision is requested."""
-        if precision == "bf16":
-            return "pure-bf16" if self.weights == "16-bit" else "bf16-autocast"
-        return "fp16-autocast" if precision == "fp16" else precision
 
     def applied(self, engine: Engine) -> Engine:
         """Return an engine with this stack's optimizer kernel, and with its settings of FSDP2.

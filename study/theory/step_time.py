@@ -17,7 +17,7 @@ from study.theory.communication import sequence
 from study.theory.communication.buckets import Collective
 from study.theory.communication.sharded import gathered_elements
 from study.theory.engine import Engine, LossKernel, StepConfig, parameter_bytes
-from study.theory.gpus import LIKE, Gpu
+from study.theory.gpus import LIKE
 from study.theory.hardware import Cluster, generation_of, product_flops_per_second
 from study.theory.intervals import Evidence
 from study.theory.shapes import ModelShape
@@ -166,24 +166,6 @@ def constants_of(generation: str) -> Constants:
     return FITTED[nearest_generations(generation)[0]]
 
 
-def _relative_products(gpu: Gpu) -> float:
-    """Return the share of its peak that a GPU reaches in products, relative to the card of the fitted constants."""
-    own = generation_of(gpu).removeprefix(LIKE)
-    nearest = nearest_generations(own)[0]
-    measured = cards.relative_share(gpu, nearest)
-    if measured is not None:
-        return measured
-    return ACHIEVABLE[own] / ACHIEVABLE[nearest] if own in ACHIEVABLE else 1.0
-
-
-def _flash_efficiency(gpu: Gpu, constants: Constants) -> float:
-    """Return the share of the peak that PyTorch's fused attention reaches on a GPU."""
-    nearest = nearest_generations(generation_of(gpu))[0]
-    if nearest not in FLASH_EFFICIENCY:
-        return constants.attention_efficiency
-    return cards.flash_share(gpu, nearest, FLASH_EFFICIENCY[nearest])
-
-
 def seconds(
     shape: ModelShape,
     engine: Engine,
@@ -247,8 +229,7 @@ def _optimizer_step(shape: ModelShape, num_owned: float, engine: Engine, speed: 
     moved: float = CLIPPING_BYTES + FUSED_BYTES[engine.optimizer]
     if engine.optimizer_kernel != "fused":
         moved += FOREACH_BYTES - FUSED_BYTES["adamw"]
-    if shape.adapter is not None:
-        engine = adapters.engine_of_trained(engine, shape.adapter)
+    engine = adapters.engine_of_trained(engine, shape.adapter)
     moved *= model_states.master_bytes(engine) / model_states.MASTER_BYTES
     if engine.parameter_bytes == 2 and engine.precision != "pure-bf16" and engine.kind != "fsdp":
         moved += MASTER_CAST_BYTES
@@ -281,13 +262,20 @@ class _Speed:
         gpu = box.gpu
         peak = product_flops_per_second(gpu, engine.precision)
         attention = gpu.peak_flops_per_second["bf16"] if engine.precision == "fp8" else peak
-        nearest = nearest_generations(generation_of(gpu))[0]
-        product_efficiency = constants.product_efficiency * _relative_products(gpu)
+        own = generation_of(gpu).removeprefix(LIKE)
+        nearest = nearest_generations(own)[0]
+        # The share of the peak in products, relative to the card of the fitted constants.
+        relative = cards.relative_share(gpu, nearest)
+        if relative is None:
+            relative = ACHIEVABLE[own] / ACHIEVABLE[nearest] if own in ACHIEVABLE else 1.0
+        flash = constants.attention_efficiency
+        if nearest in FLASH_EFFICIENCY:
+            flash = cards.flash_share(gpu, nearest, FLASH_EFFICIENCY[nearest])
         operands = cards.operand_share(gpu, nearest, constants.memory_efficiency, STREAM_EFFICIENCY)
         return cls(
-            peak * (FP32_EFFICIENCY if engine.precision == "fp32" else product_efficiency),
+            peak * (FP32_EFFICIENCY if engine.precision == "fp32" else constants.product_efficiency * relative),
             attention * constants.attention_efficiency,
-            attention * _flash_efficiency(gpu, constants),
+            attention * flash,
             gpu.memory_bandwidth * operands,
             gpu.memory_bandwidth * STREAM_EFFICIENCY,
             constants,
@@ -307,18 +295,26 @@ class _Compute:
 
 
 def _compute(shape: ModelShape, engine: Engine, job: StepConfig, speed: _Speed) -> _Compute:
-    blocks = _blocks(shape, engine, job, speed)
-    head = _head_seconds(shape, engine, job, speed)
+    blocks, size = _blocks(shape, engine, job, speed), engine.compute_bytes
+    # The products outside the blocks.
+    outside, batch, length = shape.counts.outside, job.micro_batch_size, job.rank_length
+    operands = outside.product_elements.of(batch, length) + outside.weights
+    head = outside.products.of(batch, length) / speed.products + size * operands / speed.operands
     logits = computation.num_logits(shape, job)
-    logit_read, logit_read_backward = _logit_bytes_moved(job.loss, engine.compute_bytes)
+    logit_read, logit_read_backward = _logit_bytes_moved(job.loss, size)
+    is_autocast = computation.arithmetic(engine, shape.adapter) == "autocast"
     casts = 0.0
-    if computation.arithmetic(engine, shape.adapter) == "autocast" and not adapters.is_quantized(shape):
+    if is_autocast and not adapters.is_quantized(shape):
         # Casts of fp32 weights in the forward pass; casts and additions of their gradients in the backward pass.
         casts = shape.num_params / speed.stream
     forward = blocks.forward + head + logits * logit_read / speed.stream
     added = _adapters(shape, engine, job, speed)
+    of_frozen = 0.0
+    if (part := frozen.part_of(shape)) is not None:  # it runs in the forward pass only
+        of_frozen = _blocks(part, engine, job, speed).forward
+        of_frozen += 6 * part.num_params / speed.stream if is_autocast else 0.0
     return _Compute(
-        forward=forward + 6 * casts + added.forward + _frozen_forward(shape, engine, job, speed),
+        forward=forward + 6 * casts + added.forward + of_frozen,
         backward=blocks.backward
         + _backward_products(shape) * head
         + logits * logit_read_backward / speed.stream
@@ -326,16 +322,6 @@ def _compute(shape: ModelShape, engine: Engine, job: StepConfig, speed: _Speed) 
         + added.backward,
         recompute=blocks.recompute + added.recompute,
     )
-
-
-def _frozen_forward(shape: ModelShape, engine: Engine, job: StepConfig, speed: _Speed) -> float:
-    """Return the seconds of a frozen part, which runs in the forward pass only."""
-    part = frozen.part_of(shape)
-    if part is None:
-        return 0.0
-    is_cast = computation.arithmetic(engine, shape.adapter) == "autocast"
-    casts = 6 * part.num_params / speed.stream if is_cast else 0.0
-    return _blocks(part, engine, job, speed).forward + casts
 
 
 def _backward_products(shape: ModelShape) -> int:
@@ -467,14 +453,6 @@ def _repeated(
         again = job.recomputed * products + others
     backward = max(backward_products * products + attention_backward + others_backward, 2 * launched)
     return _Compute(forward=count * block, backward=count * backward, recompute=count * again)
-
-
-def _head_seconds(shape: ModelShape, engine: Engine, job: StepConfig, speed: _Speed) -> float:
-    """Return the seconds of the products outside the blocks in one forward pass."""
-    size = engine.compute_bytes
-    outside, batch, length = shape.counts.outside, job.micro_batch_size, job.rank_length
-    operands = outside.product_elements.of(batch, length) + outside.weights
-    return outside.products.of(batch, length) / speed.products + size * operands / speed.operands
 
 
 # Bytes per logit that are moved in forward and backward, without the product. `size` is the bytes per logit. fused and

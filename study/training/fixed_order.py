@@ -215,7 +215,9 @@ def fix_norm_of_zero(optimizer: Any, stage: int) -> None:
         exact = exact_norm(_gradients_held(optimizer, stage))
         of_engine, of_gradients = math.hypot(*map(float, norms)), float(exact)
         if abs(of_engine - of_gradients) > NORM_TOLERANCE * of_gradients:
-            raise Failed(f"the engine reports the gradient norm {of_engine}, but the norm of its gradients is {of_gradients}")
+            raise Failed(
+                f"the engine reports the gradient norm {of_engine}, but the norm of its gradients is {of_gradients}"
+            )
         latest[:] = [exact]
         return [exact] if stage == 3 else exact
 

@@ -43,7 +43,7 @@ def _ring(engine: Engine, shape: ModelShape, job: StepConfig) -> tuple[list[Coll
     Both passes gather the keys and values of all ranks at once. The gradients of keys and values are passed from rank
     to rank, until they are back at their own.
     """
-    ranks, sent = job.sequence_ranks, 2 * job.tokens * keys(shape)
+    ranks, sent = job.sequence_ranks, 2 * job.tokens * shape.kv_heads * shape.head_size  # keys and values
     gathered = ("all_gather", engine.compute_bytes * ranks * sent)
     return [gathered], [gathered, *[("all_to_all", FULL_BYTES * sent)] * ranks]
 
@@ -54,23 +54,9 @@ def _ulysses(engine: Engine, shape: ModelShape, job: StepConfig) -> tuple[list[C
     Queries, keys and values are exchanged before attention, so that a rank has whole sequences of some heads, and the
     output is exchanged after it. The positions of all tokens are gathered, too.
     """
-    size = engine.compute_bytes * job.tokens
-    of_queries = ("all_to_all", size * queries(shape))
-    of_keys = ("all_to_all", size * exchanged_keys(shape, job))
+    size = engine.compute_bytes * job.tokens * shape.head_size
+    of_queries = ("all_to_all", size * shape.heads)
+    # With more ranks than heads of keys, these heads are repeated.
+    of_keys = ("all_to_all", size * max(shape.kv_heads, job.sequence_ranks))
     exchanged = [of_queries, of_keys, of_keys, of_queries]
     return [("all_gather", POSITION_BYTES * job.micro_batch_size * job.sequence_length), *exchanged], exchanged
-
-
-def queries(shape: ModelShape) -> int:
-    """Return the elements of a token's query, which are also those of its output of attention."""
-    return shape.heads * shape.head_size
-
-
-def keys(shape: ModelShape) -> int:
-    """Return the elements of a token's key, which are also those of its value."""
-    return shape.kv_heads * shape.head_size
-
-
-def exchanged_keys(shape: ModelShape, job: StepConfig) -> int:
-    """Return the elements of a token's key that Ulysses sends. With more ranks than such heads, heads are repeated."""
-    return max(shape.kv_heads, job.sequence_ranks) * shape.head_size

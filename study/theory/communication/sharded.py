@@ -157,8 +157,10 @@ class Coordinator:
                 for parameter in module:
                     active[parameter].discard(id(module))
                     is_kept = parameter in self._persistent if action == "release" else self._is_kept(parameter, step)
-                    if not (active[parameter] or is_kept):
-                        self._release(parameter)
+                    if parameter in self._available and not (active[parameter] or is_kept):
+                        self._available.discard(parameter)
+                        self._released.add(parameter)
+                        self._live -= parameter.numel
                 self._note_visit(num_earlier)
                 continue
             for parameter in module:
@@ -197,12 +199,6 @@ class Coordinator:
             released = [p for p in missing if self._splits_released and p in self._released]
             unreleased = [p for p in missing if p not in released]
             self._gathered += [Gather(group, group is released) for group in (released, unreleased) if group]
-
-    def _release(self, parameter: Parameter) -> None:
-        if parameter in self._available:
-            self._available.discard(parameter)
-            self._released.add(parameter)
-            self._live -= parameter.numel
 
     def _is_kept(self, parameter: Parameter, step: int) -> bool:
         """Return whether a parameter stays gathered after a module has used it (__params_to_release)."""

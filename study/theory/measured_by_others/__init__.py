@@ -225,7 +225,8 @@ def _setting(entry: dict[str, Any], content: dict[str, Any]) -> tuple[ModelShape
     shape = shapes.replace_parts(shape, **changes) if changes else shape  # models without formulas cannot be changed
     shape = dataclasses.replace(shape, name=parts.get("name", entry["model"]))
     if "adapter" in entry:
-        shape = dataclasses.replace(shape, adapter=_adapter(entry["adapter"]))
+        adapter = entry["adapter"]
+        shape = dataclasses.replace(shape, adapter=Adapter(**adapter | {"targets": tuple(adapter["targets"])}))
     engine = dict(content["engines"][entry["engine"]])
     precision = entry["precision"]
     if precision in ("fp16", "bf16") and engine["kind"] in ("torch", "ddp") and "accumulation_bytes" not in engine:
@@ -244,10 +245,6 @@ def _setting(entry: dict[str, Any], content: dict[str, Any]) -> tuple[ModelShape
         kernel = {"optimizer_kernel": entry["optimizer_kernel"]} if "optimizer_kernel" in entry else {}
         settings = dataclasses.replace(stack.applied(settings), **kernel)
     return shape, settings, StepConfig(**job), box
-
-
-def _adapter(entry: dict[str, Any]) -> Adapter:
-    return Adapter(**entry | {"targets": tuple(entry["targets"])})
 
 
 def _box(box: dict[str, Any]) -> Cluster:

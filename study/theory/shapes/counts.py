@@ -186,7 +186,7 @@ class ImageCounts:
 
 def _with_images(counts: ModelCounts, number: int) -> ModelCounts:
     """Return counts for `number` images, from those for one. Only what depends on images is constant in them."""
-    is_of_images = [_is_of_images(kind) for kind in counts.kinds]
+    is_of_images = [not any(each.entering.per_token for each in kind.settings.values()) for kind in counts.kinds]
     return replace(
         counts,
         outside=_times(counts.outside, number),
@@ -194,10 +194,6 @@ def _with_images(counts: ModelCounts, number: int) -> ModelCounts:
         executed=tuple(kind for kind in counts.executed if number or not is_of_images[kind]),
         frozen=None if counts.frozen is None else _with_images(counts.frozen, number),
     )
-
-
-def _is_of_images(kind: PartCounts) -> bool:
-    return not any(setting.entering.per_token for setting in kind.settings.values())
 
 
 def _times(part: PartCounts, number: int) -> PartCounts:
