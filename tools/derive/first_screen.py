@@ -242,12 +242,12 @@ def public_sentences() -> str:
     interval = " to ".join(f"{100 * (bound or 0.0):+.2f} %" for bound in (furthest.low, furthest.high))
     lines = [
         f"**A100 and H100 under ZeRO-3 (1):** an A100 takes {_times(CARDS, 'GPU seconds per sample')} as long per "
-        "sample as an H100. Ten runs each, on 64 A100 and on 32 H100, whose network is twice as fast.",
+        "sample as an H100. There are ten runs on 64 A100, and ten on 32 H100, whose network is twice as fast.",
         "**1 and 8 H100, same program and batch (modded-nanogpt):** with gradients and optimizer states sharded over "
         f"8 GPUs, the held-out loss differs by at most {terminal.percent(abs(furthest.relative))} ({interval}), which "
-        f"is less than repeats differ. The 8 GPUs need {more_time} more GPU time, and the peak of tensors per GPU is "
-        f"{terminal.percent(-tensors)} lower. Ten runs each; in an earlier version with five runs, one evaluation is "
-        "undecided.",
+        f"is less than the difference between repeats. The 8 GPUs need {more_time} more GPU time, and the peak of "
+        f"tensors per GPU is {terminal.percent(-tensors)} lower. Each was run ten times. In an earlier version with "
+        "five runs, one evaluation is undecided.",
     ]
     return sentences.bullets(lines)
 
