@@ -350,7 +350,10 @@ def test_another_clipping_than_asked_is_a_difference(capsys):
 
 @pytest.mark.parametrize(
     ("optimizer", "config", "said"),
-    [("no optimizer", None, "ValueError: str is not an optimizer of torch"), (None, "absent.yaml", "FileNotFoundError")],
+    [
+        ("no optimizer", None, "ValueError: str is not an optimizer of torch"),
+        (None, "absent.yaml", "FileNotFoundError"),
+    ],
 )
 def test_an_error_of_its_own_ends_no_training(optimizer, config, said, capsys):
     model, own = make()

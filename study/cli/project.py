@@ -82,8 +82,8 @@ def _check(
 def _skills(action: str, target: Path | None) -> int:
     """Install the skill for coding agents, or print it.
 
-    The skill tells an agent which command answers which question, and how to read the answer. Printed, it is a text for
-    the AGENTS.md of your project.
+    The skill tells an agent which command answers which question, and how to read the answer. `zero-study skills print`
+    prints it as a text for the AGENTS.md of your project.
     """
     from study import skills
 

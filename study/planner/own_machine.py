@@ -16,7 +16,7 @@ SAME_MEMORY = 0.1
 
 
 def options(requested: dict[str, Any]) -> dict[str, Any]:
-    """Return the requested options with those of this machine where the user gave none.
+    """Return the requested options, and those of this machine for options that the user did not set.
 
     The options are those of `Request`. Raises Refusal if this machine has no GPU, or none that the planner knows and
     whose numbers are not given, or if the package that finds GPUs is missing.

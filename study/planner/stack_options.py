@@ -265,7 +265,7 @@ def _without_liger(wanted: frozenset[str], training: Training) -> Parts:
     name = "this model" if training.shape is None else training.shape.name
     if training.stack in ("accelerate", "deepspeed"):
         lines = {
-            "kernels": f"modules with one kernel for each norm and activation function; Liger has none for {name}",
+            "kernels": f"modules with one kernel for each norm and activation function. Liger has none for {name}",
             "chunked": "LigerFusedLinearCrossEntropyLoss() in the model's forward, for the output layer and the loss",
         }
         return Parts(lines=tuple(line for part, line in lines.items() if part in wanted))
