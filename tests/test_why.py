@@ -9,6 +9,7 @@ import math
 import pickle
 import random
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -50,6 +51,20 @@ def test_a_learned_log_gets_the_answer_that_was_written_down(path):
     found = answer.answer([path.with_suffix(".log")])
     assert (found.cause.id if found.cause else None) == case["answer"]
     assert int(case["source"].rpartition("/")[2]) % 2 == 0
+
+
+def cases_of(folder: str) -> list[dict]:
+    return [yaml.safe_load(path.read_text()) for path in sorted((CASES / folder).glob("*.yaml"))]
+
+
+def test_a_thread_is_in_one_set_only_unless_the_case_says_from_where_it_is_known():
+    sets = [cases_of(folder) for folder in (".", *(path.name for path in sorted(CASES.glob("held_out*"))))]
+    new = Counter(case["source"] for cases in sets for case in cases if "thread_known_from" not in case)
+    assert {source for source, times in new.items() if times > 1} == set()
+    assert not {case["source"] for case in sets[-1]} & {case["source"] for case in cases_of("learned")}
+    for case in (case for cases in sets for case in cases if "thread_known_from" in case):
+        earlier = yaml.safe_load((CASES / f"{case['thread_known_from']}.yaml").read_text())
+        assert earlier["source"] == case["source"]
 
 
 # ---------------------------------------------------------------- one example for each conclusion
