@@ -150,6 +150,35 @@ EXAMPLES: dict[str, list[str]] = {
         *waiting((1, 211_067, "_ALLGATHER_BASE", 2_359_296)),
     ],
     "hang/gather-on-rank-0": waiting((0, 517, "_ALLGATHER_BASE", 11_718_912)),
+    "hang/silent-at-end": [
+        "1|16|Loss: 2.57: 100%|██████████| 16/16 [00:25<00:00,  1.48s/it]",
+        *waiting((0, 150, "_ALLGATHER_BASE", 1_000_000), (2, 150, "_ALLGATHER_BASE", 1_000_000)),
+    ],
+    "launch/hidden-gpus": [
+        "export CUDA_VISIBLE_DEVICES=4,5,6",
+        "RuntimeError: CUDA error: invalid device ordinal",
+    ],
+    "wrong/gradients-nan-in-weights": [
+        "{'loss': 1.9, 'grad_norm': nan, 'learning_rate': 1e-05}",
+        "{'loss': nan, 'grad_norm': nan, 'learning_rate': 1e-05}",
+    ],
+    "memory/activations-dominate": [
+        "--model_name_or_path Qwen/Qwen2.5-7B-Instruct --lora_rank 8",
+        *out_of_memory(tried="1.10 GiB"),
+    ],
+    "slow/compiler-is-active": [
+        'Thread 812 (active): "MainThread"',
+        "    make_cubin (triton/backends/nvidia/compiler.py:410)",
+        "    compile (triton/compiler/compiler.py:297)",
+        "    run (triton/runtime/jit.py:612)",
+        "    chunk_fwd (fla/ops/gated_delta_rule/chunk.py:88)",
+    ],
+    "slow/later-release": [
+        "| batch | deepspeed 0.14.2 (s/it) seconds | deepspeed 0.15.0 (s/it) seconds |",
+        "| --- | --- | --- |",
+        "| 8 | 1.20 | 1.50 |",
+        "| 16 | 2.30 | 2.90 |",
+    ],
     "hang/rank-0-elsewhere": waiting((1, 22, "ALLREDUCE", 1), (2, 22, "ALLREDUCE", 1)),
     "hang/gradients": waiting((0, 517, "ALLREDUCE", 11_718_912), (1, 517, "ALLREDUCE", 11_718_912)),
     "hang/barrier-at-start": waiting((1, 2, "ALLREDUCE", 1), (2, 2, "ALLREDUCE", 1)),
