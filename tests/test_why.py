@@ -158,10 +158,6 @@ EXAMPLES: dict[str, list[str]] = {
         "export CUDA_VISIBLE_DEVICES=4,5,6",
         "RuntimeError: CUDA error: invalid device ordinal",
     ],
-    "wrong/gradients-nan-in-weights": [
-        "{'loss': 1.9, 'grad_norm': nan, 'learning_rate': 1e-05}",
-        "{'loss': nan, 'grad_norm': nan, 'learning_rate': 1e-05}",
-    ],
     "memory/activations-dominate": [
         "--model_name_or_path Qwen/Qwen2.5-7B-Instruct --lora_rank 8",
         *out_of_memory(tried="1.10 GiB"),

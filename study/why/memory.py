@@ -222,7 +222,8 @@ def _of_full(message: OutOfMemory, setting: Setting) -> str:
     full, shape = _is_full(message), tensors.shape_of(setting.model)
     if not full or "engine" in setting.features:
         return ""
-    text = f" {bytes_text(full)} are tensors of this process, so that fragmentation and other processes explain little of it."
+    size = bytes_text(full)
+    text = f" {size} are tensors of this process, so that fragmentation and other processes explain little of it."
     weights = BYTES_OF_WEIGHT * shape.num_params if shape is not None else full
     if weights < SMALL * full:
         text += (

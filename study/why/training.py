@@ -114,11 +114,7 @@ def _not_finite(rows: Sequence[Row], setting: Setting) -> Iterator[Cause]:
     if is_forward_sound and not sound:
         later = [row for row in rows if row.line.number > first.line.number and row.loss is not None]
         spoiled = next((row for row in later if not math.isfinite(row.loss or 0.0) or row.loss == 0.0), None)
-        id = "wrong/gradients-nan"
-        if setting.strategy in ("zero1", "zero2"):
-            id = "wrong/gradients-nan-zero2"
-        elif spoiled is not None:
-            id = "wrong/gradients-nan-in-weights"
+        id = "wrong/gradients-nan-zero2" if setting.strategy in ("zero1", "zero2") else "wrong/gradients-nan"
         yield conclude(
             id, (first.line,) if spoiled is None else (first.line, spoiled.line), norm=str(first.norm), where=where,
             after=after, loss=f"{first.loss:.4g}", then=_then(later, spoiled),
