@@ -9,6 +9,7 @@ import math
 import pickle
 import random
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -50,6 +51,20 @@ def test_a_learned_log_gets_the_answer_that_was_written_down(path):
     found = answer.answer([path.with_suffix(".log")])
     assert (found.cause.id if found.cause else None) == case["answer"]
     assert int(case["source"].rpartition("/")[2]) % 2 == 0
+
+
+def cases_of(folder: str) -> list[dict]:
+    return [yaml.safe_load(path.read_text()) for path in sorted((CASES / folder).glob("*.yaml"))]
+
+
+def test_a_thread_is_in_one_set_only_unless_the_case_says_from_where_it_is_known():
+    sets = [cases_of(folder) for folder in (".", *(path.name for path in sorted(CASES.glob("held_out*"))))]
+    new = Counter(case["source"] for cases in sets for case in cases if "thread_known_from" not in case)
+    assert {source for source, times in new.items() if times > 1} == set()
+    assert not {case["source"] for case in sets[-1]} & {case["source"] for case in cases_of("learned")}
+    for case in (case for cases in sets for case in cases if "thread_known_from" in case):
+        earlier = yaml.safe_load((CASES / f"{case['thread_known_from']}.yaml").read_text())
+        assert earlier["source"] == case["source"]
 
 
 # ---------------------------------------------------------------- one example for each conclusion
@@ -135,6 +150,31 @@ EXAMPLES: dict[str, list[str]] = {
         *waiting((1, 211_067, "_ALLGATHER_BASE", 2_359_296)),
     ],
     "hang/gather-on-rank-0": waiting((0, 517, "_ALLGATHER_BASE", 11_718_912)),
+    "hang/silent-at-end": [
+        "1|16|Loss: 2.57: 100%|██████████| 16/16 [00:25<00:00,  1.48s/it]",
+        *waiting((0, 150, "_ALLGATHER_BASE", 1_000_000), (2, 150, "_ALLGATHER_BASE", 1_000_000)),
+    ],
+    "launch/hidden-gpus": [
+        "export CUDA_VISIBLE_DEVICES=4,5,6",
+        "RuntimeError: CUDA error: invalid device ordinal",
+    ],
+    "memory/activations-dominate": [
+        "--model_name_or_path Qwen/Qwen2.5-7B-Instruct --lora_rank 8",
+        *out_of_memory(tried="1.10 GiB"),
+    ],
+    "slow/compiler-is-active": [
+        'Thread 812 (active): "MainThread"',
+        "    make_cubin (triton/backends/nvidia/compiler.py:410)",
+        "    compile (triton/compiler/compiler.py:297)",
+        "    run (triton/runtime/jit.py:612)",
+        "    chunk_fwd (fla/ops/gated_delta_rule/chunk.py:88)",
+    ],
+    "slow/later-release": [
+        "| batch | deepspeed 0.14.2 (s/it) seconds | deepspeed 0.15.0 (s/it) seconds |",
+        "| --- | --- | --- |",
+        "| 8 | 1.20 | 1.50 |",
+        "| 16 | 2.30 | 2.90 |",
+    ],
     "hang/rank-0-elsewhere": waiting((1, 22, "ALLREDUCE", 1), (2, 22, "ALLREDUCE", 1)),
     "hang/gradients": waiting((0, 517, "ALLREDUCE", 11_718_912), (1, 517, "ALLREDUCE", 11_718_912)),
     "hang/barrier-at-start": waiting((1, 2, "ALLREDUCE", 1), (2, 2, "ALLREDUCE", 1)),

@@ -132,6 +132,7 @@ SOURCES = {
 
 # Messages that no installed package has, and who prints them.
 ELSEWHERE = {
+    "save/shared-tensors-of-model": "transformers 4; a public log has it",
     "start-up/nccl-limit": "NCCL on a GPU; a public log has it",
     "launch/driver-too-old": "PyTorch's build for CUDA",
     "launch/slurm-time-limit": "Slurm",

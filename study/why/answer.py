@@ -18,6 +18,7 @@ from study.why.cause import Cause, rank_causes
 from study.why.log import Failure, Line, Log, Reader, mask
 from study.why.setting import Setting, SettingReader
 from study.why.signs import Signs
+from study.why.stacks import Stacks
 from study.why.steps import Bar, Steps
 from study.why.tables import Tables
 
@@ -103,13 +104,14 @@ class _Read:
     stated: SettingReader
     signs: Signs
     tables: Tables
+    stacks: Stacks
 
 
 def _read(lines: Iterable[str]) -> _Read:
-    steps, stated, signs, tables = Steps(), SettingReader(), Signs(), Tables()
-    log = Reader((steps, stated, signs, tables)).read(lines)
+    steps, stated, signs, tables, stacks = Steps(), SettingReader(), Signs(), Tables(), Stacks()
+    log = Reader((steps, stated, signs, tables, stacks)).read(lines)
     steps.finish()
-    return _Read(log, steps, stated, signs, tables)
+    return _Read(log, steps, stated, signs, tables, stacks)
 
 
 def _add_imported(steps: Steps, path: Path) -> None:
@@ -144,6 +146,7 @@ def _answer(log_content: _Read, requested: Setting | None, recorded: Sequence[Ca
                 *slow.causes(steps, setting),
                 *log_content.signs.causes(steps),
                 *log_content.tables.causes(),
+                *log_content.stacks.causes(),
                 *launch.causes(log),
                 *planned.slower_than_predicted(steps, setting),
             ],

@@ -60,6 +60,8 @@ FEW = 16  # elements of a collective that is of a number, such as a metric, and 
 NEAR = 40  # lines between an activity and a time-out
 START = 5  # collectives after which the groups of a run have worked together
 _GATHERS = ("ALLGATHER", "ALLGATHER_BASE", "COALESCED")
+# Kinds whose sizes may differ between the ranks of one call.
+_UNEVEN = ("ALLTOALL", "ALLTOALL_BASE", "GATHER", "SCATTER", "SEND", "RECV", "COALESCED", "UNKNOWN")
 _REDUCTIONS = ("ALLREDUCE", "REDUCE", "REDUCE_SCATTER", "REDUCE_SCATTER_BASE")
 
 
@@ -73,6 +75,11 @@ class Waiting(NamedTuple):
     elements: int | None
     milliseconds: int
     group: str = ""
+
+    @property
+    def call(self) -> tuple[int, str, int | None]:
+        """What must be the same on all ranks that wait in one collective: the number, the kind, and mostly the size."""
+        return self.number, self.operation, None if self.operation in _UNEVEN else self.elements
 
     def __str__(self) -> str:
         if not self.operation:
@@ -89,12 +96,13 @@ class _Picture:
 
     waiting: tuple[Waiting, ...]
     ranks: tuple[int, ...]  # that waited
-    absent: tuple[int, ...]  # ranks of the log that did not wait
+    absent: tuple[int, ...]  # ranks of which the log has no time-out
     failures: tuple[Failure, ...]  # of ranks that ended by themselves
+    enqueued: Mapping[int, int]  # the last call that a rank had put into its queue
 
     @property
     def calls(self) -> Counter[tuple[int, str, int | None]]:
-        return Counter((each.number, each.operation, each.elements) for each in self.waiting)
+        return Counter(each.call for each in self.waiting)
 
 
 def waiting(log: Log) -> list[Waiting]:
@@ -159,8 +167,19 @@ def causes(log: Log, steps: Steps, setting: Setting) -> list[Cause]:
         failure for failure in log.failures
         if failure.number < first_line and not failure.is_handled and not _is_of_waiting(failure)
     )  # fmt: skip
-    picture = _Picture(tuple(found), tuple(sorted(ranks)), absent, failures)
+    picture = _Picture(tuple(found), tuple(sorted(ranks)), absent, failures, _last_enqueued(log))
     return list(_conclude(picture, steps, log, setting))
+
+
+def _last_enqueued(log: Log) -> dict[int, int]:
+    """Return the number of the last collective that each rank had put into its queue, if its watchdog says it."""
+    numbers: dict[int, int] = {}
+    for line, match in log.search(_ENQUEUED):
+        own = _OWN_RANK.search(line.text)
+        rank = int(own[1] or own[2]) if own else line.rank
+        if rank is not None:
+            numbers.setdefault(rank, int(match[1]))
+    return numbers
 
 
 def _stuck(log: Log, steps: Steps) -> Iterator[Cause]:
@@ -242,7 +261,11 @@ def _conclude(picture: _Picture, steps: Steps, log: Log, setting: Setting) -> It
             yield conclude("hang/barrier-at-start", evidence, certainty, happened=happened)
         if not picture.absent:
             yield conclude("hang/first-collective", evidence, "possible" if is_number else None, happened=happened)
-    if picture.absent == (0,) and not steps.bars:
+    is_at_end = bool(_end_of_epoch(steps)) and (bool(steps.num_steps) or first.number > START)
+    if is_at_end and 0 < len(picture.absent) <= len(picture.ranks):
+        silent = _list("rank", picture.absent)
+        yield conclude("hang/silent-at-end", evidence, happened=happened, silent=silent, where=_end_of_epoch(steps))
+    elif picture.absent == (0,) and not steps.bars:
         yield conclude("hang/rank-0-elsewhere", evidence, happened=happened)
     if len(picture.calls) == 1:
         yield from _different_steps(steps, first.line, happened, evidence)
@@ -263,7 +286,9 @@ def _by_setting(
     if is_of_weights and has_begun and "experts" in features and first.operation != "ALLREDUCE":
         yield conclude("hang/experts", evidence, happened=happened)
     if (where := _end_of_epoch(steps)) and has_begun:
-        yield conclude("hang/uneven-batches", evidence, happened=happened, where=where)
+        # Ranks of which the log has no time-out may also save, evaluate, or have failed at the end of the epoch.
+        certainty: Certainty | None = "possible" if picture.absent else None
+        yield conclude("hang/uneven-batches", evidence, certainty, happened=happened, where=where)
     elif has_begun and "stream" in features:
         where = "The data are a stream, which has no length that the ranks could agree on."
         yield conclude("hang/uneven-batches", evidence, happened=happened, where=where)
@@ -295,20 +320,57 @@ def _different_calls(picture: _Picture, evidence: tuple[Line, ...], minutes: flo
     groups = {each.group for each in picture.waiting}
     if len(picture.calls) < 2 or len(groups) > 1:
         return
-    usual = picture.calls.most_common(1)[0][0]
-    others = [each for each in picture.waiting if (each.number, each.operation, each.elements) != usual]
-    same = [each for each in picture.waiting if each not in others]
-    numbers = {each.number for each in picture.waiting}
-    operations = {each.operation for each in picture.waiting}
-    if len(numbers) == 1:
-        kind = "hang/different-sizes" if len(operations) == 1 else "hang/different-calls"
+    unlike = _unlike(picture)
+    usual = picture.calls.most_common(1)[0][0] if unlike is None else unlike[0].call
+    same = [each for each in picture.waiting if each.call == usual]
+    others = [
+        [each for each in picture.waiting if each.call == call] for call in picture.calls if call != usual
+    ]  # fmt: skip
+    if unlike is not None:
+        is_of_sizes = unlike[0].operation == unlike[1].operation
+        kind = "hang/different-sizes" if is_of_sizes else "hang/different-calls"
     else:
         kind = "hang/rank-behind"
-    behind = min(picture.waiting, key=lambda each: each.number)
     yield conclude(
         kind, evidence, minutes=f"{minutes:,.0f}", same=f"{_ranks_text(same)} waited in {same[0]}",
-        other=f"{_ranks_text(others)[0].lower()}{_ranks_text(others)[1:]} in {others[0]}", behind=_ranks_text([behind]),
+        other="; ".join(f"{_ranks_text(each)[0].lower()}{_ranks_text(each)[1:]} in {each[0]}" for each in others),
+        behind=_ranks_text(_behind(picture)), what=_of_sizes(same[0]),
     )  # fmt: skip
+
+
+def _unlike(picture: _Picture) -> tuple[Waiting, Waiting] | None:
+    """Return two ranks that made unlike calls with the same number. None if there are none.
+
+    This is where the programs of the ranks went apart. Ranks that wait in a later call came through this one: a rank
+    that sends need not wait for all others.
+    """
+    for first, second in itertools.combinations(picture.waiting, 2):
+        if first.number == second.number and first.call != second.call:
+            return first, second
+    return None
+
+
+def _behind(picture: _Picture) -> list[Waiting]:
+    """Return the ranks that came least far: by the last call that each put into its queue, if all say it."""
+    ranks = [each.rank for each in picture.waiting]
+    queued = [picture.enqueued[rank] for rank in ranks if rank is not None and rank in picture.enqueued]
+    places = queued if len(queued) == len(ranks) and len(set(queued)) > 1 else [one.number for one in picture.waiting]
+    return [each for each, place in zip(picture.waiting, places, strict=True) if place == min(places)]
+
+
+def _of_sizes(call: Waiting) -> str:
+    """Return a sentence that says what usually has another size on one rank, for a kind of call. Empty if unknown."""
+    if call.operation == "BROADCAST":
+        return (
+            " A broadcast in each step is usually that of DDP, which sends the buffers of the model to all ranks "
+            "before each forward pass: a buffer whose size depends on the sample has grown on some ranks only."
+        )
+    if call.operation in _REDUCTIONS and (call.elements or 0) > FEW:
+        return (
+            " A reduction of this kind is of gradients: a part of the model took part on some ranks only, such as the "
+            "vision tower for a batch without images."
+        )
+    return ""
 
 
 def _different_steps(steps: Steps, line: Line, happened: str, evidence: tuple[Line, ...]) -> Iterator[Cause]:
@@ -331,7 +393,9 @@ def _by_size(picture: _Picture, first: Waiting, happened: str, evidence: tuple[L
     """Yield what the kind and size of the collective say of it."""
     operation, elements = first.operation, first.elements
     absent = (
-        f" {_list('Rank', picture.absent)} did not wait there." if picture.absent and len(picture.absent) < 8 else ""
+        f" The log has no time-out of {_list('rank', picture.absent)}."
+        if picture.absent and len(picture.absent) < 8
+        else ""
     )
     strength = 1 if picture.absent else 0
     changed = next((line for line, _ in log.search(_TRACE)), None)

@@ -12,6 +12,8 @@ from study.why.log import Line, Log
 
 _EXIT = re.compile(r"(?:exitcode\s*:\s*|exits with return code = |exit code:? |returned non-zero exit status )(-?\d+)")
 _HANGUP = re.compile(r"Received Signals\.SIGHUP|got signal: 1\b|Received 1 death signal")
+_ORDINAL = re.compile(r"invalid device ordinal|exceeds available GPUs")
+_VISIBLE = re.compile(r"(?:CUDA|HIP|ROCR)_VISIBLE_DEVICES[\"']?\s?[=:]\s?[\"']?(\d+(?:, ?\d+)*)(?![\w-])")
 _KNOWN = (signal.SIGHUP, signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGSEGV, signal.SIGTERM)
 
 
@@ -25,6 +27,23 @@ def causes(log: Log) -> Iterator[Cause]:
             lines.setdefault(number, line)
     for line, _ in log.search(_HANGUP):
         lines.setdefault(signal.SIGHUP, line)
+    yield from _hidden_gpus(log)
     for number, line in lines.items():
         if number in _KNOWN:
             yield conclude(f"launch/signal-{int(number)}", (line,))
+
+
+def _hidden_gpus(log: Log) -> Iterator[Cause]:
+    """Yield that more processes were started than GPUs are visible, if the log states which GPUs are."""
+    raised = next(
+        (Line(each.number, each.rank, each.first_line) for each in log.failures if _ORDINAL.search(each.text)), None
+    )
+    stated = [(line, match[1]) for line, match in log.search(_VISIBLE)]
+    if raised is None or len({devices for _, devices in stated}) != 1:  # a launcher may give each process its own
+        return
+    line, devices = stated[0]
+    number = devices.count(",") + 1
+    yield conclude(
+        "launch/hidden-gpus", (raised, line), devices=devices.replace(" ", ""), number=str(number),
+        gpus="one GPU" if number == 1 else f"{number} GPUs", last=str(number - 1),
+    )  # fmt: skip

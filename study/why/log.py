@@ -30,9 +30,16 @@ _MARKS = (
     re.compile(r"\[1,(\d{1,5})\]<std(?:err|out)>:\s?"),
     re.compile(r"(\d{1,4}): (?=\s|\[|[A-Z])"),
 )
-# Marks of machines and of Ray's workers come before the mark of the rank.
+# Marks of machines and of Ray's workers come before the mark of the rank, and so does the date that a collector of logs
+# writes. Before other lines, the date stays, except before those of a traceback.
+_DATE = (
+    r"\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?\s"
+    r"(?=\s?\[(?:rank|default)\d|\s?\[1,\d|\(\w[\w.]*[ ,]+pid=|Traceback \(most|\s*File \"|"
+    r"(?:\w+\.)*\w*(?:Error|Exception)\b)"
+)
 _PREFIX = re.compile(
-    r"(?:\(\w[\w.]*(?:[ ,]+(?:pid|ip)=[\w.:\[\]x]+)+\)\s?(?:\[repeated \d+x across cluster\][^\n]*)?"
+    rf"(?:{_DATE}"
+    r"|\(\w[\w.]*(?:[ ,]+(?:pid|ip)=[\w.:\[\]x]+)+\)\s?(?:\[repeated \d+x across cluster\][^\n]*)?"
     r"|(?:worker|node|host)[-_]?\d+:\s)"
 )
 _BEGINS = frozenset("[( 0123456789wnh")  # letters with which a mark begins
@@ -83,7 +90,7 @@ MATTERING = (
     "exit", "skipping", "expected", "unused", "deprecat", "cache flushes", "invalidate trace", "recompil",
     "falling back", "disk quota", "duplicate", "_dynamo", "hit config", " hang", "read-only", "due to preemption",
     "due to job requeue", "more processors", "trainable", "too many", "divisible", "not match", "killing subprocess",
-    "died", "dead", "xid", "fallen off",
+    "died", "dead", "xid", "fallen off", "visible_devices",
 )  # fmt: skip
 _SIGNS = (
     "NCCL ", "Traceback (most", 'File "', ".py:", ".py in ", ".py](", "<ipython", "uring handling of the above",

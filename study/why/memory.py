@@ -20,6 +20,7 @@ from study.why.steps import Steps
 GIB = 1 << 30
 OTHERS = 0.05  # share of a GPU that other processes use if they are named as the cause
 OUTSIDE, FAR_OUTSIDE = 4 * GIB, 8 * GIB  # bytes of a process outside of PyTorch that are more than usual, and far more
+SMALL = 0.5  # share of the allocated memory that model states take if activations are most of it
 NEARLY_ALL = 0.9  # share of a GPU with which a process nearly fills it by itself
 UNUSED = 0.1  # share of a GPU that is reserved and unallocated if fragmentation is named as the cause
 ALIKE = 0.01  # relative difference of sizes that are the same as printed
@@ -28,6 +29,11 @@ LONG_SAMPLE = 8.0  # times the typical length
 WHOLE_MODEL = 3.0  # times the memory of a step
 NEAR = 30  # lines between what a program announces and a message
 MOST = 20  # messages that are examined
+BYTES_OF_WEIGHT, BYTES_OF_STATES = (
+    2,
+    16,
+)  # per parameter: weights in 16 bits, and all states of mixed precision with Adam
+SHARDED = ("zero3", "fsdp", "fsdp2")  # strategies that divide all model states
 LATE = 20  # steps after which a training has shown that its usual steps fit
 
 
@@ -177,8 +183,54 @@ def _by_place(
             "memory/one-large-tensor", evidence, happened=happened, tried=bytes_text(message.tried), share=share,
             tokens=_tokens(message, setting),
         )  # fmt: skip
+    if phase is None and (states := _stated_states(setting)) and (full := _is_full(message)):
+        size, what = states
+        if size < SMALL * full and "engine" not in features:
+            yield conclude(
+                "memory/activations-dominate", evidence, happened=happened, allocated=bytes_text(full),
+                states=bytes_text(size), what=what,
+            )  # fmt: skip
     if phase is None and "quantized" in features and "checkpointing" not in features:
         yield conclude("memory/quantized-activations", evidence, happened=happened)
+
+
+def _is_full(message: OutOfMemory) -> int:
+    """Return the bytes of this process's tensors if they take nearly all of the GPU, and 0 otherwise."""
+    allocated, total = message.allocated or 0, message.total or 0
+    is_nearly_all = total and allocated >= NEARLY_ALL * total and (message.unused or 0) < (1 - NEARLY_ALL) * total
+    return allocated if is_nearly_all else 0
+
+
+def _stated_states(setting: Setting) -> tuple[float, str] | None:
+    """Return the bytes of the model states on a GPU and what they are, if model and method are stated. None if not."""
+    shape = tensors.shape_of(setting.model)
+    if shape is None:
+        return None
+    if {"adapter", "quantized"} & setting.features:
+        return BYTES_OF_WEIGHT * shape.num_params, "the frozen weights in 16 bits, beside small adapters"
+    if setting.strategy in SHARDED and (setting.num_gpus or 1) > 1:
+        ranks = setting.num_gpus or 1
+        return (
+            BYTES_OF_STATES * shape.num_params / ranks,
+            f"weights, gradients and Adam states, divided by {ranks} GPUs",
+        )
+    return None
+
+
+def _of_full(message: OutOfMemory, setting: Setting) -> str:
+    """Return sentences on what a GPU that is full of tensors excludes and points to. Empty if it is not full."""
+    full, shape = _is_full(message), tensors.shape_of(setting.model)
+    if not full or "engine" in setting.features:
+        return ""
+    size = bytes_text(full)
+    text = f" {size} are tensors of this process, so that fragmentation and other processes explain little of it."
+    weights = BYTES_OF_WEIGHT * shape.num_params if shape is not None else full
+    if weights < SMALL * full:
+        text += (
+            f" The weights of {setting.model} take {bytes_text(weights)} in 16 bits. If only adapters are trained, "
+            "nearly all of the rest is activations, which grow with the length of the longest sample."
+        )
+    return text
 
 
 def _tokens(message: OutOfMemory, setting: Setting) -> str:
@@ -350,4 +402,5 @@ def _by_phase(
         basis = "the lines before the message"
     if tensor is not None and phase is None:
         basis = "the size of what could not be allocated"
-    return conclude(id, evidence, happened=happened, tensor=named, late=late, short=short, basis=basis)
+    full = _of_full(message, setting) if id == "memory/too-large" else ""
+    return conclude(id, evidence, happened=happened, tensor=named, late=late, short=short, full=full, basis=basis)

@@ -16,7 +16,7 @@ from study.why.log import Line
 # What a log can state of a setting beside its numbers. features.yaml has the signs.
 Feature = Literal[
     "quantized", "vision", "experts", "stream", "engine", "checkpointing", "no checkpointing", "offload",
-    "reinforcement", "eager", "fp16", "fsdp", "several machines", "large images",
+    "reinforcement", "eager", "fp16", "fsdp", "several machines", "large images", "adapter", "classes",
 ]  # fmt: skip
 FILE = Path(__file__).with_name("features.yaml")
 

@@ -20,11 +20,17 @@ MOST_ROWS = 400  # of tables that are kept
 GAP = 2  # lines between rows of one table
 FEW = 4  # numbers of which something is concluded
 RATIO = 0.02  # relative difference of ratios that are the same
+SLOWER = 0.05  # share by which a later release is slower in each row
+GROWS = 1.2  # times the first difference that the last one is if it grows
 LARGEST = 64  # factor of which a number of ranks is a usual reason
 _NUMBER = re.compile(r"^[-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf(?:inity)?)$", re.IGNORECASE)
 # Names of what must not stand still, and of steps.
 _MOVES = re.compile(r"(?i)norm|trust|ratio|loss|stage\d|zero\d|grad")
 _STEPS = re.compile(r"(?i)^(?:step|iter(?:ation)?|epoch|global.?step|#|)$")
+# The release that a column is of, and what it measures.
+_RELEASE = re.compile(r"(?<![\d.])v?(\d+\.\d+(?:\.\d+)?)(?![\d.]|\s?(?:[KMGT]i?B\b|m?s\b|%|[bB]\b))")
+_SPEED = re.compile(r"(?i)(?:tok\w*|samples?|it\w*|steps?|examples?)\s?(?:/|per )\s?s|throughput|tflops|mfu")
+_TIME = re.compile(r"(?i)(?:seconds|secs?|ms|\bs)\b|time|latency")
 
 
 @dataclass
@@ -68,6 +74,7 @@ class Tables:
         """Yield what the tables show."""
         for table in self.tables:
             yield from list(_of(table))[:1]
+            yield from _releases(table)
 
 
 def _begins_another(cells: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
@@ -106,6 +113,35 @@ def _of(table: _Table) -> Iterator[Cause]:
                 "wrong/table-factor", (smaller.line, larger.line), smaller=smaller.name, larger=larger.name,
                 factor=f"{factor:g}", values=str(len(first.values)),
             )  # fmt: skip
+
+
+def _releases(table: _Table) -> Iterator[Cause]:
+    """Yield that a later release is slower in all rows of a table with a column of speeds for each of two releases."""
+    series = _series(table)
+    named = [(each, release[1]) for each in series if (release := _RELEASE.search(each.name)) is not None]
+    if len(named) != 2 or len({release for _, release in named}) != 2:
+        return
+    (old, _), (new, _) = sorted(named, key=lambda pair: tuple(map(int, pair[1].split("."))))
+    is_speed = all(_SPEED.search(each.name) for each in (old, new))
+    is_time = not is_speed and all(_TIME.search(each.name) for each in (old, new))
+    if not (is_speed or is_time) or not all(math.isfinite(value) and value > 0 for value in (*old.values, *new.values)):
+        return
+    pairs = list(zip(old.values, new.values, strict=True))
+    shares = [1 - after / before if is_speed else after / before - 1 for before, after in pairs]
+    if min(shares) < SLOWER:
+        return
+    labels = next((each for each in series if each.name and each not in (old, new)), None)
+    at = [f" at {labels.name} {value:,.6g}" for value in labels.values] if labels is not None else [""] * len(shares)
+    is_length = labels is not None and re.search(r"(?i)len|seq|token|context", labels.name) is not None
+    grows = is_length and len(shares) > 1 and shares == sorted(shares) and shares[-1] > GROWS * shares[0]
+    yield conclude(
+        "slow/later-release", (new.line,), new=new.name, old=old.name,
+        differences=", ".join(f"{100 * share:.0f} %{place}" for share, place in zip(shares, at, strict=True)),
+        growth=(
+            " The difference grows with the length, which points to attention: an explicit mask, or another default, "
+            "keeps scaled_dot_product_attention from its flash kernel."
+        ) if grows else "",
+    )  # fmt: skip
 
 
 def _stands_still(values: Sequence[float]) -> bool:

@@ -35,6 +35,7 @@ VOCABULARIES = (
 )  # fmt: skip
 LARGE_NORM = 100.0  # of gradients, which nearly all trainings of language models stay below
 MOST_PARTS = 4  # of a loss that are named
+NEAR_ZERO = 1e-3  # of the loss of a policy, which is about the KL divergence times its factor
 SETTLED = 20  # rows after which a loss must have moved
 
 
@@ -42,6 +43,11 @@ SETTLED = 20  # rows after which a loss must have moved
 _PART = re.compile(
     r"""["']?\b(\w*loss_\w+)["']?\s*[:=]\s*([-+]?(?:\d+(?:\.\d*)?(?:e[-+]?\d+)?|nan|inf))\b""", re.IGNORECASE
 )
+
+
+# The spread of the rewards within a group, and the divergence from the reference model.
+_SPREAD = re.compile(r"""["']?\breward_std["']?\s*[:=]\s*["']?([\d.]+(?:e-?\d+)?)""")
+_KL = re.compile(r"""["']?(?<![\w/])kl["']?\s*[:=]\s*["']?([\d.]+(?:e-?\d+)?)""")
 
 
 def causes(steps: Steps, setting: Setting) -> list[Cause]:
@@ -106,9 +112,13 @@ def _not_finite(rows: Sequence[Row], setting: Setting) -> Iterator[Cause]:
         yield cause
     after = f", after {len(sound):,} sound steps" if sound else ", the first logged step"
     if is_forward_sound and not sound:
+        later = [row for row in rows if row.line.number > first.line.number and row.loss is not None]
+        spoiled = next((row for row in later if not math.isfinite(row.loss or 0.0) or row.loss == 0.0), None)
+        id = "wrong/gradients-nan-zero2" if setting.strategy in ("zero1", "zero2") else "wrong/gradients-nan"
         yield conclude(
-            "wrong/gradients-nan-zero2" if setting.strategy in ("zero1", "zero2") else "wrong/gradients-nan",
-            (first.line,), norm=str(first.norm), where=where, after=after, loss=f"{first.loss:.4g}",
+            id, (first.line,) if spoiled is None else (first.line, spoiled.line), norm=str(first.norm), where=where,
+            after=after, loss=f"{first.loss:.4g}", then=_then(later, spoiled),
+            rate=" The learning rate is 0 in this step, so that it is not the reason." if first.rate == 0.0 else "",
         )  # fmt: skip
     elif sound:
         loss = f"{sound[-1].loss:.4g}"
@@ -118,6 +128,16 @@ def _not_finite(rows: Sequence[Row], setting: Setting) -> Iterator[Cause]:
         yield conclude("wrong/nan-from-the-start", (first.line,), where=where, after=after)
     else:
         yield conclude("wrong/nan-when-log-begins", (first.line,), where=where, parts=_parts_of_loss(first.line))
+
+
+def _then(later: Sequence[Row], spoiled: Row | None) -> str:
+    """Return a sentence that says what the losses after a gradient of NaN show of the weights. Empty for no losses."""
+    if spoiled is not None:
+        shown = " (Trainer prints 0.0 instead of NaN)" if spoiled.loss == 0.0 else ""
+        return f" Later losses are {spoiled.loss:g}{shown}, so that the NaN is in the weights, too."
+    if later:
+        return " Later losses are finite, so that no NaN has come into the weights."
+    return ""
 
 
 def _parts_of_loss(line: Line) -> str:
@@ -153,11 +173,48 @@ def _zero(rows: Sequence[Row]) -> Iterator[Cause]:
     values = [value for _, value in losses]
     drops = len(zero) > 1 and values[0] > 0.1 and not any(values[values.index(0.0) :])  # it stays exactly 0
     many = len(zero) > max(2, len(losses) // 2) or drops
-    if many and "reward" in zero[0].line.text:
-        id = "wrong/loss-zero-of-policy" if any(row.norm for row in zero) else "wrong/rewards-equal"
-        yield conclude(id, (zero[0].line,), zeros=f"{len(zero):,}", rows=f"{len(losses):,}")
+    if (of_policy := _of_policy(losses)) is not None:
+        yield of_policy
+    elif many and "reward" in zero[0].line.text:
+        if not any(row.norm for row in zero):
+            yield conclude(
+                "wrong/rewards-equal", (zero[0].line,), zeros=f"{len(zero):,}", rows=f"{len(losses):,}"
+            )  # fmt: skip
     elif many and not any(row.norm for row in zero):
         yield conclude("wrong/loss-zero", (zero[0].line,), zeros=f"{len(zero):,}", rows=f"{len(losses):,}")
+
+
+def _of_policy(losses: Sequence[tuple[Row, float]]) -> Cause | None:
+    """Return a note on losses near 0 in a training with rewards, if gradients and rewards show that it learns.
+
+    Losses of a policy are near 0 by construction, so that a user may take them for a fault.
+    """
+    rows = [(row, value) for row, value in losses if "reward" in row.line.text]
+    near = [row for row, value in rows if abs(value) <= NEAR_ZERO]
+    norms = [row.norm for row in near if row.norm is not None]
+    if not near or 2 * len(near) <= len(losses) or not all(map(math.isfinite, norms)) or not any(norms):
+        return None
+    spreads, divergences = (
+        [float(match[1]) for row in near if (match := pattern.search(row.line.text))] for pattern in (_SPREAD, _KL)
+    )
+    if spreads and not any(spreads):
+        return None  # all answers of a group got the same reward
+    largest = max(abs(row.loss or 0.0) for row in near)
+    learns = [f"a gradient norm of {_range([norm for norm in norms if norm])}"]
+    if spreads:
+        learns.append(f"rewards that differ within a group (reward_std {_range(spreads)})")
+    text = f"{' and '.join(learns)} show that it learns"
+    if divergences:
+        text += f"; the KL divergence of {_range(divergences)}, times its small factor, is what is left of the loss"
+    return conclude(
+        "wrong/loss-zero-of-policy", (near[0].line,), zeros=f"{len(near):,}", rows=f"{len(losses):,}",
+        loss=f"at most {largest:.1g} in size" if largest else "0.0", learns=text,
+    )  # fmt: skip
+
+
+def _range(values: Sequence[float]) -> str:
+    least, most = f"{min(values):.2g}", f"{max(values):.2g}"
+    return least if least == most else f"{least} to {most}"
 
 
 def _scale(steps: Steps) -> Iterator[Cause]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -53,31 +53,72 @@ def score(folder: str = ".", strong: bool = False) -> str:
 
     With `strong`, cases are left out whose log or evidence is thin, which a line `weak` says.
     """
-    outcomes = Counter(case["right"] for case in cases(folder) if not (strong and "weak" in case))
-    total = sum(outcomes.values())
-    return (
-        f"{outcomes['right']} of {total} answers name the cause first, {outcomes['partly']} name the right kind, "
-        f"{outcomes['unknown']} say that it is not known, and {outcomes['wrong']} name another cause"
-    )
+    return _outcomes(case for case in cases(folder) if not (strong and "weak" in case))
 
 
-def decidable() -> str:
-    """Return the score of the fourth set for the cases whose cause an expert can see in the log."""
-    outcomes = Counter(case["right"] for case in cases("held_out_4") if case["decidable"].startswith("yes"))
-    return (
-        f"{outcomes['right']} of {sum(outcomes.values())} answers name the cause first, {outcomes['partly']} names the "
-        f"right kind, {outcomes['unknown']} say that it is not known, and {outcomes['wrong']} name another cause"
-    )
+def _outcomes(judged: Iterable[dict[str, Any]]) -> str:
+    """Return how many cases have each judgment."""
+    outcomes = Counter(case["right"] for case in judged)
+    numbers = ", ".join(f"{name} {outcomes[name]}" for name in OUTCOMES if name != "right")
+    return f"right {outcomes['right']} of {sum(outcomes.values())}; {numbers}"
 
 
-def by_kind() -> str:
-    """Return a table of the judgments of the fourth set by the kind of failure."""
-    kinds = sorted({case["kind"] for case in cases("held_out_4")})
+def decidable(folder: str, partly: bool = False) -> str:
+    """Return the judgments of the cases whose cause an expert can see in the log, or with `partly` suspect from it."""
+    visible = ("yes", "partly") if partly else ("yes",)
+    return _outcomes(case for case in cases(folder) if case["decidable"].startswith(visible))
+
+
+def _with_new_threads(folder: str) -> list[dict[str, Any]]:
+    """Return the cases whose threads are neither in an earlier set nor in the cases that rules were written with."""
+    return [case for case in cases(folder) if "thread_known_from" not in case]
+
+
+def new_threads(folder: str) -> str:
+    """Return the judgments of the cases with new threads."""
+    return _outcomes(_with_new_threads(folder))
+
+
+def known_threads(folder: str) -> str:
+    """Return how many cases have a thread that had been used for rules before, and how many of them are right."""
+    known_before = [case for case in cases(folder) if "thread_known_from" in case]
+    return f"{len(known_before)} of its {len(cases(folder))} logs ({_right(known_before)} of them judged right)"
+
+
+def _right(judged: Iterable[dict[str, Any]]) -> int:
+    return sum(case["right"] == "right" for case in judged)
+
+
+def _confidently_wrong(judged: Iterable[dict[str, Any]]) -> int:
+    return sum(case["right"] == "wrong" and case["confident"] for case in judged)
+
+
+def trend() -> str:
+    """Return a table of all sets of unseen logs with their judgments."""
+    rows = []
+    for number, folder in enumerate(USED, start=1):
+        judged = cases(folder)
+        outcomes = Counter(case["right"] for case in judged)
+        rows.append(
+            tuple(
+                map(
+                    str,
+                    (number, len(judged), *(outcomes[name] for name in OUTCOMES), _confidently_wrong(judged)),
+                )
+            )
+        )
+    head = ["set", "logs", *OUTCOMES, "wrong with confidence"]
+    return "\n".join(markdown(head, rows, 1))
+
+
+def by_kind(folder: str) -> str:
+    """Return a table of the judgments of a set by the kind of failure."""
+    kinds = sorted({case["kind"] for case in cases(folder)})
     rows = []
     for kind in kinds:
-        of_kind = [case for case in cases("held_out_4") if case["kind"] == kind]
+        of_kind = [case for case in cases(folder) if case["kind"] == kind]
         outcomes = Counter(case["right"] for case in of_kind)
-        sure = sum(case["right"] == "wrong" and case["confident"] for case in of_kind)
+        sure = _confidently_wrong(of_kind)
         name = {"startup": "start-up or saving", "wrong": "training that is wrong"}.get(kind, kind)
         rows.append((name, *(str(number) for number in (len(of_kind), *(outcomes[each] for each in OUTCOMES), sure))))
     return "\n".join(
@@ -86,10 +127,9 @@ def by_kind() -> str:
 
 
 def wrong_with_confidence() -> str:
-    """Return how many answers to the fourth set are wrong, and how many of these were certain or likely."""
-    wrong = [case for case in cases("held_out_4") if case["right"] == "wrong"]
-    confident = sum(case["confident"] for case in wrong)
-    return f"{len(wrong)} of {len(cases('held_out_4'))} answers are wrong, {confident} of them with confidence"
+    """Return how many answers to the last set are wrong although they were called certain or likely."""
+    judged = cases(USED[-1])
+    return f"{_confidently_wrong(judged)} of {len(judged)}"
 
 
 USED = (
@@ -97,6 +137,7 @@ USED = (
     "held_out_2",
     "held_out_3",
     "held_out_4",
+    "held_out_5",
 )  # sets that were judged before the rules were changed by them
 
 
@@ -125,10 +166,16 @@ def threads() -> str:
     return f"{len({address for rule in known.rules() for address in rule.seen})}"
 
 
+def last_judged() -> str:
+    """Return how many answers to the logs of the last set were right."""
+    judged = cases(USED[-1])
+    return f"{_right(judged)} of {len(judged)}"
+
+
 def unseen() -> str:
-    """Return how many answers to logs were right that nobody had seen who wrote the rules of that time."""
-    judged = [case["right"] for case in cases("held_out_4")]
-    return f"{judged.count('right')} of {len(judged)}"
+    """Return how many answers to logs of the last set were right that nobody had seen who wrote the rules."""
+    judged = _with_new_threads(USED[-1])
+    return f"{_right(judged)} of {len(judged)}"
 
 
 def complaints() -> str:
@@ -144,22 +191,28 @@ TABLES: dict[tuple[str, str], Callable[[], str]] = {
     (PAGE, "held_out_2"): partial(table, "held_out_2"),
     (PAGE, "held_out_3"): partial(table, "held_out_3"),
     (PAGE, "held_out_4"): partial(table, "held_out_4"),
-    (PAGE, "kinds_4"): by_kind,
+    (PAGE, "held_out_5"): partial(table, "held_out_5"),
+    (PAGE, "kinds_4"): partial(by_kind, "held_out_4"),
+    (PAGE, "kinds_5"): partial(by_kind, "held_out_5"),
+    (PAGE, "trend"): trend,
 }
 NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
     (PAGE, "score"): score,
-    (PAGE, "held_out_score"): partial(score, "held_out"),
-    (PAGE, "held_out_2_score"): partial(score, "held_out_2"),
     (PAGE, "strong_score"): partial(score, "held_out_2", strong=True),
-    (PAGE, "held_out_3_score"): partial(score, "held_out_3"),
     (PAGE, "strong_3_score"): partial(score, "held_out_3", strong=True),
-    (PAGE, "held_out_4_score"): partial(score, "held_out_4"),
-    (PAGE, "decidable_4_score"): decidable,
-    (PAGE, "wrong_4"): wrong_with_confidence,
+    (PAGE, "decidable_4_score"): partial(decidable, "held_out_4"),
+    (PAGE, "decidable_5_score"): partial(decidable, "held_out_5"),
+    (PAGE, "partly_decidable_5_score"): partial(decidable, "held_out_5", partly=True),
+    (PAGE, "new_threads_5_score"): partial(new_threads, "held_out_5"),
+    (PAGE, "known_threads_5"): partial(known_threads, "held_out_5"),
+    (PAGE, "last_judged"): last_judged,
+    (PAGE, "unseen"): unseen,
+    (PAGE, "wrong_last"): wrong_with_confidence,
     (PAGE, "complaints"): complaints,
     (PAGE, "used_now"): used_now,
     (PAGE, "general_rules"): general_rules,
     (PAGE, "certain_rules"): certain_rules,
     (PAGE, "threads"): threads,
+    ("docs/why.md", "last_judged"): last_judged,
     ("docs/why.md", "unseen"): unseen,
 }
