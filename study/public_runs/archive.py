@@ -50,9 +50,10 @@ def find(places: Iterable[Path]) -> list[Path]:
     """Return the files of public runs among these files and below these folders."""
     paths: list[Path] = []
     for place in places:
-        paths += (
-            sorted(place.rglob(f"*{folder.SUFFIX}")) if place.is_dir() else [place] * place.name.endswith(folder.SUFFIX)
-        )
+        if place.is_dir():
+            paths += sorted(place.rglob(f"*{folder.SUFFIX}"))
+        elif place.name.endswith(folder.SUFFIX):
+            paths.append(place)
         if ARCHIVE in (place.resolve(), place.resolve().parent):
             paths += sorted(place.glob(f"*{COLLECTED}")) if place.is_dir() else [place]
     return paths

@@ -143,7 +143,7 @@ def for_length(shape: ModelShape, sequence_length: int | None = None) -> tuple[M
         return shape, length, list(shape.notes)
     if shape.reads_images:
         raise NotRead(f"{shape.name} reads images, which have no sequence length. Leave --sequence-length out")
-    # A config.json of another type has no formulas, and its modules were counted once.
+    # The counts of a longer model are known from formulas. Without a config.json, they stay the same.
     if shape.config is not None and shape.architecture not in {each.architecture for each in MODEL_TYPES.values()}:
         raise NotRead(
             f"{shape.name} has {shape.positions:,} positions, and its modules were counted for these only. Use "
