@@ -260,11 +260,12 @@ _OUTCOMES_IN_WORDS = {
 
 def _reason(claim: Claim, observation: Observation, agrees: bool | None) -> str:
     """Return one sentence that explains the verdict with its numbers."""
-    value, details = observation.value, _in_parentheses(observation.told)
+    value, details = observation.value, f" ({observation.told})" if observation.told else ""
     if isinstance(value, str):
         engine_does = _OUTCOMES_IN_WORDS.get(value, f"gives {value}")
         return f"{claim.expected.unit}: the current engine {engine_does}{details}; {_judged(claim, agrees)}."
-    subject, s = _subject(claim)
+    subject = SUBJECT_OF_RULE.get(type(claim.rule), "theory")
+    s = "" if subject.endswith("s") else "s"
     if isinstance(value, bool):
         sentence = f"{claim.expected.unit}: {subject} say{s} {_yes(value)}{details}; {_judged(claim, agrees)}"
         return f"{sentence}." if agrees is not None else f"{sentence}, because the amounts are too close."
@@ -285,16 +286,6 @@ def _judged(claim: Claim, agrees: bool | None) -> str:
         False: "this contradicts the source",
     }[agrees]
     return f"{words} (expected: {_expectation(claim)})"
-
-
-def _subject(claim: Claim) -> tuple[str, str]:
-    """Return the subject of the explaining sentence, and the ending of its verb."""
-    subject = SUBJECT_OF_RULE.get(type(claim.rule), "theory")
-    return subject, "" if subject.endswith("s") else "s"
-
-
-def _in_parentheses(text: str) -> str:
-    return f" ({text})" if text else ""
 
 
 def _expectation(claim: Claim) -> str:

@@ -218,7 +218,10 @@ def _comparison(
 ) -> dict[str, Any] | None:
     """Compare a group's values of one metric with the control's. None if neither side has a value."""
     kind = METRICS[metric]
-    group = _with_values(group, values)
+    # Without the runs and the pairs of runs for which the metric is not known.
+    runs, controls = (rows[~np.isnan(values[rows])] for rows in (group.runs, group.controls))
+    couples = group.couples[~np.isnan(values[group.couples]).any(axis=1)]
+    group = group._replace(runs=runs, controls=controls, couples=couples)
     if not len(group.runs) and not len(group.controls):
         return None
     limit = group.limits.get(_LIMIT[metric])
@@ -237,13 +240,6 @@ def _comparison(
     if kind == "bytes":
         return {**facts, **_exact(values[group.runs], values[group.controls])}
     return {**facts, **_tested(kind, group, values, seeds, margin, limit, control)}
-
-
-def _with_values(group: _Group, values: np.ndarray) -> _Group:
-    """Remove the runs and the pairs of runs for which the metric is not known."""
-    runs, controls = (rows[~np.isnan(values[rows])] for rows in (group.runs, group.controls))
-    couples = group.couples[~np.isnan(values[group.couples]).any(axis=1)]
-    return group._replace(runs=runs, controls=controls, couples=couples)
 
 
 def _tested(

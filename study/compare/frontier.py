@@ -213,18 +213,14 @@ def speeds(folders: Sequence[Path], control: str = "ddp") -> list[Speed]:
 
 
 def _speeds(runs: list[Tried], control: str) -> list[Speed]:
-    controls = _largest_batch_of(control, runs)
+    # The control's runs at the largest batch that it trained, in the order in which they started.
+    of_control = _of(control, runs)
+    batch = max((run.batch for run in of_control), default=0)
+    controls = sorted((run for run in of_control if run.batch == batch), key=lambda run: run.outcome.started_at)
     if len(controls) < 2:  # a search for the largest batch runs each batch only once
         return []
     strategies = in_order(run.outcome.strategy for run in runs if run.outcome.strategy != control)
     return [_speed_of(strategy, _of(strategy, runs), controls) for strategy in strategies]
-
-
-def _largest_batch_of(control: str, runs: list[Tried]) -> list[Tried]:
-    """Return the control's runs at the largest batch that it trained, in the order in which they started."""
-    trained = _of(control, runs)
-    batch = max((run.batch for run in trained), default=0)
-    return sorted((run for run in trained if run.batch == batch), key=lambda run: run.outcome.started_at)
 
 
 def _speed_of(strategy: str, trained: list[Tried], controls: list[Tried]) -> Speed:

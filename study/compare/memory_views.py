@@ -411,7 +411,10 @@ def errors(folders: Sequence[Path]) -> Errors:
 def _errors(record_files: Iterable[RecordFile]) -> Errors:
     every = Errors([], [], [])
     for file in finished(record_files):
-        r, run = file.record, _name(file)
+        r = file.record
+        # Ids are unique only within the folder of a study.
+        folder = file.path.parent.parent if file.path.name == "record.json" else file.path.parent
+        run = f"{folder.parent.name if folder.name == 'records' else folder.name}/{r.run_id}"
         if (error := predicted.states_error(r)) is not None:
             every.states.append(Error(r.strategy, run, error))
         if r.world_size > 1 and (messages := predicted.messages(r)):
@@ -453,12 +456,6 @@ def _of_strategy(name: str, run_errors: list[Error], head: list[str], digits: in
         beyond = max((error.beyond for error in run_errors), key=abs)
         cells += [f"{max(error.overcount for error in run_errors):.0%}", f"{beyond:+.{digits}%}"]
     return [*cells, "" if exact else worst.run]
-
-
-def _name(file: RecordFile) -> str:
-    """Return a run's id, preceded by the folder of its study. Ids are unique only within that folder."""
-    folder = file.path.parent.parent if file.path.name == "record.json" else file.path.parent
-    return f"{folder.parent.name if folder.name == 'records' else folder.name}/{file.record.run_id}"
 
 
 THEORY = View("theory", "Errors of theory", THEORY_EXPLANATION, _theory_sections, lists_unfinished=False)

@@ -143,7 +143,8 @@ class _Row(NamedTuple):
 
     @property
     def peaks(self) -> list[float]:
-        return [peak for file in self.files if (peak := _peak(file.record)) is not None]
+        peaks = (predicted.step_peak(file.record) for file in self.files)
+        return [float(peak.measured) for peak in peaks if peak]
 
     @property
     def comparable_seconds(self) -> list[float]:
@@ -388,12 +389,6 @@ def _difference(file: RecordFile, reference: RecordFile) -> float | str:
     except Refusal:
         return "steps"
     return "unknown" if difference is None else difference
-
-
-def _peak(r: Record) -> float | None:
-    """Return the peak of tensors on the rank that uses the most memory, in bytes. None if it is not known."""
-    peak = predicted.step_peak(r)
-    return float(peak.measured) if peak else None
 
 
 def _seconds(r: Record) -> float | None:

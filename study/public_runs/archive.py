@@ -50,14 +50,13 @@ def find(places: Iterable[Path]) -> list[Path]:
     """Return the files of public runs among these files and below these folders."""
     paths: list[Path] = []
     for place in places:
-        paths += sorted(place.rglob(f"*{folder.SUFFIX}")) if place.is_dir() else [place] * _is_run(place)
+        if place.is_dir():
+            paths += sorted(place.rglob(f"*{folder.SUFFIX}"))
+        elif place.name.endswith(folder.SUFFIX):
+            paths.append(place)
         if ARCHIVE in (place.resolve(), place.resolve().parent):
             paths += sorted(place.glob(f"*{COLLECTED}")) if place.is_dir() else [place]
     return paths
-
-
-def _is_run(path: Path) -> bool:
-    return path.name.endswith(folder.SUFFIX)
 
 
 def read(paths: Iterable[Path]) -> list[PublicRun]:

@@ -323,16 +323,6 @@ def num_logits(shape: ModelShape, job: StepConfig) -> float:
     return shape.counts.logits.of(job.micro_batch_size, job.rank_length)
 
 
-def logit_bytes(shape: ModelShape, job: StepConfig) -> float:
-    """Return the bytes of the logits and of the copies that the loss makes of them."""
-    return num_logits(shape, job) * LOGIT_BYTES[job.loss]
-
-
-def logit_gradient_bytes(shape: ModelShape, engine: Engine, job: StepConfig) -> float:
-    """Return the bytes of the gradient of the logits, which the backward pass of the output layer reads."""
-    return num_logits(shape, job) * min(engine.compute_bytes, LOGIT_BYTES[job.loss])
-
-
 # ---------------------------------------------------------------- moved bytes
 
 

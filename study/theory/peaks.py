@@ -166,7 +166,8 @@ def _moments(
     """Return the bytes in memory at each of PEAK_MOMENTS, by part."""
     whole = _whole_bytes(shape, engine, job)
     temporary = computation.temporary_bytes(shape, engine, job)
-    logits = computation.logit_bytes(shape, job)
+    num_logits, logit_size = computation.num_logits(shape, job), computation.LOGIT_BYTES[job.loss]
+    logits = num_logits * logit_size  # with the copies that the loss makes of them
     at_loss, in_last, in_first = computation.activation_bytes(shape, engine, job, logits)
     gradients = _gradients(shape, engine, job, rank)
     secondary = secondary_bytes(engine, shape.parameters)  # this copy is made when parameters are released
@@ -192,7 +193,7 @@ def _moments(
         _row(
             resting,
             activations=at_loss,
-            logits=computation.logit_gradient_bytes(shape, engine, job),
+            logits=num_logits * min(engine.compute_bytes, logit_size),  # their gradient, which the output layer reads
             gathered=whole.output + released,
             gradients=before,
         ),

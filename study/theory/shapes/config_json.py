@@ -381,11 +381,6 @@ def vocabulary_of(architecture: Plain, layers: int, hidden: int, positions: int,
     return 1 + more_words
 
 
-def can_change(shape: ModelShape) -> bool:
-    """Return whether the counts of a shape with other parts are known: from formulas, or because they stay the same."""
-    return shape.config is None or any(each.architecture == shape.architecture for each in MODEL_TYPES.values())
-
-
 def replace_parts(shape: ModelShape, **parts: Any) -> ModelShape:
     """Return a shape with other values of some of its parts, such as positions=4096, and with the counts of these.
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from study.errors import several_names_message
 from study.files import parse_json
-from study.theory.shapes.config_json import can_change, from_config, from_parts, replace_parts
+from study.theory.shapes.config_json import MODEL_TYPES, from_config, from_parts, replace_parts
 from study.theory.shapes.counts import from_content, images_from_content
 from study.theory.shapes.shape import ModelShape, shape_from_counts
 
@@ -143,7 +143,8 @@ def for_length(shape: ModelShape, sequence_length: int | None = None) -> tuple[M
         return shape, length, list(shape.notes)
     if shape.reads_images:
         raise NotRead(f"{shape.name} reads images, which have no sequence length. Leave --sequence-length out")
-    if not can_change(shape):
+    # The counts of a longer model are known from formulas. Without a config.json, they stay the same.
+    if shape.config is not None and shape.architecture not in {each.architecture for each in MODEL_TYPES.values()}:
         raise NotRead(
             f"{shape.name} has {shape.positions:,} positions, and its modules were counted for these only. Use "
             f"--sequence-length {shape.positions} or less, or a config.json with more positions"
