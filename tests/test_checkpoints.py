@@ -222,7 +222,7 @@ def test_one_that_other_code_wrote_is_refused_unless_asked_for(tmp_path, monkeyp
     here = a_checkpoint(a_run(tmp_path / "run"), 5)
     monkeypatch.setattr(machine, "code_sha256", lambda: "other")
     for flags in ({}, {"resume": str(here)}):
-        with pytest.raises(Refusal, match=r"other code .* --resume-with-other-code"):
+        with pytest.raises(Refusal, match=r"another version .* --resume-with-other-code"):
             chosen(a_run(tmp_path / "run", **flags))
         assert chosen(a_run(tmp_path / "run", **flags, resume_with_other_code=True)) == here.name
 
@@ -244,7 +244,7 @@ def test_a_run_that_was_cut_off_is_done_again_and_no_other(status, resume, tmp_p
     run.folder.mkdir()
     for output, is_refused in ((status, False), ("ok", True), ("failed", True), ("out_of_memory", True)):
         (run.folder / "record.json").write_text(json.dumps({"status": output}))
-        with pytest.raises(Refusal, match="already holds a ") if is_refused else nullcontext():
+        with pytest.raises(Refusal, match="already contains a ") if is_refused else nullcontext():
             checks.check_folder(run)
 
 

@@ -176,4 +176,6 @@ def test_prices_are_of_all_gpus():
 
 
 def test_an_unknown_stack_is_refused():
-    assert refusal(Request, "l4", stack="lightning").startswith("stack='lightning': unknown; take one of accelerate,")
+    assert refusal(Request, "l4", stack="lightning").startswith(
+        "stack='lightning': this value is unknown. Use one of accelerate,"
+    )

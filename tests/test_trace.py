@@ -228,9 +228,9 @@ def test_a_workloads_model_is_the_one_that_is_trained(workload, size):
 @pytest.mark.parametrize(
     ("shape", "engine", "job", "said"),
     [
-        (DECODER, dataclasses.replace(SINGLE, kind="deepspeed"), JOB, "ZeRO-0 in fp32 is not traced"),
+        (DECODER, dataclasses.replace(SINGLE, kind="deepspeed"), JOB, "ZeRO-0 in fp32 cannot be traced"),
         (DECODER, dataclasses.replace(FSDP2, offload_param="cpu"), JOB, "offload cannot be traced"),
-        (DECODER, dataclasses.replace(SINGLE, precision="bf16"), JOB, "take bf16-autocast"),
+        (DECODER, dataclasses.replace(SINGLE, precision="bf16"), JOB, "Use bf16-autocast"),
         (DECODER, SINGLE, dataclasses.replace(JOB, dropout=True), "dropout is not traced"),
         (DECODER, SINGLE, dataclasses.replace(JOB, kernels="fused"), "fused kernels cannot be traced"),
         (dataclasses.replace(DECODER, head="none"), SINGLE, JOB, "has no loss"),
@@ -243,7 +243,7 @@ def test_a_workloads_model_is_the_one_that_is_trained(workload, size):
             dataclasses.replace(DECODER, adapter=Adapter(4)),
             dataclasses.replace(SINGLE, precision="pure-bf16"),
             JOB,
-            "take bf16-autocast",
+            "Use bf16-autocast",
         ),
     ],
 )

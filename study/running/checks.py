@@ -307,7 +307,7 @@ def check_folder(run: Run) -> None:
         status = files.load(folder / "record.json", "a record").get("status")
         status = RENAMED.get(status, status)
         if status not in (*CUT_OFF, "failed", "out_of_memory"):
-            raise Refusal(f"{folder} already holds a finished run. Use another --output-dir, or delete the folder.")
+            raise Refusal(f"{folder} already contains a finished run. Use another --output-dir, or delete the folder.")
         if status not in CUT_OFF:
             raise Refusal(
                 f"{folder} already contains a run that ended with {status}. Use another --output-dir, or delete its "
