@@ -83,8 +83,12 @@ class Losses:
         for decided in self.decided:
             title = f"Study {decided.study.name}: final held-out losses relative to {self.control}"
             kind = "Measured by this project. Each stroke is one seed."
-            head = captions.head(title, plots.filter_runs(self.of_fixed, study=decided.study.name), kind)
+            head = captions.head(title, self.of_study(decided.study.name), kind)
             yield plots.final_losses(decided.verdict, head, self.control)
+
+    def of_study(self, name: str) -> pd.DataFrame:
+        """Return the runs of one statistical study."""
+        return plots.filter_runs(self.of_fixed, study=name)
 
     def _of(self, workload: str, size: str) -> pd.DataFrame:
         return plots.filter_runs(self.runs, workload=workload, size=size, processes=self.processes)
