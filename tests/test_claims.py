@@ -279,7 +279,7 @@ def test_a_verdict_that_no_longer_follows_is_found(now):
         "reason": one.model_copy(update={"why": "Because."}),
     }
     for part, changed in changes.items():
-        assert verdicts.outdated({**now, name: changed}, now)[name].endswith(f"with other {part}")
+        assert verdicts.outdated({**now, name: changed}, now)[name].endswith(f" {part}")
     assert set(verdicts.outdated({key: one for key, one in now.items() if key != name}, now)) == {name}
     assert set(verdicts.outdated({**now, "gone.claim": one}, now)) == {"gone.claim"}
     assert verdicts.outdated(now, now) == {}

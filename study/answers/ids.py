@@ -65,7 +65,7 @@ IDS = {
     "prove/gradient-ascent": "The loss or the gradients have the wrong sign, so that the loss grows.",
     "prove/gradients-not-averaged": "The engine averaged no gradients over the ranks.",
     "prove/known-fault": "This release of DeepSpeed is known to train wrongly with these settings.",
-    "prove/lost-gradients": "Under ZeRO, the gradients of some backward calls of one micro batch were lost.",
+    "prove/lost-gradients": "ZeRO lost gradients, because backward is called several times in one micro batch.",
     "prove/lost-tie": "Parameters that should be tied are two separate parameters.",
     "prove/missing-states": "The optimizer keeps no states for some tensors.",
     "prove/missing-zero-grad": "The gradients of earlier steps were added to those of the current step.",

@@ -107,7 +107,10 @@ class Effect(NamedTuple):
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the results of the protocol. Raises Refusal if the file has none, or if it names an unknown program."""
+    """Return the measurements that a run of the published program and its repaired variants left in a file.
+
+    Raises Refusal if the file has none, or if it names an unknown variant of the program.
+    """
     content = files.load(path, "results of the protocol")
     if not isinstance(content, dict) or not {"settings", "machine", "runs"} <= content.keys():
         raise Refusal(

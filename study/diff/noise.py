@@ -27,7 +27,7 @@ SAME_RATE = 1e-3  # relative; a schedule may depend on a loss
 
 
 def check(recording: Recording, draw: Recording) -> None:
-    """Raise Refusal if a run with noise is not of the recorded training."""
+    """Raise Refusal if a run with added noise repeats another training than the recorded one."""
     reason = next(_reasons(recording, draw), None)
     if reason is not None:
         raise Refusal(

@@ -85,7 +85,7 @@ def description(lock: Path) -> str:
     minutes = (time.time() - lock.stat().st_mtime) / 60
     return (
         f"{lock} is {minutes:.0f} min old, and none of your processes uses it. If no other user or machine compiles "
-        f"there, delete this file: every script that needs {lock.parent.name} waits for it."
+        f"there, delete this lock file, because every script that needs {lock.parent.name} waits until it is gone."
     )
 
 

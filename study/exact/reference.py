@@ -1,4 +1,4 @@
-"""Compute the reference: the same training in Python's integers.
+"""Compute the training of the study in exact integer arithmetic, as the reference for the engines.
 
 It also proves that fp32 represents every sum of the training exactly.
 """

@@ -182,7 +182,7 @@ class Draft:
             self.note(name, value)
 
     def note(self, name: str, value: object) -> None:
-        """Note something about the setting in the log's own words. Only the first value of each name is kept."""
+        """Keep a setting of the training under the name that the log uses. Later values of a name are ignored."""
         if isinstance(value, str):
             value = cleaned(value)
         elif isinstance(value, int) and abs(value) > EXACT:

@@ -92,7 +92,10 @@ def why_not(training: Training) -> Refused | None:
 
 
 def parts(training: Training) -> Parts:
-    """Return what a program needs to train what a prediction assumes. Raises Refusal if it cannot."""
+    """Return the flags and the lines of code with which a program trains as the prediction assumes.
+
+    Raises Refusal if the program cannot train so.
+    """
     if (refused := why_not(training)) is not None:
         raise Refusal(refused.message)
     total = sum((cell for _, cell in _cells_of(training) if isinstance(cell, Parts)), NOTHING)
@@ -109,7 +112,7 @@ def parts(training: Training) -> Parts:
 
 @dataclass(frozen=True)
 class Table:
-    """The cells of an option, by the row that a training is in."""
+    """What a program has to write for one option of `advise`, depending on the training."""
 
     flag: str
     cells: Mapping[str, Cells]

@@ -111,7 +111,7 @@ def base_class(settings: dict[str, Any]) -> Any:
 
 
 def adapter(base: Any, settings: dict[str, Any], tensors: Iterable[Tensor]) -> Loaded:
-    """Return what `PeftModel.from_pretrained` does with the tensors of an adapter. The base model has no values.
+    """Return which tensors of an adapter `PeftModel.from_pretrained` loads. The base model is on the meta device.
 
     Raises NoSuchModules if the base model does not have the adapter's modules, and NotKnown if PEFT is not installed or
     cannot do it without values.

@@ -243,8 +243,8 @@ def load_metadata(path: Path, trust: bool) -> Any:
     except Refusal as unknown:
         name = printable(str(unknown))
         raise Refusal(
-            f"{path}: this file has another class than the metadata of a checkpoint has ({name}), and "
-            "loading it could run code. If you trust its author as you trust a program, add --trust-pickle."
+            f"{path}: this file contains the class {name}, which does not belong to the metadata of a checkpoint. "
+            "Loading it could run code. If you trust its author as you trust a program, add --trust-pickle."
         ) from None
     except OSError as error:
         raise Unreadable(error.strerror or str(error)) from None

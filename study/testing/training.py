@@ -187,7 +187,7 @@ def _judge(
         return f"{script}: {title} fails: {failure}.", None
     proofs = outcome["proofs"]
     if other := _lines(proofs, "not_as_requested"):
-        return f"{script}: {title} is not what was trained: {'; '.join(other)}.", None
+        return f"{script}: the training was not {title}, as requested: {'; '.join(other)}.", None
     if not any(recording.glob("rank-*")):
         return None, f"{script}: {title} could not be compared with {REFERENCE}: {_why_no_proof(proofs)}."
     # The names of the folders are shown, and these are gone when somebody reads them.

@@ -108,7 +108,7 @@ def measured() -> list[Fault]:
 
 
 def summary_of(fault: Fault, engines: Sequence[str]) -> str:
-    """Return a text on which trainings of these engines a fault that conformance found affects, and how."""
+    """Return a text that says which trainings of these engines a fault affects, and what goes wrong."""
     several = " with several micro batches" if fault.several_micro_batches else ""
     only = f", only for {fault.models}" if fault.models else ""
     return f"{', '.join(engines)} in {', '.join(fault.precisions)}{several}{only}: {fault.what}"

@@ -85,7 +85,7 @@ def messages(log: Log) -> list[OutOfMemory]:
 
 
 def causes(found: Sequence[OutOfMemory], steps: Steps, setting: Setting) -> list[Cause]:
-    """Return the causes for which memory of a GPU ran out, by the messages that say so."""
+    """Return the causes of the out-of-memory messages of a log, without `too-large` if another cause is known."""
     causes_of_all = [cause for message in found[:MOST] for cause in _of(message, steps, setting)]
     known = [cause for cause in causes_of_all if cause.id != "memory/too-large"]
     return known or causes_of_all
@@ -104,7 +104,10 @@ _OFTEN_MEMORY: tuple[Phase | None, ...] = (
 
 
 def of_cut_off(log: Log) -> list[Cause]:
-    """Return what a traceback without its last line, which names the exception, most often is of. Empty if unknown."""
+    """Return likely causes of a traceback that is cut off before the line with its exception.
+
+    The list is empty if its frames do not suggest that memory ran out.
+    """
     if not log.open_frames:
         return []
     if any(map(_ENGINE_START.search, frame_signs.names_of(log.open_frames[-3:]))):

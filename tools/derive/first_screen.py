@@ -244,10 +244,9 @@ def public_sentences() -> str:
         f"**A100 and H100 under ZeRO-3 (1):** an A100 takes {_times(CARDS, 'GPU seconds per sample')} as long per "
         "sample as an H100. There are ten runs on 64 A100, and ten on 32 H100, whose network is twice as fast.",
         "**1 and 8 H100, same program and batch (modded-nanogpt):** with gradients and optimizer states sharded over "
-        f"8 GPUs, the held-out loss differs by at most {terminal.percent(abs(furthest.relative))} ({interval}), which "
-        f"is less than the difference between repeats. The 8 GPUs need {more_time} more GPU time, and the peak of "
-        f"tensors per GPU is {terminal.percent(-tensors)} lower. Each was run ten times. In an earlier version with "
-        "five runs, one evaluation is undecided.",
+        f"8 GPUs, the held-out loss is the same apart from the spread of repeats: the largest difference is "
+        f"{terminal.percent(abs(furthest.relative))} ({interval}). The 8 GPUs need {more_time} more GPU time, and the "
+        f"peak of tensors per GPU is {terminal.percent(-tensors)} lower. Each was run ten times.",
     ]
     return sentences.bullets(lines)
 

@@ -30,7 +30,7 @@ class PublicRuns:
         self.shown = [name for name in self.results if not names or name in names]
 
     def answer(self) -> Markdown:
-        """Return the answers of all comparisons."""
+        """Return one sentence per comparison of public runs, with its result."""
         return markdown(public_figures.summary(self.results[name] for name in self.shown))
 
     def compare(self, names: Iterable[str]) -> None:
@@ -55,7 +55,7 @@ class PublicRuns:
 
 
 def show_pairs(*sources: str) -> None:
-    """Display the table, the figure and the caveats of the pairs of these sources."""
+    """Display the table, figure and caveats of the pairs of public runs that come from these sources."""
     chosen = [comparison for comparison in public_comparisons.paired() if comparison.source in sources]
     pairs = [
         (comparison, public_pairs.pairs_of(comparison, archive.source(comparison.source))) for comparison in chosen
