@@ -294,7 +294,7 @@ FAULTS = {
     "masters_rounded": Fault(DDP, {"after_update": rounded}, "update"),
     "masters_rounded_fsdp2": Fault(FSDP2, {"after_update": rounded}, "update"),
     "stale_shard": Fault(FSDP2, {"after_update": stale_shard}, "update", UP),
-    "other_masks": Fault(MASKED, {"seed": 1}, "forward", "blocks.0.dropout", cause="masks of dropout"),
+    "other_masks": Fault(MASKED, {"seed": 1}, "forward", "blocks.0.dropout", cause="dropout masks"),
     "no_masks": Fault(MASKED, {"net": {}}, "forward", "blocks.0.dropout"),
     "other_epsilon": Fault(DDP, EPSILON, "forward", "blocks.1.norm2"),
     "other_epsilon_fsdp2": Fault(FSDP2, EPSILON, "forward", "blocks.1.norm2"),

@@ -219,7 +219,7 @@ def test_pins_are_named_or_all_and_a_wrong_name_is_refused():
     [
         ("zero2", ["--precision", "fp64", "--no-measure"], "fp64"),
         ("ddp", ["--precision", "fp64"], "--no-measure"),
-        ("zero3_nvme_offload", ["--fixed-order", "all"], "disk"),
+        pytest.param("zero3_nvme_offload", ["--fixed-order", "all"], "disk", marks=pytest.mark.slow),
         ("ddp", ["--fixed-order", "all", "--compile"], "--compile"),
     ],
 )

@@ -517,7 +517,7 @@ def test_what_holds_always_fails_by_one_pair(rows_of):
 
 @pytest.mark.parametrize("other", [{"family": "others"}, {"grade": "B"}, {"micro_batch": 4}, {"engine": "zero1"}])
 def test_rows_that_differ_in_more_than_is_asked_are_no_pair(rows_of, other):
-    with pytest.raises(Refusal, match="no two rows of grade A differ in engine alone"):
+    with pytest.raises(Refusal, match="no two rows of grade A differ only in engine"):
         rows_of(measured("zero3", 1200), measured(**{"engine": "zero2", "speed": 1000, **other}))
 
 

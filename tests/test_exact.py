@@ -205,7 +205,7 @@ def test_five_strategies_have_the_bits_of_the_reference(tmp_path):
 def test_planted_faults_are_seen():
     completed = _command("--only", "ddp,zero3", *(word for fault in THREE_FAULTS for word in ("--fault", fault)))
     assert completed.returncode == 0, completed.stdout + completed.stderr
-    assert len(re.findall(r"^seen ", completed.stdout, re.MULTILINE)) == 6
+    assert len(re.findall(r"^found ", completed.stdout, re.MULTILINE)) == 6
 
 
 # What each engine adds first, of three micro batches on two ranks, and how three ranks take their mean.

@@ -165,7 +165,10 @@ def written(folder: Path, lines: list[dict] = LINES, configuration: dict = CONFI
     ("change", "message"),
     [
         (lambda folder: written(folder, LINES[:1]), r"steps\.jsonl: the content is not what this run wrote"),
-        (lambda folder: (folder / "steps.jsonl").write_text('{"step": 1, "lo'), r"steps\.jsonl: not what this run"),
+        (
+            lambda folder: (folder / "steps.jsonl").write_text('{"step": 1, "lo'),
+            r"steps\.jsonl: the content is not what this run wrote",
+        ),
         (
             lambda folder: (folder / "steps.jsonl").unlink(),
             r"steps\.jsonl: this run wrote this file, but it does not exist any more",

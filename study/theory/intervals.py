@@ -116,10 +116,10 @@ class Evidence:
         first, *others = (_GROUPS[name] for name in self.left_out)
         models = f"with a model that was fitted without any time {first}"
         if others:
-            rest = [f"one without any time {group}" for group in others]
-            last = f", and {rest[-1]}" if len(rest) > 1 else f" and {rest[-1]}"
+            further = [f"one without any time {group}" for group in others]
+            last = f", and {further[-1]}" if len(further) > 1 else f" and {further[-1]}"
             models = f"with {len(self.left_out)} models: one that was fitted without any time {first}"
-            models += f"{''.join(f', {each}' for each in rest[:-1])}{last}"
+            models += f"{''.join(f', {each}' for each in further[:-1])}{last}"
         return (
             f"A real step should take between {1 / self.spread:.2f} and {self.spread:g} times the predicted time. This "
             f"range is based on {self.cases} step times that {self.sources} sources published ({rows}). To test it, we "
@@ -142,8 +142,11 @@ def missing_times(lacks: Iterable[str]) -> str:
     for text in lacks:
         found = re.search(r" on \d+ \w+ GPUs?$", text)
         engines.setdefault(found[0] if found else "", []).append(text[: found.start()] if found else text)
-    names = [f"{', '.join(each[:-1])}{' or ' * bool(each[1:])}{each[-1]}{gpus}" for gpus, each in engines.items()]
-    return f"There is no published time for {' or for '.join(names)}" if names else ""
+    texts = [
+        f"{', '.join(strategies[:-1])}{' or ' * bool(strategies[1:])}{strategies[-1]}{gpus}"
+        for gpus, strategies in engines.items()
+    ]
+    return f"There is no published time for {' or for '.join(texts)}" if texts else ""
 
 
 EVIDENCE: dict[tuple[TimingClass, Distance], Evidence] = {

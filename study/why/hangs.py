@@ -102,7 +102,7 @@ class _Picture:
 
     @property
     def calls(self) -> Counter[tuple[int, str, int | None]]:
-        return Counter(each.call for each in self.waiting)
+        return Counter(wait.call for wait in self.waiting)
 
 
 def waiting(log: Log) -> list[Waiting]:
@@ -155,14 +155,14 @@ def causes(log: Log, steps: Steps, setting: Setting) -> list[Cause]:
         found = [_without_call(rank, line) for rank, line in sorted(silent.items())]
     if not found:
         return [*_without_numbers(log, steps), *_stuck(log, steps)]
-    ranks = {each.rank for each in found if each.rank is not None} | silent.keys()
+    ranks = {wait.rank for wait in found if wait.rank is not None} | silent.keys()
     known = log.ranks | ranks
     last = max(known, default=0)
     # Lines that do not state the call are often quoted of a few ranks only. Then a rank of which nothing is quoted may
     # have waited, too.
-    examined = set(range(last + 1)) if any(each.operation for each in found) else log.ranks
+    examined = set(range(last + 1)) if any(wait.operation for wait in found) else log.ranks
     absent = tuple(sorted(examined - ranks)) if len(known) > 1 else ()
-    first_line = min(each.line.number for each in found)
+    first_line = min(wait.line.number for wait in found)
     failures = tuple(
         failure for failure in log.failures
         if failure.number < first_line and not failure.is_handled and not _is_of_waiting(failure)
@@ -241,8 +241,8 @@ def _is_of_waiting(failure: Failure) -> bool:
 
 
 def _conclude(picture: _Picture, steps: Steps, log: Log, setting: Setting) -> Iterator[Cause]:
-    first = min(picture.waiting, key=lambda each: each.line.number)
-    evidence = tuple(each.line for each in picture.waiting[:4])
+    first = min(picture.waiting, key=lambda wait: wait.line.number)
+    evidence = tuple(wait.line for wait in picture.waiting[:4])
     minutes = first.milliseconds / 60000
     who, time = (
         _list("Rank", picture.ranks) if picture.ranks else "A rank",
@@ -317,14 +317,14 @@ def _preparation(steps: Steps) -> Bar | None:
 
 def _different_calls(picture: _Picture, evidence: tuple[Line, ...], minutes: float) -> Iterator[Cause]:
     """Yield the cause that ranks wait in different collectives."""
-    groups = {each.group for each in picture.waiting}
+    groups = {wait.group for wait in picture.waiting}
     if len(picture.calls) < 2 or len(groups) > 1:
         return
     unlike = _unlike(picture)
     usual = picture.calls.most_common(1)[0][0] if unlike is None else unlike[0].call
-    same = [each for each in picture.waiting if each.call == usual]
+    same = [wait for wait in picture.waiting if wait.call == usual]
     others = [
-        [each for each in picture.waiting if each.call == call] for call in picture.calls if call != usual
+        [wait for wait in picture.waiting if wait.call == call] for call in picture.calls if call != usual
     ]  # fmt: skip
     if unlike is not None:
         is_of_sizes = unlike[0].operation == unlike[1].operation
@@ -352,10 +352,10 @@ def _unlike(picture: _Picture) -> tuple[Waiting, Waiting] | None:
 
 def _behind(picture: _Picture) -> list[Waiting]:
     """Return the ranks that came least far: by the last call that each put into its queue, if all say it."""
-    ranks = [each.rank for each in picture.waiting]
+    ranks = [wait.rank for wait in picture.waiting]
     queued = [picture.enqueued[rank] for rank in ranks if rank is not None and rank in picture.enqueued]
-    places = queued if len(queued) == len(ranks) and len(set(queued)) > 1 else [one.number for one in picture.waiting]
-    return [each for each, place in zip(picture.waiting, places, strict=True) if place == min(places)]
+    places = queued if len(queued) == len(ranks) and len(set(queued)) > 1 else [wait.number for wait in picture.waiting]
+    return [wait for wait, place in zip(picture.waiting, places, strict=True) if place == min(places)]
 
 
 def _of_sizes(call: Waiting) -> str:
@@ -409,7 +409,7 @@ def _by_size(picture: _Picture, first: Waiting, happened: str, evidence: tuple[L
     elif operation in _GATHERS:
         if changed is not None:
             yield conclude("hang/gather-in-another-order", (changed, *evidence), happened=happened, absent=absent)
-        elif {each.rank for each in picture.waiting} == {0}:
+        elif {wait.rank for wait in picture.waiting} == {0}:
             yield conclude("hang/gather-on-rank-0", evidence, happened=happened, absent=absent)
         else:
             yield conclude("hang/gather", evidence, happened=happened, absent=absent, strength=strength)
@@ -420,7 +420,7 @@ def _by_size(picture: _Picture, first: Waiting, happened: str, evidence: tuple[L
 
 
 def _ranks_text(waiting_ranks: Sequence[Waiting]) -> str:
-    ranks = sorted(each.rank for each in waiting_ranks if each.rank is not None)
+    ranks = sorted(wait.rank for wait in waiting_ranks if wait.rank is not None)
     return _list("Rank", ranks) if ranks else "A rank"
 
 

@@ -36,7 +36,12 @@ def causes(log: Log) -> Iterator[Cause]:
 def _hidden_gpus(log: Log) -> Iterator[Cause]:
     """Yield that more processes were started than GPUs are visible, if the log states which GPUs are."""
     raised = next(
-        (Line(each.number, each.rank, each.first_line) for each in log.failures if _ORDINAL.search(each.text)), None
+        (
+            Line(failure.number, failure.rank, failure.first_line)
+            for failure in log.failures
+            if _ORDINAL.search(failure.text)
+        ),
+        None,
     )
     stated = [(line, match[1]) for line, match in log.search(_VISIBLE)]
     if raised is None or len({devices for _, devices in stated}) != 1:  # a launcher may give each process its own

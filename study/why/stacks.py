@@ -84,7 +84,7 @@ def compiled(frames: Sequence[Frame]) -> tuple[Frame, Frame | None] | None:
         if not _OF_COMPILER.search(frame.file):
             break
         inner.append(frame)
-    compiling = [each for each in inner if _COMPILES.search(each.function) and not _RUNS.search(each.function)]
+    compiling = [frame for frame in inner if _COMPILES.search(frame.function) and not _RUNS.search(frame.function)]
     if not compiling:
         return None
     caller = frames[len(inner)] if len(inner) < len(frames) else None

@@ -118,19 +118,19 @@ def _of(table: _Table) -> Iterator[Cause]:
 def _releases(table: _Table) -> Iterator[Cause]:
     """Yield that a later release is slower in all rows of a table with a column of speeds for each of two releases."""
     series = _series(table)
-    named = [(each, release[1]) for each in series if (release := _RELEASE.search(each.name)) is not None]
+    named = [(column, release[1]) for column in series if (release := _RELEASE.search(column.name)) is not None]
     if len(named) != 2 or len({release for _, release in named}) != 2:
         return
     (old, _), (new, _) = sorted(named, key=lambda pair: tuple(map(int, pair[1].split("."))))
-    is_speed = all(_SPEED.search(each.name) for each in (old, new))
-    is_time = not is_speed and all(_TIME.search(each.name) for each in (old, new))
+    is_speed = all(_SPEED.search(column.name) for column in (old, new))
+    is_time = not is_speed and all(_TIME.search(column.name) for column in (old, new))
     if not (is_speed or is_time) or not all(math.isfinite(value) and value > 0 for value in (*old.values, *new.values)):
         return
     pairs = list(zip(old.values, new.values, strict=True))
     shares = [1 - after / before if is_speed else after / before - 1 for before, after in pairs]
     if min(shares) < SLOWER:
         return
-    labels = next((each for each in series if each.name and each not in (old, new)), None)
+    labels = next((column for column in series if column.name and column not in (old, new)), None)
     at = [f" at {labels.name} {value:,.6g}" for value in labels.values] if labels is not None else [""] * len(shares)
     is_length = labels is not None and re.search(r"(?i)len|seq|token|context", labels.name) is not None
     grows = is_length and len(shares) > 1 and shares == sorted(shares) and shares[-1] > GROWS * shares[0]

@@ -86,7 +86,7 @@ class PartCounts:
         return sum(self.parameters)
 
 
-POLYNOMIALS = tuple(each.name for each in fields(PartCounts) if each.type == "Polynomial")
+POLYNOMIALS = tuple(member.name for member in fields(PartCounts) if member.type == "Polynomial")
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ def _times(part: PartCounts, number: int) -> PartCounts:
 
     settings = {}
     for name, setting in part.settings.items():
-        values = {each.name: getattr(setting, each.name) for each in fields(SettingCounts)}
+        values = {member.name: getattr(setting, member.name) for member in fields(SettingCounts)}
         scaled: dict[str, Any] = {key: times(each) for key, each in values.items() if isinstance(each, Polynomial)}
         settings[name] = replace(setting, **scaled)
     polynomials: dict[str, Any] = {name: times(getattr(part, name)) for name in POLYNOMIALS}
@@ -266,7 +266,7 @@ def from_content(content: Mapping[str, Any]) -> ModelCounts:
 
 def _part_content(part: PartCounts) -> dict[str, Any]:
     content: dict[str, Any] = {}
-    for name in (each.name for each in fields(PartCounts)):
+    for name in (member.name for member in fields(PartCounts)):
         value = getattr(part, name)
         if isinstance(value, Polynomial):
             content[name] = value.content
@@ -281,8 +281,8 @@ def _part_content(part: PartCounts) -> dict[str, Any]:
 
 def _setting_content(counts: SettingCounts) -> dict[str, Any]:
     return {
-        each.name: value.content if isinstance(value := getattr(counts, each.name), Polynomial) else value
-        for each in fields(SettingCounts)
+        member.name: value.content if isinstance(value := getattr(counts, member.name), Polynomial) else value
+        for member in fields(SettingCounts)
     }
 
 
