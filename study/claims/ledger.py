@@ -110,7 +110,7 @@ class _Call(StrictModel):
     @model_validator(mode="after")
     def _known(self) -> Self:
         if self.function not in self.functions:
-            raise ValueError(f"function {self.function!r} is unknown; take one of {', '.join(self.functions)}")
+            raise ValueError(f"function {self.function!r} is unknown. Use one of {', '.join(self.functions)}")
         try:
             inspect.signature(self.functions[self.function]).bind(**self.arguments)
         except TypeError as error:

@@ -37,7 +37,7 @@ def measure(config: RunConfig, repeats: int, programs: Sequence[str], output: Pa
     fit, and RunFailed if a program fails.
     """
     if unknown := set(programs) - set(PROGRAMS):
-        raise Refusal(f"--program {min(unknown)}: is unknown; take one of {', '.join(PROGRAMS)}")
+        raise Refusal(f"--program {min(unknown)}: this program is unknown. Use one of {', '.join(PROGRAMS)}")
     _check(config, output)
     experiment = _kept(output, config)
     names = list(programs or PROGRAMS)

@@ -90,7 +90,7 @@ def measure(names: Sequence[str], num_seeds: int, data_dir: Path | None, output:
     the file do not fit, and RunFailed if a launch fails.
     """
     if unknown := [name for name in names if name not in TRAPS]:
-        raise Refusal(f"--trap {unknown[0]}: is unknown; take one of {', '.join(TRAPS)}")
+        raise Refusal(f"--trap {unknown[0]}: this trap is unknown. Use one of {', '.join(TRAPS)}")
     files.require_folder(output)
     text: dict[str, Any] = {"data": "files", "data_dir": data_dir} if data_dir else {}
     sources.check(RunConfig(**text, **{name: SETTINGS[name] for name in SETTINGS if name in RunConfig.model_fields}))
