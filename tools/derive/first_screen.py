@@ -245,8 +245,8 @@ def public_sentences() -> str:
         "sample as an H100. There are ten runs on 64 A100, and ten on 32 H100, whose network is twice as fast.",
         "**1 and 8 H100, same program and batch (modded-nanogpt):** with gradients and optimizer states sharded over "
         f"8 GPUs, the held-out loss is the same apart from the spread of repeats: the largest difference is "
-        f"{terminal.percent(abs(furthest.relative))} ({interval}). The 8 GPUs need {more_time} more GPU time, and the "
-        f"peak of tensors per GPU is {terminal.percent(-tensors)} lower. Each was run ten times.",
+        f"{100 * furthest.relative:+.2f} % ({interval}). The 8 GPUs need {more_time} more GPU time, and the "
+        f"peak of allocated memory per GPU is {terminal.percent(-tensors)} lower. Each was run ten times.",
     ]
     return sentences.bullets(lines)
 
@@ -365,8 +365,11 @@ def answers() -> str:
     names = " or ".join(STRATEGY_NAMES[name] for name in (best.strategy.name, *equal))
     newest = list(results.read("deepspeed"))[-1]
     first, last = releases_with_fault("autocast-norm").split(" ")[0], releases_with_fault("outputs-of-outputs")
+    precision, job = advice().request.chosen_precision, best.prediction.job
+    batch = job.micro_batch_size * job.gradient_accumulation_steps * NUM_GPUS
+    setting = f"all weights in {precision}, {batch} sequences of {job.sequence_length:,} tokens per step"
     lines = [
-        f"**{MODEL_NAME} on {NUM_GPUS} H100:** use {names}, which are about equally fast. For "
+        f"**{MODEL_NAME} on {NUM_GPUS} H100** ({setting}): use {names}, which are about equally fast. For "
         f"{names.split()[0]}, we predict {best.seconds:.3g} s per step ({best.fastest_seconds:.2g} to "
         f"{best.slowest_seconds:.2g}), ${dollars:,.0f} per billion tokens, and {_gib(best.free_bytes)} GiB of each "
         f"GPU stay free. DDP does not fit: it lacks {_gib(-ddp.free_bytes)} GiB per GPU.",
