@@ -196,7 +196,7 @@ def test_five_strategies_have_the_bits_of_the_reference(tmp_path):
     output = tmp_path / "exact.json"
     completed = _command("--quick", "--output", str(output))
     assert completed.returncode == 0, completed.stdout + completed.stderr
-    assert "20 of 20 trainings have the reference's bits" in completed.stdout
+    assert "20 of 20 trainings agree with the reference" in completed.stdout
     assert len(re.findall(r"\bsame bits\b", completed.stdout)) == 20
     assert {each["outcome"] for each in json.loads(output.read_text())["cells"]} == {"same bits"}
 
