@@ -118,6 +118,42 @@ def test_a_sound_project(project):
     assert check.examine([]).verdict.status == 0
 
 
+BROKEN = {
+    "comma.json": b'{"zero_optimization": {"stage": 7},}',
+    "comment.json": b'{"zero_optimization": {"stage": 3, // all weights\n}}',
+    "utf16.json": '{"train_batch_size": 8}'.encode("utf-16"),
+    "tab.yaml": b"compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\n\tfsdp_config:\n",
+    "brace.yaml": b"distributed_type: FSDP\nfsdp_config: {fsdp_version: 3",
+    # accelerate's file can be read, and the DeepSpeed file that it names cannot.
+    "names.yaml": b"compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\n"
+    b"deepspeed_config:\n  deepspeed_config_file: broken.json\n",
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_configuration_file_that_cannot_be_parsed_is_not_passed_over(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(ROOT / "accelerate_configs" / "zero2.yaml", "sound.yaml")
+    Path("broken.json").write_text("{")  # of some other program
+    assert check.examine([]).verdict.status == 0
+    Path(name).write_bytes(BROKEN[name])
+    report = check.examine([])
+    assert report.verdict.status == 3
+    assert name in check.text(report)
+    assert report.configs == ["sound.yaml"]
+    Path("sound.yaml").unlink()
+    assert check.text(check.examine([])).startswith("Nothing was checked.")
+
+
+def test_links_that_lead_nowhere_and_pipes_hide_no_finding(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(EXAMPLES / "my_zero3.json", "ds.json")
+    Path("dangling.json").symlink_to("nowhere")
+    os.mkfifo("pipe.json")
+    assert check.examine([]).verdict.status == 1
+    assert "neither a file nor a folder" in refusal(check.examine, [Path("pipe.json")])
+
+
 def test_a_named_lock_file_that_cannot_be_read_is_not_passed_over(project):
     git("commit", "-qam", "second")
     sound = Path("configs/zero2.yaml")

@@ -83,8 +83,9 @@ def examine(paths: Sequence[Path], since: str | None = None) -> Report:
     """
     named = list(paths) or [Path()]
     for path in named:
-        if not path.exists():
-            raise Refusal(f"{path}: there is no such file or folder. Name files or folders of the project.")
+        if not path.is_file() and not path.is_dir():
+            why = "this is neither a file nor a folder" if path.exists() else "there is no such file or folder"
+            raise Refusal(f"{path}: {why}. Name files or folders of the project.")
     first = named[0] if named[0].is_dir() else named[0].parent
     project, place = projects.find(first), reading.find(first.absolute())
     settings = Settings() if place is None else reading.read(place)
@@ -192,11 +193,13 @@ def _check_configs(report: Report, paths: Sequence[Path], named: set[Path], pins
     checked = several.examine(paths, report.release)
     for path, result in checked.results.items():
         is_known = isinstance(result, Examined) and result.kind is not None
-        if not is_known and path not in named:
+        is_unread = isinstance(result, Refusal) and projects.names_settings(path)
+        if not is_known and not is_unread and path not in named:
             continue  # some other YAML or JSON of the project
         verdict = checked.verdicts[path]
         findings = of_doctor.findings(result) if isinstance(result, Examined) else ()
-        report.configs.append(report.project.name_of(path))
+        if is_known:
+            report.configs.append(report.project.name_of(path))
         report.add(findings, verdict.checked, verdict.not_checked)
 
 

@@ -19,6 +19,11 @@ LOCK = re.compile(
     r"|environment.*\.ya?ml)",
     re.IGNORECASE,
 )
+# Keys of accelerate, DeepSpeed and trainers. A file that has one of them and cannot be parsed is reported.
+_OF_TRAININGS = re.compile(
+    rb"zero_optimization|train_(?:micro_batch_size_per_gpu|batch_size)|distributed_type|deepspeed_config|fsdp_(?:config|version)"
+    rb"|per_device_train_batch_size|gradient_accumulation_steps"
+)
 # Folders of installed packages and of results, where there is no git that says which files belong to the project.
 LEFT_OUT = {"node_modules", "build", "dist", "site-packages", "__pycache__", "wandb", "mlruns"}
 
@@ -86,6 +91,12 @@ def is_config(path: Path) -> bool:
     return path.suffix.lower() in CONFIG_ENDINGS and not is_lock(path) and path.stat().st_size <= LARGEST_CONFIG
 
 
+def names_settings(path: Path) -> bool:
+    """Return whether the text of a file that cannot be parsed names settings of a training."""
+    content = path.read_bytes().replace(b"\0", b"")  # UTF-16 has a zero in each letter
+    return _OF_TRAININGS.search(content) is not None
+
+
 def is_lock(path: Path) -> bool:
     """Return whether a file has the name of one that pins releases."""
     return LOCK.fullmatch(path.name) is not None
@@ -97,7 +108,7 @@ def _walk(folder: Path) -> Iterator[Path]:
             name for name in folders
             if not name.startswith(".") and name not in LEFT_OUT and not (Path(place) / name / "pyvenv.cfg").exists()
         ]  # fmt: skip
-        yield from (Path(place) / name for name in names)
+        yield from (path for name in names if (path := Path(place) / name).is_file())  # a link may lead nowhere
 
 
 def _resolves(root: Path, commit: str) -> bool:

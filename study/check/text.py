@@ -82,7 +82,7 @@ def baseline(report: Report) -> str:
 
 def _summary(report: Report) -> str:
     if not (report.configs or report.locks or report.checkpoints):
-        return _NOTHING
+        return "Nothing was checked." if report.not_checked else _NOTHING
     counts = [
         (report.configs, "configuration file"), (report.locks, "lock file"), (report.checkpoints, "checkpoint"),
     ]  # fmt: skip
