@@ -31,7 +31,7 @@ help:
 	@echo "make study        run every strategy with a tiny model on this machine's CPU, and make the report (8 minutes)"
 	@echo "make gpu          run the list of measurements for one GPU, at most MINUTES=45 long, and pack the results"
 	@echo "make site         build the site of README, guides and executed notebooks in build/site"
-	@echo "make test         install the environment and run the tests (8 minutes on two cores)"
+	@echo "make test         install the environment and run the tests (7 minutes on two cores)"
 	@echo "make test-fast    run only the quick tests, which start no other Python (a minute)"
 	@echo "make test-pages   run only the tests of pages: numbers, commands and outputs in guides and reports (2 minutes)"
 	@echo "make test-slow    run only the slow tests: more strategies, whole grids, a cluster, two machines (25 minutes)"

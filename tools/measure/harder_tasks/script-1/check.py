@@ -1,4 +1,4 @@
-"""Compare the weights of two ranks after every update, and two ranks with one: python script-1/check.py [TRAIN.py].
+"""Compare the weights of two ranks after every update, and two ranks with one: python script-1/check.py [SCRIPT].
 
 One rank gets the rows of both ranks in the same windows, so that its updates are those the loss of the script defines.
 """
