@@ -118,6 +118,16 @@ def test_a_micro_batch_alone_does_not_change_the_global_batch():
     assert "global batch 40 (5 per GPU, because" in " ".join(text.split())
 
 
+def test_the_memory_that_a_host_lacks_is_shared_by_its_gpus():
+    request = Request("a100-80gb", 8, host_memory=64, strategy="zero3_cpu_offload")
+    advice = planner.advise("llama-2-7b", request)
+    (option,) = advice.options
+    lacking = float(option.host_needed_bytes) - 64 * 2**30
+    assert lacking > 0
+    assert option.free_bytes > 0  # of the GPUs
+    assert option.missing_bytes == pytest.approx(lacking / 8)
+
+
 def test_rows_are_sorted_by_speed_and_then_by_missing_memory():
     advice = ask(("llama-3.1-8b", "a100-80gb", 8, {"global_batch_size": 32}))
     ranked = advice.ranked
