@@ -24,7 +24,7 @@ HEARTBEAT = (s=0; while sleep 1 && kill -0 $$$$ 2>/dev/null; do s=$$((s + 1)); \
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup study site gpu box derived test test-fast test-pages test-slow test-nightly test-measurements durations chromium slurm iproute2 lint types constraints audit
+.PHONY: help setup study extensions site gpu box derived test test-fast test-pages test-slow test-nightly test-measurements durations chromium slurm iproute2 lint types constraints audit
 
 help:
 	@echo "make setup        install the environment into .venv (needs Python 3.11 or newer; choose one with PYTHON=python3.12)"
@@ -38,6 +38,7 @@ help:
 	@echo "make test-nightly run what takes too long for each change: every strategy, architecture and browser page (an hour)"
 	@echo "make test-measurements run the tests of finished measurements: benchmarks, soak tests, the published program"
 	@echo "make durations    run all tests and record how long each file takes, so that workers end together"
+	@echo "make extensions   compile DeepSpeed's extensions for offload (minutes; JOBS=1 uses one core)"
 	@echo "make derived      make everything again that is derived from records and engines, and list what changed"
 	@echo "make lint         check style and format"
 	@echo "make types        check types"
@@ -62,8 +63,12 @@ study: setup
 
 SMOKE = CUDA_VISIBLE_DEVICES= .venv/bin/zero-study run smoke --fork
 # As many compilers as processors, so that the runs have half of the machine meanwhile.
-EXTENSIONS = CUDA_VISIBLE_DEVICES= MAX_JOBS=$$(nproc) .venv/bin/python -m study.engines.extensions cpu_adam async_io
+JOBS ?= $$(nproc)
+EXTENSIONS = CUDA_VISIBLE_DEVICES= MAX_JOBS=$(JOBS) .venv/bin/python -m study.engines.extensions cpu_adam async_io
 SHOWN = ddp zero2_tuned zero3 zero3_tuned fsdp2
+
+extensions: setup
+	@$(EXTENSIONS)
 
 # A broken link fails the build.
 site: .venv/.site

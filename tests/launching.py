@@ -47,7 +47,7 @@ words = as_words  # flags as train.py takes them: {"max_steps": 8, "measure": Fa
 session_folder = Path()  # which conftest.py makes and deletes
 
 _may_launch = True  # whether the test that runs is marked `launches`
-_may_build = True  # whether it is marked `slow` or `nightly`
+_may_build = True  # whether it is in a set of tests that may build DeepSpeed's extensions
 _has_launched = False
 _servers: dict[str, ForkServer] = {}  # that trainings are forked from, by their Python
 

@@ -16,7 +16,7 @@ from refusing import refusal
 
 from study import check, cli
 from study.check import settings
-from study.check.project import is_lock
+from study.check.project import is_lock, names_settings
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "docs" / "examples"
@@ -152,6 +152,7 @@ def test_links_that_lead_nowhere_and_pipes_hide_no_finding(tmp_path, monkeypatch
     os.mkfifo("pipe.json")
     assert check.examine([]).verdict.status == 1
     assert "neither a file nor a folder" in refusal(check.examine, [Path("pipe.json")])
+    assert not names_settings(Path("dangling.json"))  # nor does a file that nobody may read
 
 
 def test_a_named_lock_file_that_cannot_be_read_is_not_passed_over(project):

@@ -193,8 +193,7 @@ def _check_configs(report: Report, paths: Sequence[Path], named: set[Path], pins
     checked = several.examine(paths, report.release)
     for path, result in checked.results.items():
         is_known = isinstance(result, Examined) and result.kind is not None
-        is_unread = isinstance(result, Refusal) and projects.names_settings(path)
-        if not is_known and not is_unread and path not in named:
+        if not is_known and path not in named and not (isinstance(result, Refusal) and projects.names_settings(path)):
             continue  # some other YAML or JSON of the project
         verdict = checked.verdicts[path]
         findings = of_doctor.findings(result) if isinstance(result, Examined) else ()

@@ -92,9 +92,12 @@ def is_config(path: Path) -> bool:
 
 
 def names_settings(path: Path) -> bool:
-    """Return whether the text of a file that cannot be parsed names settings of a training."""
-    content = path.read_bytes().replace(b"\0", b"")  # UTF-16 has a zero in each letter
-    return _OF_TRAININGS.search(content) is not None
+    """Return whether the text of a file names settings of a training. False if its text cannot be read."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return False
+    return _OF_TRAININGS.search(content.replace(b"\0", b"")) is not None  # UTF-16 has a zero in each letter
 
 
 def is_lock(path: Path) -> bool:

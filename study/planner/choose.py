@@ -608,8 +608,8 @@ def engine_for(shape: ModelShape, request: Request, chosen: Strategy, num_gpus: 
     if chosen.distributed_type == "FSDP":  # it trains in one way in 16 bits
         precision = AUTOCAST_OF_FSDP2.get(precision, precision)
     elif chosen.distributed_type in ("NO", "MULTI_GPU") and shape.adapter is None:
-        # Without fp32 master weights. Otherwise these train under autocast. That is also so with adapters, where the
-        # adapter's `frozen` is the type of the frozen weights.
+        # A model that is loaded in 16 bits trains without fp32 master weights, and any other one under autocast. With
+        # adapters, it always trains under autocast, and the adapter's `frozen` is the type of the frozen weights.
         precision = "pure-bf16" if precision == "bf16" and settings.weights == "16-bit" else precision
     engine = in_theory.advised_engine(chosen, shape.hidden, num_gpus, precision, settings.grad_accum_dtype)
     engine = dataclasses.replace(

@@ -323,9 +323,7 @@ def _different_calls(picture: _Picture, evidence: tuple[Line, ...], minutes: flo
     unlike = _unlike(picture)
     usual = picture.calls.most_common(1)[0][0] if unlike is None else unlike[0].call
     same = [wait for wait in picture.waiting if wait.call == usual]
-    others = [
-        [wait for wait in picture.waiting if wait.call == call] for call in picture.calls if call != usual
-    ]  # fmt: skip
+    others = [[wait for wait in picture.waiting if wait.call == call] for call in picture.calls if call != usual]
     if unlike is not None:
         is_of_sizes = unlike[0].operation == unlike[1].operation
         kind = "hang/different-sizes" if is_of_sizes else "hang/different-calls"

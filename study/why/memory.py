@@ -29,10 +29,8 @@ LONG_SAMPLE = 8.0  # times the typical length
 WHOLE_MODEL = 3.0  # times the memory of a step
 NEAR = 30  # lines between what a program announces and a message
 MOST = 20  # messages that are examined
-BYTES_OF_WEIGHT, BYTES_OF_STATES = (
-    2,
-    16,
-)  # per parameter: weights in 16 bits, and all states of mixed precision with Adam
+BYTES_OF_WEIGHT = 2  # per parameter, in 16 bits
+BYTES_OF_STATES = 16  # per parameter, of all model states of mixed precision with Adam
 SHARDED = ("zero3", "fsdp", "fsdp2")  # strategies that divide all model states
 LATE = 20  # steps after which a training has shown that its usual steps fit
 
@@ -211,12 +209,10 @@ def _stated_states(setting: Setting) -> tuple[float, str] | None:
         return None
     if {"adapter", "quantized"} & setting.features:
         return BYTES_OF_WEIGHT * shape.num_params, "the frozen weights in 16 bits, beside small adapters"
-    if setting.strategy in SHARDED and (setting.num_gpus or 1) > 1:
-        ranks = setting.num_gpus or 1
-        return (
-            BYTES_OF_STATES * shape.num_params / ranks,
-            f"weights, gradients and Adam states, divided by {ranks} GPUs",
-        )
+    ranks = setting.num_gpus or 1
+    if setting.strategy in SHARDED and ranks > 1:
+        size = BYTES_OF_STATES * shape.num_params / ranks
+        return size, f"weights, gradients and Adam states, divided by {ranks} GPUs"
     return None
 
 

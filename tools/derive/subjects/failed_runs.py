@@ -99,14 +99,8 @@ def trend() -> str:
     for number, folder in enumerate(USED, start=1):
         judged = cases(folder)
         outcomes = Counter(case["right"] for case in judged)
-        rows.append(
-            tuple(
-                map(
-                    str,
-                    (number, len(judged), *(outcomes[name] for name in OUTCOMES), _confidently_wrong(judged)),
-                )
-            )
-        )
+        numbers = (number, len(judged), *(outcomes[name] for name in OUTCOMES), _confidently_wrong(judged))
+        rows.append(tuple(map(str, numbers)))
     head = ["set", "logs", *OUTCOMES, "wrong with confidence"]
     return "\n".join(markdown(head, rows, 1))
 
