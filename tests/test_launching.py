@@ -98,10 +98,11 @@ def test_a_forked_command_says_what_the_command_says(words, tmp_path):
     assert forked.stdout or forked.stderr
 
 
+# Each line is one write, so that the lines of two ranks do not mix.
 ENDS = """
 import atexit, os, sys
-atexit.register(print, "at the end")
-print(__name__, sys.argv, sys.path[0], os.getcwd(), os.environ.get("RANK"))
+atexit.register(print, "at the end\\n", end="")
+print(f"{__name__} {sys.argv} {sys.path[0]} {os.getcwd()} {os.environ.get('RANK')}\\n", end="")
 sys.exit(3)
 """
 
