@@ -1,4 +1,4 @@
-"""The `zero-study` command: it prints the errors of all commands. `zero-study --help` lists what it can do."""
+"""Run the `zero-study` command, and print its errors. `zero-study --help` lists what it can do."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NO_READER = 128 + signal.SIGPIPE  # the status that a shell reports for a progra
 
 
 def main() -> None:
-    """Run a command. A refusal prints one error and ends with exit status 2."""
+    """Run the command line of this process. A refused request prints one error and ends with exit status 2."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a folder's name may be bytes that are no text
     # A run is in a process group of its own: were this process just to die, it would go on.
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def _status() -> int:
-    """Run the command of this process, print the error if there is one that it expects, and return the exit status."""
+    """Run the command line of this process, print an expected error if there is one, and return the exit status."""
     from study import cli
 
     try:
@@ -76,7 +76,7 @@ def _status() -> int:
 
 
 def _report(error: Exception) -> None:
-    """Print an error that is a fault of the program itself."""
+    """Print an unexpected error, which is a fault of this program."""
     with contextlib.suppress(OSError):
         traceback.print_exception(error)
         terminal.print_error("this is an error in zero-study, so there is no result. Please report it.")

@@ -62,15 +62,18 @@ def advise(
 
 
 def check(*paths: str | Path, since: str | None = None) -> CheckAnswer:
-    """Check the configuration files, lock files and named checkpoints of a project, by default the current folder.
+    """Check the configuration files, lock files and checkpoints of a project, by default those of the current folder.
 
-    Lock files are compared with those of the commit `since`, by default HEAD.
+    A checkpoint is checked only if it is named. Lock files are compared with those of the commit `since`, by default
+    HEAD.
     """
     return _ask(CheckAnswer, "check", paths, since=since)
 
 
 def claims(source: str | None = None, *, search: str | None = None) -> ClaimsAnswer:
-    """Return published sentences about ZeRO with their verdicts: of one source, or those that have some words."""
+    """Return what published sources say about ZeRO, with our verdicts, filtered by the name of a source or by search
+    words.
+    """
     return _ask(ClaimsAnswer, "claims", [] if source is None else [source], search=search)
 
 
@@ -83,7 +86,8 @@ def diff(a: str | Path, b: str | Path) -> DiffAnswer:
 
 
 def doctor(*files: str | Path, release: str | None = None) -> DoctorAnswer:
-    """Find out what each key of configuration files really does. Without files, check this machine.
+    """Report what the engine does with each key of configuration files. Without files, check this machine's
+    installation.
 
     With `release`, such as "deepspeed==0.18.2", also look up the known faults of that release.
     """
@@ -111,7 +115,7 @@ def import_log(*logs: str | Path, output: str | Path, name: str | None = None, *
 
 
 def prove(script: str | Path, *arguments: str, ranks: int = 1, reference: bool = False) -> ProveAnswer:
-    """Run a training script as so many processes, and check the engine, its settings and one optimizer step.
+    """Run a training script as `ranks` processes, and check the engine, its settings and one optimizer step.
 
     What the script prints goes to standard error. With `reference`, the gradients are compared with those without the
     engine, which takes memory for the whole model on every rank.
@@ -138,7 +142,7 @@ def saved(folder: str | Path, *, against: str | Path | None = None, model: str |
 def upgrade(
     old: str | Path, new: str | Path, *, config: str | Path | None = None, script: str | Path | None = None
 ) -> UpgradeAnswer:
-    """Return what an upgrade changes in a training, from two files that pin releases.
+    """Compare two files that pin releases, and return what the upgrade changes in a training.
 
     With `config` and `script`, changes that cannot concern this training are left out.
     """

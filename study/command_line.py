@@ -1,4 +1,4 @@
-"""Make the options of a command from the fields of a pydantic model, and show them in a help of two levels.
+"""Make the options of a command from the fields of a pydantic model, and print them in a short and a complete help.
 
 A field that `option` declares is the only place that knows an option: its type, default, description, unit, group and
 flag. The command line, the help, and the choices of the planner's web page are made from it.
@@ -107,29 +107,31 @@ def _declaration(field: FieldInfo) -> _Declaration:
 
 
 def unit(field: FieldInfo) -> str | None:
-    """Return the unit of a field. None if it is a plain number, or none at all."""
+    """Return the unit of an option's value, such as "GiB". None if the value has no unit."""
     return _declaration(field).unit
 
 
 def kind(field: FieldInfo) -> Any:
-    """Return the type of a field's value. X | None is read as X."""
+    """Return the type of a field's value. For a field of type `X | None`, this is X."""
     if not is_optional(field):
         return field.annotation
     return next(member for member in get_args(field.annotation) if member is not NoneType)
 
 
 def is_optional(field: FieldInfo) -> bool:
-    """Return whether None is a value of a field."""
+    """Return whether a field accepts None."""
     return NoneType in get_args(field.annotation)
 
 
 def choices(field: FieldInfo) -> tuple[str, ...]:
-    """Return the words that a field accepts. Empty if it also accepts other values, such as any number or path."""
+    """Return the words that a field accepts. Return no words if it accepts more than a list of words, such as any
+    number.
+    """
     return get_args(kind(field)) if get_origin(kind(field)) is Literal else ()
 
 
 class Option(click.Option):
-    """An option that belongs to a group of the help."""
+    """A command-line option that knows its group: the heading under which --help-all lists it."""
 
     def __init__(self, names: list[str], *, group: str, is_common: bool = False, **attributes: Any) -> None:
         super().__init__(names, **attributes)
@@ -137,7 +139,7 @@ class Option(click.Option):
 
 
 def flag(name: str, field: FieldInfo) -> str:
-    """Return the flag of a field, such as --micro-batch-size."""
+    """Return the command-line flag of a field, such as --micro-batch-size."""
     return _declaration(field).flag or "--" + name.replace("_", "-")
 
 
@@ -203,7 +205,7 @@ class Command(click.Command):
             return super().parse_args(context, words)
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the common options, or all options in groups if the context asks for it."""
+        """Write the common options for --help, or all options in groups for --help-all."""
         if not self.has_help_all:
             super().format_options(context, formatter)
             return
@@ -224,7 +226,7 @@ class Command(click.Command):
                 formatter.write_dl(records)
 
     def format_epilog(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """Name the option that shows all options."""
+        """Write a sentence which says that --help-all shows all options."""
         super().format_epilog(context, formatter)
         if self.has_help_all and not context.meta.get(ALL):
             formatter.write(f"\nAll options: {context.command_path} --help-all\n")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # `prove` and `diff` run where neither is installed
 
 
 class Refusal(ValueError):
-    """The error for a request that the study refuses.
+    """The error for a request that is invalid or cannot be carried out.
 
     The message is one line, the exit status is 2, and nothing is started.
     """
@@ -95,7 +95,7 @@ class RunFailed(RuntimeError):
 
 
 class refusing:
-    """Raise a Refusal instead of each ValueError of the `with` block, including pydantic's ValidationError.
+    """A context manager that turns each ValueError of its block into a Refusal, including pydantic's ValidationError.
 
     If `place` is given, the message begins with it.
     """
@@ -173,11 +173,10 @@ def describe_usage(error: click.UsageError) -> str:
 
 
 def describe_missing(error: ModuleNotFoundError) -> str | None:
-    """Return a one-line message for a missing package that an extra of the project installs.
+    """Return a one-line message that says how to install a missing optional package.
 
-    None for any other package.
-
-    If the project itself is not installed, the message for a missing library is to run `make setup` in the clone.
+    Return None if no extra of this project installs the package. If the project itself is not installed, the message
+    says to run `make setup` in the clone.
     """
     missing = (error.name or "").partition(".")[0]
     try:
@@ -194,7 +193,7 @@ def describe_missing(error: ModuleNotFoundError) -> str | None:
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs an extra of this project from the place that the project itself came from.
+    """Return the pip command that installs an extra of this project from where the project itself was installed.
 
     The name `zero-study` is enough only if the project came from a package index. Otherwise the command names the
     clone, the wheel or the address.
@@ -219,7 +218,7 @@ def install_command(extra: str) -> str:
 
 
 def _from_here(place: Path) -> str:
-    """Return a path as pip needs it from the current folder. Of a file that has been removed, the name is left."""
+    """Return a path as pip needs it from the current folder. For a file that was removed, return ./ and its name."""
     if place == Path.cwd():
         return "."
     return str(place) if place.exists() else f"./{place.name}"
@@ -227,7 +226,7 @@ def _from_here(place: Path) -> str:
 
 @contextmanager
 def exit_if_missing(is_command: bool) -> Iterator[None]:
-    """Exit with status 2 and one message if the block imports a package of an extra that is not installed.
+    """Exit with status 2 and one message if the `with` block imports an optional package that is not installed.
 
     If the module is imported and not run as a command, the error is raised as it is.
     """

@@ -94,13 +94,13 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def require_folder(output: Path, option: str = "--output") -> None:
-    """Raise Refusal if the folder of an output file does not exist. `option` is the one that names the file."""
+    """Raise Refusal if the folder of an output file does not exist. `option` is the flag that sets the output file."""
     if not output.absolute().parent.is_dir():
         raise Refusal(f"{option} {output}: the folder {output.parent} does not exist. Create it.")
 
 
 def check_name(name: str, what: str) -> str:
-    """Return `name` if it can be the name of a run, a strategy or a study.
+    """Return `name` if it is a valid name of a run, a strategy or a study.
 
     Raises Refusal if it cannot be a file name. `what` describes the name in the message.
     """
@@ -137,7 +137,7 @@ def _short(text: str) -> str:
 
 @contextlib.contextmanager
 def reading(place: Path | str, what: str) -> Iterator[None]:
-    """Raise a Refusal instead of each OSError, ValueError or YAMLError of the `with` block.
+    """Turn each OSError, ValueError or YAMLError of the `with` block into a Refusal.
 
     `place` is the file, or the part of a file, that is read. `what` says which format or content was expected.
     """
@@ -433,7 +433,7 @@ def can_be_written(folder: Path) -> bool:
 
 
 def own_temporary_folder(name: str) -> Path:
-    """Return a folder for temporary files of this user, in the system's folder for such files. It is created.
+    """Create and return a folder for temporary files that belongs to this user, in the system's temporary folder.
 
     Code is loaded from this folder, so it is only used if it belongs to the user and nobody else can write to it.
     Another user may have made a folder of this name first. In that case, the function returns one whose name ends with
@@ -460,8 +460,9 @@ def is_private(folder: Path) -> bool:
 
 
 def belongs_to_others(folder: Path) -> bool:
-    """Return whether a folder, or the one in which it would be created, belongs to another user or may be changed by
-    everybody.
+    """Return whether another user owns a folder, or everybody may write to it.
+
+    If the folder does not exist, its nearest existing parent is examined.
     """
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     status = existing.stat()
@@ -469,7 +470,7 @@ def belongs_to_others(folder: Path) -> bool:
 
 
 def is_removed(*descriptors: int) -> bool:
-    """Return whether one of these open files or folders has been removed. `descriptors` are file descriptors."""
+    """Return whether any of these file descriptors belongs to a file or folder that has been removed."""
     try:
         return not all(os.fstat(descriptor).st_nlink for descriptor in descriptors)
     except OSError:  # network file systems forget removed files

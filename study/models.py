@@ -46,15 +46,16 @@ LARGEST_VOCABULARY = 50_432
 
 
 def swap_buffer_size(hidden: int, world_size: int) -> int:
-    """Return an upper bound of the number of elements in a rank's shard of one parameter.
+    """Return the size, in elements, of NVMe offload's swap buffers, each of which holds a rank's shard of any
+    parameter.
 
-    NVMe offload uses swap buffers of this size.
+    The size is an upper bound, because it follows from the largest vocabulary of all models.
     """
     return -(-LARGEST_VOCABULARY * hidden // world_size)
 
 
 def suited_buckets(hidden: int) -> dict[str, int]:
-    """Return the sizes, in elements, that accelerate's `prepare` sets for "auto" if the model has this hidden size."""
+    """Return the bucket sizes, in elements, that accelerate sets for "auto" in a model of this hidden size."""
     return {
         "reduce_bucket_size": hidden**2,
         "stage3_prefetch_bucket_size": int(0.9 * hidden**2),

@@ -37,7 +37,7 @@ _WITH_PARENT_DEATH_SIGNAL = (
 
 
 def with_parent_death_signal(command: Sequence[str]) -> list[str]:
-    """Return a command that runs `command`, which the kernel kills when this process ends.
+    """Return a command that starts `command` so that the kernel kills it when this process ends.
 
     The first word of `command` is the path of the program. Only Linux kills the program; other systems let it run on.
     """
@@ -60,7 +60,7 @@ def die_with_parent() -> None:
 
 @dataclass(frozen=True)
 class Rank:
-    """The outcome of one process."""
+    """The result of one process: its exit status, the lines of its stderr, and the object that it sent."""
 
     returncode: int  # negative if a signal ended it: minus the signal's number
     errors: list[str]  # the lines of its stderr

@@ -146,7 +146,7 @@ class Run:
 
 
 def make_run(config: RunConfig, strategy: Strategy, world_size: int, num_machines: int = 1, **machine: Any) -> Run:
-    """Return a run that does not belong to a study.
+    """Return the Run of a training that does not belong to a study.
 
     The run directory is `config.output_dir`. If that is None, it is a folder in runs/ whose name describes the run.
     `machine` has further fields of Run: which machine this is, and how to reach the first one. It is ignored if there

@@ -89,7 +89,7 @@ def last_error(text: str) -> str:
 
 
 def command(words: Iterable[str], indent: str = "", columns: int | None = None) -> str:
-    """Return a command for a shell, which fits the width of the terminal and can be copied.
+    """Return a shell command, broken into lines that fit the terminal and can be copied.
 
     Words are quoted where the shell needs it. A command that is too long continues on lines that are indented further,
     with a backslash at the end of each line but the last.
@@ -145,7 +145,7 @@ def listed(words: Sequence[str]) -> str:
 
 
 def gib(num_bytes: SupportsFloat | None, digits: int = 2) -> str:
-    """Return a number of bytes in GiB, without the unit. None gives an empty string."""
+    """Return a number of bytes as text in GiB, without the unit. None gives an empty string."""
     return "" if num_bytes is None else f"{float(num_bytes) / GIB:.{digits}f}"
 
 
@@ -157,7 +157,7 @@ def bytes_text(num_bytes: float) -> str:
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """Return a number with its first digits, such as 12.3. Larger numbers are rounded to whole numbers.
+    """Return a number with `digits` significant digits, such as 12.3. Larger numbers are rounded to whole numbers.
 
     Only numbers below 0.001 are written with a power of ten.
     """
@@ -179,7 +179,9 @@ def signed_percent(relative: float) -> str:
 
 
 def percent(share: float, digits: int = 2) -> str:
-    """Return a share in percent with its first digits. 100 % and more is rounded to whole numbers."""
+    """Return a share as a percentage with `digits` significant digits, such as "12 %". 100 % and more is a whole
+    number.
+    """
     value = 100 * share
     if 0 < abs(value) < 5e-4:
         return f"{scientific(value)} %"
@@ -187,12 +189,12 @@ def percent(share: float, digits: int = 2) -> str:
 
 
 def whole_percent(share: float) -> str:
-    """Return a share in whole percent."""
+    """Return a share as a whole percentage, such as "12 %"."""
     return f"{100 * share:.0f} %"
 
 
 def scientific(value: float, digits: int = 2) -> str:
-    """Return a number with a power of ten, such as 2.1e-6.
+    """Return a number as text with a power of ten, such as "2.1e-6".
 
     Superscripts would be too small on a phone.
     """
@@ -205,7 +207,7 @@ def scientific(value: float, digits: int = 2) -> str:
 
 
 def difference(relative: float | None) -> str:
-    """Return a relative difference between two runs with two digits and a power of ten, such as 2.1e-06.
+    """Return a relative difference as text with two digits and a power of ten, such as "2.1e-06".
 
     None gives "unknown".
     """
@@ -319,7 +321,9 @@ def escape_markdown(text: Any) -> str:
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[Any]], num_texts: int = 1) -> list[str]:
-    """Return the lines of a Markdown table. The first `num_texts` columns are aligned to the left, and others right."""
+    """Return the lines of a Markdown table. The first `num_texts` columns are aligned to the left, all others to the
+    right.
+    """
     ruler = "|" + "|".join([" --- "] * num_texts + [" ---: "] * (len(head) - num_texts)) + "|"
     first, *others = ["| " + " | ".join(map(escape_markdown, row)) + " |" for row in (head, *rows)]
     return [first, ruler, *others]

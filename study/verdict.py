@@ -21,7 +21,7 @@ MEANINGS = {
 
 
 class Checked(NamedTuple):
-    """A number of things that were compared with something."""
+    """A number of things that were compared, with their noun and what they were compared with."""
 
     number: int
     noun: str  # what was compared, in the singular, such as "tensor"
@@ -34,7 +34,7 @@ class Checked(NamedTuple):
 
 
 class NotChecked(NamedTuple):
-    """A check that could not be made, or was not made."""
+    """A check that was not made, with the reason."""
 
     what: str
     why: str = ""
@@ -54,7 +54,10 @@ class Verdict:
 
     @classmethod
     def of(cls, num_findings: int, checked: Iterable[Checked] = (), not_checked: Iterable[NotChecked] = ()) -> Verdict:
-        """Return the verdict on these findings. Repeated reasons are dropped."""
+        """Return the verdict for a number of findings, what was compared, and the checks that were not made.
+
+        Repeated reasons are dropped.
+        """
         return cls(num_findings, tuple(checked), tuple(dict.fromkeys(not_checked)))
 
     @property
@@ -75,7 +78,9 @@ class Verdict:
         return {"sound": SOUND, "found": FOUND, "unknown": UNKNOWN}[self.result]
 
     def coverage(self) -> str:
-        """Return what was compared, and how many checks could not be made, such as "20 tensors compared with ..."."""
+        """Return a text that says what was compared and how many checks could not be made, such as "20 tensors compared
+        with ...".
+        """
         compared = ", ".join(str(each) for each in self.checked if each.number) or "nothing was compared"
         count = len(self.not_checked)
         missing = f"{count} check{'s' * (count != 1)} could not be made"
@@ -94,9 +99,10 @@ class Verdict:
 
 
 def combined(verdicts: Iterable[Verdict]) -> Verdict:
-    """Return the verdict on several things that were checked together, for instance several files.
+    """Return one verdict for several things that were checked together, such as several files.
 
-    If nothing was compared of one of them, that counts as a check that was requested.
+    If nothing was compared for one of them, the combined verdict treats that as a requested check that could not be
+    made.
     """
     each = list(verdicts)
     empty = [NotChecked("one of several inputs", "nothing was compared", True) for part in each if not part.num_checked]

@@ -1,1 +1,1 @@
-"""Define the output of --json: one object with a schema, a verdict, findings, and the fields of the command."""
+"""Define the output of --json: one object with a schema, a verdict, findings, and the keys of the command."""

@@ -1,4 +1,4 @@
-"""Make the object that a command prints with --json: the envelope, which is the same for all commands, and its fields.
+"""Make the object that a command prints with --json: the keys that all commands share, and those of the command.
 
 `models` has the types of these objects. This module does not use them, because `prove` also runs where pydantic is not
 installed.
@@ -33,7 +33,7 @@ _WORDS = {SOUND: "sound", FOUND: "found", REFUSED: "refused", UNKNOWN: "unknown"
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that a command found."""
+    """One problem or note that a command reports, with its location and its remedy."""
 
     id: str  # stable, such as "doctor/ignored-key"; see `ids`
     severity: Severity
@@ -47,7 +47,7 @@ class Finding:
     rank: int | None = None
 
     def content(self) -> dict[str, Any]:
-        """Return the finding for JSON."""
+        """Return the finding as a dict for JSON."""
         place = {part: getattr(self, part) for part in ("file", "line", "key", "name", "step", "rank")}
         return {
             "id": self.id, "severity": self.severity, "place": place, "text": self.text, "remedy": self.remedy,
@@ -73,7 +73,7 @@ def answer(
     fields: Mapping[str, Any] | None = None,
     status: int | None = None,
 ) -> Answer:
-    """Return the answer of a command. `fields` are its own keys, which must not be those of the envelope.
+    """Return the answer of a command. `fields` are the command's own keys, which must differ from the shared keys.
 
     `verdict` is None if the command only reports, so that there is nothing to judge. `status` is the exit status, if it
     does not follow from the verdict.
@@ -93,13 +93,13 @@ def answer(
 
 
 def error(command: str | None, kind: ErrorKind, message: str, status: int) -> Answer:
-    """Return what a command prints with --json if it has no answer. `command` is None if no command was recognized."""
+    """Return what a command prints with --json after an error. `command` is None if no command was recognized."""
     verdict = _WORDS.get(status, "unknown")
     return Answer(_envelope(command, verdict, status, error={"kind": kind, "message": message}), status)
 
 
 def _envelope(command: str | None, verdict: str | None, status: int, **parts: Any) -> dict[str, Any]:
-    """Return the keys that all commands print, in their order. Those that are not among `parts` are empty."""
+    """Return the keys that all commands print, in their order. Keys that are not among `parts` are empty."""
     is_known = command in VERSIONS
     return {
         "schema": f"{PREFIX}{command}" if is_known else OTHER,
@@ -115,7 +115,7 @@ def _envelope(command: str | None, verdict: str | None, status: int, **parts: An
 
 
 def plain(value: Any) -> Any:
-    """Return a value for JSON, in which NaN and infinite numbers are replaced by None."""
+    """Return a copy of a value for JSON, in which None replaces NaN and infinite numbers."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

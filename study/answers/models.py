@@ -1,4 +1,4 @@
-"""The types of what commands print with --json. docs/schemas has the JSON Schemas that are made from them.
+"""Define the types of what commands print with --json. The JSON Schemas in docs/schemas are made from them.
 
 A program may read an answer with them: `DoctorAnswer.model_validate_json(text)`. If a command refuses a request, or
 fails, it prints an `ErrorAnswer`, which has no keys of its own. Objects of a type `dict[str, Any]` are open: they may
@@ -18,13 +18,13 @@ Word = Literal["sound", "found", "refused", "unknown"]
 
 
 class Closed(BaseModel):
-    """An object that has no other keys than these."""
+    """The base class of JSON objects that may have only the declared keys."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
 class Place(Closed):
-    """Where a finding is, as far as that is known."""
+    """The location of a finding. A key that is unknown or does not apply is None."""
 
     file: str | None
     """The file or folder, as it was named or found."""
@@ -40,7 +40,7 @@ class Place(Closed):
 
 
 class Finding(Closed):
-    """One thing that was found."""
+    """One problem or note that a command reports, with its location and its remedy."""
 
     id: str
     """A stable id, such as "doctor/ignored-key". docs/schemas/finding-ids.json lists all of them."""
@@ -54,14 +54,14 @@ class Finding(Closed):
 
 
 class Checked(Closed):
-    """The number of things that were compared."""
+    """What was compared, and how many of it."""
 
     number: int
     what: str
 
 
 class NotChecked(Closed):
-    """A check that could not be made."""
+    """A check that was not made, with the reason."""
 
     what: str
     why: str
@@ -70,7 +70,7 @@ class NotChecked(Closed):
 
 
 class Error(Closed):
-    """Why there is no answer."""
+    """The reason why a command gave no answer."""
 
     kind: ErrorKind
     message: str
@@ -78,7 +78,7 @@ class Error(Closed):
 
 
 class Envelope(Closed):
-    """The keys that every answer has."""
+    """The keys that the output of every command has."""
 
     schema_name: str = Field(alias="schema")
     """The name of the schema, such as "zero-study/doctor"."""
@@ -110,7 +110,7 @@ class Answer(Envelope):
 
 
 class OpenAnswer(Answer):
-    """An answer whose own keys depend on the question."""
+    """An answer whose keys depend on the request, so that its schema allows further keys."""
 
     model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
 
@@ -131,7 +131,7 @@ class WholeTraining(Closed):
 
 
 class Collective(Closed):
-    """All calls of one kind in a step."""
+    """All collective operations of one kind in a training step: how many, and their bytes."""
 
     kind: str
     count: int
@@ -139,7 +139,7 @@ class Collective(Closed):
 
 
 class TracedMemory(Closed):
-    """The memory of a GPU by a traced step (`--trace`), in bytes."""
+    """The peak memory of a GPU in bytes, which `--trace` takes from a simulated training step."""
 
     peak_bytes: float
     parts: dict[str, float]
@@ -151,7 +151,9 @@ class TracedMemory(Closed):
 
 
 class PlaceBytes(Closed):
-    """Bytes per place where a GPU's part of the model states is kept."""
+    """The bytes of the model states that one GPU is responsible for, by where they are stored: GPU, host memory or
+    disk.
+    """
 
     device: int
     host: int
@@ -159,7 +161,7 @@ class PlaceBytes(Closed):
 
 
 class AdvisedStrategy(Closed):
-    """The prediction for one strategy, with its fastest batch that fits."""
+    """The prediction for one strategy with the fastest batch size that fits."""
 
     strategy: str
     fits: bool
@@ -212,7 +214,7 @@ class AdvisedStrategy(Closed):
 
 
 class Change(Closed):
-    """A change of the request with which a strategy fits, or with which the answer is better."""
+    """A change of the request that makes a strategy fit or improves the answer."""
 
     kind: str
     options: str
@@ -229,7 +231,7 @@ class Change(Closed):
 
 
 class RecommendedChange(Change):
-    """The recommended change, with the predictions for the training that has it."""
+    """The recommended change of the request, with the predictions for the changed training."""
 
     assumed: dict[str, str]
     strategies: list[AdvisedStrategy]
@@ -247,7 +249,7 @@ class Launch(Closed):
 
 
 class Machine(Closed):
-    """A number of GPUs of one kind, with its best strategy."""
+    """A number of GPUs of one kind, with the best strategy for them and its predictions."""
 
     gpu: str
     num_gpus: int
@@ -269,7 +271,7 @@ class Machine(Closed):
 
 
 class AdviseAnswer(OpenAnswer):
-    """The answer of `advise`. Which keys it has depends on the question, and the key `units` has their units.
+    """The answer of `advise`. Its keys depend on the request, and the key `units` says in which units they are.
 
     One model on one machine: `strategies`, `recommended`, `reason`, `why_not`, `remedies`, `launch`. Several machines:
     `cheapest`, `fastest`, `machines`. Without --gpus: `fewest_gpus`. Without --model: `largest_models`. --gpu list:
@@ -318,13 +320,13 @@ class CheckAnswer(Answer):
 
 
 class ClaimsAnswer(Answer):
-    """The answer of `claims`. With --check and --write there are no sentences."""
+    """The answer of `claims`. With --check or --write, the list of sentences is empty."""
 
     sentences: list[dict[str, Any]]
 
 
 class Table(Closed):
-    """A table as it is printed, with all cells as texts."""
+    """A table as it is printed. All cells are texts."""
 
     heading: str
     columns: list[str]
@@ -332,7 +334,7 @@ class Table(Closed):
 
 
 class Spread(Closed):
-    """The values of several runs."""
+    """The median and the range of a quantity over several runs."""
 
     median: float
     low: float
@@ -340,7 +342,7 @@ class Spread(Closed):
 
 
 class ComparedRow(Closed):
-    """The runs of one strategy."""
+    """The measurements of all runs that one row of `compare` summarizes: one strategy, one setting, several seeds."""
 
     strategy: str
     name: str
@@ -360,14 +362,14 @@ class ComparedRow(Closed):
 
 
 class ComparedGroup(Closed):
-    """Runs that train the same. The first row is the control."""
+    """Rows whose runs train the same and differ in the strategy. The first row is the control."""
 
     training: str
     rows: list[ComparedRow]
 
 
 class CompareAnswer(Answer):
-    """The answer of `compare`. The short view has `groups`; the others, and imported runs, have `tables`."""
+    """The answer of `compare`. The short view has `groups`. All other views, and imported runs, have `tables`."""
 
     view: str
     groups: list[ComparedGroup]
@@ -426,7 +428,7 @@ class DiffAnswer(Answer):
 
 
 class FileOfDoctor(Closed):
-    """A file that was checked."""
+    """A configuration file that `doctor` checked, with what its keys do."""
 
     file: str
     kind: str | None
@@ -441,7 +443,7 @@ class FileOfDoctor(Closed):
 
 
 class CheckOfMachine(Closed):
-    """A check of this machine."""
+    """A check of this machine's installation, with its outcome."""
 
     name: str
     verdict: Literal["ok", "note", "bites", "unknown"]
@@ -470,7 +472,7 @@ class DryRunAnswer(Answer):
 
 
 class ImportedRun(Closed):
-    """A run that was read from a log."""
+    """A run that `import` read from a log."""
 
     name: str
     file: str
@@ -492,7 +494,7 @@ class ImportAnswer(Answer):
 
 
 class PlannedRun(Closed):
-    """A run of a study."""
+    """A run that `plan` lists, with what would be done with it."""
 
     run: str
     strategy: str
@@ -506,7 +508,7 @@ class PlannedRun(Closed):
 
 
 class PlanAnswer(Answer):
-    """The answer of `plan`, which has no verdict. With --slurm, it has only the study and the script."""
+    """The answer of `plan`, which has no verdict. With --slurm, it has only the name of the study and the script."""
 
     study: str
     slurm_script: str | None
@@ -531,7 +533,7 @@ class PredictAnswer(Answer):
 
 
 class ProveAnswer(Answer):
-    """The answer of `prove`. Without --strict, `exit_status` is that of the script."""
+    """The answer of `prove`. Without --strict, `exit_status` is the exit status of the script."""
 
     proofs: list[dict[str, Any]]
     """The content of each proof.json, one per model of the script."""
@@ -539,7 +541,7 @@ class ProveAnswer(Answer):
 
 
 class SavedModel(Closed):
-    """A saved model in the folder."""
+    """A saved model or checkpoint that `saved` checked, with its size and the findings about it."""
 
     folder: str
     format: str
@@ -595,7 +597,10 @@ ANSWERS: dict[str, type[Answer]] = {
 
 
 def validated(content: dict[str, Any]) -> Answer | ErrorAnswer:
-    """Return an answer as an object of its type. Raises pydantic's ValidationError if it does not follow its schema."""
+    """Return the parsed JSON of a command as an object of its type, such as DoctorAnswer.
+
+    Raises pydantic's ValidationError if it does not follow its schema.
+    """
     if content.get("error") is not None:
         return ErrorAnswer.model_validate(content)
     command = str(content.get("schema")).removeprefix(PREFIX)
@@ -603,12 +608,15 @@ def validated(content: dict[str, Any]) -> Answer | ErrorAnswer:
 
 
 def validated_text(text: str) -> Answer | ErrorAnswer:
-    """Return what a command printed with --json as an object of its type. Raises ValueError if it is something else."""
+    """Return the text that a command printed with --json as an object of its type, such as DoctorAnswer.
+
+    Raises ValueError if the text is something else.
+    """
     return validated(json.loads(text))
 
 
 def json_schema(command: str) -> dict[str, Any]:
-    """Return the JSON Schema of what a command prints: its answer, or an error.
+    """Return the JSON Schema of what a command prints with --json: its answer, or an error.
 
     It allows keys that it does not know, because later releases may add some.
     """
@@ -628,7 +636,7 @@ def json_schema(command: str) -> dict[str, Any]:
 
 
 def _open(schema: Any) -> Any:
-    """Return a JSON Schema without the rule that objects have no other keys."""
+    """Return a JSON Schema that allows further keys in all objects."""
     if isinstance(schema, dict):
         return {
             key: _open(value) for key, value in schema.items() if (key, value) != ("additionalProperties", False)

@@ -1,4 +1,4 @@
-"""Check everything in a project that the other commands can check: configuration files, lock files, checkpoints."""
+"""Check the configuration files, lock files and checkpoints of a project at once."""
 
 from study.check.examine import Report as Report
 from study.check.examine import examine as examine

@@ -1,4 +1,4 @@
-"""Check a project: its configuration files, its lock files against a commit, and the checkpoints that are named."""
+"""Check a project: its configuration files, its lock files against those of a commit, and its named checkpoints."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ class Report:
 
     @property
     def unused(self) -> list[Accepted]:
-        """The accepted findings that do not occur any more."""
+        """The entries of the settings that accept findings which no longer occur."""
         used = [entry for _, entry in self.accepted]
         return [entry for entry in self.settings.accepted if entry not in used]
 
     def path_of(self, finding: Finding) -> str:
-        """Return the path of a finding's file relative to the project. "" if it is about no file."""
+        """Return the path of a finding's file relative to the project, or "" if the finding is not about a file."""
         return "" if finding.file is None else self.project.name_of(Path(finding.file))
 
     def add(self, findings: Iterable[Finding], checked: Iterable[Checked], not_checked: Iterable[NotChecked]) -> None:
-        """Add the comparisons of a check, and its findings without those that the project accepts."""
+        """Add what a check compared, and its findings except those that the project accepts."""
         for finding in findings:
             path = self.path_of(finding)
             entry = next((accepted for accepted in self.settings.accepted if accepted.covers(finding, path)), None)
@@ -75,7 +75,7 @@ class Report:
 
 
 def examine(paths: Sequence[Path], since: str | None = None) -> Report:
-    """Check files and folders of a project, by default the current folder, and return what was found.
+    """Check files and folders of a project, by default the current folder, and return the report.
 
     A folder is searched for configuration and lock files. A checkpoint is checked if its folder is named, or, without
     paths, if the settings list it. Lock files are compared with those in the commit `since`, by default the one of the
@@ -103,7 +103,7 @@ def examine(paths: Sequence[Path], since: str | None = None) -> Report:
 
 
 def _files(project: Project, settings: Settings, named: Sequence[Path]) -> Iterable[Path]:
-    """Return the files to look at: those that are named, and those in the folders that are named."""
+    """Return the files to check: the named files, and all files in the named folders."""
     files: dict[Path, None] = {}
     for path in named:
         if path.is_file():
@@ -124,7 +124,10 @@ def _relative(path: Path) -> Path:
 
 
 def _read_locks(report: Report, paths: Sequence[Path], named: set[Path]) -> dict[Path, Lock]:
-    """Return what lock files pin, without those that pin no known package. One that is named has to be readable."""
+    """Return what each lock file pins. Lock files that pin no known package are left out.
+
+    A named lock file has to be readable.
+    """
     pins: dict[Path, Lock] = {}
     for path in paths:
         try:
@@ -165,14 +168,14 @@ def _check_locks(report: Report, pins: dict[Path, Lock], since: str, is_asked: b
 
 
 def _of_file(finding: Finding, path: Path, since: str) -> Finding:
-    """Return a finding of `zero-study upgrade` in the words of a project, which has one file and an earlier commit."""
+    """Return a finding of `zero-study upgrade`, reworded for one lock file and an earlier commit of it."""
     begin = next((words for end, words in DIRECTIONS.items() if finding.id.endswith(end)), "")
     remedy = finding.remedy.replace("OLD (", f"{since} (").replace("NEW (", "this file (")
     return replace(finding, file=str(path), text=f"{begin}{finding.text}", remedy=remedy)
 
 
 def _release(report: Report, pins: dict[Path, Lock]) -> str | None:
-    """Return the release of DeepSpeed that the lock files pin. None if they pin none, or different ones."""
+    """Return the DeepSpeed release that the lock files pin. None if they pin none, or different releases."""
     versions = {str(path): lock.pins[DEEPSPEED] for path, lock in pins.items() if DEEPSPEED in lock.pins}
     if len(set(versions.values())) > 1:
         different = ", ".join(f"{version} in {path}" for path, version in versions.items())
@@ -187,7 +190,7 @@ def _release(report: Report, pins: dict[Path, Lock]) -> str | None:
 
 
 def _check_configs(report: Report, paths: Sequence[Path], named: set[Path], pins: dict[Path, Lock]) -> None:
-    """Check the files that a tool of training reads. Other files count only if they are named."""
+    """Check the configuration files of known training tools. All other files are checked only if they are named."""
     release = _release(report, pins)
     report.release = None if release is None else f"{DEEPSPEED}=={release}"
     checked = several.examine(paths, report.release)
@@ -203,7 +206,7 @@ def _check_configs(report: Report, paths: Sequence[Path], named: set[Path], pins
 
 
 def _is_checkpoint(folder: Path) -> bool:
-    """Return whether a folder is that of a checkpoint or a saved model. The check of its files needs torch."""
+    """Return whether a folder contains a checkpoint or a saved model. Checking its files needs torch."""
     if not any(path.suffix in OF_CHECKPOINTS or path.name == "latest" for path in folder.iterdir()):
         return False
     from study.saved import folders

@@ -1,4 +1,4 @@
-"""Find the files of a project that can be checked, and their content in an earlier commit."""
+"""Find the files of a project that can be checked, and the same files in an earlier commit."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Project:
     has_git: bool
 
     def name_of(self, path: Path) -> str:
-        """Return the path of a file relative to the project, with slashes. An outside file has its whole path."""
+        """Return the path of a file relative to the project, with slashes. A file outside it keeps its whole path."""
         absolute = Path(os.path.abspath(path))
         is_inside = absolute.is_relative_to(self.root)
         return (absolute.relative_to(self.root) if is_inside else absolute).as_posix()
@@ -60,9 +60,9 @@ class Project:
         return self.has_git and _resolves(self.root, "HEAD")
 
     def write_earlier(self, paths: Iterable[Path], commit: str, folder: Path) -> dict[Path, Path]:
-        """Write the files as they were in a commit into a folder, at the same relative paths.
+        """Write the versions that files had in a commit into a folder, at the same relative paths.
 
-        Return the written file for each file that the commit has.
+        Return the path of the written file for each file that the commit has.
         """
         written: dict[Path, Path] = {}
         for path in paths:
@@ -87,12 +87,12 @@ def find(folder: Path) -> Project:
 
 
 def is_config(path: Path) -> bool:
-    """Return whether a file may be a configuration file that people write."""
+    """Return whether a file may be a handwritten configuration file, judged by its name and size."""
     return path.suffix.lower() in CONFIG_ENDINGS and not is_lock(path) and path.stat().st_size <= LARGEST_CONFIG
 
 
 def names_settings(path: Path) -> bool:
-    """Return whether the text of a file names settings of a training. False if its text cannot be read."""
+    """Return whether a file's text contains names of training settings. False if the text cannot be read."""
     try:
         content = path.read_bytes()
     except OSError:
@@ -101,7 +101,7 @@ def names_settings(path: Path) -> bool:
 
 
 def is_lock(path: Path) -> bool:
-    """Return whether a file has the name of one that pins releases."""
+    """Return whether a file's name is that of a file that pins releases."""
     return LOCK.fullmatch(path.name) is not None
 
 

@@ -1,4 +1,4 @@
-"""Write findings as SARIF 2.1.0, which code hosts and editors show next to the lines that the findings concern."""
+"""Write findings as SARIF 2.1.0, a format that code hosts and editors show next to the lines concerned."""
 
 from __future__ import annotations
 

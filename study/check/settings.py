@@ -1,4 +1,4 @@
-"""The settings of `zero-study check` in pyproject.toml: what to leave out, and which findings are accepted, and why."""
+"""Read the settings of `zero-study check` in pyproject.toml: files to leave out, and accepted findings with reasons."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PLACEHOLDER = "TODO"  # how the reason of an entry begins that --accept prints
 
 
 class Accepted(StrictModel):
-    """Findings that the owners of a project have read and accept."""
+    """An entry of the settings that accepts findings which the owners of a project know."""
 
     id: str  # of the finding, such as doctor/ignored-key
     reason: str  # why it is accepted
@@ -32,7 +32,7 @@ class Accepted(StrictModel):
     text: str = ""  # a part of the finding's text
 
     def covers(self, finding: Finding, path: str) -> bool:
-        """Return whether a finding in the file with this path is accepted."""
+        """Return whether this entry accepts a finding in the file with this path."""
         return (
             finding.id == self.id
             and fnmatchcase(path, self.path)
@@ -47,7 +47,7 @@ class Accepted(StrictModel):
 
 
 class Settings(StrictModel):
-    """The section [tool.zero-study] of a project."""
+    """The section [tool.zero-study] of a project's pyproject.toml."""
 
     exclude: list[str] = Field(default_factory=list)  # patterns of files that are not checked
     checkpoints: list[str] = Field(default_factory=list)  # folders of checkpoints and saved models
@@ -55,12 +55,12 @@ class Settings(StrictModel):
     accepted: list[Accepted] = Field(default_factory=list)
 
     def excludes(self, path: str) -> bool:
-        """Return whether a file is left out. A pattern without a wildcard also names everything in a folder."""
+        """Return whether the settings leave out a file. A pattern without a wildcard names everything in a folder."""
         return any(fnmatchcase(path, pattern) or path.startswith(f"{pattern.rstrip('/')}/") for pattern in self.exclude)
 
 
 def find(folder: Path) -> Path | None:
-    """Return the nearest pyproject.toml in a folder or above it. None if there is none."""
+    """Return the nearest pyproject.toml in a folder or in its parents. None if there is none."""
     candidates = (above / FILE for above in (folder, *folder.parents))
     return next((path for path in candidates if path.is_file()), None)
 
@@ -83,9 +83,9 @@ def read(path: Path) -> Settings:
 
 
 def entries(findings: Iterable[tuple[Finding, str]]) -> Iterator[str]:
-    """Yield the lines of TOML that accept these findings. Each finding is given with the path of its file.
+    """Yield the lines of pyproject.toml that accept these findings. Each finding comes with the path of its file.
 
-    The reasons are placeholders, with which the settings are refused until somebody has replaced them.
+    The reasons are placeholders. The settings are refused until somebody has replaced them.
     """
     for finding, path in findings:
         yield f"[[tool.{SECTION}.accepted]]"

@@ -1,4 +1,4 @@
-"""Format the report on a project as text for a terminal, and as the fields of its JSON."""
+"""Format the report of `zero-study check` for a terminal, for Markdown and for --json."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def text(report: Report, everything: bool = False) -> str:
 
 
 def answer(report: Report) -> Answer:
-    """Return the report as `zero-study check --json` prints it."""
+    """Return the report in the form that `zero-study check --json` prints."""
     return envelope.answer("check", report.verdict, report.findings, _fields(report))
 
 
@@ -60,7 +60,7 @@ def _fields(report: Report) -> dict[str, Any]:
 
 
 def markdown(report: Report) -> str:
-    """Return the report without notes, for a comment on a pull request or the summary of a job."""
+    """Return the report as Markdown, without notes, for a comment on a pull request or the summary of a job."""
     lines = ["### zero-study check", "", terminal.escape_markdown(_summary(report))]
     if shown_findings := [finding for finding in report.findings if finding.severity != "note"]:
         rows = []
@@ -104,7 +104,7 @@ def _summary(report: Report) -> str:
 
 
 def _lines(findings: Sequence[Finding]) -> Iterator[str]:
-    """Yield the lines of the findings in a file. A remedy that several have is printed once, below the last of them."""
+    """Yield the lines of the findings in a file. A remedy that several findings share is printed only once."""
     last = {finding.remedy: number for number, finding in enumerate(findings)}
     for number, finding in enumerate(findings):
         place = ", ".join(filter(None, [f"line {finding.line}" if finding.line else "", finding.key or finding.name]))

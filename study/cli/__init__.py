@@ -1,4 +1,4 @@
-"""The command line of zero-study. `parse` only reads a command line, and `run` executes it.
+"""Define the command line of zero-study. `parse` only reads a command line, and `run` executes it.
 
 Each module defines a group of commands. A command imports the modules that it needs when it is called, so that a
 missing package affects only the commands that need it.
@@ -69,7 +69,7 @@ for _group in GROUPS.values():
 
 
 def parse(words: list[str]) -> click.Context:
-    """Return the context of the command that a command line names, with its options as `params`. Nothing is executed.
+    """Return click's context for the command that a command line names, with its options as `params`. Execute nothing.
 
     Raises Refusal if the command line is wrong, and click's Exit after --help or --version has been printed.
     """
@@ -118,7 +118,7 @@ def _answer(context: click.Context) -> Answer:
 
 @contextlib.contextmanager
 def _output_to_stderr() -> Iterator[None]:
-    """Let everything that is printed to standard output, also by other processes, go to standard error."""
+    """Redirect everything that is printed to standard output, also by other processes, to standard error."""
     sys.stdout.flush()
     output = os.dup(1)
     os.dup2(2, 1)
@@ -131,14 +131,14 @@ def _output_to_stderr() -> Iterator[None]:
 
 
 def command_of(words: Sequence[str]) -> str | None:
-    """Return the name of the command in a command line. None if there is none of this name."""
+    """Return the name of the command in a command line. None if no word is the name of a command."""
     return next((word for word in words[:1] if word in zero_study.commands), None)
 
 
 def asks_for_json(words: Sequence[str]) -> bool:
-    """Return whether a command line asks for JSON, even if it is wrong otherwise.
+    """Return whether a command line contains --json, even if it is otherwise wrong.
 
-    What follows the script of `prove` and `dry-run` belongs to the script. Without a command of this name, --json
+    The arguments after the script of `prove` and `dry-run` belong to the script. Without the name of a command, --json
     counts anywhere.
     """
     name = command_of(words)

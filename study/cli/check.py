@@ -1,4 +1,4 @@
-"""The commands that check files, scripts, upgrades, trainings, the installed engines and published claims."""
+"""Define the commands that check files, scripts, upgrades, trainings, installed engines and published claims."""
 
 from __future__ import annotations
 
@@ -504,7 +504,7 @@ def _cells_to_examine(
     optimizers: tuple[str, ...],
     adapters: bool,
 ) -> list[Cell]:
-    """Return the cells of the matrix whose names contain every text of --only. Raises Refusal if there is none."""
+    """Return the configurations whose names contain every text of --only. Raises Refusal if there is none."""
     from study.conformance import cells
 
     if adapters and (optimizers or chosen_releases):
@@ -532,7 +532,10 @@ def _cells_to_examine(
 
 
 def _is_named(cell: Cell, text: str) -> bool:
-    """Return whether --only with this text selects a cell. "plain" selects the cells without a special feature."""
+    """Return whether --only with this text selects a configuration.
+
+    "plain" selects the configurations without a special feature.
+    """
     return text in cell.name or text == cell.variation == "plain"
 
 

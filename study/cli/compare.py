@@ -1,4 +1,4 @@
-"""The commands that read records: tables of runs, notebooks of a study, and the export of a model."""
+"""Define the commands that read records: tables of runs, notebooks of a study, and the export of a model."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _compare(
 
 
 def _json_of(records: tuple[Path, ...], view: str, control: str, each: bool) -> Answer:
-    """Return the answer of a view for JSON. Raises Refusal if the view does not support one of the options."""
+    """Return what `compare --json` prints for a view. Raises Refusal if the view does not support an option."""
     from study.compare import json_answer, public_table, summary
     from study.public_runs import archive
     from study.records import find
@@ -133,7 +133,7 @@ def _json_of(records: tuple[Path, ...], view: str, control: str, each: bool) -> 
 
 
 def _judge(records: tuple[Path, ...], view: str, control: str, each: bool, verdict: str) -> Judged:
-    """Return a Markdown page that judges a study by its protocol, and the verdict.
+    """Return a Markdown page that judges a study by its protocol, together with the verdict.
 
     Raises Refusal if the study has no protocol, or if options are given that the protocol determines.
     """
@@ -155,7 +155,7 @@ def _judge(records: tuple[Path, ...], view: str, control: str, each: bool, verdi
 
 
 def _page(records: tuple[Path, ...], view: str, control: str, each: bool, markdown: bool) -> str:
-    """Return the page of a view. Raises Refusal if the view does not support one of the options."""
+    """Return what `compare` prints for a view. Raises Refusal if the view does not support an option."""
     if control != "ddp" and view not in WITH_CONTROL:
         raise Refusal(
             f"--control {control}: --view {view} takes no control. Remove --control, or add --view differences."

@@ -1,4 +1,4 @@
-"""The commands that pack finished runs on one machine and merge them on another."""
+"""Define the commands that pack finished runs on one machine and merge them on another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Building blocks of the commands: their class, the types of their options, and options that several commands share.
+"""Define what several commands share: their class, the types of their options, and common options.
 
 A command imports what it needs when it is called. `require` reports a missing package before the command does any work.
 """
@@ -33,7 +33,7 @@ CHECKPOINT_EVERY = (
 
 
 class Statuses(NamedTuple):
-    """What the exit statuses 0 to 3 mean for a command, in words that continue a sentence."""
+    """The meanings of the exit statuses 0 to 3 for one command, in words that continue a sentence."""
 
     sound: str = "the answer is complete"
     found: str | None = None
@@ -42,11 +42,11 @@ class Statuses(NamedTuple):
 
 
 class Command(command_line.Command):
-    """A command that is only parsed, not called, and whose short help is shown in full.
+    """A click command whose help ends with the meanings of its exit statuses.
 
-    Its help ends with the exit statuses, which are the same for all commands. `statuses` says what they mean for this
-    command: if it is sound, if something is found, if it is refused, and if something could not be checked. None: the
-    command never ends with this status.
+    `statuses` says what they mean for this command: if it is sound, if something is found, if it is refused, and if
+    something could not be checked. None means that the command never ends with this status. The short help is shown in
+    full.
 
     `prints_itself` is True if the command is replaced by another program, which prints the answer of --json.
     """
@@ -59,7 +59,7 @@ class Command(command_line.Command):
         self.prints_itself = prints_itself
 
     def format_epilog(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the exit statuses below everything else. The short help of two has them in one line."""
+        """Write the exit statuses at the end of the help. The short help has them on one line."""
         super().format_epilog(context, formatter)
         if self.has_help_all and not context.meta.get(command_line.ALL):
             meanings = (f"{status} {meaning[0].lower()}{meaning[1:]}" for status, meaning in MEANINGS.items())
@@ -116,9 +116,9 @@ MACHINES = [
 
 
 def require(*modules: str) -> None:
-    """Raise ModuleNotFoundError if a module is not installed.
+    """Raise ModuleNotFoundError if one of these modules is not installed.
 
-    This is for modules that only a process that is started later would import.
+    Use it for modules that only a process which is started later would import.
     """
     for module in modules:
         if importlib.util.find_spec(module) is None:

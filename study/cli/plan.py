@@ -1,4 +1,4 @@
-"""The commands that predict: which strategy to choose, and memory and time of a study's runs on other GPUs."""
+"""Define the commands that predict: which strategy to choose, and memory and time of a study's runs on other GPUs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _refuse_parallelism(_: click.Context, option: click.Parameter, value: str | 
 
 
 class _PositiveNumber(click.ParamType):
-    """A number above 0."""
+    """An option type: a number above 0."""
 
     name = "number"
 
@@ -244,7 +244,7 @@ def _advise(
 
 
 def _measured(log: Path) -> float:
-    """Return the seconds of a step in a log, without its first steps. Raises Refusal if it states none."""
+    """Return the seconds per step in a log, without its first steps. Raises Refusal if the log states no times."""
     from study.logs import imported
     from study.public_runs import quantities
 
@@ -260,7 +260,7 @@ def _measured(log: Path) -> float:
 def _calibrated(
     advice: Advice, seconds: float, text: Callable[[Any], str], content: Callable[[Any], dict[str, Any]]
 ) -> tuple[Advice, Callable[[Any], str], Callable[[Any], dict[str, Any]]]:
-    """Return the answer that uses a measured step, and how to print it together with what the step says."""
+    """Return the advice corrected by a measured step time, and two functions that make its text and its JSON."""
     from study.planner import advice_text, calibration
 
     found = calibration.calibrate(advice, seconds)
@@ -278,7 +278,10 @@ def _quietly(as_json: bool) -> contextlib.AbstractContextManager[Any]:
 
 
 def _compared_gpus(requested: dict[str, Any], budget: float | None, deadline: float | None) -> list[str] | None:
-    """Return the names of the GPUs to compare; empty for all with a price. None if one machine is asked about."""
+    """Return the names of the GPUs to compare. An empty list stands for all GPUs with a price.
+
+    None if the question is about one machine.
+    """
     gpu, has_limits = requested["gpu"], budget is not None or deadline is not None
     if gpu is not None:
         names = [name.strip() for name in gpu.split(",")]
@@ -304,7 +307,7 @@ def _compare(
 
 
 def _write(advice: Advice, path: Path, is_silent: bool) -> None:
-    """Write the files of the recommended strategy, and say which ones unless `is_silent`."""
+    """Write the files of the recommended strategy, and print their names unless `is_silent`."""
     from study.planner import launch
 
     written = launch.write(advice, path)
@@ -318,7 +321,7 @@ def _write(advice: Advice, path: Path, is_silent: bool) -> None:
 
 
 def request_of(requested: dict[str, Any]) -> Request:
-    """Return the request that the options of `advise` make. Raises Refusal if they name no GPU, or are not valid."""
+    """Return the planner's request for options of `advise`. Raises Refusal if they name no GPU or are not valid."""
     if requested["gpu"] is None and requested["gpu_memory"] is None:
         raise Refusal(
             "--gpu is missing. Name a GPU, for instance a100-80gb (`--gpu list` prints all names), or give its numbers "
@@ -328,7 +331,7 @@ def request_of(requested: dict[str, Any]) -> Request:
 
 
 def _print_gpus() -> None:
-    """Print all GPUs that --gpu takes, with their main numbers, and the sources of their prices."""
+    """Print all GPUs that --gpu accepts, with their main numbers and the sources of their prices."""
     from study import terminal
     from study.planner.training_text import price_of
     from study.theory import gpus
@@ -348,7 +351,7 @@ def _print_gpus() -> None:
 
 
 def _print_models() -> None:
-    """Print all models that --model takes by name."""
+    """Print all models that --model accepts by name."""
     from study import terminal
     from study.theory.shapes.known_models import KNOWN
 
@@ -362,7 +365,7 @@ def _print_models() -> None:
 
 
 def _check_complete(is_complete: bool, options: dict[str, Any]) -> None:
-    """Raise Refusal for an option that is about one machine if the question is not about one model and one machine."""
+    """Raise Refusal for an option about one machine if the question is not about one model on one machine."""
     for name, value in options.items():
         if value and not is_complete:
             raise Refusal(f"{name}: needs both --model and --gpus, and one --gpu. Add what is missing.")
@@ -382,7 +385,7 @@ def _show(
 
 
 def _advise_by_traces(model: str, request: Request) -> Advice:
-    """Return advice that is based on traces of the model in transformers, run with fake tensors."""
+    """Return advice that is based on simulated steps of the model from transformers, with fake tensors."""
     from study import planner
     from study.dryrun.trace import trace as trace_step
     from study.planner.trace import trace_options

@@ -1,4 +1,4 @@
-"""The commands for a whole project: its check, and the skill for agents that work on it."""
+"""Define the commands for a whole project: its check, and the skill for coding agents."""
 
 from __future__ import annotations
 

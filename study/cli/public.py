@@ -1,4 +1,4 @@
-"""The command that imports the logs of trainings that somebody else made."""
+"""Define the command that imports logs of trainings which somebody else ran."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _import(
 
 
 def _described(imported: Imported) -> str:
-    """Return one line on a run, and lines on what is odd in its log."""
+    """Return a line about an imported run, and lines about what is unusual in its log."""
     run = imported.run
     numbers = ", ".join(
         f"{len(series):,} {noun}{'s' * (len(series) != 1)}"
@@ -96,7 +96,7 @@ def _described(imported: Imported) -> str:
 
 
 def _written(new: Sequence[PublicRun], found: Sequence[Imported], output: Path) -> str:
-    """Return what was written, what was there, and how many runs could not be read completely."""
+    """Return how many runs were written, already existed, or could not be read completely."""
     there = len(found) - len(new)
     incomplete = sum(bool(not_read) for _, not_read in found)
     parts = [f"Wrote {terminal.count(len(new), 'run')} to {output}."] if new else []

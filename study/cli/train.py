@@ -1,4 +1,4 @@
-"""The commands that train or plan: one run, a study, the plan of a study, and one run of a study as a job."""
+"""Define the commands that train or plan: one run, a study, the plan of a study, and one run of a study as a job."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _check_machine(num_machines: int, main_process_ip: str | None) -> None:
 
 
 def _of_a_study(command: Any) -> Any:
-    """Add the argument and the options that `plan` and `run` share.
+    """Add the argument and the options that `plan` and `run` share to a command.
 
     They select the study, its runs, the folders, the time limit and the checkpoints.
     """

@@ -1,4 +1,4 @@
-"""Answer the questions of the planner's web page, which runs this module in the browser.
+"""Answer questions from the planner's web page, which runs this module in the browser.
 
 A question consists of the options of `zero-study advise`, so the page gives the answers that the command gives. The
 module imports neither numpy nor PyTorch, which the browser does not have.
@@ -45,7 +45,7 @@ NOT_ON_PAGE = {
 
 
 def answer(words: Sequence[str], config: str | None = None) -> dict[str, Any]:
-    """Return what the page shows for a question, as data for JSON. `words` are options of `zero-study advise`.
+    """Return what the web page shows for a question, as data for JSON. `words` are options of `zero-study advise`.
 
     `config` is the text of a config.json, which replaces a model's name. If the command refuses the question, the
     result has only the message, with the key "refusal".
@@ -61,7 +61,7 @@ def answer(words: Sequence[str], config: str | None = None) -> dict[str, Any]:
 
 
 def _check_types(words: object, config: object) -> None:
-    """Raise Refusal unless a question consists of texts, because the page can be changed, and its address too."""
+    """Raise Refusal unless all parts of a question are texts, because anyone can change the page and its address."""
     if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) for word in words):
         raise Refusal("the request is not a list of options. Reload the page.")
     if config is not None and not isinstance(config, str):
@@ -73,7 +73,7 @@ def _check_types(words: object, config: object) -> None:
 
 
 def as_json(words: Sequence[str], config: str | None = None) -> dict[str, Any]:
-    """Return what `zero-study advise --json` prints for a question that is not refused."""
+    """Return what `zero-study advise --json` prints for the options `words`, which must not be refused."""
     with _options(words, config) as options:
         advice = _advise(options)
         return json_answer.of(advice, advice_text.content(advice)).content
@@ -81,7 +81,7 @@ def as_json(words: Sequence[str], config: str | None = None) -> dict[str, Any]:
 
 @contextmanager
 def _options(words: Sequence[str], config: str | None) -> Iterator[Sequence[str]]:
-    """Yield the options with the path of the pasted configuration, which is in a file during the `with` block only.
+    """Yield the options of a question. A pasted config.json is in a file during the `with` block only.
 
     If the file stayed, a later question that names it would be answered for an earlier configuration.
     """
@@ -140,7 +140,7 @@ def _content(advice: Advice, words: Sequence[str]) -> dict[str, Any]:
 
 
 def _adapters(advice: Advice) -> Iterator[dict[str, str]]:
-    """Yield LoRA and QLoRA if no strategy fits, unless they are among the changes that the answer names."""
+    """Yield LoRA and QLoRA as suggestions if no strategy fits, unless the answer already names them."""
     named = {remedy.flags for remedy in advice.remedies}
     for remedy in remedies.with_adapters(advice):
         option = remedy.option
@@ -158,7 +158,7 @@ def _adapters(advice: Advice) -> Iterator[dict[str, str]]:
 
 
 def _strategy(advice: Advice, option: StrategyPrediction) -> dict[str, Any]:
-    """Return one strategy: its cells as the command prints them, its memory by part, and its time with interval.
+    """Return one strategy for the page: its table row, its memory by part, and its time with interval.
 
     The memory is in bytes, in the order of the figures, and its last part is for the allocator. The time is the lower
     end, the predicted seconds, and the upper end (None if there is none).
@@ -183,7 +183,7 @@ def _launch(start: Launch) -> dict[str, Any]:
 
 
 def _evidence(advice: Advice) -> dict[str, str] | None:
-    """Return the measured errors of the recommended strategy, or of the first one if none is recommended."""
+    """Return the measured prediction errors for the recommended strategy, or the first one if none is recommended."""
     option = advice.recommended or advice.ranked[0]
     time = option.prediction.step.evidence.sentence
     if option.is_short:
@@ -192,7 +192,7 @@ def _evidence(advice: Advice) -> dict[str, str] | None:
 
 
 def choices() -> dict[str, Any]:
-    """Return what the form of the page offers, as data for JSON: models, GPUs, and the words of other options.
+    """Return all choices that the form of the web page offers, as data for JSON: models, GPUs, and other options.
 
     The key of such an option is its flag without the dashes, which is the name of its field in the form.
     """
