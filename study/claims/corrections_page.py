@@ -1,4 +1,4 @@
-"""Write reports/corrections.md: what the author of each source could correct, and how verdicts changed."""
+"""Write reports/corrections.md: what the authors of each source could correct, and which verdicts changed."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ _PAPERS = {
 
 
 def write() -> None:
-    """Write the page, from the ledger, the committed verdicts and the corrections."""
+    """Write reports/corrections.md from the ledger, the committed verdicts and the list of corrections."""
     write_whole(PAGE, text().encode())
 
 
 def text() -> str:
-    """Return the page as Markdown."""
+    """Return reports/corrections.md as Markdown."""
     lines = ["\n\n".join(_INTRODUCTION)]
     judged = sentences.read()
     for source in ledger.read():
@@ -59,7 +59,7 @@ def text() -> str:
 
 
 def _of_source(source: Source, judged: list[JudgedSentence]) -> list[str]:
-    """Return the heading of a source, the table of its most important faults, and how many others there are."""
+    """Return the heading of a source, a table of its most important faults, and the number of its other faults."""
     faults = sentences.faults(judged)
     wrong = [each for each in judged if each.counts and each.conclusion.standing in ("no", "part")]
     others = [each for each in wrong if each not in faults]
@@ -88,13 +88,13 @@ def _row(fault: JudgedSentence) -> tuple[str, str, str, str]:
 
 
 def _in_cell(content: str) -> str:
-    """Return a text that cannot break a Markdown table, without TeX."""
+    """Return a text without TeX, with the characters escaped that would break a Markdown table."""
     content = re.sub(r"\$([^$]+)\$", r"\1", content).replace("*", "\\*")
     return " ".join(content.split())
 
 
 def _evidence(reading: JudgedClaim) -> str:
-    """Return a Markdown link to the evidence of a reading, with the kind of the evidence as its text."""
+    """Return a Markdown link to the evidence for a claim, with the kind of the evidence as its text."""
     claim, basis = reading.claim, reading.verdict.by
     ledger_file = f"../study/claims/ledger/{reading.source}.yaml"
     match basis:
@@ -117,7 +117,7 @@ def _evidence(reading: JudgedClaim) -> str:
 
 
 def _of_records(claim: Claim) -> str:
-    """Return the page, or else the folder, with the records that decide a claim."""
+    """Return the page about the records that decide a claim, or the folder of the records if there is no page."""
     assert isinstance(claim.rule, OfRecords)
     study = claim.rule.arguments.get("study")
     if study is None:
@@ -133,7 +133,7 @@ def _paper(claim: Claim) -> str:
 
 
 def _of_verdicts() -> list[str]:
-    """Return the section on verdicts that changed: how many there are, and where each has its reason."""
+    """Return the section on changed verdicts: how many there are, and where the reason for each is written."""
     corrections = ledger.corrections()
     days = [correction.on for correction in corrections]
     words = {conclusion.word for conclusion in Conclusion}

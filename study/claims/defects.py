@@ -1,7 +1,8 @@
-"""Compute the effects of the defects in the program of the source a100-replication, from the committed results.
+"""Compute how the defects in the program of the source a100-replication change its results.
 
-tools/measure/published runs that program both as published and corrected. defects.yaml lists the defects, the programs
-that were run, and the pairs of arms that are compared. An effect is the value of ZeRO's arm divided by the value of the
+The results are committed: tools/measure/published runs that program both as published and corrected. Each program
+trains several arms: a plain one, and one with ZeRO, each with a batch size. defects.yaml lists the defects, the
+programs, and the pairs of arms that are compared. An effect is the value of the ZeRO arm divided by the value of the
 plain arm, minus 1. A negative effect means that ZeRO is better. There is one effect per repeat. The interval is
 Student's t at 95 % over the repeats.
 """
@@ -25,7 +26,7 @@ LOSSES = METRICS[:2]
 
 
 class Program(NamedTuple):
-    """The arms that one process runs, in order, and the defects of the published program that it corrects."""
+    """The trainings that one process runs, in order, and the defects of the published program that it corrects."""
 
     arms: tuple[str, ...]  # plain or zero, and the batch size: "zero-8"
     honoured: bool = False  # settings-unread: the DeepSpeed settings take effect
@@ -36,9 +37,9 @@ class Program(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Two arms to compare, and the observation that is compared for each metric.
+    """A plain training and one with ZeRO to compare, and the name of the value that is compared for each metric.
 
-    An arm is given by the name of its program and its position there.
+    A training is given by the name of its program and its position in it.
     """
 
     plain: tuple[str, int]
@@ -82,7 +83,7 @@ MENDED_ALONE, LEFT_ALONE = GROUPS["one defect mended, the others left"], GROUPS[
 
 
 class Effect(NamedTuple):
-    """The relative difference of ZeRO's arm from the plain arm, by repeat. Negative values mean that ZeRO is better."""
+    """The relative difference of the ZeRO training from the plain one, by repeat. Below 0, ZeRO is better."""
 
     values: dict[int, float]
     mean: float
@@ -96,7 +97,7 @@ class Effect(NamedTuple):
 
     @property
     def word(self) -> str:
-        """The effect in words: better, worse or no difference; or the reason why the repeats cannot decide."""
+        """The effect in words: better, worse or no difference. If the repeats cannot decide, the reason why."""
         if self.low is None or self.high is None:
             return "one repeat"
         if max(abs(self.low), abs(self.high)) <= WITHIN:
@@ -107,9 +108,10 @@ class Effect(NamedTuple):
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the measurements that a run of the published program and its repaired variants left in a file.
+    """Return the measurements of the published program and its corrected variants from a file.
 
-    Raises Refusal if the file has none, or if it names an unknown variant of the program.
+    tools/measure/published writes such files. Raises Refusal if the file has no measurements, or if it names an unknown
+    variant of the program.
     """
     content = files.load(path, "results of the protocol")
     if not isinstance(content, dict) or not {"settings", "machine", "runs"} <= content.keys():
@@ -123,7 +125,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def effect(results: Mapping[str, Any], comparison: Comparison, metric: Metric) -> Effect | None:
-    """Return the effect of a comparison on one metric. None if no repeat has both arms."""
+    """Return the effect of ZeRO on one metric in one comparison. None if no repeat has both trainings."""
     plain, zero = (_values(results, place, comparison.reading[metric]) for place in comparison[:2])
     programs = [PROGRAMS[name] for name, _ in (comparison.plain, comparison.zero)]
     drawn = metric not in LOSSES or any(program.own_seeds or not program.seeded_head for program in programs)
@@ -131,9 +133,9 @@ def effect(results: Mapping[str, Any], comparison: Comparison, metric: Metric) -
 
 
 def _values(results: Mapping[str, Any], place: tuple[str, int], reading: str) -> dict[int, float]:
-    """Return the values of one arm by repeat, without the repeats in which the arm failed.
+    """Return the values of one training by repeat, without the repeats in which it failed.
 
-    `place` is the name of the program and the position of the arm.
+    `place` is the name of the program and the position of the training in it.
     """
     program, position = place
     # On a CPU, the time of the processor is used, because other programs may share its cores.

@@ -26,7 +26,7 @@ _NAMES = {"told": "details"}  # printed names of fields, if they differ from the
 
 
 def text(name: str | None) -> str:
-    """Return the text about a source or a claim, or the summary of all sources if `name` is None.
+    """Return what `zero-study claims` prints about a source or a claim, or about all sources if `name` is None.
 
     Raises Refusal for an unknown name.
     """
@@ -47,7 +47,7 @@ def text(name: str | None) -> str:
 
 
 def search(query: str) -> str:
-    """Return the sentences that `with_words` finds, as text."""
+    """Return the text that `zero-study claims --search` prints: all sentences with the words of `query`."""
     shown = terminal.printable(" ".join(query.split()))
     lines = [
         _line(f'{judged.head.claim.id}: "{judged.head.claim.phrase}": {judged.word}', "  ", "    ")
@@ -60,9 +60,10 @@ def search(query: str) -> str:
 
 
 def with_words(query: str) -> list[JudgedSentence]:
-    """Return the sentences whose content, phrase, conditions, reason or id contains all words of `query`.
+    """Return the sentences of all sources that contain all words of `query`.
 
-    Upper and lower case do not matter.
+    The words may be in the content, the phrase, the conditions, the reason or the id. Upper and lower case do not
+    matter.
     """
     found = []
     for judged in sentences.read():
@@ -74,7 +75,7 @@ def with_words(query: str) -> list[JudgedSentence]:
 
 
 def plain(value: str) -> str:
-    """Return a text of the ledger without Markdown, HTML entities and JSON."""
+    """Return a text of the ledger without Markdown, HTML entities or JSON."""
     for pattern, replacement in _MARKDOWN:
         value = pattern.sub(replacement, value)
     return html.unescape(_JSON.sub(lambda match: _in_words(json.loads(match[0])), value))
@@ -95,7 +96,7 @@ def _of_all(judged_sentences: Sequence[JudgedSentence]) -> list[str]:
 
 
 def _of_source(source: Source, judged_sentences: Sequence[JudgedSentence]) -> list[str]:
-    """Return the three sentences that matter most, the answers about a source, its faults, and counts of verdicts."""
+    """Return the lines about a source: its most important sentences, its answers, its faults, and its verdicts."""
     lines = [_line(source.title), "", _line("The three sentences that matter most, and whether they are right:")]
     for number, judged in enumerate(sentences.most_important(judged_sentences), 1):
         text = f"{judged.says.rstrip('.')}: {judged.word} ({judged.by})"
@@ -162,7 +163,7 @@ def _evidence(evidence: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _values(model: Any) -> str:
-    """Return the fields of a rule or an observation as "name = value", without fields that are not set."""
+    """Return the fields of a rule or an observation that are set, as "name = value"."""
     fields = model.model_dump(mode="json", exclude_none=True)
     return _in_words({name: value for name, value in fields.items() if value != ""})
 

@@ -1,4 +1,4 @@
-"""The answers of `zero-study claims --json`: the sentences of sources, or the verdicts that no longer follow."""
+"""Make what `zero-study claims --json` prints: sentences of sources, or verdicts that no longer follow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OUTDATED = "claims/differing-verdict"
 
 
 def of_sentences(name: str | None, search: str | None = None) -> Answer:
-    """Return the sentences of a source, of a claim, of a search, or of all sources.
+    """Return the answer with the sentences of a source, of a claim, of a search, or of all sources.
 
     Raises Refusal if there is no such source or claim.
     """
@@ -32,6 +32,6 @@ def of_sentences(name: str | None, search: str | None = None) -> Answer:
 
 
 def of_check(verdict: Verdict, wrong: Mapping[str, str]) -> Answer:
-    """Return the claims whose verdict differs from the committed one, or from the ledger."""
+    """Return the answer of --check: each claim whose verdict differs from the committed one or from the ledger."""
     outdated = [envelope.Finding(OUTDATED, "error", f"{message}.", name=name) for name, message in wrong.items()]
     return envelope.answer("claims", verdict, outdated, {"sentences": []})

@@ -1,4 +1,4 @@
-"""Read the files of ledger/: published claims, their conditions, and the rules that decide them.
+"""Read the ledger, which lists published claims, their conditions, and the rules that decide them.
 
 Unknown keys and values of a wrong type are errors.
 """
@@ -35,7 +35,7 @@ Kind = Literal[
 
 
 class Tolerance(StrictModel):
-    """The tolerance around an expected value: relative, absolute or exact. Exactly one of the three must be given.
+    """The tolerance around an expected value, of which exactly one kind must be given: relative, absolute or exact.
 
     Some tolerances were changed after results were known. study/claims/corrections.yaml lists them.
     """
@@ -55,7 +55,7 @@ class Tolerance(StrictModel):
 
 
 class Expected(StrictModel):
-    """The value that the source states: a number, the two ends of a range, yes or no, or a word."""
+    """The value that a source claims: a number, a range, yes or no, or a word."""
 
     value: bool | float | tuple[float, float] | Text = Field(union_mode="left_to_right")
     unit: Text
@@ -81,7 +81,7 @@ class Expected(StrictModel):
 
     @cached_property
     def band(self) -> tuple[float, float]:
-        """The lowest and the highest value within the tolerance. Only for numbers and ranges."""
+        """The lowest and the highest value within the tolerance. Only numbers and ranges have them."""
         low, high = self.value if isinstance(self.value, tuple) else (float(self.value), float(self.value))
         relative = EXACT_TOLERANCE if self.tolerance.exact else self.tolerance.relative
         if relative is not None:
@@ -95,7 +95,7 @@ def _is_number(value: Any) -> bool:
 
 
 class Arithmetic(StrictModel):
-    """A rule that compares the claim with other numbers of its source, or of a source that it cites."""
+    """A rule that compares the claim with numbers of the same source, or of a source that it cites."""
 
     type: Literal["arithmetic"]
     formula: Text
@@ -120,7 +120,7 @@ class _Call(StrictModel):
 
 
 class Theory(_Call):
-    """A rule that compares the claim with the papers' formulas or the models of the engine in study/theory."""
+    """A rule that compares the claim with formulas of papers, or with this project's predictions."""
 
     functions = by_theory.FUNCTIONS
     type: Literal["theory"]
@@ -134,7 +134,7 @@ class OfRecords(_Call):
 
 
 class Undecidable(StrictModel):
-    """A rule for a claim that this project cannot decide. It names the machine and the run that would decide it."""
+    """A rule for a claim that this project cannot decide. It names the machine and the run that could decide it."""
 
     type: Literal["undecidable"]
     box: Text
@@ -222,7 +222,7 @@ class Sentence(StrictModel):
 
 
 class Source(StrictModel):
-    """One published source: its figures, its claims, and its sentences."""
+    """One published source: its numbers, its claims, and its sentences."""
 
     source: Text
     title: Text
@@ -262,7 +262,10 @@ class Source(StrictModel):
 
 
 def read(folder: Path = FOLDER) -> list[Source]:
-    """Return all sources, sorted by name. Raises Refusal with the file, the claim and the key."""
+    """Return all sources of the ledger, sorted by name.
+
+    Raises Refusal if a file is invalid. The message names the file, the claim and the key.
+    """
     paths = sorted(folder.glob("*.yaml"))
     if not paths:
         raise Refusal(f"{folder}: there is no ledger in this folder. Each source is a YAML file.")
@@ -272,7 +275,7 @@ def read(folder: Path = FOLDER) -> list[Source]:
 
 @cache
 def _read_all(paths: tuple[Path, ...], _: tuple[tuple[int, int], ...]) -> list[Source]:
-    """Return the sources of these files. They are read again if a time or a size of a file has changed."""
+    """Return the sources in these files. They are read again only if the time or the size of a file has changed."""
     sources = _with_cited([_read(path) for path in paths])
     file_of_claim: dict[str, str] = {}
     known_questions = questions()
@@ -296,7 +299,7 @@ def _read_all(paths: tuple[Path, ...], _: tuple[tuple[int, int], ...]) -> list[S
 
 
 def questions() -> dict[str, dict[str, str]]:
-    """Return the questions that all sources are checked for, each with the answers of this project and of the papers.
+    """Return the questions that every source is checked for, with the answers of this project and of the papers.
 
     Raises Refusal if the file of questions cannot be read.
     """
@@ -322,7 +325,7 @@ def _read(path: Path) -> Source:
 
 
 def _with_cited(sources: list[Source]) -> list[Source]:
-    """Return the sources with the numbers of the papers added to each of them, named papers_<name>."""
+    """Return the sources, each with the numbers of the papers added under names that begin with papers_."""
     numbers = next((source.numbers for source in sources if source.source == CITED), {})
     cited = {f"{CITED}_{name}": value for name, value in numbers.items()}
     return [
@@ -332,7 +335,7 @@ def _with_cited(sources: list[Source]) -> list[Source]:
 
 
 class Correction(StrictModel):
-    """One later change: an expectation that was changed, added or removed, or a sentence that was decided again."""
+    """One correction of the ledger: a changed, added or removed expectation, or a sentence that was decided again."""
 
     id: Text  # id of the claim, or of the first reading of the sentence
     on: Text  # the day
@@ -344,12 +347,12 @@ class Correction(StrictModel):
 
     @property
     def moved(self) -> str:
-        """The old and the new value in words, with an arrow between them."""
+        """The old and the new value as text, with an arrow between them."""
         verdict = f"{self.was or 'verdict not recorded'} → {self.became or 'the verdict of today'}"
         return f"{self.before} → {self.after} ({verdict})" if self.before else verdict
 
 
 def corrections(path: Path = CORRECTIONS) -> list[Correction]:
-    """Return the corrections in the order of the file. Raises Refusal if an entry is invalid."""
+    """Return the corrections of the ledger in the order of the file. Raises Refusal if an entry is invalid."""
     with refusing(str(path)):
         return [Correction.model_validate(entry) for entry in read_yaml(path, path.parent)["corrections"]]

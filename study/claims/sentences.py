@@ -1,4 +1,4 @@
-"""The sentences of the ledger with their verdicts, and summaries of them for pages, notebooks and `--json`."""
+"""Read the sentences of the ledger with their verdicts, and summarize them for pages, notebooks and `--json`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _BASES_IN_WORDS = {
 
 
 class JudgedClaim(NamedTuple):
-    """A claim, the name of its source, and its committed verdict."""
+    """A claim with the name of its source and its committed verdict."""
 
     source: str
     claim: Claim
@@ -38,9 +38,9 @@ class JudgedClaim(NamedTuple):
 
 
 class JudgedSentence(NamedTuple):
-    """A sentence of a source, and the claims that it makes. The quoted claim is the first.
+    """A sentence of a source, with the claims that it makes and their verdicts. The first claim has the quoted phrase.
 
-    `sentence` is None if the source has no sentences. Then the only reading is one of its claims.
+    `sentence` is None if the source has no sentences. Then `readings` has one of its claims.
     """
 
     source: str
@@ -80,19 +80,19 @@ class JudgedSentence(NamedTuple):
 
     @property
     def undecided(self) -> list[JudgedClaim]:
-        """The readings of a correct sentence that the evidence does not decide. Other readings decide the sentence."""
+        """The claims of a correct sentence that the evidence does not decide. Its other claims decide the sentence."""
         if self.conclusion.standing != "yes":
             return []
         return [reading for reading in self.readings if not Conclusion.of(reading.verdict.verdict).is_decided]
 
     @property
     def counts(self) -> bool:
-        """Whether the sentence is counted. Small mistakes that mislead nobody are not counted."""
+        """Whether the sentence is included in statistics. Small mistakes that mislead nobody are not included."""
         return self.sentence is None or not self.sentence.petty
 
 
 def read(source: str | None = None) -> list[JudgedSentence]:
-    """Return the sentences of one source, or of all sources if None, in the order of the texts.
+    """Return the sentences of one source with their verdicts, in the order of the text. None returns all sources.
 
     Each claim of a source without sentences is returned as a sentence of its own. Raises Refusal for an unknown source
     and for a claim without a verdict.
@@ -120,15 +120,15 @@ def _sentences_of(source: Source, committed: Mapping[str, Verdict]) -> list[Judg
 
 
 def faults(sentences: Iterable[JudgedSentence]) -> list[JudgedSentence]:
-    """Return the sentences that the ledger ranks as the most important faults, in the order of their ranks."""
+    """Return the sentences that the ledger lists as the most important faults, in the order of their ranks."""
     ranked = {judged.sentence.rank: judged for judged in sentences if judged.sentence and judged.sentence.rank}
     return [ranked[rank] for rank in sorted(ranked)]
 
 
 def most_important(sentences: Sequence[JudgedSentence], number: int = 3) -> list[JudgedSentence]:
-    """Return the sentences that matter most to a reader: ranked faults, then other sentences with a verdict.
+    """Return the sentences that matter most to a reader: ranked faults first, then other sentences with a verdict.
 
-    Among the others, those that are wrong come first, then those with the strongest evidence, in the order of the text.
+    Of the other sentences, the wrong ones come first, then those with the strongest evidence, in the order of the text.
     """
     first = faults(sentences)
     by_strength = [*BASES.values()]
@@ -141,7 +141,7 @@ def most_important(sentences: Sequence[JudgedSentence], number: int = 3) -> list
 
 
 def content(sentences: Sequence[JudgedSentence]) -> dict[str, Any]:
-    """Return all sentences with their readings and verdicts as a JSON object, for `--json`."""
+    """Return sentences with their claims and verdicts as a JSON object, for `--json`."""
 
     def of(reading: JudgedClaim) -> dict[str, Any]:
         _, claim, verdict = reading
@@ -167,7 +167,7 @@ def content(sentences: Sequence[JudgedSentence]) -> dict[str, Any]:
 
 
 def tally(sentences: Sequence[JudgedSentence]) -> list[str]:
-    """Return a Markdown table that counts the sentences of each source, and the number of sentences per verdict."""
+    """Return a Markdown table that counts the sentences of each source by verdict."""
     counted = [judged for judged in sentences if judged.counts]
     by_standing = Counter((judged.source, judged.conclusion.standing) for judged in counted)
     by_word = Counter(judged.word for judged in counted)
@@ -186,7 +186,7 @@ def tally(sentences: Sequence[JudgedSentence]) -> list[str]:
 
 
 def basis_of_verdicts(sentences: Sequence[JudgedSentence]) -> str:
-    """Return a text that says how many sentences each kind of evidence decides."""
+    """Return a text that says how many sentences are decided by each kind of evidence."""
     counted = [judged for judged in sentences if judged.counts]
     by_basis = Counter(judged.by for judged in counted if judged.conclusion.is_decided)
     behind = ", ".join(

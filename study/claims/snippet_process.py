@@ -1,4 +1,4 @@
-"""Run one claim's code lines with the current engine, as one process on a CPU.
+"""Run the code lines of one claim with the current engine, as one process on a CPU.
 
     python -m study.claims.snippet_process FOLDER
 
@@ -36,7 +36,7 @@ SIZES: dict[str, Any] = {
 
 
 def main(place: Path) -> None:
-    """Run the code lines, evaluate the expressions of the rule, and write the answer of this rank."""
+    """Run the code lines, evaluate the expressions of the rule, and write the results of this rank."""
     rule = json.loads((place / "rule.json").read_text())
     extensions.use_built()
     answer: dict[str, Any] = {}
@@ -60,9 +60,9 @@ def main(place: Path) -> None:
 
 
 def fixtures(through: str) -> dict[str, Any]:
-    """Return the names that a snippet may use, with their values.
+    """Return the names that published code lines may use, with their values.
 
-    These are a tiny model, its tokenizer and data, libraries, and functions.
+    They include a tiny model, its tokenizer and data, libraries, and functions.
     """
     import datasets
     import torch
@@ -101,12 +101,12 @@ def fixtures(through: str) -> dict[str, Any]:
 
 
 def on_cpu() -> dict[str, Any]:
-    """Return the extra TrainingArguments that a published snippet needs to run without a GPU."""
+    """Return the extra TrainingArguments that published code lines need to run without a GPU."""
     return {"use_cpu": True} | ({"ddp_backend": "gloo"} if "RANK" in os.environ else {})
 
 
 def give_json(snippet: str, names: dict[str, Any]) -> None:
-    """Train with the lines as the whole configuration of deepspeed.initialize.
+    """Train with the published lines as the whole configuration of deepspeed.initialize.
 
     DeepSpeed creates the optimizer only if the lines name one. Otherwise it gets an AdamW.
     """
@@ -126,7 +126,7 @@ def give_json(snippet: str, names: dict[str, Any]) -> None:
 
 
 def give_yaml(snippet: str, names: dict[str, Any]) -> None:
-    """Train with the accelerate file that started this process. The file already contains the lines."""
+    """Train with the accelerate file that started this process, which already contains the published lines."""
     import torch
     from accelerate import Accelerator
     from accelerate.utils import InitProcessGroupKwargs
@@ -155,7 +155,7 @@ def give_yaml(snippet: str, names: dict[str, Any]) -> None:
 
 
 def give_arguments(snippet: str, names: dict[str, Any]) -> None:
-    """Train with Trainer and the TrainingArguments of the lines, to which the arguments for a CPU are added."""
+    """Train with Trainer and the published TrainingArguments, to which the arguments for a CPU are added."""
     training_arguments = names["TrainingArguments"]
     names["TrainingArguments"] = lambda **arguments: training_arguments(**arguments, **on_cpu())
     names["args"] = eval(snippet, names)
@@ -188,7 +188,7 @@ def batch(names: dict[str, Any]) -> dict[str, Any]:
 
 
 def watch(engine: Any, optimizer: Any, names: dict[str, Any]) -> None:
-    """Add the names `engine`, `optimizer` and `held` for expressions.
+    """Make the names `engine`, `optimizer` and `held` available to the expressions of a rule.
 
     `held(part)` returns the bytes per parameter that this rank stores of a part of the model states.
     """

@@ -1,4 +1,4 @@
-"""Run the code lines that sources publish with current engines, the lines of each claim in new processes.
+"""Run the code lines that sources publish with current engines, in new processes for each claim.
 
     python -m study.claims.snippets [--claim ID] [--output FILE]
 
@@ -52,9 +52,10 @@ LEAST = {
 
 
 def execute_all(claim_ids: Sequence[str], path: Path) -> None:
-    """Execute the code lines of these claims, or of all claims if none is given, and write the results after each.
+    """Execute the code lines of these claims, or of all claims if none is given, and write the results to a file.
 
-    Raises Refusal if a claim has no code lines, and RunFailed if the lines of a claim could not be executed.
+    The file is written after each claim. Raises Refusal if a claim has no code lines, and RunFailed if the lines of a
+    claim could not be executed.
     """
     files.require_folder(path)
     extensions.use_own_folder()
@@ -83,7 +84,7 @@ def execute_all(claim_ids: Sequence[str], path: Path) -> None:
 
 
 def _earlier_results(path: Path, versions: dict[str, str]) -> dict[str, Result]:
-    """Return the results of an earlier execution, which are kept. Raises Refusal if other versions produced them."""
+    """Return the results that the file already has. Raises Refusal if other versions produced them."""
     earlier = by_execution.read(path)
     if earlier.versions != versions:
         raise Refusal(f"{path}: these versions are not installed here. Remove --claim to execute every claim again.")
@@ -92,7 +93,7 @@ def _earlier_results(path: Path, versions: dict[str, str]) -> dict[str, Result]:
 
 @dataclass(frozen=True)
 class _Ended:
-    """What the processes of one claim returned: exit statuses, error lines and answers."""
+    """What the processes of one claim left: exit statuses, error lines and results."""
 
     statuses: list[int]
     errors: list[str]  # lines of stderr
@@ -101,20 +102,20 @@ class _Ended:
 
     @property
     def refusal(self) -> str | None:
-        """The engine's message if it refused the lines, otherwise None.
+        """The engine's error message if it rejected the lines, otherwise None.
 
-        The first message counts, because the refusal of one rank makes the other ranks fail too.
+        This is the first message of all ranks, because the error of one rank makes the other ranks fail too.
         """
         return next((answer["message"] for answer in self.answers if "message" in answer), None)
 
     @property
     def faults(self) -> list[str]:
-        """Tracebacks of errors in this project's own program, not in the engine."""
+        """The tracebacks of errors in this project's code, not in the engine."""
         return [answer["fault"] for answer in self.answers if "fault" in answer]
 
 
 def execute(name: str, rule: Execution) -> Result:
-    """Execute the code lines of one claim and return the result. Raises RunFailed if this project's own code fails."""
+    """Execute the code lines of one claim and return the result. Raises RunFailed if this project's code fails."""
     ended = _give(name, rule)
     message = _message(name, rule, ended)
     answers = ended.answers if message is None else []
@@ -129,7 +130,7 @@ def execute(name: str, rule: Execution) -> Result:
 
 
 def _give(name: str, rule: Execution) -> _Ended:
-    """Run the processes that execute the code lines, and return their statuses, errors and answers."""
+    """Run the processes that execute the code lines, and return their statuses, errors and results."""
     with tempfile.TemporaryDirectory(prefix="zero-study-") as temporary:
         place, folder = Path(temporary) / "study", Path(temporary) / "snippet"
         place.mkdir()
@@ -146,7 +147,7 @@ def _give(name: str, rule: Execution) -> _Ended:
 
 
 def _message(name: str, rule: Execution, ended: _Ended) -> str | None:
-    """Return the engine's message if it refused the lines. None if it accepted them.
+    """Return the engine's error message if it rejected the lines. None if it accepted them.
 
     Raises RunFailed if the lines could not be executed at all.
     """
@@ -161,7 +162,7 @@ def _message(name: str, rule: Execution, ended: _Ended) -> str | None:
 
 
 def _shared(values: list[Any]) -> Any:
-    """Return the common value if all ranks have the same one, otherwise the list of values by rank."""
+    """Return the value that all ranks have. If they differ, return the list of values by rank."""
     return values[0] if all(value == values[0] for value in values) else values
 
 
@@ -197,7 +198,7 @@ def _run(name: str, rule: Execution, snippet: str, place: Path, folder: Path) ->
     "--output", type=click.Path(path_type=Path), default=by_execution.RESULTS, help="JSON file of the results"
 )
 def command(claims: tuple[str, ...], output: Path) -> None:
-    """Run the code lines that the sources print with current engines, and record the results."""
+    """Run the code lines that the sources publish with current engines, and record the results."""
     execute_all(claims, output)
 
 

@@ -1,7 +1,7 @@
-"""Make a table of how much each parity trap changes two runs that seem to be the same training.
+"""Compute how much a setting that nobody wrote down changes runs that seem to be the same training (a parity trap).
 
-In a trap, an arm and its control differ in a setting that nobody wrote down. In a second pair of arms, this setting
-is the same on both sides. tools/measure/published measures both pairs.
+In the "trapped" pair of trainings, this setting differs between a training and its control. In the "matched" pair, it
+is the same. tools/measure/published measures both pairs.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ COLUMNS = ("trap", "quantity", "arm", "against", "n_seeds", "difference", "low",
 
 
 def effects(path: Path) -> pd.DataFrame:
-    """Return a table of what each measured trap changes: a row per trap, quantity and arm ("trapped" or "matched").
+    """Return a table of how much each measured trap changes each quantity.
 
-    `difference` is the mean over seeds of value / control - 1, where both values have the same seed. `low` and `high`
-    are its 95 % interval by Student's t. They equal the difference if all seeds agree, and are None with one seed.
-    Raises Refusal if the file has no measured traps.
+    There is a row per trap, quantity and pair of trainings ("trapped" or "matched"). `difference` is the mean over
+    seeds of value / control - 1, where both values have the same seed. `low` and `high` are its 95 % interval by
+    Student's t. They equal the difference if all seeds agree, and are None with one seed. Raises Refusal if the file
+    has no measured traps.
     """
     content = read(path)
     rows = []
@@ -44,7 +45,7 @@ def effects(path: Path) -> pd.DataFrame:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the content of a file of measured traps. Raises Refusal if it contains none."""
+    """Return the content of a file of measured traps. Raises Refusal if the file contains no traps."""
     content = files.load(path, "measured traps")
     if not isinstance(content, dict) or not {"settings", "data", "arms", "traps"} <= content.keys():
         raise Refusal(
@@ -61,7 +62,7 @@ def _values(arm: dict[str, Any], quantity: str) -> dict[str, float]:
 
 
 def verdict(low: float | None, high: float | None) -> str:
-    """Return a relative difference and its interval in words. With one seed, `low` and `high` are None."""
+    """Return a relative difference and its interval as text. With one seed, `low` and `high` are None."""
     if low is None or high is None:
         return "one seed: no interval"
     if max(-low, high) <= WITHIN:

@@ -1,4 +1,4 @@
-"""Decide claims by comparing observations with expectations, and check the committed verdicts."""
+"""Decide claims by comparing observed with expected values, and check the committed verdicts."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Conclusion(Enum):
 
     @classmethod
     def of(cls, word: str) -> Conclusion:
-        """Return the conclusion with this word, which is what the file of verdicts stores."""
+        """Return the conclusion that the file of verdicts stores as this word."""
         return next(conclusion for conclusion in cls if conclusion.word == word)
 
     @property
@@ -184,7 +184,7 @@ def _conclusion(agrees: bool | None, basis: Basis) -> Conclusion:
 
 
 def decided_by(source: Source, claim: Claim) -> Basis:
-    """Return the kind of evidence that decides a claim.
+    """Return the kind of evidence that decides a claim, such as "cited" or "others".
 
     This is "cited" if the rule uses a source that the claim's source cites, "fact" if an arithmetic rule takes a number
     from elsewhere, "others" if public runs decide, and otherwise the type of the rule.
@@ -200,11 +200,11 @@ def decided_by(source: Source, claim: Claim) -> Basis:
 
 
 def headline(readings: Sequence[Verdict]) -> tuple[str, Basis | None]:
-    """Return the verdict on a sentence, and the kind of evidence that it is based on.
+    """Return the verdict on a sentence, and the kind of evidence on which it is based.
 
-    `readings` are the verdicts on the claims that were read in the sentence. If no reading contradicts the sentence,
-    the first reading decides. If some readings contradict it and others agree, the verdict is "in part". Otherwise the
-    contradiction with the strongest evidence decides.
+    `readings` are the verdicts on the claims that the sentence makes. If no claim contradicts the source, the first one
+    decides. If some claims contradict it and others agree, the verdict is "in part". Otherwise the contradiction with
+    the strongest evidence decides.
     """
     against = [verdict for verdict in readings if Conclusion.of(verdict.verdict).standing == "no"]
     if not against:
@@ -278,7 +278,7 @@ def _reason(claim: Claim, observation: Observation, agrees: bool | None) -> str:
 
 
 def _judged(claim: Claim, agrees: bool | None) -> str:
-    """Return whether the observation agrees with the source, and what the source led to expect."""
+    """Return a text that says whether the observation agrees with the source, and what the source led to expect."""
     only_in = {ByOthers: " in these measurements", ByPublicRuns: " in these runs"}.get(type(claim.rule), "")
     words = {
         None: "this neither agrees with the source nor contradicts it",
@@ -299,7 +299,7 @@ def _expectation(claim: Claim) -> str:
 
 
 def _number(value: float) -> str:
-    """Format a number for readers, with four digits.
+    """Return a number as text with four digits.
 
     Only numbers below 1e-4 or from 1e7 on get an exponent, and then three digits.
     """
@@ -317,7 +317,7 @@ def _yes(value: bool) -> str:
 
 
 def decide_all(folder: Path = ledger.FOLDER, missing: dict[str, str] | None = None) -> dict[str, Verdict]:
-    """Return the verdict on every claim of the ledger, by claim id.
+    """Return the verdict on every claim of the ledger, by the claim's id.
 
     Claims whose records or results are absent are left out if `missing` is given, which gets the reason by claim id.
     Raises Refusal with the file and the claim if a rule cannot be applied.
@@ -336,10 +336,10 @@ def decide_all(folder: Path = ledger.FOLDER, missing: dict[str, str] | None = No
 
 
 def check(now: Mapping[str, Verdict], wrong: Collection[str], missing: Mapping[str, str]) -> CheckVerdict:
-    """Return the verdict of `claims --check`.
+    """Return the verdict of `claims --check`, from which its exit status follows.
 
     `now` has the claims that were decided again, `wrong` those that differ from what is committed, and `missing` has
-    the reasons why others could not be decided.
+    the reasons why the remaining claims could not be decided.
     """
     undecided = sum(not Conclusion.of(verdict.verdict).is_decided for verdict in now.values())
     decided = len(now) - undecided
@@ -354,10 +354,10 @@ def check(now: Mapping[str, Verdict], wrong: Collection[str], missing: Mapping[s
 
 
 def disagreeing(sources: list[Source], verdicts: dict[str, Verdict]) -> dict[str, str]:
-    """Return a message for each sentence whose verdict differs from the value of the key "holds" in the ledger.
+    """Return a message for each sentence whose verdict differs from the value of its key "holds" in the ledger.
 
-    The messages are keyed by the id of the sentence's first reading. Sentences with a reading that has no verdict are
-    left out.
+    The messages are keyed by the id of the sentence's first claim. Sentences with a claim that has no verdict are left
+    out.
     """
     differing = {}
     for source in sources:
@@ -378,7 +378,10 @@ def write(verdicts: dict[str, Verdict], path: Path = VERDICTS) -> None:
 
 
 def read(path: Path = VERDICTS) -> dict[str, Verdict]:
-    """Return the committed verdicts by claim id. Raises Refusal with the file and the claim."""
+    """Return the committed verdicts by the claim's id.
+
+    Raises Refusal if the file is invalid. The message names the file and the claim.
+    """
     content = load(path, "verdicts")
     if not isinstance(content, dict):
         raise Refusal(f"{path}: there are no verdicts in this file. {AGAIN}")
@@ -390,7 +393,7 @@ def read(path: Path = VERDICTS) -> dict[str, Verdict]:
 
 
 def outdated(committed: dict[str, Verdict], now: dict[str, Verdict]) -> dict[str, str]:
-    """Return a message for each claim whose committed verdict differs from the current one, by claim id."""
+    """Return a message for each claim whose committed verdict differs from the current one, by the claim's id."""
     changes = {}
     for name in [*now, *(name for name in committed if name not in now)]:
         if name not in committed:
@@ -406,7 +409,7 @@ def outdated(committed: dict[str, Verdict], now: dict[str, Verdict]) -> dict[str
 
 
 def _differing(first: Verdict, second: Verdict) -> str:
-    """Return the names of the parts in which two verdicts differ: verdict, numbers, evidence, reason.
+    """Return the names of the fields in which two verdicts differ: verdict, numbers, evidence, reason.
 
     Numbers that agree within NUMBERS_TOLERANCE count as equal.
     """

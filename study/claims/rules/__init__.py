@@ -1,4 +1,4 @@
-"""The rules that decide claims, one module per kind of rule, and the observation that all rules return."""
+"""Contain the rules that decide claims, one module per kind of rule, and the type of the value that a rule returns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Text = Annotated[str, Field(min_length=1)]
 
 @dataclass(frozen=True)
 class Observed:
-    """An observed value with its interval and its evidence.
+    """The value that a rule computed for a claim, with its interval and its evidence.
 
     If `in_bytes` is set, the value is in bytes, even if the claim uses another unit.
     """
@@ -33,12 +33,12 @@ class Observed:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """The two ends of the interval. Both equal the value if there is no interval."""
+        """The lower and the upper end of the interval. Both equal the value if there is no interval."""
         return self.interval or (self.number, self.number)
 
 
 class MissingEvidence(Refusal):
-    """The error for a claim that cannot be decided because the records or results that decide it are absent."""
+    """The error for a claim that cannot be decided because the records or results that its rule needs are missing."""
 
 
 def around(value: float, factor: float) -> tuple[float, float]:
@@ -47,6 +47,6 @@ def around(value: float, factor: float) -> tuple[float, float]:
 
 
 def against(ratio: float, band: tuple[float, float]) -> float:
-    """Return the logarithm of how far a ratio is outside the expected range. It is negative inside the range."""
+    """Return the logarithm of the factor by which a ratio is outside the expected range. It is negative inside it."""
     below = math.log(band[0] / ratio) if band[0] > 0 else -math.inf
     return max(below, math.log(ratio / band[1]) if ratio > 0 else -math.inf)

@@ -1,4 +1,4 @@
-"""Evaluate formulas with the numbers of a source and of the sources that it cites.
+"""Decide claims by formulas with the numbers of a source and of the sources that it cites.
 
 Formulas may use + - * / **, min and max.
 """
@@ -19,7 +19,10 @@ _ALLOWED = (
 
 
 def observe(formula: str, numbers: Mapping[str, float]) -> Observed:
-    """Return the value of a formula. Raises ValueError if it uses anything else, or if its value is not finite."""
+    """Return the value of a formula such as "min(a, 2 * b)". `numbers` has the value of each name.
+
+    Raises ValueError if the formula uses anything that is not allowed, or if its value is not finite.
+    """
     value = _evaluated(formula, _checked(formula, numbers), numbers)
     filled = ast.unparse(_Filled(numbers).visit(_parsed(formula)))
     steps = formula if filled == formula else f"{formula} = {filled}"
@@ -64,7 +67,7 @@ def _evaluated(formula: str, tree: ast.Expression, numbers: Mapping[str, float])
 
 
 class _Filled(ast.NodeTransformer):
-    """Replace names by their numbers."""
+    """A transformer of syntax trees that replaces names by their numbers."""
 
     def __init__(self, numbers: Mapping[str, float]) -> None:
         self._numbers = numbers

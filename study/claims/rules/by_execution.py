@@ -1,4 +1,4 @@
-"""Read how current engines handled the code lines of claims, from the committed results of snippets.py.
+"""Decide claims about code lines by what current engines did with the lines, from the committed results of snippets.py.
 
 A result contains the digest of its rule. If the rule has changed since, the result is not used.
 """
@@ -68,7 +68,7 @@ class Execution(StrictModel):
 
 
 class Result(Facts, strict=True):
-    """The result of running one claim's code lines."""
+    """What the engine did with the code lines of one claim."""
 
     rule_sha256: str  # digest of the rule that was applied
     outcome: Outcome
@@ -78,7 +78,7 @@ class Result(Facts, strict=True):
 
 
 class Results(Facts, strict=True):
-    """The content of the file of results."""
+    """The content of the file with the results of all claims' code lines."""
 
     date: str
     command: str
@@ -87,10 +87,10 @@ class Results(Facts, strict=True):
 
 
 def outcome(wants: Mapping[str, Any], values: Mapping[str, Any], message: str | None) -> Outcome:
-    """Return the outcome of code lines: rejected, ignored or accepted.
+    """Return what an engine did with code lines: it rejected, ignored or accepted them.
 
-    The lines are rejected if the engine has a message. They are accepted if all values are as expected, otherwise
-    ignored.
+    The lines are rejected if the engine printed an error `message`. They are accepted if all values are as expected,
+    otherwise ignored.
     """
     if message is not None:
         return "rejected"
@@ -112,12 +112,12 @@ def _committed() -> Results:
 
 
 def versions() -> str:
-    """Return the packages and versions that produced the results, as text for a sentence."""
+    """Return the names and versions of the packages that produced the results, as text for a sentence."""
     return ", ".join(f"{name} {version}" for name, version in _committed().versions.items())
 
 
 def observe(name: str, rule: Execution) -> Observed:
-    """Return the observed result of a claim's code lines.
+    """Return what the engine did with the code lines of a claim, from the committed results.
 
     Raises ValueError if there is no result, if the rule has changed since, or if the result contradicts itself.
     """
@@ -146,7 +146,7 @@ def observe(name: str, rule: Execution) -> Observed:
 
 
 def _what_shows_it(rule: Execution, result: Result) -> str:
-    """Return the evidence of the outcome in words: the engine's message, or the values of the expressions."""
+    """Return the evidence for the outcome in words: the engine's message, or the values of the expressions."""
     if result.message is not None:
         return result.message
     values = [

@@ -1,9 +1,10 @@
-"""Compare published measurements in pairs of rows that differ only in the subject of a claim.
+"""Decide claims by published measurements, in pairs that differ only in what the claim is about.
 
-No row is picked by hand. The comparison uses all pairs of rows of one source that differ only in the conditions that
-the rule names. Rows of grade C, which need too many assumptions, are not used. A row is a single run, so every rate has
-the uncertainty REPEAT. Rows show what happened in these runs, not what happens elsewhere. One pair can contradict a
-claim about all cases. If no pair contradicts it, the claim holds for these rows only.
+Each published measurement is a row of a table. No row is picked by hand: all pairs of rows of one source are used that
+differ only in the conditions that the rule names. Rows of grade C, which need too many assumptions, are not used. A row
+is a single run, so every rate has the uncertainty REPEAT. Rows show what happened in these runs, not what happens
+elsewhere. One pair can contradict a claim about all cases. If no pair contradicts it, the claim holds for these rows
+only.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Several = Annotated[tuple[Text, ...], A_LIST]
 
 
 class Rows(StrictModel):
-    """A selection of rows by their properties. A property that is None selects rows with any value."""
+    """A selection of published measurements by their properties. A property that is None selects any value."""
 
     model: Text | None = None
     engine: Text | Several | None = None  # as named on the page of measurements by others
@@ -41,7 +42,7 @@ class Rows(StrictModel):
     sequence_length: int | None = None
 
     def has(self, case: MeasuredCase) -> bool:
-        """Return whether this selection contains a published row."""
+        """Return whether the selection contains a published measurement."""
         facts = _facts(case)
         conditions = self.model_dump(exclude_none=True)
         return all(
@@ -51,7 +52,7 @@ class Rows(StrictModel):
 
 
 class ByOthers(StrictModel):
-    """A rule that compares the claim with rows that others published."""
+    """A rule that compares the claim with measurements that others published."""
 
     type: Literal["others"]
     quantity: Literal["speed", "fits"]  # speed: tokens/s per GPU of `of` over `to`; fits: whether `of` trained
@@ -69,7 +70,7 @@ class ByOthers(StrictModel):
 
 
 class Pair(NamedTuple):
-    """Two rows of one source, and the ratio of their rates."""
+    """Two published measurements of one source, and the ratio of their speeds."""
 
     of: MeasuredCase
     to: MeasuredCase
@@ -77,7 +78,7 @@ class Pair(NamedTuple):
 
 
 def observe(rule: ByOthers, band: tuple[float, float] | None) -> Observed:
-    """Return what the selected rows show.
+    """Return what the published measurements that a rule selects show about its claim.
 
     `band` is the range of expected ratios, which decides which pair is the worst or the best. It is not used for a rule
     about `fits`. Raises ValueError if no row or no pair matches the rule.
@@ -101,7 +102,7 @@ def observe(rule: ByOthers, band: tuple[float, float] | None) -> Observed:
 
 
 def pairs(rule: ByOthers) -> Iterator[Pair]:
-    """Yield all pairs of rows of one source that differ only in the conditions that the rule names."""
+    """Yield all pairs of measurements of one source that differ only in the conditions that the rule names."""
     assert rule.to is not None
     rows = [case for case in measured_by_others.cases() if case.quantity in TIMES and case.grade in _grades(rule)]
     rows = [case for case in rows if not case.outside]  # their times vary by more than REPEAT between runs
@@ -128,12 +129,12 @@ def _grades(rule: ByOthers) -> str:
 
 
 def _speed(case: MeasuredCase) -> float:
-    """Return the published speed of a row in tokens per second and GPU."""
+    """Return the published speed of a measurement in tokens per second and GPU."""
     return float(tokens_per_second_per_gpu(case.job, case.seconds))
 
 
 def _facts(case: MeasuredCase) -> dict[str, Any]:
-    """Return the conditions of a row by name. No condition repeats another one."""
+    """Return the conditions of a measurement by name. No condition repeats another one."""
     engine, job, box = case.engine, case.job, case.box
     return {
         "model": case.shape.name,
@@ -150,7 +151,7 @@ def _facts(case: MeasuredCase) -> dict[str, Any]:
 
 
 def _differ(first_case: MeasuredCase, second_case: MeasuredCase) -> set[str]:
-    """Return the names of the conditions in which two rows differ."""
+    """Return the names of the conditions in which two measurements differ."""
 
     def parts(case: MeasuredCase) -> dict[str, Any]:
         settings = dataclasses.replace(case.engine, precision="fp32", world_size=1, accumulation_bytes=0)
@@ -169,7 +170,7 @@ def _differ(first_case: MeasuredCase, second_case: MeasuredCase) -> set[str]:
 
 
 def _scope(case: MeasuredCase) -> str:
-    """Return a description of the deciding row: its source, its grade and its setting."""
+    """Return a description of the deciding measurement: its source, its grade and its setting."""
     facts = _facts(case)
     setting = (
         f"{facts['model']} in {facts['precision']}, {facts['gpus']} x {facts['gpu']}, {facts['sequence_length']} tokens"
@@ -184,7 +185,7 @@ def _in_words(pair: Pair) -> str:
 
 
 def _sources(cases: Sequence[MeasuredCase]) -> list[str]:
-    """Return the address of each source, with what it reports about its software and what is assumed."""
+    """Return the address of each source, with its software and the assumptions that were made about it."""
     return list(dict.fromkeys(f"{case.family}: {case.url}: {' '.join(case.conditions.split())}" for case in cases))
 
 

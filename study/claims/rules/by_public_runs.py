@@ -1,8 +1,8 @@
-"""Compare public runs, which others measured, in pairs that differ only in the subject of a claim.
+"""Decide claims by training runs that others published, in pairs that differ only in what the claim is about.
 
-The runs are those of the archive in reports/public, and no value is written into the ledger. A verdict is about these
-runs: they have their own models, GPUs and releases, which the reason and the evidence name. Runs of an engine or a
-setting that the sentence does not speak of belong under `aside` of the sentence, where they decide nothing.
+The runs are those in reports/public, and no value is written into the ledger. A verdict is about these runs: they have
+certain models, GPUs and releases, which the reason and the evidence name. Runs of an engine or a setting that the
+sentence is not about belong under `aside` of the sentence, where they decide nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Names = Annotated[tuple[Text, ...], Field(strict=False)]  # lists of the YAML fi
 
 
 class Between(StrictModel):
-    """Two settings of the same trainings in one source of the archive."""
+    """Two settings, with each of which a source of reports/public ran the same trainings."""
 
     source: Text
     control: dict[str, Any]  # field of the setting -> value
@@ -30,7 +30,7 @@ class Between(StrictModel):
 
 
 class ByPublicRuns(StrictModel):
-    """A rule that compares the claim with pairs of public runs, each the arm against the control."""
+    """A rule that compares the claim with pairs of published runs: a run with the claim's setting, and a control."""
 
     type: Literal["public"]
     quantity: Literal["speed", "peak", "loss"]  # ratios of the arm; loss: largest relative difference of any step
@@ -47,9 +47,10 @@ class ByPublicRuns(StrictModel):
 
 
 def observe(rule: ByPublicRuns, band: tuple[float, float]) -> Observed:
-    """Return what the pairs show. `band` is the expected range, which decides which pair is the worst or the best.
+    """Return what pairs of published runs show about a claim.
 
-    Raises ValueError if a comparison is unknown or no pair has the quantity.
+    `band` is the expected range, which decides which pair is the worst or the best. Raises ValueError if a comparison
+    is unknown or no pair has the quantity.
     """
     from study.compare.public_pairs import also_differs, pairs_of
     from study.public_runs import archive

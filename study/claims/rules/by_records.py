@@ -1,4 +1,4 @@
-"""Evaluate claims with the committed records of runs.
+"""Decide claims by the committed records of this project's runs.
 
 FUNCTIONS has the functions that the ledger may name. All records are from a CPU. Losses are compared seed by seed with
 compare/differences.py, for the models of the studies in LEARNED, in fp32 with two processes. If bytes differ between
@@ -46,7 +46,7 @@ def _finished(study: str) -> list[RecordFile]:
 
 
 def _folder(study: str) -> Path:
-    """Return the folder with the committed records of a study. Raises MissingEvidence if it has none."""
+    """Return the folder with the committed records of a study. Raises MissingEvidence if the study has none."""
     folder = RECORDS / study
     if not any(folder.rglob("*.json*")):
         raise MissingEvidence(f"{folder}: there are no records in this folder")
@@ -69,7 +69,7 @@ def _known(value: T | None) -> T:
 
 
 def _name(path: str) -> str:
-    """Return the name of a strategy, from its name or the path of its file."""
+    """Return the name of a strategy, given its name or the path of its file."""
     return Path(path).stem
 
 
@@ -79,7 +79,7 @@ def _name(path: str) -> str:
 def loss_difference(
     study: str, strategy: str, control: str, part: str = "training", steps: int | None = None
 ) -> Observed:
-    """Return the relative difference between the losses of a strategy and of the control, with its interval over seeds.
+    """Return the relative difference between the losses of a strategy and of a control, with its interval over seeds.
 
     If `part` is "training", the loss is the mean of the last ten steps, or of the first `steps` if that is given. If it
     is "evaluation", the loss is the held-out loss at the end.
@@ -96,9 +96,9 @@ def loss_difference(
 
 
 def different_bits(strategy: str, control: str) -> Observed:
-    """Return in how many settings the trained bits of a strategy differ from the control's, with all orders fixed.
+    """Return in how many settings a strategy trains other bits than a control, although the order of all sums is fixed.
 
-    The settings are those of the studies `bits` and `bits-learned` in which the two strategies have the same roundings.
+    The settings are those of the studies `bits` and `bits-learned` in which both strategies round alike.
     """
     from study.compare import bits
 
@@ -117,7 +117,7 @@ def different_bits(strategy: str, control: str) -> Observed:
 
 
 def gradient_norm_ratio(study: str, strategy: str, control: str) -> Observed:
-    """Return the mean gradient norm of a strategy divided by the control's, with its interval over seeds."""
+    """Return the mean gradient norm of a strategy divided by that of a control, with its interval over seeds."""
     difference = _compared(_table(study), study, strategy, control, "mean_grad_norm")
     low, high = difference.ends
     return Observed(1 + difference.number, difference.evidence, (1 + low, 1 + high), told=difference.told)
@@ -125,7 +125,7 @@ def gradient_norm_ratio(study: str, strategy: str, control: str) -> Observed:
 
 @lru_cache(maxsize=len(LEARNED))
 def _table(study: str) -> pd.DataFrame:
-    """Return the runs of a study of LEARNED and of its study STUDY-others.
+    """Return the table of runs of a study of LEARNED, including those of the study STUDY-others.
 
     Runs with a label are left out, because variants of the control are not controls. Some strategies ran only once and
     ended with exactly the weights of another strategy. They get copies of all runs of that strategy.
@@ -176,9 +176,10 @@ def _compared(table: pd.DataFrame, study: str, strategy: str, control: str, metr
 
 
 def state_bytes_per_parameter(strategy: str, world_size: int, precision: str, part: str) -> Observed:
-    """Return the bytes per parameter just before the optimizer step, on the rank that uses the most memory.
+    """Return the bytes per parameter that one part of the memory takes just before the optimizer step.
 
-    `part` is one of PARTS. "model_states" are the states that the ZeRO paper counts.
+    The value is that of the rank that uses the most memory. `part` is one of PARTS. "model_states" are the states that
+    the ZeRO paper counts.
     """
     if part not in PARTS:
         raise ValueError(f"part {part!r}: must be one of {', '.join(PARTS)}")
@@ -206,7 +207,7 @@ def state_ratio(strategy: str, part: str, precision: str, world_size: int, to_wo
 
 
 def _ratio(above: Observed, below: Observed, description: str) -> Observed:
-    """Return one observed value divided by another, with the interval that both intervals allow."""
+    """Return one observed value divided by another, with the interval that follows from both intervals."""
     (low, high), (least, most) = above.ends, below.ends
     interval = None if (low, least) == (high, most) else (low / most, high / least)
     return Observed(above.number / below.number, above.evidence + below.evidence, interval, told=description)
@@ -219,7 +220,7 @@ def _from_least_to_most(values: list[float], runs: list[RecordFile]) -> Observed
 
 
 def held_ratio(study: str, of: str, to: str, part: str, label: str = "") -> Observed:
-    """Return the bytes per rank just before the optimizer step with one strategy, divided by those with another.
+    """Return the memory per rank of one strategy divided by that of another, just before the optimizer step.
 
     `part` is one of PARTS. The interval is from the smallest to the largest ratio over the models of the study. Only
     runs with the label are compared.
@@ -236,13 +237,13 @@ def held_ratio(study: str, of: str, to: str, part: str, label: str = "") -> Obse
 
 
 def _labeled(study: str, label: str, strategy: str) -> dict[tuple[str, str], RecordFile]:
-    """Return the runs of a strategy with a label, by workload and size."""
+    """Return the runs of a strategy that have a label, by workload and model size."""
     runs = (f for f in _finished(study) if f.record.strategy == strategy and _label(f.record.run_id) == label)
     return {(f.record.workload, f.record.config["size"]): f for f in runs}
 
 
 def _label(run_id: str) -> str:
-    """Return the label at the end of a run's name, after its seed. Empty if it has none."""
+    """Return the label at the end of a run's name, after its seed. Return "" if it has none."""
     return re.split(r"-seed\d+-?", run_id)[-1]
 
 
@@ -254,7 +255,7 @@ def _largest_part(run: RecordFile, part: str) -> int:
 def peak_ratio(
     of: str, to: str, precision: str | None = None, study: str = "peaks-real", label: str | None = None
 ) -> Observed:
-    """Return the peak tensor memory of one strategy divided by that of another, for the process that uses the most.
+    """Return the peak tensor memory of one strategy divided by that of another, each of the process that uses the most.
 
     The interval is from the smallest to the largest ratio over the models, numbers of processes and precisions of the
     study. If `precision` or `label` is given, only runs with it are used. In bf16, DDP uses autocast.
@@ -290,7 +291,7 @@ def _of_step(r: Record) -> tuple[str, int, int, bool]:
 
 
 def volume(strategy: str, world_size: int, accumulation: int) -> Observed:
-    """Return the bytes of a step's collectives divided by the bytes of all parameters. All-reduces count twice."""
+    """Return the bytes that a step communicates, divided by the bytes of all parameters. All-reduces count twice."""
     runs = _sending(strategy, world_size, accumulation)
     values = [_moved(f.record) / (4 * _known(f.record.num_params)) for f in runs]  # all runs are in fp32
     return _from_least_to_most(values, runs)
@@ -301,12 +302,12 @@ def _moved(r: Record, kinds: tuple[str, ...] | None = None) -> int:
 
 
 def volume_ratio(of: dict[str, Any], to: dict[str, Any]) -> Observed:
-    """Return `volume` of one case divided by that of another."""
+    """Return `volume` with the arguments `of` divided by `volume` with the arguments `to`."""
     return _ratio(volume(**of), volume(**to), "lowest to highest")
 
 
 def reduced_ratio(strategy: str, world_size: int, accumulation: int) -> Observed:
-    """Return the bytes of gradient reductions in a step with `accumulation` micro steps divided by those with one."""
+    """Return the bytes of gradient reductions in a step with gradient accumulation, divided by those without it."""
     accumulated, plain = (_sending(strategy, world_size, steps) for steps in (accumulation, 1))
     values = [
         _moved(a.record, REDUCTIONS) / _moved(b.record, REDUCTIONS) for a, b in zip(accumulated, plain, strict=True)
@@ -315,7 +316,7 @@ def reduced_ratio(strategy: str, world_size: int, accumulation: int) -> Observed
 
 
 def uses_collective(strategy: str, world_size: int, collective: str) -> Observed:
-    """Return whether a step uses a collective for more than losses and norms."""
+    """Return whether a training step uses a collective operation for anything else than losses and norms."""
     runs = _sending(strategy, world_size, 1)
     kind = collective.replace("-", "_")
     shares = [_moved(f.record, (kind,)) / _moved(f.record) for f in runs]
@@ -328,9 +329,9 @@ def uses_collective(strategy: str, world_size: int, collective: str) -> Observed
 
 
 def accumulation_difference(workload: str, strategy: str, micro_batch: int) -> Observed:
-    """Return the largest relative difference of loss in any step between runs with and without gradient accumulation.
+    """Return the largest relative difference between the losses of a run with gradient accumulation and one without it.
 
-    Both runs have the same global batch.
+    The losses of each step are compared. Both runs have the same global batch.
     """
     accumulated, plain = _parity_pair(workload, strategy, micro_batch)
     losses = [[line["loss"] for line in steps_of(f)] for f in (accumulated, plain)]
@@ -360,7 +361,7 @@ def _parity_pair(workload: str, strategy: str, micro_batch: int) -> tuple[Record
 
 
 def protocol_effect(program: str, metric: defects.Metric) -> Observed:
-    """Return the relative difference between a published program's results with and without ZeRO, with its interval.
+    """Return the relative difference that ZeRO makes to a metric in a published program, with its interval.
 
     `program` is "published", or "mended" for the program with all defects corrected. The interval is over repeats.
     """

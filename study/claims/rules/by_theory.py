@@ -1,4 +1,4 @@
-"""Evaluate claims with the papers' formulas and the models of study/theory.
+"""Decide claims by formulas of papers and by this project's predictions in study/theory.
 
 FUNCTIONS has the functions that the ledger may name. Their arguments describe a case: a model, a strategy's file, GPUs
 and a batch, in the precision class in which that strategy trains. Gradients accumulate in 16 bits, as DeepSpeed does by
@@ -47,7 +47,7 @@ class _Typed(BaseModel):
 
 
 class GivenModel(_Typed):
-    """A model that study/theory does not know by name, described by its sizes."""
+    """A model that the ledger describes by its sizes, because study/theory does not know it by name."""
 
     name: str
     architecture: Literal["bert", "gpt2", "gpt-neo", "gpt-j"]
@@ -57,7 +57,7 @@ class GivenModel(_Typed):
 
 
 class Case(_Typed):
-    """The inputs of the models of memory and time, with the names that the ledger uses."""
+    """The training for which memory and time are predicted, described with the names that the ledger uses."""
 
     model: str | GivenModel
     strategy: str
@@ -76,7 +76,7 @@ class Case(_Typed):
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any], subject: str = "arguments") -> Case:
-        """Return a case from the arguments in the ledger.
+        """Return a Case from the arguments that a rule of the ledger gives.
 
         Raises ValueError with the key if a key is missing, unknown or of another type.
         """
@@ -128,18 +128,18 @@ class Case(_Typed):
 
 @lru_cache(maxsize=4096)
 def peak_of(case: Case) -> Peak:
-    """Return the predicted peak memory of the case, for the rank that uses the most."""
+    """Return the predicted peak memory of a training, for the rank that uses the most."""
     return peaks.peak(case.shape, case.engine, case.job)
 
 
 @lru_cache(maxsize=4096)
 def prediction_of(case: Case) -> Prediction:
-    """Return the predicted memory and time of the case."""
+    """Return the predicted memory and time of a training."""
     return prediction.predict(case.shape, case.engine, case.job, case.box)
 
 
 def model_of(model: str | Mapping[str, Any], subject: str = "model") -> str | GivenModel:
-    """Return a model from its entry in the ledger, which is a name or sizes.
+    """Return a model from its entry in the ledger, which is a name or a dict of sizes.
 
     Raises ValueError with the key if a key is missing, unknown or of another type.
     """
@@ -161,7 +161,7 @@ def shape_of(model: str | GivenModel) -> ModelShape:
 
 
 def engine_in_16_bits(strategy: str, hidden: int, world_size: int, precision: PrecisionClass) -> Engine:
-    """Return the engine of a strategy, in the precision class in which it trains and with gradients in 16 bits."""
+    """Return the engine of a strategy in its precision class, with gradients in 16 bits."""
     chosen = file.read_by_name(strategy)
     return in_theory.engine_of_strategy(
         chosen, hidden, world_size, in_theory.precision_class(chosen, precision), "bf16"
@@ -169,7 +169,7 @@ def engine_in_16_bits(strategy: str, hidden: int, world_size: int, precision: Pr
 
 
 def box_of(gpu: str, gpus: int, node: str | None) -> Cluster:
-    """Return the GPUs and nodes that a case names.
+    """Return the cluster with the GPUs and nodes that a rule of the ledger names.
 
     Raises ValueError for an unknown GPU or node, and if the GPUs do not fill the nodes.
     """
@@ -202,29 +202,29 @@ def box_of(gpu: str, gpus: int, node: str | None) -> Cluster:
 
 
 def paper_bytes_per_parameter(zero_stage: int, world_size: int, precision: str) -> Observed:
-    """Return the bytes of model states per parameter on one rank, by the ZeRO paper."""
+    """Return the bytes of model states per parameter on one rank, as the ZeRO paper's formulas give them."""
     parts = model_states.paper_bytes_per_parameter(zero_stage, world_size, precision)
     return Observed(parts.total, (f"{parts.parameters:.6g} + {parts.gradients:.6g} + {parts.optimizer_states:.6g}",))
 
 
 def paper_total_bytes(num_params: float, zero_stage: int, world_size: int, precision: str) -> Observed:
-    """Return the bytes of model states on one rank, by the ZeRO paper."""
+    """Return the bytes of model states on one rank, as the ZeRO paper's formulas give them."""
     per_parameter = paper_bytes_per_parameter(zero_stage, world_size, precision)
     evidence = f"{num_params:g} x ({per_parameter.evidence[0]})"
     return Observed(num_params * per_parameter.number, (evidence,), in_bytes=True)
 
 
 def paper_reduction(zero_stage: int, world_size: int, precision: str) -> Observed:
-    """Return the bytes of model states at stage 0 divided by those at this stage."""
+    """Return the model states at stage 0 divided by those at stage `zero_stage`, by the ZeRO paper's formulas."""
     above, below = (paper_bytes_per_parameter(stage, world_size, precision) for stage in (0, zero_stage))
     return Observed(above.number / below.number, (f"({above.evidence[0]}) / ({below.evidence[0]})",))
 
 
 def paper_peak_reduction(zero_stage: int, world_size: int, precision: str) -> Observed:
-    """Return the peak memory at stage 0 divided by that at this stage, as an interval.
+    """Return the peak memory at stage 0 divided by the peak memory at stage `zero_stage`, as an interval.
 
-    Its lower end, 1, is the ratio if there are only activations. Its upper end is the ratio if there are only model
-    states.
+    The lower end of the interval, 1, is the ratio if there are only activations. The upper end is the ratio if there
+    are only model states.
     """
     states = paper_reduction(zero_stage, world_size, precision)
     ends = (1.0, states.number)
@@ -232,7 +232,7 @@ def paper_peak_reduction(zero_stage: int, world_size: int, precision: str) -> Ob
 
 
 def paper_saving_share(zero_stage: int, of_stage: int, world_size: int, precision: str) -> Observed:
-    """Return the bytes that one stage saves compared with stage 0, divided by the bytes that `of_stage` saves."""
+    """Return the bytes that stage `zero_stage` saves compared with stage 0, divided by those that `of_stage` saves."""
     whole, mine, theirs = (
         paper_bytes_per_parameter(stage, world_size, precision).number for stage in (0, zero_stage, of_stage)
     )
@@ -241,21 +241,21 @@ def paper_saving_share(zero_stage: int, of_stage: int, world_size: int, precisio
 
 
 def paper_offload_reduction(world_size: int, precision: PrecisionClass) -> Observed:
-    """Return the bytes on the GPU at stage 2 divided by those at stage 2 with the optimizer offloaded."""
+    """Return the model states on the GPU at ZeRO stage 2, divided by those with the optimizer offloaded."""
     plain, offloaded = (Engine("deepspeed", 2, world_size, precision, 2, device) for device in ("none", "cpu"))
     above, below = (model_states.paper_bytes_by_place(engine, 1).device for engine in (plain, offloaded))
     return Observed(above / below, (f"{above:g} / {below:g} bytes per parameter",))
 
 
 def paper_volume(zero_stage: int, accumulation: int) -> Observed:
-    """Return how many times the number of the model's parameters a rank sends in a step, by the ZeRO paper."""
+    """Return how many elements a rank sends in a step, divided by the number of parameters, by the ZeRO paper."""
     value = communication.paper_volume(zero_stage, 1, accumulation)
     micro_steps = f"{accumulation} micro step{'' if accumulation == 1 else 's'}"
     return Observed(float(value), (f"stage {zero_stage}, {micro_steps}: {value:g}",))
 
 
 def paper_volume_ratio(of: dict[str, Any], to: dict[str, Any]) -> Observed:
-    """Return `paper_volume` of one case divided by that of another."""
+    """Return `paper_volume` with the arguments `of` divided by `paper_volume` with the arguments `to`."""
     above, below = paper_volume(**of), paper_volume(**to)
     return Observed(above.number / below.number, (*above.evidence, *below.evidence))
 
@@ -279,16 +279,16 @@ def link_bandwidth(gpu: str, directions: str) -> Observed:
 
 
 def peak(**arguments: Any) -> Observed:
-    """Return the peak memory of a GPU in a step, in bytes."""
+    """Return the predicted peak memory of a GPU in a step, in bytes."""
     case = Case.of(arguments)
     total = float(peak_of(case).total)
     return Observed(total, (_peak_in_words(case),), around(total, 1 + MEMORY_ERROR), in_bytes=True)
 
 
 def peak_of_any_batch(**arguments: Any) -> Observed:
-    """Return the peak memory of a GPU in bytes if the batch is not known.
+    """Return the range of a GPU's peak memory, in bytes, for a training whose batch size is not known.
 
-    The interval is from one checkpointed sequence per GPU to the whole memory of the GPU.
+    The range is from one checkpointed sequence per GPU to the whole memory of the GPU.
     """
     least = peak(**arguments, **_LEAST)
     card = float(Case.of({**arguments, **_LEAST}).box.gpu.memory_bytes)
@@ -299,14 +299,14 @@ def peak_of_any_batch(**arguments: Any) -> Observed:
 
 
 def memory_ratio(of: dict[str, Any], to: dict[str, Any]) -> Observed:
-    """Return the peak memory of one case divided by that of another."""
+    """Return the predicted peak memory of the training `of` divided by that of the training `to`."""
     above, below = Case.of(of), Case.of(to)
     value = float(peak_of(above).total / peak_of(below).total)
     return Observed(value, (_peak_in_words(above), _peak_in_words(below)), around(value, 1 + MEMORY_ERROR))
 
 
 def fits(**arguments: Any) -> Observed:
-    """Return whether the GPU has enough memory for the peak, and the node enough for offloaded data."""
+    """Return whether a training is predicted to fit into the memory of the GPUs and, with offload, of the nodes."""
     case = Case.of(arguments)
     predicted_peak = peak_of(case)
     expected, worst, best = (_has_room(predicted_peak, case.box, factor) for factor in (1.0, *_WORST_AND_BEST))
@@ -319,7 +319,7 @@ def fits(**arguments: Any) -> Observed:
 
 
 def largest_model(strategy: str, gpu: str, gpus: int, node: str | None = None) -> Observed:
-    """Return the number of parameters of the largest GPT that fits.
+    """Return the number of parameters of the largest GPT that fits on the GPUs with a strategy.
 
     It trains one sequence of 1,024 tokens per GPU, in 16 bits and with activation checkpointing.
     """
@@ -328,7 +328,7 @@ def largest_model(strategy: str, gpu: str, gpus: int, node: str | None = None) -
 
 
 def capacity_ratio(of: dict[str, Any], to: dict[str, Any]) -> Observed:
-    """Return `largest_model` of one strategy and machine divided by that of another."""
+    """Return `largest_model` with the arguments `of` divided by `largest_model` with the arguments `to`."""
     above, below = largest_model(**of), largest_model(**to)
     ends = (above.ends[0] / below.ends[1], above.ends[1] / below.ends[0])
     return Observed(above.number / below.number, (*above.evidence, *below.evidence), ends)
@@ -369,9 +369,9 @@ def _peak_in_words(case: Case) -> str:
 def engine_volume(
     strategy: str, model: str | dict[str, Any], world_size: int, accumulation: int, checkpointing: bool
 ) -> Observed:
-    """Return how many times the number of the model's parameters a rank sends in a step.
+    """Return how many elements a rank of current DeepSpeed sends in a step, divided by the number of parameters.
 
-    This is for current DeepSpeed in bf16, simulated.
+    The value is that of a simulation in bf16.
     """
     shape = shape_of(model_of(model))
     engine = engine_in_16_bits(strategy, shape.hidden, world_size, "bf16")
@@ -383,7 +383,7 @@ def engine_volume(
 
 
 def speed_ratio(of: dict[str, Any], to: dict[str, Any]) -> Observed:
-    """Return the tokens per second and GPU of one case divided by those of another."""
+    """Return the predicted tokens per second and GPU of the training `of` divided by those of the training `to`."""
     above, below = Case.of(of), Case.of(to)
     value = _speed(above) / _speed(below)
     evidence = (_speed_in_words(above), _speed_in_words(below))
@@ -391,7 +391,7 @@ def speed_ratio(of: dict[str, Any], to: dict[str, Any]) -> Observed:
 
 
 def speed_ratio_change(of: dict[str, Any], to: dict[str, Any], along: str, start: Any, end: Any) -> Observed:
-    """Return by how much `speed_ratio` increases if one argument is changed in both cases.
+    """Return by how much `speed_ratio` increases if one argument of both trainings is changed.
 
     `along` is the name of the argument, which changes from `start` to `end`.
     """
@@ -439,7 +439,7 @@ FUNCTIONS: dict[str, Callable[..., Observed]] = {
 
 
 def check_cases(function: str, arguments: Mapping[str, Any]) -> None:
-    """Raise ValueError if an argument of a case is missing, unknown or of another type."""
+    """Raise ValueError if an argument of a function in FUNCTIONS is missing, unknown or of another type."""
     if function in ("peak", "fits"):
         Case.of(arguments)
     elif function == "peak_of_any_batch":
