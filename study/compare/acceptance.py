@@ -48,7 +48,7 @@ class Verdict(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """One run: its strategy, its kind of training (one of `WAYS`), and whether it trained."""
+    """One run: its strategy, its kind of training, and whether it trained."""
 
     run_id: str
     strategy: str
@@ -58,7 +58,7 @@ class _Run(NamedTuple):
 
 
 def tolerance(precision: str) -> float:
-    """Return the largest relative difference that is allowed between the losses of a run and of `single`."""
+    """Return the largest relative difference that is allowed between the losses of a run and of its reference run."""
     return LOSS_TOLERANCE if precision == "fp32" else LOSS_TOLERANCE_IN_16_BITS
 
 
@@ -89,7 +89,7 @@ Cells = dict[tuple[str, str], Verdict]  # by strategy and check
 
 
 def _cells(strategies: Sequence[str], runs: Sequence[_Run], references: dict[str, RecordFile]) -> Cells:
-    """Return the verdict of each check that at least one run of a strategy requests."""
+    """Return the verdict of each check that at least one run of a strategy requests, by strategy and check."""
     cells: Cells = {}
     for strategy in strategies:
         own = [run for run in runs if run.strategy == strategy]
@@ -135,7 +135,7 @@ def _trained(run: RecordedRun) -> Verdict:
 
 
 def _is_reference(r: Record) -> bool:
-    """Return whether a run is a reference: `single`, neither compiled nor with a shared GPU."""
+    """Return whether a run can be a reference: strategy `single`, not compiled, and without a shared GPU."""
     return r.strategy == "single" and not r.config.get("compile") and not r.config.get("share_device")
 
 
@@ -155,7 +155,7 @@ def _work(r: Record) -> str:
 
 
 def _check(check: str, runs: list[_Run], references: dict[str, RecordFile]) -> Verdict | None:
-    """Return the verdict of one check of one strategy. None if no run requests this check."""
+    """Return the verdict of one check for one strategy. None if no run requests this check."""
     if check in WAYS:
         return _worst(_of_training(run) for run in runs if run.way == check)
     finished = [run.file for run in runs if run.file]
@@ -279,7 +279,7 @@ def _reasons(cells: Cells) -> list[str]:
 
 
 def _distances(runs: list[_Run], references: dict[str, RecordFile]) -> list[str]:
-    """Return a table of the largest loss difference of each run from its reference."""
+    """Return a table of the largest difference between the losses of each run and of its reference."""
     rows = []
     for file in (run.file for run in runs if run.file and not _is_reference(run.file.record)):
         if reference := references.get(_work(file.record)):

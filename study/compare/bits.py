@@ -1,4 +1,4 @@
-"""Make the view `bits`: compare the bits that strategies train, and name the roundings that make them differ.
+"""Make the view `bits`: compare trained weights bit by bit, and name the roundings that make strategies differ.
 
 The expectations are in this module. They were written before the runs that they are compared with. Engines round
 differently, for example because they add the same numbers in different orders. `roundings` returns the choices that the
@@ -153,7 +153,7 @@ _WAY_OF: dict[str, Callable[[_Engine], str | None]] = {
 
 
 def roundings(r: Record) -> dict[str, str]:
-    """Return how one run rounds: the name of each rounding, mapped to the variant that the engine uses.
+    """Return how one run rounds: for each kind of rounding, the variant that the engine uses.
 
     Roundings that play no role in the run, and those that --fixed-order removes, are left out.
     """
@@ -176,7 +176,7 @@ EXPLANATION = (
 
 
 def _sections(record_files: list[RecordFile]) -> list[str]:
-    """Return the lines of the page: the causes that occur, the tables, and the expectations with their outcomes.
+    """Return the lines of the page: the causes of differences, the tables, and the expectations with their outcomes.
 
     There is a table for each model and precision. Its rows are strategies, and its columns are settings.
     """
@@ -211,7 +211,7 @@ def _setting(file: RecordFile, ignored: Collection[str] = ("perturb",)) -> str:
 
 
 def _column(file: RecordFile) -> str:
-    """Return the heading of a run's column: processes, adapter, micro batches, clipping and pins."""
+    """Return the heading of a run's column: processes, adapter, micro batches, clipping and fixed orders."""
     r, proof = file.record, require_proof(file.record)
     parts = [terminal.count(r.world_size, "process", "processes")]
     parts += shown_adapter(r)
@@ -226,7 +226,7 @@ def _column(file: RecordFile) -> str:
 
 
 def _columns(files: Sequence[RecordFile]) -> list[list[RecordFile]]:
-    """Group runs by setting. Settings without pins come first, then those with more and more pins."""
+    """Group runs by setting. The more orders a setting fixes, the later it comes."""
 
     def place(column: list[RecordFile]) -> tuple[Any, ...]:
         config = column[0].record.config
@@ -239,7 +239,7 @@ def _columns(files: Sequence[RecordFile]) -> list[list[RecordFile]]:
 
 
 def is_faulty(r: Record) -> bool:
-    """Return whether a run trained with a planted fault."""
+    """Return whether a run trained with a planted fault (an error that was made on purpose)."""
     return bool(r.config.get("perturb"))
 
 
@@ -256,10 +256,10 @@ Column = Sequence[RecordFile]  # the runs of one setting
 
 
 def settings(folders: Sequence[Path]) -> dict[str, tuple[list[Column], list[Column]]]:
-    """Return the settings of each model and precision: a list of those without pins, and a list of those with pins.
+    """Return the runs below the folders by model and precision, as groups with equal settings.
 
-    The keys are headings, which also contain the number of steps, the seed and the machine. Runs without digests are
-    left out.
+    For each model and precision there is a list of groups without --fixed-order, and a list of groups with it. The keys
+    are headings, which also contain the number of steps, the seed and the machine. Runs without digests are left out.
     """
     return _settings(_with_digests(records.find(folders)))
 
@@ -271,12 +271,12 @@ def _settings(files: Sequence[RecordFile]) -> dict[str, tuple[list[Column], list
 
 
 def heads(columns: Sequence[Column]) -> list[str]:
-    """Return the heading of each column, which describes its setting."""
+    """Return the heading of each column of a table. A column has the runs of one setting."""
     return [_column(column[0]) for column in columns]
 
 
 def _shipped_and_pinned(files: Sequence[RecordFile]) -> tuple[list[Column], list[Column]]:
-    """Return the settings that have at least two strategies or faults to compare: without pins, and with pins."""
+    """Return the settings with at least two strategies or faults to compare: without --fixed-order, and with it."""
     columns: list[Column] = [column for column in _columns(files) if len({_name(file.record) for file in column}) > 1]
     shipped = [column for column in columns if not column[0].record.config.get("fixed_order")]
     return shipped, [column for column in columns if column not in shipped]
@@ -293,7 +293,7 @@ def _table(columns: Sequence[Column]) -> list[str]:
 
 @dataclass(frozen=True)
 class Cell:
-    """The comparison of one run with the reference run of its setting."""
+    """The result of comparing the bits of one run with those of the reference run of its setting."""
 
     step: int | None  # the first step after which weights or moments differ; None if they never differ
     roundings: tuple[str, ...]  # in which the two runs differ
@@ -302,7 +302,7 @@ class Cell:
 
 
 def grid(columns: Sequence[Column]) -> dict[str, list[Cell | None]]:
-    """Return a row of cells for each strategy, then a row for each planted fault.
+    """Return the rows of a table: one for each strategy, then one for each planted fault.
 
     A cell is None if there is no such run in that setting.
     """
@@ -326,7 +326,7 @@ def _cell(file: RecordFile, control: RecordFile) -> Cell:
 
 
 def shown(cell: Cell | None) -> str:
-    """Return the text of a cell. Empty if there is no such run."""
+    """Return the comparison of a run with its reference as text. Empty if there is no such run."""
     if cell is None:
         return ""
     if cell.step is None:
@@ -340,7 +340,7 @@ def _from_step(step: int, held_out: float | None) -> str:
 
 
 def first_differing_step(r: Record, reference: Record) -> int | None:
-    """Return the first step after which weights or moments differ. None if they never differ.
+    """Return the first step after which the weights or moments of two runs differ. None if they never differ.
 
     Only steps for which both runs have digests are compared. Returns 0 if one of the runs has no digests.
     """
@@ -372,9 +372,9 @@ def _held_out_difference(r: Record, reference: Record) -> float | None:
 
 
 def _against_shipped(files: Sequence[RecordFile]) -> list[str]:
-    """Return a table of the effect of --fixed-order.
+    """Return a table that compares each strategy with --fixed-order with the same strategy without it.
 
-    Each strategy with all pins is compared with the same strategy without pins. Empty if there are no such runs.
+    Only runs that fix all orders are compared. Empty if there are no such runs.
     """
 
     def place(file: RecordFile) -> tuple[str, str]:
@@ -404,9 +404,9 @@ def _against_shipped(files: Sequence[RecordFile]) -> list[str]:
 
 
 def pairs_by_outcome(files: Sequence[RecordFile]) -> Mapping[str, list[tuple[str, str]]]:
-    """Return the pairs of runs of one setting, by their ids, for each outcome of the expectations.
+    """Return pairs of runs of the same setting, grouped by whether their bits are as expected.
 
-    The outcomes are:
+    Each pair has the ids of its runs. The outcomes are:
 
     - same, broken: two strategies with the same roundings have the same bits, or different bits.
     - named: two strategies with different roundings have different bits.
@@ -424,7 +424,7 @@ def pairs_by_outcome(files: Sequence[RecordFile]) -> Mapping[str, list[tuple[str
 
 
 def _kind_of_pair(r: Record, partner: Record) -> str | None:
-    """Return the outcome of the expectation about two runs of one setting. None if nothing was expected."""
+    """Return whether the bits of two runs of one setting are as expected. None if nothing was expected."""
     is_equal, strategies_equal = first_differing_step(r, partner) is None, r.strategy == partner.strategy
     num_faulty = is_faulty(r) + is_faulty(partner)
     if num_faulty:
@@ -440,7 +440,7 @@ def _kind_of_pair(r: Record, partner: Record) -> str | None:
 
 @dataclass(frozen=True)
 class SingleRounding:
-    """The effect of one rounding, measured on pairs of runs of one setting that differ only in this rounding."""
+    """The effect of one rounding, measured on pairs of runs that differ only in this rounding."""
 
     num_pairs: int
     num_same: int  # pairs whose bits are equal nevertheless
@@ -448,7 +448,7 @@ class SingleRounding:
 
 
 def single_roundings(files: Sequence[RecordFile]) -> dict[str, SingleRounding]:
-    """Return the effect of each rounding, in the order of `ROUNDINGS`.
+    """Return the effect of each rounding on the trained bits, in the order of `ROUNDINGS`.
 
     A rounding is left out if no pair of runs differs only in it.
     """

@@ -1,4 +1,4 @@
-"""The view `communication`: the traffic of an optimizer step, and the step time at different network rates.
+"""Make the view `communication`: what an optimizer step sends, and the step time at different network rates.
 
 The first part compares each run's collectives with theory and with the ZeRO paper.
 
@@ -68,7 +68,7 @@ def _sections(record_files: list[RecordFile]) -> list[str]:
 
 
 def _compared(communicating: list[Messages]) -> list[str]:
-    """Return a summary of theory's errors, and tables of the runs that sent something or were predicted to."""
+    """Return a summary of the prediction errors, and tables of the runs that sent something or were predicted to."""
     if not communicating:
         return []
     lines = [*_summary(communicating), "", COLUMNS, ""]
@@ -78,12 +78,12 @@ def _compared(communicating: list[Messages]) -> list[str]:
 
 
 def _named(reason: str, runs: Sequence[Record]) -> list[str]:
-    """Return a line that names the runs without a row and the reason. Empty if there are no such runs."""
+    """Return a line that names the runs without a table row and the reason. Empty if there are no such runs."""
     return [f"{reason}: {', '.join(r.run_id for r in runs)}.", ""] if runs else []
 
 
 def _summary(cells: list[Messages]) -> list[str]:
-    """Return lines that say how far theory is off, and for which runs."""
+    """Return lines that say how large the prediction errors are, and for which runs."""
     worst = max(cells, key=lambda c: c.error)
     beyond = [c for c in cells if c.error > TOLERANCE]
     deviating = [c for c in cells if not c.is_equal_in_counts]
@@ -115,7 +115,7 @@ def _order(c: Messages) -> tuple[object, ...]:
 
 
 def _rows(block: list[Messages]) -> list[list[str]]:
-    """Return one row per strategy.
+    """Return the table rows of runs, one row per strategy.
 
     If runs of one strategy have different collectives, each variant has a row of its own, named by the run's id.
     """
@@ -169,7 +169,7 @@ CONTROL = "ddp"
 
 
 class Layout(NamedTuple):
-    """The properties that runs must share so that their times can be compared, apart from strategy and network rate."""
+    """The properties that runs must share before their times are compared, other than strategy and network rate."""
 
     machines: int
     ranks: int  # per machine
@@ -179,7 +179,7 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True)
 class NetworkCell:
-    """The repeated runs of one strategy on one network."""
+    """The repeated runs of one strategy at one network rate, with their times and bytes."""
 
     layout: Layout
     strategy: str
@@ -221,7 +221,7 @@ def _twin(file: RecordFile) -> tuple[Hashable, ...]:
 
 
 def _key(file: RecordFile) -> _Key | None:
-    """Return the key by which repeats are grouped. None if the run cannot be compared.
+    """Return the key by which repeats are grouped. None if the run cannot be compared with others.
 
     A run cannot be compared if it used one machine, if it did not run on CPUs (and thus over gloo), if its record lacks
     the traffic or the step time, or if it used a collective whose traffic on the wire is not known.
@@ -265,7 +265,7 @@ def _network_cell(
 
 
 def predicted_seconds(free: NetworkCell, rate: float) -> float:
-    """Return the predicted step time in seconds on a network of this rate (bits per second).
+    """Return the predicted step time in seconds on a network of this rate, in bits per second.
 
     The prediction is the step time of `free`, the runs on an unlimited network, plus the time in which the bytes that
     theory predicts pass the network. If theory does not know the model, the bytes that gloo sends for the counted
@@ -276,17 +276,17 @@ def predicted_seconds(free: NetworkCell, rate: float) -> float:
 
 
 def prediction_error(cell: NetworkCell, free: NetworkCell) -> float:
-    """Return the relative error of the predicted step time. Positive if the prediction is too long."""
+    """Return the relative error of the predicted step time. It is positive if the predicted time is too long."""
     return predicted_seconds(free, cell.rate) / cell.median_seconds - 1
 
 
 def breaks_even(cell: NetworkCell, control: NetworkCell) -> bool:
-    """Return whether a step takes at most `PAYS` times as long as a step of the control on the same network."""
+    """Return whether a step takes at most `PAYS` times as long as a step of the control at the same network rate."""
     return cell.median_seconds <= PAYS * control.median_seconds
 
 
 def network_sections(record_files: Iterable[RecordFile]) -> list[str]:
-    """Return the sections for runs on several machines.
+    """Return the sections of the page about runs on several machines.
 
     Each layout of machines has a table of bytes, a table of seconds by rate, and a line that names the strategies and
     rates that pay (`breaks_even`).
@@ -318,7 +318,7 @@ def _by_strategy(block: Iterable[NetworkCell]) -> dict[str, list[NetworkCell]]:
 
 
 def _bytes(block: list[NetworkCell]) -> list[str]:
-    """Return the table of bytes, with one row per strategy.
+    """Return the table of communicated bytes, with one row per strategy.
 
     The columns about the wire show the smallest and the largest value over the rates.
     """

@@ -1,4 +1,4 @@
-"""The view `differences`: differences from the control, with confidence intervals and equivalence tests.
+"""Make the view `differences`: differences from the control, with confidence intervals and equivalence tests.
 
 The intervals are those of paired differences, or Welch's. Equivalence is tested by two one-sided tests (TOST) against a
 margin. The margin is the repeatability limit (ISO 5725-6) of the control's own repeats.
@@ -65,14 +65,14 @@ COLUMNS = (
 
 
 class Margin(NamedTuple):
-    """The margin of equivalence: how far two equal runs of the control differ."""
+    """The margin of equivalence: the largest relative difference that is expected between equal runs of the control."""
 
     relative: float
     num_runs: int  # repeats from which the margin was estimated
 
 
 class Estimate(NamedTuple):
-    """A difference from the control, with its interval.
+    """An estimated difference from the control, with its interval.
 
     It is relative for learned metrics, and a difference of logarithms for times.
     """
@@ -85,7 +85,7 @@ class Estimate(NamedTuple):
 
 
 def compare(table: pd.DataFrame, control: str = "ddp", metrics: Iterable[str] = METRICS) -> pd.DataFrame:
-    """Compare each strategy with the control, metric by metric.
+    """Compare each strategy with the control in each metric, and return a table with one row per comparison.
 
     Returns one row per comparison, with the columns `COLUMNS`. The metric `mfu` needs a table to which
     `predicted.with_theory` has added its columns.
@@ -135,7 +135,7 @@ def compare(table: pd.DataFrame, control: str = "ddp", metrics: Iterable[str] = 
 
 
 def margins(table: pd.DataFrame, metric: str, control: str = "ddp") -> dict[tuple, Margin]:
-    """Return the repeatability limit of the control, by machine, workload, size and precision.
+    """Return the margin of equivalence (repeatability limit) of a metric, by machine, workload, size and precision.
 
     The limit is that of ISO 5725-6, 4.1.4: 95 of 100 pairs of equal runs differ by less than 1.96 sqrt(2) s_r. Here,
     s_r is the standard deviation of equal runs. It is relative to the mean or, for times, that of the logarithms, and
@@ -175,12 +175,15 @@ def margins(table: pd.DataFrame, metric: str, control: str = "ddp") -> dict[tupl
 
 
 def repeatability_limit(variance: float, degrees: int) -> float:
-    """Return the repeatability limit of runs with this variance, estimated with this number of degrees of freedom."""
+    """Return the difference that 95 of 100 pairs of equal runs do not exceed (the limit of ISO 5725-6).
+
+    `variance` is that of equal runs, estimated with `degrees` degrees of freedom.
+    """
     return float(stats.t.ppf((1 + CONFIDENCE) / 2, degrees) * np.sqrt(2 * variance))
 
 
 class _Group(NamedTuple):
-    """The runs of one strategy in one cell, and the control's runs that they are compared with.
+    """The runs of one strategy in one setting, and the control's runs that they are compared with.
 
     Runs are given by their row numbers in the table.
     """
@@ -216,7 +219,7 @@ def _groups(table: pd.DataFrame, compared: pd.DataFrame) -> Iterator[_Group]:
 def _comparison(
     metric: str, group: _Group, values: np.ndarray, seeds: np.ndarray, margin: Margin | None, control: str
 ) -> dict[str, Any] | None:
-    """Compare a group's values of one metric with the control's. None if neither side has a value."""
+    """Compare a strategy's values of one metric with the control's. None if both have no value."""
     kind = METRICS[metric]
     # Without the runs and the pairs of runs for which the metric is not known.
     runs, controls = (rows[~np.isnan(values[rows])] for rows in (group.runs, group.controls))
@@ -308,7 +311,7 @@ def _launches(
 def _seeds(
     values: np.ndarray, seeds: np.ndarray, group: _Group, couples: np.ndarray, margin: float | None
 ) -> tuple[float, float, Estimate]:
-    """Compare a learned metric seed by seed.
+    """Compare a metric of learning seed by seed.
 
     Returns the mean, that of the control, and the difference relative to the control's mean, with its interval.
     """
@@ -375,9 +378,9 @@ def bootstrap_interval(sample: np.ndarray, confidence: float, resamples: int) ->
 
 
 def unpaired(values: np.ndarray, control_values: np.ndarray, margin: float | None) -> Estimate:
-    """Estimate the difference of two means, with Welch's interval. Equivalence is tested by TOST against the margin.
+    """Estimate the difference of two means with Welch's interval, and test equivalence against the margin (TOST).
 
-    There is no interval if a side has fewer than two values, or if all its values are equal.
+    There is no interval if one of the groups has fewer than two values, or if all its values are equal.
     """
     value, n = values.mean() - control_values.mean(), min(len(values), len(control_values))
     description = f"one seed, {len(values)} against {len(control_values)} repeats"
@@ -444,7 +447,7 @@ Each strategy is compared with the control's runs that do the same work with the
 
 
 def page(folders: Sequence[Path], control: str) -> str:
-    """Return the page in Markdown: the verdicts by metric, and the reasons why runs were left out."""
+    """Return the page of the view `differences` in Markdown: verdicts by metric, and why runs were left out."""
     runs = predicted.with_theory(tidy.read(folders))
     tidy.check_control(runs, control)
     head = ["strategy", "processes", "n", control, "value", "difference", "margin", "verdict", "why"]
@@ -459,7 +462,10 @@ def page(folders: Sequence[Path], control: str) -> str:
 
 
 def _sections(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Yield the rows of each training, with a heading that distinguishes it from the other trainings."""
+    """Yield a heading and the table rows for each training.
+
+    The heading distinguishes it from the other trainings.
+    """
     several = rows.groupby(list(_WORK), dropna=False)[list(_DISTINGUISHING)].nunique()
     distinguishing = [name for name, most in several.max().items() if most > 1]
     for values, members in rows.groupby([*_WORK, *distinguishing], sort=False, dropna=False):

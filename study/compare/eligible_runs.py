@@ -1,6 +1,6 @@
-"""Select the runs that a study's protocol admits to its result.
+"""Select the runs of a study that count for its result.
 
-A run is admitted if it was planned and if it trained as planned. Each planned run counts once.
+The study's protocol admits a run if it was planned and if it trained as planned. Each planned run counts once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PLACES = NOT_TRAINED | {"data", "init", "weights"}
 
 
 class Wanted(NamedTuple):
-    """A run that the study plans."""
+    """A run that the study's plan contains."""
 
     run_id: str
     strategy: str
@@ -34,7 +34,7 @@ class Wanted(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """The results of one admitted run that the protocol evaluates."""
+    """The results of one admitted run: its held-out metrics by step, and its training losses."""
 
     run_id: str
     strategy: str
@@ -47,7 +47,7 @@ class Trained(NamedTuple):
 
 
 class Runs(NamedTuple):
-    """A study's runs: those that the protocol admits, those that are left out, and those that are missing."""
+    """The runs of a study, divided into admitted, excluded and missing runs."""
 
     taken: list[Trained]
     left_out: dict[str, str]  # run_id -> reason
@@ -56,7 +56,7 @@ class Runs(NamedTuple):
 
 
 def read(folders: Sequence[Path], wanted: Iterable[Wanted], protocol: Protocol, study: str, sha256: str) -> Runs:
-    """Read a study's runs, and divide them into those that are admitted, excluded or missing.
+    """Read the runs of a study, and divide them into admitted, excluded and missing runs.
 
     Raises Refusal if the folders have no run of the study, or if two different runs have the same id.
     """
@@ -104,7 +104,7 @@ def _runs_of(folders: Sequence[Path], study: str) -> list[tuple[Outcome, RecordF
 def _reason(
     planned: Wanted | None, outcome: Outcome, record: Record | None, protocol: Protocol, sha256: str
 ) -> str | None:
-    """Return why the protocol does not admit a run, without regard to other runs. None if it admits the run."""
+    """Return why the protocol excludes a run, without regard to other runs. None if it admits the run."""
     if planned is None:
         return "the study plans no such run"
     if outcome.status != "ok" or record is None:
@@ -124,7 +124,7 @@ def _other_code(record: Record) -> str | None:
 
 
 def _other_request(planned: Wanted, record: Record) -> str | None:
-    """Return a description of the first setting in which a run differs from its plan. None if there is none."""
+    """Return the first setting in which a run differs from its plan, as text. None if there is none."""
     recorded = RunConfig.model_validate(record.config)
     plan, run = (config.model_dump(mode="json", exclude=set(_PLACES)) for config in (planned.config, recorded))
     if differs := next((name for name in plan if plan[name] != run[name]), None):
@@ -141,7 +141,7 @@ def _not_evaluated(record: Record, protocol: Protocol) -> str | None:
 
 
 def _odd_ones(runs: dict[str, Record]) -> dict[str, str]:
-    """Return the runs that differ from most others in something that must be equal, with the reason.
+    """Return the runs that differ from most others in something that must be equal, with the reasons.
 
     Libraries, arithmetic and text must be the same for all runs. The machine, the pretrained weights and the initial
     weights must be the same for all runs of one seed.
@@ -195,5 +195,5 @@ def _trained(file: RecordFile, labels: Sequence[str]) -> Trained:
 
 
 def label_of(run_id: str, labels: Iterable[str]) -> str:
-    """Return the label with which a run's id ends. Empty if it ends with none of these labels."""
+    """Return the label with which a run's id ends. Empty if it ends with none of `labels`."""
     return next((label for label in labels if label and run_id.endswith(f"-{label}")), "")

@@ -1,6 +1,6 @@
-"""The facts of one recorded run, as a row of the tidy table.
+"""Make a row of the table of all runs from the record of one run.
 
-Predictions, and facts that depend on other runs, are added elsewhere.
+Predictions, and facts that depend on other runs, are added by other modules.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _shared: dict[str, dict[str, Any]] = {}  # thousands of runs have equal settings
 
 
 def row(file: RecordFile, outcome: Outcome | None) -> dict[str, Any]:
-    """Return the facts of a run by column.
+    """Return the row of a run in the table of all runs, as values by column.
 
     `outcome` is what the runner observed. Unless the outcome is ok, its status and message replace those of the record.
     """
@@ -95,7 +95,7 @@ def row(file: RecordFile, outcome: Outcome | None) -> dict[str, Any]:
 
 
 def settings(config: RunConfig, r: Record | Outcome) -> dict[str, Any]:
-    """Return the requested settings of a run, and a digest of them.
+    """Return the requested settings of a run, and a digest that is equal for runs with equal settings.
 
     The digest covers everything that determines what a run trains, except for the seed, the global batch and the number
     of steps.
@@ -148,7 +148,7 @@ _OF_PROOF = (
 
 
 def engine_kind(proof: Proof) -> str:
-    """Return the kind of the verified engine: deepspeed, fsdp, ddp or torch."""
+    """Return the kind of engine that a run used: deepspeed, fsdp, ddp or torch."""
     if proof.zero_stage is not None:
         return "deepspeed"
     if proof.distributed_type == "FSDP":
@@ -157,7 +157,7 @@ def engine_kind(proof: Proof) -> str:
 
 
 def is_unproven(r: Record) -> bool:
-    """Return whether a run used FSDP2 and its proof does not say what was sharded, as in older records."""
+    """Return whether a record of FSDP2 does not say what was sharded, as in older records."""
     return r.proof is not None and r.proof.distributed_type == "FSDP" and r.proof.sharding is None
 
 
@@ -178,7 +178,7 @@ def computed_buckets(runs: Iterable[Record]) -> list[str]:
 
 
 def shown_adapter(r: Record) -> list[str]:
-    """Return the parts of a heading that say which adapter a run trained. Empty if it trained all weights."""
+    """Return the words that describe a run's adapter in a heading. Empty if the run trained all weights."""
     if r.config["lora_rank"] is None:
         return []
     return [f"LoRA of rank {r.config['lora_rank']}", *(["weights in 4 bits"] if r.config["load_in_4bit"] else [])]
@@ -198,10 +198,10 @@ _OF_THE_RUN |= {"bf16.enabled", "fp16.enabled"}
 
 
 def engine_fingerprint(r: Record) -> dict[str, Any] | None:
-    """Return the settings that identify an engine, independent of the strategy's name.
+    """Return the settings that identify a run's engine, independent of the strategy's name. None for older records.
 
     Runs of one strategy have equal fingerprints, even if their model, precision and number of processes differ. Values
-    that depend on these are replaced by words such as "auto". None for older records, whose proof lacks the settings.
+    that depend on these are replaced by words such as "auto". The proof of older records lacks the settings.
     """
     if r.proof is None or r.proof.settings is None:
         return None
@@ -236,12 +236,12 @@ def num_replicas(proof: Proof) -> int:
 
 
 def steps_at_an_end(num_steps: int) -> int:
-    """Return the number of steps over which the first losses, or the last losses, of a run are averaged."""
+    """Return over how many steps the first losses, or the last losses, of a run are averaged."""
     return max(1, min(STEPS_AT_AN_END, num_steps // 3))
 
 
 def _learning(file: RecordFile, config: RunConfig) -> dict[str, Any]:
-    """Return the curve of a run, and metrics of learning.
+    """Return the losses of a run by step, and the metrics of learning.
 
     Means over the curve are included only if the run took all its steps.
     """
@@ -267,11 +267,10 @@ def _learning(file: RecordFile, config: RunConfig) -> dict[str, Any]:
 
 
 def share_of_others(r: Record) -> float | None:
-    """Return the share of the processor time that others used while the run trained.
+    """Return the share of processor time that other programs and virtual machines used while a run trained.
 
-    Others are other processes, and other guests of the hypervisor. None if the share is not known. None on a GPU,
-    because other processes do not slow it down. None on several machines, because the record covers only the first of
-    them.
+    None if the share is not known. None on a GPU, because other processes do not slow it down. None on several
+    machines, because the record covers only the first of them.
     """
     if r.load is None or r.device != "cpu" or r.other_machines:
         return None
@@ -327,7 +326,7 @@ def _speed(r: Record, device: str) -> dict[str, Any]:
 
 
 def _memory(r: Record, device: str) -> dict[str, Any]:
-    """Return the memory of the device, and the peaks of the largest rank during training.
+    """Return the memory of the device, and the peaks of the rank with the largest peak during training.
 
     Building and evaluating the model do not count.
     """
@@ -371,7 +370,7 @@ def _peaks(r: Record, kind: str) -> list[int | None]:
 
 
 def process_bytes(r: Record) -> int | None:
-    """Return the largest memory of any rank's whole process during training, in bytes. None if it was not measured."""
+    """Return the memory of the largest process of a run during training, in bytes. None if it was not measured."""
     return max((peak for peak in _peaks(r, "resident_bytes") if peak is not None), default=None)
 
 
@@ -391,7 +390,7 @@ def _model_states(r: Record) -> dict[str, Any]:
 
 
 def _rank_parts(r: Record, device: str) -> list[dict[str, Any]] | None:
-    """Return the model states by part and the peaks of each rank, in bytes. None if they were not measured.
+    """Return each rank's bytes of model states by part, and its peaks. None if they were not measured.
 
     The parts are those at the moment when the optimizer steps. `host` is the number of these bytes that are in host
     memory instead of on the GPU, None on a CPU. `resting` has the same parts between two steps.
@@ -414,7 +413,10 @@ def _parts(states: ModelStateBytes, on_gpu: bool) -> dict[str, int | None]:
 
 
 def _communication(r: Record) -> dict[str, Any]:
-    """Return the bytes and the number of the collectives of rank 0 in one step. Empty if they were not measured."""
+    """Return the bytes and the number of the collective operations of rank 0 in one step.
+
+    Empty if they were not measured.
+    """
     if r.collectives_per_step is None:
         return {}
     return {

@@ -1,4 +1,4 @@
-"""The view `fits`: the largest model or batch that each strategy trained under a memory cap, and its step time."""
+"""Make the view `fits`: the largest model or batch that each strategy trained under a memory cap, and its step time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ shows the median over the runs of a strategy and, in parentheses, the lowest and
 
 
 class Tried(NamedTuple):
-    """One run with a limit on its memory."""
+    """One run under a memory cap, which may have failed."""
 
     outcome: Outcome
     config: RunConfig
@@ -70,7 +70,7 @@ class Largest(NamedTuple):
     needed_gib: float | None  # predicted memory of the largest that trained
 
     def cells(self) -> list[str]:
-        """Return the cells of the strategy's row in the table of what fits."""
+        """Return the strategy's row in the table of what fits."""
         struck = f" (of {self.struck})" if self.struck else ""
         needed = "" if self.needed_gib is None else f"{self.needed_gib:.2f}"
         texts = [value or "none" for value in (self.trained, self.not_trained, self.predicted)]
@@ -78,7 +78,10 @@ class Largest(NamedTuple):
 
 
 def page(folders: Sequence[Path], control: str = "ddp") -> str:
-    """Return the page in Markdown: a table for each workload and memory cap, with one row per strategy."""
+    """Return the page of the view `fits` in Markdown.
+
+    It has a table for each workload and memory cap, with one row per strategy.
+    """
     tried = read(folders)
     lines: list[str] = [] if tried else ["No run here had a cap; `zero-study run frontier` makes some.", ""]
     for _, members in groupby(tried, key=lambda run: run.work):
@@ -88,7 +91,7 @@ def page(folders: Sequence[Path], control: str = "ddp") -> str:
 
 
 def _sections(runs: list[Tried], control: str) -> list[str]:
-    """Return the tables of runs that differ only in strategy, size and batch.
+    """Return the tables of runs that differ only in strategy, model size and batch.
 
     Runs that failed for another reason than memory are listed below the tables.
     """
@@ -105,12 +108,12 @@ def _sections(runs: list[Tried], control: str) -> list[str]:
 
 
 def read(folders: Sequence[Path]) -> list[Tried]:
-    """Return every run under a memory cap below the folders, sorted by what was trained and by cap."""
+    """Return all runs under a memory cap that are below the folders, sorted by training and cap."""
     return sorted((each for run in records.find_runs(folders) if (each := _tried(run))), key=lambda each: each.work)
 
 
 def largest(folders: Sequence[Path]) -> list[Largest]:
-    """Return the largest model or batch of each strategy under each cap."""
+    """Return the largest model or batch that each strategy trained under each memory cap."""
     return [row for _, runs in groupby(read(folders), key=lambda run: run.work) for row in _largest(list(runs))]
 
 
@@ -136,7 +139,7 @@ def _knob(runs: Sequence[Tried]) -> str:
 
 
 def _largest(runs: list[Tried]) -> list[Largest]:
-    """Return the largest model or batch of each strategy.
+    """Return the largest model or batch that each strategy trained under one memory cap.
 
     Predictions are made for every size (or batch) that any of the strategies tried.
     """
@@ -174,7 +177,7 @@ def _largest_of(
 
 
 def _parameters(run: Tried) -> int:
-    """Return an approximate number of parameters, from layers and hidden size, by which sizes are sorted."""
+    """Return a rough number of parameters, from layers and hidden size, by which model sizes are sorted."""
     size = SIZES[run.config.workload][run.config.size]
     return size["layers"] * 12 * size["hidden"] ** 2 + 51_281 * size["hidden"]
 
@@ -183,9 +186,9 @@ def _parameters(run: Tried) -> int:
 
 
 class Speed(NamedTuple):
-    """The speed of a strategy compared with the control's.
+    """The speed of a strategy under a memory cap compared with that of the control.
 
-    It is measured at the control's largest batch, and at the strategy's own largest batch under the cap.
+    It is measured at the control's largest batch, and at the strategy's own largest batch.
     """
 
     strategy: str
@@ -197,7 +200,7 @@ class Speed(NamedTuple):
     fits: bool  # whether it trained at the control's batch
 
     def cells(self) -> list[str]:
-        """Return the cells of the strategy's row in the table of times."""
+        """Return the strategy's row in the table of times."""
         rates = [self.batch / seconds for seconds in self.own_seconds]
         equal = _median(self.equal_seconds, "not timed" if self.fits else "does not fit")
         own = [str(self.batch or ""), _median(rates, "not timed" if self.batch else "")]
@@ -205,7 +208,7 @@ class Speed(NamedTuple):
 
 
 def speeds(folders: Sequence[Path], control: str = "ddp") -> list[Speed]:
-    """Return the speed of each strategy compared with the control's, under each cap.
+    """Return the speed of each strategy compared with that of the control, under each memory cap.
 
     Caps under which the control ran fewer than two times at its largest batch are left out.
     """
@@ -252,9 +255,9 @@ def _rate_ratios(runs: list[Tried], controls: list[Tried]) -> tuple[float, ...]:
 
 
 def over_series(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """Return the geometric mean of the ratios, and the bounds of a 95 % prediction interval for one more series.
+    """Return the geometric mean of one ratio per series of runs, and a 95 % prediction interval for one more series.
 
-    There is one ratio per series of runs. The interval is by Student's t on the logarithms.
+    The interval is by Student's t on the logarithms.
     """
     from scipy import stats  # part of the extra `report`, which the view itself does not need
 

@@ -1,4 +1,4 @@
-"""The answer of `zero-study compare --json`."""
+"""Make what `zero-study compare --json` prints."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ NOT_SHOWN = "compare/not-shown-to-train-the-same"
 
 
 def of(view: str, pages: Iterable[str], fields: Mapping[str, Any] | None = None) -> Answer:
-    """Return the answer of a view: its numbers if it has them, and the tables of its pages as texts."""
+    """Return the answer of `compare --json` for a view: its numbers if it has any, and its tables as texts."""
     own = {"groups": [], "not_ok": [], **(fields or {})}
     return envelope.answer("compare", None, (), {"view": view, "tables": _tables(pages), **own})
 
 
 def of_verdict(study: str, judged: Judged) -> Answer:
-    """Return the verdict on a study that has a protocol."""
+    """Return the answer of `compare --json` for a study that has a protocol."""
     text = f"The study {study} does not show that this strategy trains to the same loss as its control."
     found = [envelope.Finding(NOT_SHOWN, "error", text, name=name) for name in judged.not_shown]
     fields = {"view": "verdict", "tables": _tables([judged.page]), "groups": [], "not_ok": []}

@@ -1,9 +1,9 @@
-"""The views of memory: model states, the peak memory of a step, the parts of a peak, and the errors of theory.
+"""Make the views of memory: model states, the peak memory of a step, the parts of a peak, and prediction errors.
 
-`model-states`: bytes of model states per rank, compared with the ZeRO paper's formula, with reasons for differences.
-`parts`: the parts of a rank's peak memory, and the model size from which a strategy's peak is below DDP's.
-`peaks`: the peak memory of a step in each run, compared with theory.
-`theory`: the errors of theory about model states, collectives and peaks, by strategy.
+- `model-states`: bytes of model states per rank, compared with the ZeRO paper's formula, with reasons for differences
+- `parts`: the parts of a rank's peak memory, and the model size from which a strategy's peak is below DDP's
+- `peaks`: the peak memory of a step in each run, compared with the prediction
+- `theory`: the errors of predicted model states, collectives and peaks, by strategy
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ parameter of the model, and compare them with the ZeRO paper (arXiv:1910.02054, 
 
 
 def _states_sections(record_files: list[RecordFile]) -> list[str]:
-    """Return the lines of the page: the tables, and the reasons for differences from the paper.
+    """Return the lines of the view `model-states`: the tables, and the reasons for differences from the paper.
 
     There is a table for each model, precision, number of processes and moment, with one row per strategy.
     """
@@ -77,7 +77,7 @@ def _states_sections(record_files: list[RecordFile]) -> list[str]:
 
 
 def _explained(notes: Sequence[str]) -> list[str]:
-    """Return the section of numbered reasons, to which cells of the tables refer."""
+    """Return the section with the numbered reasons to which the tables refer."""
     if not notes:
         return []
     reasons = [f"- r{number}: {predicted.REASONS[reason]}" for number, reason in enumerate(notes, 1)]
@@ -102,7 +102,7 @@ def _states_order(r: Record) -> tuple[object, ...]:
 
 
 def _distinct(block: list[Record]) -> list[tuple[str, Record]]:
-    """Return the name and the record of each row: one row per strategy.
+    """Return the name and the record for each row of a table, with one row per strategy.
 
     If runs of one strategy have different bytes, each variant has a row of its own, named by the run's id.
     """
@@ -115,7 +115,7 @@ def _distinct(block: list[Record]) -> list[tuple[str, Record]]:
 
 
 def _bytes(r: Record) -> list[list[int]]:
-    """Return the bytes that a row shows of a run.
+    """Return the measured bytes that a run's row shows.
 
     Bytes on a disk are not among them, because they differ between equal runs.
     """
@@ -142,7 +142,7 @@ def _per_parameter(num_bytes: Sequence[float], r: Record) -> str:
 
 
 def _close(value: float, reference: float) -> bool:
-    """Return whether two values in bytes per parameter are equal within the tolerance of the page."""
+    """Return whether two numbers of bytes per parameter are equal within the tolerance of the page."""
     return abs(value - reference) <= max(STATES_TOLERANCE * max(abs(value), abs(reference)), SMALLEST_PRINTED)
 
 
@@ -224,7 +224,7 @@ class RunPeak(NamedTuple):
 
 
 def _parts_sections(record_files: list[RecordFile]) -> list[str]:
-    """Return the lines of the page: a table for each model size, and the crossings.
+    """Return the lines of the view `parts`: a table per model size, and the sizes from which on strategies save memory.
 
     They are grouped by workload, precision, number of processes and batch.
     """
@@ -250,7 +250,7 @@ def _parts_sections(record_files: list[RecordFile]) -> list[str]:
 
 
 def crossings(folders: Sequence[Path]) -> list[Crossing]:
-    """Return, for each setting and strategy, the model size from which on the strategy saves memory."""
+    """Return the model size from which on each strategy has a lower peak than the control, for each setting."""
     return [row for _, runs in _by_setting(records.find(folders)) for row in _crossings(runs)]
 
 
@@ -270,7 +270,7 @@ def _peak_of(r: Record) -> RunPeak | None:
 
 
 def _crossings(runs: list[RunPeak]) -> list[Crossing]:
-    """Return, for each strategy, the model size from which on its peak is below the control's.
+    """Return the model size from which on each strategy has a lower peak than the control.
 
     Strategies that were run with fewer than three sizes are left out.
     """
@@ -286,7 +286,7 @@ def _crossings(runs: list[RunPeak]) -> list[Crossing]:
 
 
 def _crossing_size(pairs: list[tuple[RunPeak, RunPeak]], field: Literal["peak", "theory"]) -> str:
-    """Return the name of the smallest size from which on every run's peak is below that of the control.
+    """Return the name of the smallest model size from which on every run's peak is below that of the control.
 
     Each pair has a run of the strategy and a run of the control, of the same size.
     """
@@ -320,7 +320,7 @@ PEAKS_HEAD = ["strategy", "batch x tokens", "measured, MB", "theory, MB", "error
 
 
 def _peaks_sections(record_files: list[RecordFile]) -> list[str]:
-    """Return the lines of the page: a summary, and a table per model, precision and number of processes."""
+    """Return the lines of the view `peaks`: a summary, and a table per model, precision and number of processes."""
     peaks = [peak for file in finished(record_files) if (peak := predicted.step_peak(file.record)) is not None]
     lines = [_peaks_summary(peaks), "", PEAKS_COLUMNS, ""] if peaks else []
     lines += tables(peaks, _peaks_order, _peaks_heading, PEAKS_HEAD, lambda members: map(_peaks_row, members))
@@ -349,7 +349,7 @@ def _peaks_order(c: StepPeak) -> tuple[object, ...]:
 
 
 def _computed(r: Record) -> str:
-    """Return how a run computed, as far as it differs from the usual way.
+    """Return what is unusual in how a run computed, as text.
 
     The usual way is SDPA, with dropout, of all weights, without activation checkpointing, and one micro step.
     """
@@ -386,7 +386,7 @@ above the measurement, the whole difference counts as an error."""
 
 
 class Error(NamedTuple):
-    """The error of theory's prediction about one run, relative to the measurement."""
+    """The error of one prediction for one run, relative to the measurement."""
 
     strategy: str
     run: str
@@ -396,7 +396,7 @@ class Error(NamedTuple):
 
 
 class Errors(NamedTuple):
-    """The errors of theory about three quantities, each for all runs that measured it."""
+    """The errors of predicted model states, collectives and peaks, for all runs that measured them."""
 
     states: list[Error]
     messages: list[Error]
@@ -404,7 +404,7 @@ class Errors(NamedTuple):
 
 
 def errors(folders: Sequence[Path]) -> Errors:
-    """Return the errors of theory about every run below the folders. Raises Refusal if there is no run."""
+    """Return the prediction errors for all runs below the folders. Raises Refusal if there is no run."""
     return _errors(records.find(folders))
 
 
@@ -426,7 +426,7 @@ def _errors(record_files: Iterable[RecordFile]) -> Errors:
 
 
 def _theory_sections(record_files: list[RecordFile]) -> list[str]:
-    """Return three tables of errors, with one row per strategy and a last row for all strategies."""
+    """Return the lines of the view `theory`: three tables of errors, with a row per strategy and one for all."""
     every = _errors(record_files)
     head = ["strategy", "runs", "median error", "worst error", "the worst run"]
     peaks_head = [*head[:-1], "counted too much, at most", "worst beyond it", head[-1]]

@@ -1,4 +1,4 @@
-"""Form pairs of comparable runs.
+"""Form pairs of a run and a comparable run of the control.
 
 For each pair, the result names the quantities that cannot be compared. For each run without a pair, it gives the
 reason.
@@ -42,17 +42,17 @@ SHOWN = ("box", "workload", "size", "precision", "sequence_length", "config_dige
 
 
 class Pairs(NamedTuple):
-    """The pairs of runs, and the runs that are in no pair."""
+    """The pairs of comparable runs, and the runs without a pair."""
 
     compared: pd.DataFrame  # one row per pair of runs; `run` and `control_run` are labels of the table's index
     refused: pd.DataFrame  # one row per run that is in no pair, with the reason
 
 
 def comparable(run: Mapping[str, Any], partner: Mapping[str, Any]) -> str | None:
-    """Return why two rows of the table cannot be compared. None if they can.
+    """Return the reason why two runs cannot be compared. None if they can.
 
-    Strategy, number of processes and seed may differ here. `pair` chooses runs by these, and `limits` names the
-    quantities of a pair that cannot be compared nevertheless.
+    Strategy, number of processes and seed may differ. `pair` chooses runs by these, and `limits` names the quantities
+    of a pair that nevertheless cannot be compared.
     """
     for facts in (run, partner):
         if facts["status"] != "ok":
@@ -77,7 +77,7 @@ def comparable(run: Mapping[str, Any], partner: Mapping[str, Any]) -> str | None
 
 
 def limits(run: Mapping[str, Any], partner: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return, for each quantity in `LIMITS`, why it cannot be compared between two comparable rows. None if it can.
+    """Return why losses, speed, memory or states of two comparable runs cannot be compared. None for each that can.
 
     `states` are the quantities that depend on the number of processes: model states and traffic.
     """
@@ -96,7 +96,7 @@ def limits(run: Mapping[str, Any], partner: Mapping[str, Any]) -> dict[str, str 
 
 
 def _hours_apart(run: Mapping[str, Any], partner: Mapping[str, Any]) -> str | None:
-    """Return how many hours apart two runs began, if that is more than `SAME_SESSION_HOURS`. Otherwise None."""
+    """Return a text that says how many hours apart two runs began. None if it is at most `SAME_SESSION_HOURS`."""
     began = [run.get("started_at"), partner.get("started_at")]
     if any(pd.isna(moment) for moment in began):
         return None
@@ -146,7 +146,7 @@ def pair(table: pd.DataFrame, control: str = "ddp") -> Pairs:
 
 
 def scaling(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the efficiency of strong scaling for each strategy and number of processes, at a fixed global batch.
+    """Return the efficiency of strong scaling (at a fixed global batch) for each strategy and number of processes.
 
     `scaling_efficiency` is the median of `tokens_per_second_per_gpu`, divided by that of the base. The base is `single`
     on one process or, if there is none, the strategy's own runs on the fewest processes. The column `base` names it.
@@ -219,7 +219,7 @@ def _repeated(run: Mapping[str, Any]) -> tuple:
 
 
 def _reason(run: Mapping[str, Any], controls: Sequence[Mapping[str, Any]], control: str) -> str:
-    """Return why a run is in no pair, usually the first difference from the most similar run of the control."""
+    """Return why a run has no pair, usually the first difference from the most similar run of the control."""
     if run["status"] != "ok":
         return f"{run['strategy']}: {run['status']}"
     if run["strategy"] == control:

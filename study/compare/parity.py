@@ -1,6 +1,6 @@
-"""The view `parity`: losses, gradient norms and final weights of each run, compared with DDP.
+"""Make the view `parity`: losses, gradient norms and final weights of each run, compared with DDP.
 
-Its last table shows what each run learned: losses at first and at last, and the held-out metric.
+Its last table shows what each run learned: its first and last losses, and the held-out metric.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _sections(record_files: list[RecordFile]) -> list[str]:
 
 
 def same_training(file: RecordFile) -> str:
-    """Return a key that is equal for runs that train the same.
+    """Return a key that is equal for runs that train the same with any strategy.
 
     The key contains the machine, model, precision, seed, text and configuration.
     """
@@ -79,7 +79,7 @@ def same_training(file: RecordFile) -> str:
 
 
 def same_training_of_any_seed(file: RecordFile) -> str:
-    """Return a key that is equal for runs that train the same, apart from the seed."""
+    """Return a key that is equal for runs that train the same with any strategy and any seed."""
     r = file.record
     decisive = {name: value for name, value in settings(r).items() if name != "seed"}
     return _training([r.box, r.workload, r.size, r.config.get("precision")], r, decisive)
@@ -90,7 +90,7 @@ def _training(place: list[Any], r: Record, decisive: dict[str, Any]) -> str:
 
 
 def settings(r: Record) -> dict[str, Any]:
-    """Return what determines the result of a run: its settings, and the machine's properties that change arithmetic."""
+    """Return what determines a run's result: its settings, and the machine's properties that change arithmetic."""
     started = {} if r.continues is None else {"continues": r.continues.model_dump()}
     decisive = {name: value for name, value in r.config.items() if name not in NOT_COMPARED} | {"init": r.init}
     if decisive.get("fixed_order") is None:
@@ -99,7 +99,7 @@ def settings(r: Record) -> dict[str, Any]:
 
 
 def shown_arithmetic(r: Record) -> str:
-    """Return a text that names the properties of a run's machine that change its arithmetic. Empty if there are none.
+    """Return a text about the properties of a run's machine that change its arithmetic. Empty if there are none.
 
     The text follows the run's name.
     """
@@ -108,7 +108,7 @@ def shown_arithmetic(r: Record) -> str:
 
 
 def heading(r: Record, seeds: Sequence[int] = ()) -> str:
-    """Return a description of the training of a group of runs. `r` is one of these runs.
+    """Return the heading of a group of runs that train the same. `r` is one of these runs.
 
     `seeds`: the seeds of all runs, if there are several.
     """
@@ -122,7 +122,7 @@ def heading(r: Record, seeds: Sequence[int] = ()) -> str:
 
 
 def order(file: RecordFile) -> tuple[bool, int, int, int, str, str]:
-    """Return a sort key that places the best reference first.
+    """Return a sort key that puts the best reference among runs that train the same first.
 
     The order is ddp, single, the other strategies, and FSDP2 last.
 
@@ -135,7 +135,7 @@ def order(file: RecordFile) -> tuple[bool, int, int, int, str, str]:
 
 
 def incomparable(r: Record, partner: Record) -> str | None:
-    """Return why two runs of one group cannot be compared. None if they can."""
+    """Return why two runs that train the same cannot be compared. None if they can."""
     run, reference = (
         {**each.config, **require_proof(each).model_dump(), "world_size": each.world_size} for each in (r, partner)
     )
@@ -143,7 +143,7 @@ def incomparable(r: Record, partner: Record) -> str | None:
 
 
 def other_masks(run: Mapping[Any, Any], reference: Mapping[Any, Any]) -> str | None:
-    """Return why two runs drew different dropout masks. None if they drew the same masks.
+    """Return why two runs use different dropout masks. None if they use the same masks.
 
     Different masks lead to different losses, whatever the strategy.
     """
@@ -181,7 +181,7 @@ def _row(file: RecordFile, group: Sequence[RecordFile]) -> list[str]:
 
 
 def _short(r: Record) -> str:
-    """Return a run's id without the model, which the heading of its table names.
+    """Return a run's id without the model's name, which is in the heading of its table.
 
     "(mixed code)" is added if different code trained parts of the run.
     """
@@ -237,7 +237,7 @@ def _relative(value: float, reference: float) -> float:
 
 
 def _learned(runs: Sequence[RecordFile]) -> list[str]:
-    """Return a table per model, precision, global batch and machine, with a row for each run."""
+    """Return tables of what each run learned: one per model, precision, global batch and machine."""
 
     def block(file: RecordFile) -> str:
         r = file.record

@@ -35,7 +35,7 @@ def of_markdown(page: str, width: int | None = None) -> str:
 
 
 def tables(page: str) -> Iterator[tuple[str, list[str], list[list[str]]]]:
-    """Yield the heading above each table of a page in Markdown, and the head and the rows of the table."""
+    """Yield each table of a Markdown page as a heading, the names of the columns, and the rows."""
     heading = ""
     for kind, block in _blocks(page.rstrip().splitlines()):
         if kind == "heading":
@@ -89,7 +89,7 @@ def _heading(line: str, width: int) -> list[str]:
 
 
 def unmarked(text: str) -> str:
-    """Return text without Markdown's marks and HTML's entities."""
+    """Return a text without its Markdown formatting and HTML entities."""
     text = _LINK.sub(r"\1 (\2)", text)
     text = _MARKS.sub(lambda match: match[1] or match[2] or match[3] or "", text)
     text = text.replace("<br>", " ").replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")

@@ -1,7 +1,6 @@
-"""Join recorded runs with predictions of theory: model states, collectives, peak memory and FLOP/s.
+"""Add predictions to recorded runs: model states, collectives, peak memory and FLOP/s.
 
-`with_theory` adds these predictions to the tidy table. This is the only module of this package that imports
-`study.theory`.
+`with_theory` adds them to the table of all runs. This is the only module of this package that imports `study.theory`.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ COLUMNS: dict[str, str] = {
 
 
 def with_theory(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the table of facts with the predictions of theory for each run added as columns (`COLUMNS`)."""
+    """Return the table of all runs with the predictions for each run added as columns (`COLUMNS`)."""
     import pandas as pd
 
     rows = [{} if record is None else _columns(record) for record in table["record"]]
@@ -90,7 +89,7 @@ def peak_flops_per_second(r: Record) -> float | None:
 
 
 def engine_of(r: Record) -> Engine:
-    """Return the verified engine of a run, as an input of theory."""
+    """Return the engine that a run used, as an input of the predictions."""
     proof = require_proof(r)
     sharding, is_fsdp = proof.sharding, proof.distributed_type == "FSDP"
     accumulation = "fp32" if parameter_bytes(proof.precision) == 4 else r.config["accumulation_dtype"]
@@ -113,10 +112,10 @@ def engine_of(r: Record) -> Engine:
 
 
 def shape_of(r: Record) -> ModelShape | None:
-    """Return the shape of a run's model.
+    """Return the shape of a run's model, as an input of the predictions. None if it is not known.
 
     None if the number of parameters in the record is not that of the workload's model. Also None if FSDP2 ran and its
-    proof does not say what was sharded, because theory then does not know with which engine to compare.
+    proof does not say what was sharded, because the prediction then does not know with which engine to compare.
     """
     size = SIZES.get(r.workload, {}).get(r.size)
     if size is None or r.num_params is None or facts.is_unproven(r):
@@ -146,7 +145,7 @@ def _adapter_of(r: Record, head: str) -> Adapter | None:
 
 
 def job_of(r: Record) -> StepConfig:
-    """Return the work of one step of a run (batch, sequence length and so on), as an input of theory."""
+    """Return the work of one step of a run (batch, sequence length and so on), as an input of the predictions."""
     proof = require_proof(r)
     return StepConfig(
         micro_batch_size=proof.micro_batch_size,
@@ -163,10 +162,10 @@ def job_of(r: Record) -> StepConfig:
 
 
 def paper_states(r: Record, phase: StepPhase) -> StateBytes:
-    """Return the model states of one rank by the ZeRO paper's formula (arXiv:1910.02054, sec. 5), in bytes.
+    """Return the bytes of model states on one rank of a run, as the ZeRO paper's formula gives them.
 
-    Frozen parameters have neither gradients nor optimizer states, and may be quantized or, under FSDP2, in fp32. The
-    paper does not state this case.
+    The formula is in arXiv:1910.02054, sec. 5. Frozen parameters have neither gradients nor optimizer states, and may
+    be quantized or, under FSDP2, in fp32. The paper does not state this case.
     """
     assert r.num_params is not None
     engine = engine_of(r)
@@ -180,9 +179,9 @@ def paper_states(r: Record, phase: StepPhase) -> StateBytes:
 
 
 def state_differences(r: Record, phase: StepPhase) -> list[list[Difference]] | None:
-    """Return, for each rank, the differences of the engine's model states from the paper's formula, with reasons.
+    """Return how and why the engine's model states differ from the paper's formula, for each rank of a run.
 
-    None if theory does not know the model.
+    None if the shape of the model is not known.
     """
     if (shape := shape_of(r)) is None:
         return None
@@ -194,7 +193,7 @@ def state_differences(r: Record, phase: StepPhase) -> list[list[Difference]] | N
 
 
 def states_error(r: Record) -> float | None:
-    """Return the largest relative error of the predicted model states and buffers of any rank.
+    """Return the relative error of the predicted model states and buffers, for the rank with the largest error.
 
     None if it is not known.
     """
@@ -215,7 +214,7 @@ def states_error(r: Record) -> float | None:
 
 
 class Sent(NamedTuple):
-    """The bytes that a rank sent in a step, divided by the bytes of all parameters."""
+    """The bytes that a rank sent in a step divided by the bytes of all parameters, as measured and by two formulas."""
 
     measured: float
     by_gloo: float  # what gloo sends for the same collectives
@@ -223,7 +222,7 @@ class Sent(NamedTuple):
 
 
 class Messages(NamedTuple):
-    """The collectives of a run in one step, and those that theory predicts."""
+    """The measured and the predicted collectives of a run in one step."""
 
     record: Record
     measured: dict[str, tuple[int, int]]  # kind -> count, bytes
@@ -247,7 +246,7 @@ class MachineBytes(NamedTuple):
 
 
 def sent(r: Record) -> Sent | None:
-    """Return what a rank sent in a step, divided by the bytes of all parameters. None if it was not measured."""
+    """Return the bytes that a rank sent in a step, divided by the bytes of all parameters. None if not measured."""
     if r.collectives_per_step is None or r.num_params is None:
         return None
     engine, paper = engine_of(r), 0.0
@@ -268,7 +267,10 @@ def all_parameter_bytes(r: Record) -> int:
 
 
 def messages(r: Record) -> Messages | None:
-    """Compare a run's collectives with theory. None if they were not measured or if theory does not know the model."""
+    """Return the measured and the predicted collectives of a run. None if one of them is not known.
+
+    They are not known if they were not measured, or if the shape of the model is not known.
+    """
     shape, recorded = shape_of(r), r.collectives_per_step
     if shape is None or recorded is None or (of_step := sent(r)) is None:
         return None
@@ -287,7 +289,7 @@ def messages(r: Record) -> Messages | None:
 
 
 def machine_bytes(r: Record, collectives: list[Collective], num_machines: int) -> MachineBytes:
-    """Return the bytes that a machine sends to other machines for these collectives.
+    """Return the bytes that a machine sends to other machines to carry out these collectives.
 
     The kind of every collective must be known (`is_known`).
     """
@@ -318,16 +320,19 @@ class StepPeak(NamedTuple):
 
     @property
     def error_beyond(self) -> float:
-        """The error that remains if the measurement is too large by `overcount` bytes.
+        """The error of the prediction that remains if the measurement is too large by `overcount` bytes.
 
-        If theory is above the measurement, this is the whole error.
+        If the prediction is above the measurement, this is the whole error.
         """
         least = self.measured - self.overcount
         return self.error if self.error > 0 else min(0.0, self.predicted / least - 1) if least > 0 else 0.0
 
 
 def step_peak(r: Record) -> StepPeak | None:
-    """Compare a run's peak memory with theory. None if it was not measured or if theory does not know the model."""
+    """Return the measured and the predicted peak memory of a run. None if one of them is not known.
+
+    They are not known if the peak was not measured, or if the shape of the model is not known.
+    """
     shape = shape_of(r)
     if shape is None or not r.peak_memory or r.proof is None:
         return None
@@ -348,10 +353,8 @@ def step_peak(r: Record) -> StepPeak | None:
 def _measured_peak(r: Record) -> int | None:
     """Return the peak of tensors in a step after the warm-up, on the rank that uses the most memory.
 
-    None if a rank did not measure it.
-
-
-    On a CPU, the measurement does not count DDP's buckets if no gradient is stored in them. They are added here.
+    None if a rank did not measure it. On a CPU, the measurement does not count DDP's buckets if no gradient is stored
+    in them. They are added here.
     """
     proof, steady = require_proof(r), _steady(r)
     on_cpu = proof.device == "cpu"
@@ -373,7 +376,7 @@ def _steady(r: Record) -> list[PeakMemory]:
 
 
 def _text_bytes(r: Record) -> int:
-    """Return the bytes of all examples, which are in host memory during the run.
+    """Return the bytes of all training examples, which stay in host memory during the run.
 
     An example consists of its tokens. A review of `bert-imdb` also has a mask that marks its padding.
     """

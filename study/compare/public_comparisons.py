@@ -1,8 +1,9 @@
-"""Compare public runs that differ in one setting, with intervals and equivalence tests.
+"""Compare published runs that differ in one setting, with intervals and equivalence tests.
 
-Each comparison of public_comparisons.yaml names a control, the arms that are compared with it, and a quantity. The
-margin of equivalence is the repeatability limit of the control's own repeats (ISO 5725-6, as in `differences`), so it
-is known before an arm is read. What differs beside the compared thing is derived from the settings of the runs.
+Each comparison of public_comparisons.yaml names a control, the groups of runs (arms) that are compared with it, and a
+quantity. The margin of equivalence is the repeatability limit of the control's own repeats (ISO 5725-6, as in
+`differences`), so it is known before an arm is read. Other differences between the groups are derived from the settings
+of the runs.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Group(BaseModel):
 
 
 class Evaluations(BaseModel):
-    """The moments of a training at which a held-out metric, or the training loss, is compared."""
+    """The points of a training at which a held-out metric, or the training loss, is compared."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -53,7 +54,7 @@ class Evaluations(BaseModel):
     tolerance: float = 0.0  # relative; the evaluation next to a position counts if it is this close
 
     def quantities(self) -> dict[str, Callable[[PublicRun], float | None]]:
-        """Return the functions that read a run's value at each position, by the name of the quantity."""
+        """The functions that return the metric of a run at each point, by the name of the quantity."""
         noun = self.column.replace("_", " ")
         return {
             f"{noun} at step {place:,}" if self.by == "step" else f"{noun} after {place:,} {self.by}": partial(
@@ -68,7 +69,7 @@ class Evaluations(BaseModel):
 
 
 class Comparison(BaseModel):
-    """A question that the runs of one source answer."""
+    """A question that published runs of one source answer, and the groups of runs that are compared."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -84,7 +85,7 @@ class Comparison(BaseModel):
 
 
 class Difference(NamedTuple):
-    """The difference of one arm from the control in one quantity."""
+    """The difference between one group of runs and the control in one quantity, with its interval and its verdict."""
 
     quantity: str
     control: Sequence[float]
@@ -98,7 +99,7 @@ class Difference(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The answer to a comparison."""
+    """The answer to a comparison: its differences, the runs that were left out, and what else differs."""
 
     comparison: Comparison
     num_runs: dict[str, int]  # by group
@@ -111,14 +112,14 @@ class Result(NamedTuple):
 
 @cache
 def comparisons() -> tuple[Comparison, ...]:
-    """Read the comparisons of groups. Raises Refusal if the file is not valid."""
+    """Return the comparisons between groups of repeated runs. Raises Refusal if the file is not valid."""
     with refusing(FILE.name):
         return tuple(Comparison.model_validate(entry) for entry in _content()["comparisons"])
 
 
 @cache
 def paired() -> tuple[PairedComparison, ...]:
-    """Read the comparisons of pairs. Raises Refusal if the file is not valid."""
+    """Return the comparisons between pairs of single runs. Raises Refusal if the file is not valid."""
     with refusing(FILE.name):
         return tuple(PairedComparison.model_validate(entry) for entry in _content()["paired"])
 
@@ -128,7 +129,7 @@ def _content() -> dict[str, Any]:
 
 
 def answer(comparison: Comparison, runs: Sequence[PublicRun] | None = None) -> Result:
-    """Compare the arms of a comparison with its control. By default, the runs of the archive are compared."""
+    """Carry out a comparison, by default with the published runs in reports/public, and return the result."""
     members_of = groups(comparison, runs)
     left_out = [
         f"{run.name}: {run.why_not_counted}" for members in members_of.values() for run in members if not run.counts
@@ -151,7 +152,7 @@ def answer(comparison: Comparison, runs: Sequence[PublicRun] | None = None) -> R
 
 
 def groups(comparison: Comparison, runs: Sequence[PublicRun] | None = None) -> dict[str, list[PublicRun]]:
-    """Return the runs of the control and of each arm, by the name of the group."""
+    """Return the runs of a comparison by the name of their group: the control, and each group compared with it."""
     runs = archive.source(comparison.source) if runs is None else runs
     return {group.name: _select(runs, group) for group in (comparison.control, *comparison.arms)}
 
@@ -174,7 +175,10 @@ def _is(run: PublicRun, name: str, value: Any) -> bool:
 def _values(
     comparison: Comparison, control: Sequence[PublicRun], arm: Sequence[PublicRun]
 ) -> list[tuple[str, list[float], list[float]]]:
-    """Return the values of both sides, for each quantity that is asked for. Runs whose logs lack it have no value."""
+    """Return the values of the control and of a group, for each requested quantity.
+
+    Runs whose logs lack it have no value.
+    """
     functions = {name: QUANTITIES[name] for name in comparison.quantities}
     if comparison.evaluations is not None:
         functions |= comparison.evaluations.quantities()
@@ -186,7 +190,7 @@ def _known(function: Callable[[PublicRun], float | None], runs: Sequence[PublicR
 
 
 def difference(quantity: str, control: Sequence[float], arm: Sequence[float], arm_name: str) -> Difference:
-    """Compare two groups of independent runs: Welch's interval, and two one-sided tests against the margin.
+    """Compare two groups of independent runs: Welch's interval, and an equivalence test against the margin (TOST).
 
     Times are compared by their logarithms. Bytes are counted: they are equal, or the verdict names the larger side if
     all its runs are larger.
@@ -213,7 +217,7 @@ def difference(quantity: str, control: Sequence[float], arm: Sequence[float], ar
 
 
 def _verdict(ours: np.ndarray, theirs: np.ndarray, margin: float | None, estimate: Estimate, ceiling: float) -> str:
-    """Return the verdict on two groups. A margin above the ceiling says nothing (see `differences.CEILING`)."""
+    """Return the verdict on two groups. A margin above the ceiling decides nothing (see `differences.CEILING`)."""
     if not np.ptp([*ours, *theirs]):
         return "equal in all logged digits"
     if min(len(ours), len(theirs)) < 2:
@@ -245,7 +249,7 @@ def _counted(control: Sequence[float], arm: Sequence[float]) -> str:
 
 
 def _also_differs(comparison: Comparison, counted: Mapping[str, Sequence[PublicRun]]) -> list[str]:
-    """Return the fields of the setting that differ between the groups, beside those that are compared."""
+    """Return the fields of the setting that differ between the groups, other than the compared fields."""
     facts: dict[str, dict[str, set[str]]] = {}
     for name, members in counted.items():
         for run in members:

@@ -1,7 +1,7 @@
-"""Compare public runs in pairs: each case was trained once with each of two settings.
+"""Compare published runs in pairs: each model was trained once with each of two settings.
 
-A single pair has no repeats. So the differences of all pairs of a comparison are shown beside those of a null, in which
-only the cluster differs.
+A single pair has no repeats. Therefore, the differences of all pairs of a comparison are shown next to those of pairs
+in which only the cluster differs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NOT_NAMED = ("entry", "seed", "log", "date", "strategy", "engine")
 
 
 class PairedComparison(BaseModel):
-    """Two settings of the same cases."""
+    """A question about two settings, with each of which published runs trained the same models."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -43,7 +43,7 @@ class PairedComparison(BaseModel):
 
 
 class Pair(NamedTuple):
-    """The differences of one case. None where a log lacks the values."""
+    """The differences between two runs of one pair. None for values that a log lacks."""
 
     entry: str
     num_steps: int  # with a loss on both sides
@@ -57,7 +57,7 @@ class Pair(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """The values of several pairs: the median, and the range of eight in ten pairs."""
+    """The median of the values of several pairs, and the range of eight in ten pairs."""
 
     num: int
     median: float
@@ -66,7 +66,7 @@ class Spread(NamedTuple):
 
 
 def pairs_of(comparison: PairedComparison, runs: Sequence[PublicRun]) -> list[Pair]:
-    """Return the pairs of a comparison, ordered by the name of the case."""
+    """Return the differences of all pairs of a comparison, sorted by name."""
     return sorted((_pair(control, arm) for control, arm in _partners(comparison, runs)), key=lambda pair: pair.entry)
 
 
@@ -138,7 +138,7 @@ def _seconds(run: PublicRun) -> float | None:
 
 
 def spread(values: Sequence[float | None]) -> Spread | None:
-    """Summarize the values of several pairs. None if no pair has a value."""
+    """Return the median and the range of the values of several pairs. None if no pair has a value."""
     known = np.array([value for value in values if value is not None], float)
     if not len(known):
         return None

@@ -1,4 +1,4 @@
-"""The table of `zero-study compare` for runs that were imported from logs. Own runs are never in it."""
+"""Make the table of `zero-study compare` for runs that were imported from logs. It has no runs of this project."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MLPERF_NOTE = (
 
 
 def page(runs: Sequence[PublicRun]) -> str:
-    """Return a page in Markdown with a table for each thing that was trained."""
+    """Return a page in Markdown with a table of imported runs for each model and data set."""
     lines = ["# Imported runs", "", EXPLANATION, ""]
     benchmarks = {run.setting.benchmark for run in runs}
     if len(benchmarks) > 1 and any(name and name.startswith(MLPERF) for name in benchmarks):
@@ -74,7 +74,7 @@ def _table(runs: list[PublicRun]) -> list[str]:
 
 
 def _reference(rows: list[list[PublicRun]]) -> tuple[list[PublicRun], str]:
-    """Return the first row with enough losses to compare others with, and why that is not the first row of all.
+    """Return the first row with enough losses to compare others with, and why an earlier row was not used.
 
     If no row has enough losses, the first row is the reference.
     """
@@ -98,9 +98,10 @@ def _name(members: list[PublicRun]) -> str:
 
 
 def _setting(run: PublicRun) -> str:
-    """Return a key that is equal for repeats. Without the entry of a source, equal settings are no sign of repeats.
+    """Return a key that is equal for runs that repeat one setting.
 
-    A training that diverged has a row of its own.
+    Runs without the entry of a source are not repeats, even if their settings are equal. A training that diverged has a
+    row of its own.
     """
     if run.setting.entry is None or run.not_finite_since:
         return run.name
@@ -147,7 +148,7 @@ def _median(members: list[PublicRun], quantity: str, text: Callable[[float], str
 
 
 def _at_last_common(members: Sequence[PublicRun], first: Sequence[PublicRun]) -> tuple[str, list[float], list[float]]:
-    """Return the last place that all these runs logged, with the losses there."""
+    """Return the last step (or number of samples or tokens) that all these runs logged, with the losses there."""
     for by in ("step", "samples", "tokens"):
         curves = [dict(points(run.training, by, "loss")) for run in (*members, *first)]
         common = set.intersection(*map(set, curves)) if curves and all(curves) else set()

@@ -1,4 +1,4 @@
-"""Short summaries: the view `short`, a table with one row per strategy, and the last lines that one run prints.
+"""Summarize runs: the view `short`, with one row per strategy, and the last lines that a run prints.
 
 `table`: the loss, the peak memory and the time per step of each strategy, compared with a control.
 `of_run`: the engine, losses, model states, traffic and step time of one run that ended well.
@@ -42,7 +42,7 @@ MOST_NAMES = 4  # listed in a sentence
 
 
 def table(folders: Sequence[Path], each: bool = False) -> str:
-    """Return the short table as text: a block for each group of runs that train the same, with one row per strategy.
+    """Return the view `short` as text: a table for each group of runs that train the same, with one row per strategy.
 
     Runs that differ only in seed and repeat share a row. With `each`, every run has a row of its own.
     """
@@ -62,14 +62,14 @@ def table(folders: Sequence[Path], each: bool = False) -> str:
 
 
 def _groups(runs: Sequence[RecordFile], each: bool) -> list[list[RecordFile]]:
-    """Divide runs into groups that train the same, the largest group first."""
+    """Group runs that train the same, the largest group first."""
     block_of: Callable[[RecordFile], str] = parity.same_training if each else parity.same_training_of_any_seed
     members = groupby(sorted(runs, key=block_of), key=block_of)
     return sorted((sorted(group, key=parity.order) for _, group in members), key=len, reverse=True)
 
 
 def content(folders: Sequence[Path], each: bool = False) -> dict[str, Any]:
-    """Return the numbers of the short table as plain data for JSON: the groups with their rows, the control first."""
+    """Return the numbers of the view `short` as data for JSON: the groups with their rows, the control first."""
     files = records.find(folders)
     blocks = [_rows(group, each) for group in _groups(view.finished(files), each)]
     groups = [
@@ -120,7 +120,7 @@ def _ratio_number(values: Sequence[float], control_values: Sequence[float]) -> f
 
 
 class _Row(NamedTuple):
-    """The runs of one strategy with one configuration, which share a row."""
+    """The runs that one table row summarizes: one strategy with one configuration."""
 
     name: str
     files: list[RecordFile]
@@ -166,7 +166,7 @@ class _Row(NamedTuple):
 
 
 def _rows(group: Sequence[RecordFile], each: bool) -> list[_Row]:
-    """Divide the runs of a block into rows. Rows are in the order of their first runs."""
+    """Group runs into the rows of a table, in the order of their first runs."""
     members: dict[str, list[RecordFile]] = {}
     for number, file in enumerate(group):
         members.setdefault(str(number) if each else _configuration(file.record), []).append(file)
@@ -180,13 +180,13 @@ def _settings(r: Record) -> dict[str, Any]:
 
 
 def _configuration(r: Record) -> str:
-    """Return a key that is equal for runs that repeat the same configuration."""
+    """Return a key that is equal for runs that repeat one configuration."""
     mixed = (r.mixed_code, r.mixed_processors)
     return json.dumps([r.strategy, r.world_size, r.strategy_file, mixed, _settings(r)], sort_keys=True)
 
 
 def _qualifier(row: _Row, rows: Sequence[_Row], each: bool) -> str:
-    """Return the text that distinguishes a row from other rows of the same strategy and number of ranks."""
+    """Return the text that distinguishes a row from other rows with the same strategy and number of ranks."""
     words = ["mixed code"] if row.first.mixed_code else []
     if not each:
         alike = [
@@ -208,7 +208,7 @@ def _qualifier(row: _Row, rows: Sequence[_Row], each: bool) -> str:
 
 
 def _block(rows: list[_Row], several_machines: bool, each: bool) -> list[str]:
-    """Return the lines of a block: heading, answer, table, and the reasons why some times do not count."""
+    """Return the lines about one group: heading, answer, table, and the reasons why some times do not count."""
     control = rows[0]
     reference = control.first.strategy if len(control.first.strategy) <= len("zero1") else "1st"
     seeds = _seeds(rows)
@@ -304,7 +304,7 @@ Cell = tuple[str, str]  # the value, and the range that is shown below it
 
 
 def _cells(rows: Sequence[_Row], comparison: str) -> tuple[list[list[Cell]], list[str]]:
-    """Return the cells of a block and the headings of its columns.
+    """Return the cells of a table and the headings of its columns.
 
     The columns for runs, peaks and times are left out if they contain no information.
     """
@@ -332,13 +332,13 @@ def _cells(rows: Sequence[_Row], comparison: str) -> tuple[list[list[Cell]], lis
 
 
 def _table(rows: Sequence[Sequence[Cell]], heads: Sequence[str]) -> str:
-    """Return a table that fits into the terminal, with the range of a value below it."""
+    """Return a table that fits the terminal, in which the range of a value is below the value."""
     cells = [["\n".join(filter(None, cell)) for cell in row] for row in rows]
     return "\n".join(terminal.table(heads, cells, WIDTH, sides="<" * len(heads)))
 
 
 def _median(values: Sequence[float], text: Callable[[float], str]) -> Cell:
-    """Return the median of the values, and their range if it has two different ends as printed."""
+    """Return the median of the values, and their range if its two ends are printed differently."""
     if not values:
         return "", ""
     lowest, highest = text(min(values)), text(max(values))
@@ -362,7 +362,7 @@ def _ratio(values: Sequence[float], control_values: Sequence[float]) -> str:
 
 
 def _loss_difference(row: _Row, control: _Row) -> str:
-    """Return the result of comparing each run's losses with those of the control's run of the same seed.
+    """Return the result of comparing a row's losses with those of the control, seed by seed.
 
     It is "same", the largest relative difference, or a word that says why losses cannot be compared.
     """
@@ -381,7 +381,7 @@ def _loss_difference(row: _Row, control: _Row) -> str:
 
 
 def _difference(file: RecordFile, reference: RecordFile) -> float | str:
-    """Return the largest relative difference of a step's loss, or one word that says why there is none."""
+    """Return the largest relative difference between losses of the same step, or a word that says why there is none."""
     if parity.incomparable(file.record, reference.record):
         return "masks"
     try:
@@ -401,7 +401,7 @@ ENGINE_NAMES = {"MULTI_GPU": "DDP", "MULTI_CPU": "DDP", "NO": "no distribution",
 
 
 def of_run(folder: Path, next_commands: Sequence[Sequence[str]] = ()) -> str:
-    """Return a summary of a run that ended well: engine, losses, memory, traffic, time, record and next commands."""
+    """Return the summary of a successful run: engine, losses, memory, traffic, time, record and next commands."""
     record = schema.read(folder)
     first_loss = read_steps(folder)[0]["loss"]
     proof, processes = require_proof(record), terminal.count(record.world_size, "process", "processes")

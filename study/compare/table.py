@@ -1,4 +1,4 @@
-"""The tidy table: one row per run, with the facts of its record.
+"""Make the table of all runs: one row per run, with the facts of its record.
 
 Nothing is averaged. An unknown number is NaN, never 0.
 """
@@ -124,7 +124,7 @@ EQUAL = (*CELL, "global_batch_size", "micro_batch_size", "strategy", "world_size
 
 
 def read(folders: Iterable[Path], boxes: Sequence[str] | None = None) -> pd.DataFrame:
-    """Read all runs below the folders into one table with the columns `COLUMNS`.
+    """Return the table of all runs below the folders, with the columns `COLUMNS`.
 
     `boxes`: the machines whose runs are read, by default all. Predictions are not included (see
     `predicted.with_theory`).
@@ -166,7 +166,7 @@ def read(folders: Iterable[Path], boxes: Sequence[str] | None = None) -> pd.Data
 
 
 def check_control(table: pd.DataFrame, control: str) -> None:
-    """Raise Refusal if the table has no run of the control, the strategy that others are compared with."""
+    """Raise Refusal if the table has no run of the control, the strategy that all others are compared with."""
     names = in_order(table["strategy"])
     if control not in names:
         raise Refusal(
@@ -175,7 +175,7 @@ def check_control(table: pd.DataFrame, control: str) -> None:
 
 
 def steps(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the curves of all runs as a table with one row per run and optimizer step."""
+    """Return a table of losses and other values by step, with one row per run and optimizer step."""
     names = ["run_id", "box", "strategy", "world_size", "seed", "repeat", "workload", "size", "global_batch_size"]
     names += ["precision", "num_steps", "config_digest", "data_digest", "libraries"]
     with_curve = table[table["curve"].notna()]
@@ -213,10 +213,9 @@ def _config_of(outcome: Outcome) -> RunConfig | None:
 
 
 def _tell_apart(rows: Iterable[dict[str, Any]]) -> None:
-    """Add the differing settings of the engine to a strategy's name, if runs of one name had different engines.
+    """Extend the name of a strategy by its engine's settings if runs of one strategy had different engines.
 
-    Such runs are not of one strategy. A run keeps the plain name if it has no proof, or an older proof that lacks some
-    of the settings.
+    A run keeps the plain name if it has no proof, or an older proof that lacks some of the settings.
     """
     proven: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
@@ -231,7 +230,7 @@ def _tell_apart(rows: Iterable[dict[str, Any]]) -> None:
 
 
 def _place_outcomes(rows: list[dict[str, Any]]) -> None:
-    """Give each run without a record the machine of the other runs in its folder, if these ran on one machine."""
+    """Assign runs without a record to the machine of the other runs in their folder, if these ran on one machine."""
     around: dict[Path, set[tuple[str, str]]] = {}
     for row in rows:
         if "box" in row:

@@ -1,7 +1,7 @@
-"""The statistics of a study with a protocol: a permutation test, an equivalence test (BCa bootstrap), exact intervals.
+"""Compute the statistics of a study with a protocol: permutation tests, equivalence tests and exact intervals.
 
-Each seed has a run of the control, and runs of the null: the control's training with other rounding errors. An arm is a
-strategy that is compared with the control by its held-out loss. Each arm has three results:
+Each seed has a run of the control, and runs of the null. These are trainings of the control with other rounding errors.
+An arm is a strategy that is compared with the control by its held-out loss. Each arm has three results:
 
 - whether its losses are further from the control's than those of the null (a test that permutes runs within each seed)
 - whether the mean difference is within the margin
@@ -33,7 +33,7 @@ Differences = Mapping[int, float]  # by seed: held-out loss divided by the contr
 
 
 class Arm(NamedTuple):
-    """A strategy, or a training with a planted fault, compared with the control."""
+    """The test results of a strategy, or of a training with a planted fault, compared with the control."""
 
     name: str
     is_broken: bool
@@ -61,7 +61,7 @@ class Verdict(NamedTuple):
 
 
 def judge(runs: Runs, protocol: Protocol, control: str, elsewhere: Mapping[str, Differences] | None = None) -> Verdict:
-    """Return the verdict on every arm of a study.
+    """Return the verdict on every strategy and planted fault of a study that has a protocol.
 
     `elsewhere`: the arms of the protocol's `broken_study`, by name. Raises Refusal if a planned run has no outcome yet,
     if a variant of the null was not run, or if fewer than two seeds are left for a test.
@@ -101,7 +101,7 @@ def _judge_arms(
     furthest: Mapping[int, float],
     protocol: Protocol,
 ) -> list[Arm]:
-    """Judge all arms of one kind, and correct their p-values for the number of tests."""
+    """Return the test results of all strategies, or of all planted faults, with p-values corrected for their number."""
     judged = [_judge_arm(name, are_broken, differences, null, furthest, protocol) for name, differences in arms.items()]
     corrected = holm([arm.p for arm in judged])
     return [arm._replace(p=p, is_further=p < protocol.significance) for arm, p in zip(judged, corrected, strict=True)]
@@ -148,10 +148,9 @@ def require_whole(missing: Sequence[str]) -> None:
 
 
 def beside_control(runs: Runs, step: int, control: str) -> tuple[dict[int, Trained], dict[str, dict[int, float]]]:
-    """Return the control's run for each seed, and the relative difference of each other arm for each seed.
+    """Return the control's run for each seed, and how far the held-out loss of each strategy is from it for each seed.
 
-    They are differences of the held-out loss at `step`. An arm's name is the label of its runs or, if they have none,
-    their strategy.
+    The differences are relative, at step `step`. A strategy whose runs have a label is named by the label.
     """
     controls = {run.seed: run for run in runs.taken if run.strategy == control and not run.label}
     differences: dict[str, dict[int, float]] = {}
@@ -185,9 +184,11 @@ def _judge_arm(
 
 
 def permutation_test(own: np.ndarray, null: np.ndarray) -> tuple[float, float]:
-    """Return the arm's distance from the control, divided by that of the null, and the p-value of a permutation test.
+    """Test whether a strategy is further from the control than trainings that differ from it only by rounding.
 
-    If the arm were a run of the null, it could be exchanged with any other run of the same seed. The test uses two
+    Return the strategy's distance from the control divided by that of the other trainings (the null), and the p-value.
+
+    If the strategy were a run of the null, it could be exchanged with any other run of the same seed. The test uses two
     statistics. In the mean of the log distances, a single seed with a large difference does not outweigh the others.
     The mean difference detects a small shift that occurs in all seeds. The p-value is twice the smaller one of the two.
 
@@ -204,14 +205,14 @@ def permutation_test(own: np.ndarray, null: np.ndarray) -> tuple[float, float]:
 
 
 def mean_interval(values: np.ndarray, confidence: float) -> tuple[float, float]:
-    """Return the interval of a mean by the bootstrap (BCa). If all values are equal, both bounds are that value."""
+    """Return the confidence interval of a mean by the bootstrap (BCa). If all values are equal, it is that value."""
     if np.ptp(values) == 0:
         return float(values[0]), float(values[0])
     return bootstrap_interval(values, confidence, RESAMPLES)
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """Return the p-values of several tests, corrected for the number of tests (Holm, 1979)."""
+    """Return p-values corrected for the number of tests by Holm's method (1979)."""
     corrected, largest = [0.0] * len(ps), 0.0
     for rank, index in enumerate(np.argsort(ps, kind="stable")):
         largest = max(largest, min(1.0, (len(ps) - rank) * ps[index]))
@@ -220,12 +221,13 @@ def holm(ps: Sequence[float]) -> list[float]:
 
 
 def power(null: np.ndarray, starts: int, share: float, parting: float, protocol: Protocol, studies: int = 400) -> float:
-    """Return the share of simulated studies that detect an arm with a real difference.
+    """Return the power of a study: the share of simulated studies that detect a strategy with a real difference.
 
-    The arm's losses differ by `parting` (relative) in a `share` of the seeds. `null`: differences of the null, shape
-    (seeds, runs). Each of the `starts` simulated seeds is drawn from these seeds, and its arm is drawn from the runs of
-    the null. A study detects the arm if the permutation test is significant, or if one of the arm's runs is further
-    from the control than every run of the null.
+    The strategy's losses differ by `parting` (relative) in a `share` of the seeds. `null` has the relative differences
+    of control runs with other rounding errors, in the shape (seeds, runs). Each of the `starts` simulated seeds is
+    drawn from these seeds, and the strategy's run is drawn from its runs. A study detects the strategy if the
+    permutation test is significant, or if one of the strategy's runs is further from the control than every run of the
+    null.
     """
     draw = np.random.default_rng(0)
     noticed = 0

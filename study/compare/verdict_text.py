@@ -1,4 +1,4 @@
-"""The page of a study with a protocol: its answer, a table of arms, and the evidence behind them."""
+"""Make the page of a study with a protocol: its answer, a table of strategies, and the evidence behind them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHARES, PARTINGS = (1 / 24, 1 / 8, 1 / 4), (0.003, 0.01)  # for which the page s
 
 
 class Decided(NamedTuple):
-    """A study with its runs and its verdict."""
+    """A study with a protocol, together with its runs and its verdict."""
 
     study: Study
     runs: Runs
@@ -56,7 +56,7 @@ def _judged(study: Study, runs: Runs, elsewhere: dict[str, dict[int, float]]) ->
 
 
 def _without(decided: Decided, starts: Collection[int]) -> Decided:
-    """Return the same study, judged again without the runs of some seeds."""
+    """Return the same study with a new verdict, made without the runs of some seeds."""
     runs = decided.runs._replace(taken=[run for run in decided.runs.taken if run.seed not in starts])
     remaining = {
         name: {at: by for at, by in arm.items() if at not in starts} for name, arm in decided.elsewhere.items()
@@ -65,17 +65,18 @@ def _without(decided: Decided, starts: Collection[int]) -> Decided:
 
 
 def decided_in(folders: Sequence[Path]) -> list[Decided]:
-    """Return the verdict on every study that has a protocol and runs below the folders. Raises Refusal as `decide`."""
+    """Return the verdict on every study that has a protocol and runs below the folders.
+
+    Raises Refusal as `decide` does.
+    """
     names = sorted({run.outcome.study for run in records.find_runs(folders) if run.outcome})
     return [decide(folders, study) for study in map(studies.find, names) if study.protocol is not None]
 
 
 def admit(folders: Sequence[Path], study: Study, of: Study | None = None) -> Runs:
-    """Return the runs of a study that a protocol admits.
+    """Return the runs of a study, divided into those that a protocol admits, excludes or misses.
 
-    The protocol is that of the study `of`, by default the study's own.
-
-    Raises Refusal as `eligible_runs.read` does.
+    The protocol is that of the study `of`, by default the study's own. Raises Refusal as `eligible_runs.read` does.
     """
     protocol = (of or study).protocol
     assert protocol is not None
@@ -84,7 +85,7 @@ def admit(folders: Sequence[Path], study: Study, of: Study | None = None) -> Run
 
 
 class Judged(NamedTuple):
-    """The page of a study that has a protocol, in Markdown, and the verdict that the exit status follows from."""
+    """The Markdown page of a study that has a protocol, and the verdict that the exit status follows from."""
 
     page: str
     verdict: CheckVerdict
@@ -100,7 +101,7 @@ def judge(folders: Sequence[Path], study: Study) -> Judged:
 
 
 def _check(decided: Decided) -> CheckVerdict:
-    """Return what a study found, how many runs it compared, and what it could not compare."""
+    """Return the verdict for the exit status: what a study found, compared, and could not compare."""
     result, study, runs = decided.verdict, decided.study, decided.runs
     arms = [arm for arm in result.arms if not arm.is_broken]
     labels = (*study.protocol.variants, *study.protocol.broken) if study.protocol else ()
@@ -123,7 +124,7 @@ def _check(decided: Decided) -> CheckVerdict:
 
 
 def _further(arms: Sequence[Arm]) -> list[str]:
-    """Return the strategies that are not shown to train to the same loss as the control."""
+    """Return the strategies that were not shown to train to the same loss as the control."""
     return [arm.name for arm in arms if arm.is_further or not arm.is_within]
 
 
@@ -142,7 +143,7 @@ def _page(decided: Decided, folders: Sequence[Path]) -> str:
 
 
 def table_of_arms(decided: Decided) -> list[str]:
-    """Return a table in Markdown of how far each strategy and each planted fault ends from the control."""
+    """Return a Markdown table of how far each strategy and each planted fault ends from the control."""
     control = decided.study.control
     head = ["trained with", "seeds", f"mean difference from {control}", "90 % interval", "largest difference",
             f"distance relative to {control}'s variations", "p", "seeds beyond all variations",
@@ -151,7 +152,7 @@ def table_of_arms(decided: Decided) -> list[str]:
 
 
 def answer(decided: Decided) -> str:
-    """Return the verdict in sentences."""
+    """Return the verdict on a study as sentences."""
     result = decided.verdict
     if result.lacks:
         return f"No verdict, because a condition of the protocol is not met: {'; '.join(result.lacks)}."
@@ -196,7 +197,7 @@ def _row(arm: Arm) -> list[str]:
 
 
 def _null(decided: Decided) -> list[str]:
-    """Return sections about the null: its distances from the control, and the power of a study of this size."""
+    """Return sections about control runs with other rounding errors, and about the power of a study of this size."""
     result, protocol, control = decided.verdict, decided.study.protocol, decided.study.control
     assert protocol is not None
     whole = sorted(set.intersection(*(set(each) for each in result.null.values())))
@@ -229,7 +230,7 @@ def _null(decided: Decided) -> list[str]:
 
 
 def basis(decided: Decided) -> list[str]:
-    """Return lines that describe how the runs were made.
+    """Return lines that describe how the runs of a study were made.
 
     They name the dates, the commits, the protocol's file, the pilot runs, the runs that were left out, and deviations
     from the protocol.

@@ -1,4 +1,4 @@
-"""The common frame of all pages of `zero-study compare`: title, explanation, tables, unfinished runs and command."""
+"""Make the frame that all pages of `zero-study compare` share: title, explanation, unfinished runs and command."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class View:
-    """A page of `zero-study compare --view`."""
+    """A page that `zero-study compare --view` can print."""
 
     name: str  # the value of --view
     title: str
@@ -41,7 +41,7 @@ def page(
     folders: Sequence[Path],
     record_files: Iterable[RecordFile] = (),
 ) -> str:
-    """Return a page in Markdown from its parts.
+    """Return a page of `zero-study compare` in Markdown: title, explanation, `lines`, unfinished runs and command.
 
     `option`: the option of `zero-study compare` that makes the page. `record_files`: records of which those without a
     result are listed.
@@ -60,7 +60,7 @@ def tables(
     head: Sequence[str],
     rows: Callable[[list[T]], Iterable[Sequence[Any]]],
 ) -> list[str]:
-    """Return a table, below its title, for each group of items with the same title.
+    """Return Markdown tables of items: a table with its title for all items that have the same title.
 
     `order` is the key by which the items are sorted.
     """
@@ -71,7 +71,7 @@ def tables(
 
 
 def finished(record_files: Iterable[RecordFile]) -> list[RecordFile]:
-    """Return the records of runs that ended well."""
+    """Return the records of successful runs."""
     return [file for file in record_files if file.record.status == "ok"]
 
 
@@ -102,5 +102,5 @@ def not_ok(record_files: Iterable[RecordFile]) -> list[str]:
 
 
 def command(name: str, folders: Sequence[Path]) -> str:
-    """Return the command that makes a page. Its folders are relative to the current folder."""
+    """Return the command that makes a page of `zero-study compare`, with folders relative to the current folder."""
     return " ".join(["zero-study", name, *map(relative_to_cwd, folders)])
