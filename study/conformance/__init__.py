@@ -1,1 +1,1 @@
-"""Check whether the installed engines train correctly: a matrix of cells, compared with a reference without engines."""
+"""Check whether the installed engines train correctly, by comparing trainings with a reference without engines."""

@@ -1,4 +1,4 @@
-"""Adapters that build each engine around the toy, in the way that the engine's documentation shows.
+"""Build each engine around the small test model (`toy`), in the way that the engine's documentation shows.
 
 All engines get the same batches, optimizer and clipping. The module needs only torch, DeepSpeed and accelerate, and
 runs under any release of them.
@@ -29,7 +29,7 @@ Values = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
 
 
 class Engine(Protocol):
-    """The interface of an engine that trains a cell.
+    """The interface of an engine that trains the test model in one configuration (cell).
 
     Losses are those of `toy.losses`, which add up to the mean of the batch.
     """
@@ -45,7 +45,7 @@ class Engine(Protocol):
         """Clip, update, and return the gradient norm before clipping; None if the engine does not report it."""
 
     def values(self) -> Values:
-        """Return the masters and the weights after a step. Collective: every rank must call it."""
+        """Return the master weights and the weights after a step. Collective: every rank must call it."""
 
     def save(self, folder: Path) -> None: ...
 
@@ -65,7 +65,7 @@ def build(cell: Cell, scratch: Path) -> Engine:
 
 
 def _schedule(cell: Cell, optimizer: torch.optim.Optimizer, times: int = 1) -> Any:
-    """Return a cell's scheduler, which is stepped `times` times per update; None if the learning rate is constant."""
+    """Return the scheduler of a configuration, stepped `times` times per update. None for a constant learning rate."""
     if not cell.does("schedule"):
         return None
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda count: toy.RATES[count // times % NUM_STEPS])
@@ -83,7 +83,7 @@ def _backward(cell: Cell, model: Any, outputs: Any, tokens: torch.Tensor, times:
 
 
 class _Plain:
-    """The common part of DDP and FSDP2: torch's optimizer and clipping, and a loss that is scaled by hand."""
+    """The common base of DDP and FSDP2: torch's optimizer and clipping, and a loss that is scaled by hand."""
 
     loss_factor = 1.0
 
@@ -244,7 +244,7 @@ class DeepSpeed:
 
 
 class Accelerated:
-    """An engine that is used through accelerate, in the loop of accelerate's documentation.
+    """An engine that is used through accelerate, with the training loop of accelerate's documentation.
 
     accelerate counts micro batches itself. `run` therefore also updates the weights, and `step` only returns the norm.
     """
@@ -314,7 +314,7 @@ class Accelerated:
 
 
 def _toy_of_deepspeed(cell: Cell, settings: dict[str, Any]) -> toy.Toy:
-    """Build the toy, under deepspeed.zero.Init if the cell says so."""
+    """Build the test model, under deepspeed.zero.Init if the configuration says so."""
     if not cell.does("zero_init"):
         return toy.Toy(cell)
     import deepspeed
@@ -327,7 +327,7 @@ def _toy_of_deepspeed(cell: Cell, settings: dict[str, Any]) -> toy.Toy:
 
 
 def _accelerator(cell: Cell, scratch: Path) -> Any:
-    """Make the Accelerator of a cell, on a CPU. Raises NotOffered if this release has no FSDP2."""
+    """Return the Accelerator of a configuration, on a CPU. Raises NotOffered if this release has no FSDP2."""
     from accelerate import Accelerator
     from accelerate.utils import DeepSpeedPlugin, InitProcessGroupKwargs
 
@@ -365,7 +365,7 @@ def _fsdp2_plugin() -> Any:
 
 
 def _shard_on_cpu(accelerator: Any, plugin: Any) -> None:
-    """Set what accelerate sets on a GPU. On a CPU it drops FSDP during initialization, without a message."""
+    """Set what accelerate sets on a GPU. On a CPU, it silently drops FSDP during initialization."""
     from accelerate import DistributedType, PartialState
 
     # Every prepared optimizer makes a new AcceleratorState, which copies the type from PartialState.
@@ -390,7 +390,7 @@ def _of_fsdp2(model: Any, cell: Cell) -> Values:
 
 
 def _of_deepspeed(model: nn.Module, names: Sequence[str]) -> Values:
-    """Return the masters and weights of a DeepSpeed engine.
+    """Return the master weights and the weights of a DeepSpeed engine.
 
     `names` are the names of the parameters, which were read before the engine partitioned them.
     """
@@ -406,7 +406,7 @@ def _of_deepspeed(model: nn.Module, names: Sequence[str]) -> Values:
 
 
 def config(cell: Cell, scratch: Path) -> dict[str, Any]:
-    """Return the content of a cell's DeepSpeed JSON."""
+    """Return the content of the DeepSpeed JSON for a tested configuration."""
     name = StrategyName.parse(cell.engine.removeprefix("accelerate_"))
     zero: dict[str, Any] = {"stage": name.zero_stage}
     if zero["stage"] == 3:

@@ -1,6 +1,7 @@
-"""The cells of the conformance matrix: engine, precision class, ranks, accumulation, clipping and variation.
+"""Define the cells: the configurations in which conformance trains a small model with each engine.
 
-This module needs only Python's standard library, because training processes import it under any release of the engines.
+A cell consists of an engine, a precision class, ranks, accumulation, clipping and a variation. This module needs only
+Python's standard library, because training processes import it under any release of the engines.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ UNDER = (
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of the matrix: a configuration in which the toy is trained."""
+    """One cell of the conformance matrix: a configuration in which a small model is trained and checked."""
 
     engine: str
     precision: str
@@ -144,7 +145,7 @@ class Cell:
         return "/".join(words)
 
     def does(self, variation: str) -> bool:
-        """Return whether the cell has this variation, alone or combined with another one."""
+        """Return whether the configuration has this variation, alone or combined with another one."""
         return variation in self.variation.split("+")
 
     @property
@@ -157,12 +158,12 @@ class Cell:
 
     @property
     def is_large(self) -> bool:
-        """Whether the model must be large. DeepSpeed only swaps tensors of at least 1 MiB per rank."""
+        """Whether the test model must be large. DeepSpeed only swaps tensors of at least 1 MiB per rank."""
         return "nvme" in self.engine
 
     @property
     def extensions(self) -> tuple[str, ...]:
-        """The names of DeepSpeed's compiled extensions that the cell needs."""
+        """The names of DeepSpeed's compiled extensions that the configuration needs."""
         if not self.is_deepspeed:
             return ()
         is_offloaded = "offload" in self.engine
@@ -189,15 +190,16 @@ class Cell:
 
     @property
     def returns_logits_alone(self) -> bool:
-        """Whether the toy returns only its logits, and not the last hidden states as well."""
+        """Whether the test model returns only its logits, and not the last hidden states as well."""
         words = ("one_output", "part_outside", "adapter")
         return self.variation in NEWER_VARIATIONS or any(self.does(word) for word in words)
 
     @property
     def reference_key(self) -> Cell:
-        """A cell with only the settings of this cell that change the reference. Many cells share one reference.
+        """The same configuration without the settings that do not change the reference training.
 
-        The class bf16_fp32_sum uses the reference and the bound of bf16.
+        Configurations with the same key share one reference. The class bf16_fp32_sum uses the reference and the bound
+        of bf16.
         """
         changed = {"engine": self._engine_of_reference, "precision": self.precision.removesuffix("_fp32_sum")}
         changed["variation"] = (
@@ -208,18 +210,18 @@ class Cell:
 
     @property
     def _engine_of_reference(self) -> str:
-        """What matters to the reference of the engine: the size of the model, and whether states are of partitions."""
+        """What the reference depends on in the engine: the size of the model, and whether states are of partitions."""
         if self.is_large:
             return "nvme"
         return "zero" if self.optimizer in IN_8_BITS and self.has_flat_partitions else ""
 
     @property
     def has_flat_partitions(self) -> bool:
-        """Whether the engine gives the optimizer flat parts of all parameters instead of the parameters."""
+        """Whether the engine passes flat parts of all parameters to the optimizer, instead of the parameters."""
         return self.is_deepspeed and "zero0" not in self.engine
 
     def micro_batches(self, rank: int) -> list[range]:
-        """Return the sequences of one step that a rank processes, one range of indices per micro batch."""
+        """Return the sequences of one step that a rank processes, as one range of indices per micro batch."""
         num_parts = self.num_ranks * self.accumulation
         size, remainder = divmod(self.batch_size, num_parts)
         ends = list(itertools.accumulate((size + (i < remainder) for i in range(num_parts)), initial=0))
@@ -228,7 +230,7 @@ class Cell:
 
 
 def matrix(num_ranks: Sequence[int] = (1, 2), engines: Sequence[str] = tuple(ENGINES)) -> list[Cell]:
-    """Return every cell of these engines and numbers of ranks.
+    """Return all configurations to test for these engines and numbers of ranks.
 
     Plain cells have 1, 2 or 3 micro batches, with and without clipping. Each variation has one cell per precision class
     and number of ranks, with two micro batches. The variation `two_backward` has one micro batch, so that both backward
@@ -254,10 +256,10 @@ def matrix(num_ranks: Sequence[int] = (1, 2), engines: Sequence[str] = tuple(ENG
 
 
 def of_optimizers(optimizers: Collection[str], engines: Collection[str] = UNDER) -> list[Cell]:
-    """Return the cells on two ranks that test these optimizers.
+    """Return the configurations on two ranks that test these optimizers.
 
     In fp32, each optimizer has cells with one and four micro batches and clipping written, absent and 0, and one for
-    each variation. In bf16 it has the cells without clipping. In fp16 it has one with and one without a step that is
+    each variation. In bf16, it has the cells without clipping. In fp16, it has one with and one without a step that is
     skipped.
     """
     return [
@@ -269,7 +271,7 @@ def of_optimizers(optimizers: Collection[str], engines: Collection[str] = UNDER)
 
 
 def _settings_for_optimizers(engine: str) -> list[tuple[str, int, bool, str]]:
-    """Return precision, accumulation, clipping and variation of the cells that one optimizer has under an engine."""
+    """Return the settings with which one optimizer is tested: precision, accumulation, clipping and variation."""
     in_16_bits = SIXTEEN_BITS.get(engine, "bf16") if engine != "zero0" else "bf16"
     settings = []
     for accumulation in (1, 4):
@@ -286,7 +288,7 @@ def _settings_for_optimizers(engine: str) -> list[tuple[str, int, bool, str]]:
 
 
 def of_adapters() -> list[Cell]:
-    """Return the cells on two ranks that test LoRA adapters, in fp32 and in one 16-bit class.
+    """Return the configurations on two ranks that test LoRA adapters, in fp32 and in one 16-bit class.
 
     Without a variation, there are cells with one micro batch and two, and one that is clipped.
     """
@@ -328,7 +330,7 @@ OPTIMIZERS_UNDER = {
 
 
 def of_release(packages: Collection[str], variations: Collection[str] = (PLAIN,)) -> list[Cell]:
-    """Return the cells on two ranks that are tested with other releases of these packages.
+    """Return the configurations on two ranks that are tested with other releases of these packages.
 
     Engines with offload only have cells without a variation.
     """

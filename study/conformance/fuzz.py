@@ -1,4 +1,4 @@
-"""Draw cells at random, and shrink each cell that fails to the simplest cell that fails in the same way.
+"""Test random configurations (cells), and reduce each failure to the simplest configuration that fails in the same way.
 
 A drawn cell may combine any variations that the toy and the reference support. The fixed cells of the matrix have one
 variation each, or one of a few pairs.
@@ -56,7 +56,7 @@ Examine = Callable[[Sequence[Cell]], Verdicts]
 
 
 class KnownFailure(NamedTuple):
-    """An entry of known.yaml: what is known about the minimal cells whose names match a pattern."""
+    """An entry of known.yaml, which explains why the minimal configurations with a certain name fail."""
 
     cells: str  # a regular expression for the whole name
     kind: str  # how they fail, as the first words of `kind_of`
@@ -69,7 +69,7 @@ def variations(cell: Cell) -> set[str]:
 
 
 def with_variations(cell: Cell, words: Iterable[str]) -> Cell:
-    """Return the cell with these variations instead of its own, in the order of VARIATIONS."""
+    """Return a configuration with these variations instead of its own, in the order of VARIATIONS."""
     chosen = set(words)
     return dataclasses.replace(cell, variation="+".join(word for word in VARIATIONS if word in chosen) or PLAIN)
 
@@ -78,12 +78,12 @@ def with_variations(cell: Cell, words: Iterable[str]) -> Cell:
 
 
 def precisions(engine: str) -> tuple[str, ...]:
-    """Return the precision classes of an engine. fp16 is tested where DeepSpeed is used without accelerate."""
+    """Return the precision classes that are tested with an engine. fp16 requires DeepSpeed without accelerate."""
     return (*ENGINES[engine], "fp16") if engine.startswith("zero") else ENGINES[engine]
 
 
 def optimizers(engine: str) -> tuple[str, ...]:
-    """Return the optimizers that can be used under an engine."""
+    """Return the optimizers that are tested with an engine."""
     if "zero" not in engine:
         without: tuple[str, ...] = cells.OF_DEEPSPEED_ALONE
     else:
@@ -92,9 +92,9 @@ def optimizers(engine: str) -> tuple[str, ...]:
 
 
 def is_valid(cell: Cell) -> bool:
-    """Return whether the toy, the adapters and the reference support a cell.
+    """Return whether a configuration can be tested. The engine may still refuse it.
 
-    An engine may still refuse it.
+    It can be if the test model, the adapters and the reference support it.
     """
     words = variations(cell)
     return (
@@ -106,7 +106,7 @@ def is_valid(cell: Cell) -> bool:
 
 
 def _supports(cell: Cell, variation: str) -> bool:
-    """Return whether the settings of a cell, without its other variations, allow a variation."""
+    """Return whether a configuration allows a variation, without regard to its other variations."""
     if variation == "buckets":
         return cell.engine not in cells.WITHOUT_BUCKETS
     if variation == "loader":
@@ -126,7 +126,7 @@ def _supports(cell: Cell, variation: str) -> bool:
 
 
 def drawn(seed: int) -> Iterator[Cell]:
-    """Yield valid cells at random without end. The seed determines the sequence. No cell comes twice."""
+    """Yield random valid configurations without end. The seed determines the sequence, and none is repeated."""
     generator = random.Random(seed)
     before: set[Cell] = set()
     while True:
@@ -165,7 +165,7 @@ def _draw(generator: random.Random) -> Cell:
 
 
 def simpler(cell: Cell) -> list[Cell]:
-    """Return valid cells that are simpler than a cell, the simplest first.
+    """Return valid configurations that are simpler than a given one, the simplest first.
 
     First come cells that keep no more than one of its features, then those that lack one of its features.
     """
@@ -198,14 +198,14 @@ def _simpler_precisions(precision: str) -> tuple[str, ...]:
 
 
 def _simpler_engines(engine: str) -> list[str]:
-    """Return the engines that are one step simpler: without accelerate, without offload, or at a lower stage."""
+    """Return the engines that are one step simpler: without accelerate, without offload, or at a lower ZeRO stage."""
     names = [engine.removeprefix("accelerate_"), engine.removesuffix("_cpu_offload")]
     names += [re.sub(r"zero\d", f"zero{stage - 1}", engine) for stage in (1, 2, 3) if f"zero{stage}" in engine]
     return [name for name in dict.fromkeys(names) if name != engine and name in ENGINES]
 
 
 def kind_of(verdict: Mapping[str, Any]) -> str:
-    """Return how a cell failed, so that two cells that fail in the same way have the same text.
+    """Return how a configuration failed, as a text that is equal for two failures of the same kind.
 
     It is empty if the cell did not fail. Wrong cells differ in whether the ranks have different weights, in whether
     otherwise the weights are wrong or only the reported norm, and in whether states have a wrong type. Crashed cells
@@ -225,7 +225,7 @@ def kind_of(verdict: Mapping[str, Any]) -> str:
 
 
 def shrink(failed: Collection[Cell], verdicts: dict[str, dict[str, Any]], examine: Examine) -> dict[Cell, Cell]:
-    """Return for each failed cell the simplest cell that fails in the same way.
+    """Return the simplest configuration that fails in the same way, for each failed configuration.
 
     `verdicts` has the verdicts on these cells. Cells that it lacks are examined, and their verdicts are added to it.
     """
@@ -246,7 +246,7 @@ def shrink(failed: Collection[Cell], verdicts: dict[str, dict[str, Any]], examin
 
 
 def reaches(cell: Cell, simple: Cell) -> bool:
-    """Return whether a cell has all features of a simpler cell, so that the same fault may make both fail."""
+    """Return whether a configuration has all features of a simpler one, so that the same fault may make both fail."""
     return (
         variations(simple) <= variations(cell)
         and simple.accumulation in (1, 2, cell.accumulation)
@@ -274,7 +274,7 @@ def read_known() -> list[KnownFailure]:
 
 
 def known_reason(cell: Cell, kind: str) -> str | None:
-    """Return why a minimal cell fails, if this is known; else None. `kind` is the result of `kind_of`."""
+    """Return why a minimal configuration fails. None if the reason is not known. `kind` is the result of `kind_of`."""
     for entry in read_known():
         if re.fullmatch(entry.cells, cell.name) and kind.startswith(entry.kind):
             return entry.reason
@@ -295,7 +295,7 @@ def _newest() -> dict[str, Any]:
 
 
 def _differs_in_numbers(name: str, fixed: str) -> bool:
-    """Return whether the names of two cells are equal apart from the ranks and micro batches."""
+    """Return whether the names of two configurations differ only in the numbers of ranks and micro batches."""
     numbers = r"/\d-ranks?/accumulation-\d"
     return re.sub(numbers, "", name) == re.sub(numbers, "", fixed)
 
@@ -304,7 +304,7 @@ def _differs_in_numbers(name: str, fixed: str) -> bool:
 
 
 class Campaign:
-    """The cells drawn so far, and the minimal cells to which the failed ones shrank."""
+    """A series of tests of random configurations, with the minimal configurations to which failures were reduced."""
 
     def __init__(self, seed: int, examine: Examine) -> None:
         self.seed, self.examine = seed, examine
@@ -314,9 +314,9 @@ class Campaign:
         self.verdicts: dict[str, dict[str, Any]] = {}  # of every cell that was examined, by name
 
     def draw(self, number: int) -> None:
-        """Draw and examine this many further cells, and shrink those that fail.
+        """Draw and test `number` further configurations, and reduce each failure to a minimal configuration.
 
-        A failed cell that has all features of an earlier minimal cell, and fails in the same way, is not shrunk again.
+        A failed cell that has all features of an earlier minimal cell, and fails in the same way, is not reduced again.
         """
         batch = [next(self.cells) for _ in range(number)]
         self.drawn += batch
@@ -338,11 +338,11 @@ class Campaign:
         return kind_of(self.verdicts[cell.name])
 
     def reason(self, simple: Cell) -> str | None:
-        """Return why a minimal cell fails, if this is known; else None."""
+        """Return why a minimal configuration fails. None if the reason is not known."""
         return known_reason(simple, self.kind(simple))
 
     def report(self) -> dict[str, Any]:
-        """Return the counts, and each minimal cell with its explanation."""
+        """Return the counts for JSON, and each minimal configuration with the reason why it fails."""
         verdicts = [self.verdicts[cell.name] for cell in self.drawn]
         counts = Counter(verdict["verdict"] for verdict in verdicts)
         refusals = Counter(verdict["message"] for verdict in verdicts if verdict["verdict"] == "refused")

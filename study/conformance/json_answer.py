@@ -1,4 +1,4 @@
-"""The answer of `zero-study conformance --json`."""
+"""Make what `zero-study conformance --json` prints."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ KNOWN = "conformance/known-failure"  # a cell that failed in the same way in the
 
 
 def of(matrix: Mapping[str, Any], verdict: Verdict, earlier: Mapping[str, Any] | None = None) -> Answer:
-    """Return the answer on a matrix. `earlier` is the matrix of --known."""
+    """Return the answer for a conformance matrix. `earlier` is the matrix that --known names."""
     return envelope.answer("conformance", verdict, findings(matrix, earlier), {**matrix, "is_exact": False})
 
 
 def findings(matrix: Mapping[str, Any], earlier: Mapping[str, Any] | None = None) -> Iterator[envelope.Finding]:
-    """Yield a finding for each wrong or crashed cell. If an earlier matrix has the same failure, it is a note."""
+    """Yield a finding for each wrong or crashed configuration. A failure that `earlier` has too is only a note."""
     new = set(results.failed_cells(matrix, earlier))
     for name in results.failed_cells(matrix):
         cell = matrix["cells"][name]

@@ -1,4 +1,4 @@
-"""Judge whether an engine trained a cell as the reference did, within what rounding explains."""
+"""Judge whether an engine trained a configuration (cell) as the reference did, within what rounding explains."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ Shares = dict[str, list[float]]  # by quantity: after each step, the deviation d
 
 
 def judge(cell: Cell, expected: Expected, ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Compare the traces of a cell's ranks (see `probe.train`) with the reference, and return the verdict.
+    """Compare the training of one configuration with the reference, and return the verdict.
 
-    In the verdict, `share_of_bound` is the largest deviation of any quantity, divided by its bound. The cell is wrong
-    if this is above 1, if the weights of two ranks differ in any bit, or if optimizer states have a wrong type.
-    `unseen` lists the quantities that were not compared because the engine does not show them.
+    `ranks` has the trace of each rank (see `probe.train`). In the verdict, `share_of_bound` is the largest deviation of
+    any quantity, divided by its bound. The training is wrong if this is above 1, if the weights of two ranks differ in
+    any bit, or if optimizer states have a wrong type. `unseen` lists the quantities that were not compared because the
+    engine does not show them.
     """
     shares = _worst_shares(cell, expected, ranks)
     share, quantity = max((max(by_step), quantity) for quantity, by_step in shares.items())
@@ -46,7 +47,7 @@ def judge(cell: Cell, expected: Expected, ranks: Sequence[dict[str, Any]]) -> di
 
 
 def _worst_shares(cell: Cell, expected: Expected, ranks: Sequence[dict[str, Any]]) -> Shares:
-    """Return, for each quantity and step, the largest deviation of any rank, divided by its bound."""
+    """Return, for each quantity and step, the largest deviation of any rank divided by its bound."""
     worst: Shares = {}
     for trace in ranks:
         for quantity, (deviations, bounds) in _deviations(cell, expected, trace).items():
@@ -58,7 +59,7 @@ def _worst_shares(cell: Cell, expected: Expected, ranks: Sequence[dict[str, Any]
 def _how_wrong(
     expected: Expected, ranks: Sequence[dict[str, Any]], shares: Shares, difference: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """Return the additional fields of the verdict "wrong".
+    """Return the fields that only the verdict "wrong" has.
 
     `difference` is the result of `_difference_of_ranks`.
     """
@@ -112,7 +113,7 @@ def _deviations(cell: Cell, expected: Expected, trace: dict[str, Any]) -> dict[s
 
 
 def _relative(numbers: Sequence[float | None], right: torch.Tensor) -> list[float]:
-    """Return the relative deviation of each step's number; 0 for a number that the engine does not show."""
+    """Return the relative deviation of each step's number. It is 0 for a number that the engine does not show."""
     pairs = zip(numbers, right, strict=True)
     return [0.0 if number is None else abs(number / float(right_number) - 1) for number, right_number in pairs]
 
@@ -120,7 +121,7 @@ def _relative(numbers: Sequence[float | None], right: torch.Tensor) -> list[floa
 def _distances(
     expected: Expected, values: Sequence[dict[str, torch.Tensor]], name: str, right: Sequence[torch.Tensor]
 ) -> list[float]:
-    """Return the relative distance of a parameter from its right values, after each step.
+    """Return the relative distance of a parameter from its reference values, after each step.
 
     The distance is divided by how far the reference's masters have moved since the start. It is absolute for a
     parameter that does not move.
@@ -178,7 +179,7 @@ def _unseen(cell: Cell, expected: Expected, ranks: Sequence[dict[str, Any]]) -> 
 
 
 def _difference_of_ranks(ranks: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the first step after which the ranks' weights differ, with the parameters; None if they never differ.
+    """Return the first step after which the ranks' weights differ, with the parameters. None if they never differ.
 
     The trace of every rank has full weights: its own replica under DDP and ZeRO 0 to 2, otherwise gathered weights.
     """
@@ -191,7 +192,7 @@ def _difference_of_ranks(ranks: Sequence[dict[str, Any]]) -> dict[str, Any] | No
 
 
 def _wrong_states(cell: Cell, ranks: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the types of optimizer states that are not those of the same optimizer without an engine.
+    """Return the types of optimizer states that differ from those of the same optimizer without an engine.
 
     In fp32, states are in fp32. An optimizer in 8 bits has such states for every parameter of at least
     SMALLEST_IN_8_BITS elements. Under ZeRO 1 to 3, the partition of a rank counts as one parameter.
@@ -212,12 +213,12 @@ def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def _four_digits(number: float) -> float | None:
-    """Round a number to four digits, which are enough to compare; None if it is not finite."""
+    """Round a number to four digits, which are enough to compare. None if it is not finite."""
     return float(f"{number:.4g}") if math.isfinite(number) else None
 
 
 class References:
-    """A cache of references. Cells with the same `reference_key` share one reference, which is computed once."""
+    """A cache of reference trainings. Configurations with the same `reference_key` share one."""
 
     def __init__(self) -> None:
         self._by_key: dict[Cell, Expected] = {}

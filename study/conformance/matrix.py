@@ -1,4 +1,4 @@
-"""Train the cells of the conformance matrix with the installed engines, and judge the results.
+"""Train every configuration (cell) of the conformance matrix with the installed engines, and judge the results.
 
 All cells with the same number of ranks share one launch. The ranks of each cell are forks of the launched process.
 """
@@ -42,11 +42,11 @@ def run(
     chosen: Mapping[str, str] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Train and judge every cell, and return the conformance matrix as a dict.
+    """Train and judge the configurations `cells`, and return the conformance matrix as a dict.
 
     A verdict is same, wrong, refused (the engine reported that it does not support the cell, see `refusals`) or
-    crashed. `chosen` maps
-    packages to the releases that are used instead of the installed ones. `options` are passed on to `launch_cells`.
+    crashed. `chosen` maps packages to the releases that are used instead of the installed ones. `options` are passed on
+    to `launch_cells`.
     """
     chosen = chosen or {}
     options.setdefault("environment", _environment(cells, chosen))
@@ -89,7 +89,7 @@ def _environment(cells: Sequence[Cell], chosen: Mapping[str, str]) -> dict[str, 
 
 
 def failure_verdict(failure: Failure, optimizer: str = ADAMW) -> dict[str, Any]:
-    """Return the verdict on a cell whose training failed: refused or crashed, with the stage and the message."""
+    """Return the verdict on a configuration whose training failed: refused or crashed, with stage and message."""
     refused = is_refusal(failure.message, failure.stage, optimizer)
     return {
         "verdict": "refused" if refused else "crashed",
@@ -114,7 +114,7 @@ def installed() -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """The error that stopped the training of a cell."""
+    """The error that ended the training of one configuration."""
 
     message: str
     stage: str  # built, trained, saved and taken up (resumed), or ended (the process died or took too long)
@@ -128,7 +128,7 @@ def launch_cells(
     say: Callable[[str], None] = print,
     module: str = f"{__package__}.probe",
 ) -> dict[Cell, Failure]:
-    """Train every cell, and return the failures by cell.
+    """Train the configurations `cells`, and return the errors of those that failed.
 
     All cells with the same number of ranks share one launch. Results of successful cells are in `folder`, in the files
     that `traces` names. `module` is the Python module that each rank runs. Tests replace it to inject faults.
@@ -146,7 +146,7 @@ def launch_cells(
 
 
 def traces(folder: Path, number: int, num_ranks: int) -> list[Path]:
-    """Return the result files of a cell, one path per rank.
+    """Return the paths of the result files of one configuration, one per rank.
 
     `number` is the position of the cell in the list that was passed to `launch_cells`.
     """
@@ -154,9 +154,9 @@ def traces(folder: Path, number: int, num_ranks: int) -> list[Path]:
 
 
 def _launch(folder: Path, environment: Mapping[str, str], module: str) -> list[str]:
-    """Run the process that trains the cells until it has ended, and return the lines of its error output.
+    """Run the process that trains all configurations, and return the lines of its error output.
 
-    There is no time limit here, because this process ends a cell that takes too long.
+    There is no time limit here, because the process itself ends a training that takes too long.
     """
     common = dict(environment) | {
         "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu",
@@ -167,7 +167,7 @@ def _launch(folder: Path, environment: Mapping[str, str], module: str) -> list[s
 
 
 def _failure(folder: Path, number: int, num_ranks: int, errors: Sequence[str]) -> Failure | None:
-    """Return the failure of a cell; None if every rank completed it."""
+    """Return the error of one configuration's training. None if every rank completed it."""
     report = folder / f"{number}.json"
     if report.exists():
         return Failure(**files.load(report, "a failure of a cell"))

@@ -1,4 +1,4 @@
-"""Read a file with a conformance matrix, and compare the failures of two matrices."""
+"""Read a file with a conformance matrix, and compare its failures with those of an earlier matrix."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class _Matrix(_Part):
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Read one matrix. Raises Refusal if the file is not a matrix, or has no cell."""
+    """Return the conformance matrix in a file. Raises Refusal if the file is not a matrix, or has no cells."""
     matrix: dict[str, Any] = files.load(path, "a matrix of conformance")
     try:
         _Matrix.model_validate(matrix)
@@ -79,10 +79,11 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def failed_before(cell: Mapping[str, Any], earlier: Mapping[str, Any]) -> bool:
-    """Return whether a cell had the same failure (a wrong training, or a crash) in an earlier matrix.
+    """Return whether a configuration failed in the same way in an earlier matrix.
 
-    A crash is the same if the stage and the message are equal. A wrong training is the same if no other quantity is
-    wrong, nothing is wrong at an earlier step, and no deviation is much larger.
+    A failure is a wrong training or a crash. A crash is the same if the stage and the message are equal. A wrong
+    training is the same if no other quantity is wrong, nothing is wrong at an earlier step, and no deviation is much
+    larger.
     """
     if cell["verdict"] != earlier.get("verdict"):
         return False
@@ -99,19 +100,19 @@ def failed_before(cell: Mapping[str, Any], earlier: Mapping[str, Any]) -> bool:
 
 
 def _crash(cell: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the stage in which a cell crashed, and its message without what differs from launch to launch."""
+    """Return the stage in which a training crashed, and its message without what differs from launch to launch."""
     message = re.sub(r"(?:/[^\s/'\":,]+)+/", "", cell["message"])  # folders
     message = re.sub(r"\btmp[a-z0-9_]{8}\b", "tmp", message)
     return cell["stage"], " ".join(re.sub(r"0x[0-9a-f]+|\d+", "#", message).split())
 
 
 def _kinds(quantities: list[str]) -> set[str]:
-    """Return the kinds of quantities: loss, norm and weights. Masters are weights in higher precision."""
+    """Return the kinds of quantities: loss, norm and weights. Master weights count as weights."""
     return {quantity.partition("/")[0].replace("masters", "weights") for quantity in quantities}
 
 
 def _has_no_new_kind(now: set[str], before: set[str]) -> bool:
-    """Return whether no other kind of quantity is wrong than before.
+    """Return whether no kind of quantity is wrong now that was right before.
 
     Wrong weights make the losses and norms of later steps wrong, which then may lie just within or just beyond their
     bounds. How wrong they are is compared separately.
@@ -120,7 +121,7 @@ def _has_no_new_kind(now: set[str], before: set[str]) -> bool:
 
 
 def _not_finite(cell: Mapping[str, Any]) -> set[str]:
-    """Return the quantities of a cell that are NaN or infinite. Older files only show it of the weights."""
+    """Return the quantities of a training that are NaN or infinite. Older files only record it for the weights."""
     if cell.get("not_finite") is not None:
         return set(cell["not_finite"])
     return {"masters", "weights", "loss", "norm"} if None in cell["update_scale"] else set()

@@ -1,4 +1,4 @@
-"""Build the optimizer of a cell, in the script or through DeepSpeed's file.
+"""Build the optimizer of a tested configuration, in the script or through DeepSpeed's file.
 
 The module needs only torch and the engines, and runs under any release of them. Libraries of one optimizer are imported
 when a cell uses it.
@@ -23,17 +23,17 @@ NAMES_IN_FILE = {"deepspeed_adamw": "AdamW", "sgd": "SGD", "adafactor": "Adafact
 
 
 class NotOffered(Exception):
-    """Raised if the installed release does not support the configuration of a cell."""
+    """The error for a configuration that the installed release does not support."""
 
 
 def do_not_compile(cell: Cell) -> None:
-    """Turn off torch.compile in optimizers that compile their step, which takes up to half a minute per cell."""
+    """Turn off torch.compile in optimizers that compile their step, because that takes up to half a minute."""
     if cell.optimizer != ADAMW and hasattr(torch.compiler, "set_stance"):  # since PyTorch 2.6
         torch.compiler.set_stance("force_eager")
 
 
 def in_file(cell: Cell) -> dict[str, Any] | None:
-    """Return the section `optimizer` of a cell's DeepSpeed file; None if the script builds the optimizer."""
+    """Return the section `optimizer` of a DeepSpeed file. None if the script builds the optimizer."""
     name = NAMES_IN_FILE.get(cell.optimizer)
     # Without offload, DeepSpeed's Lion only runs on a GPU.
     if not cell.is_deepspeed or name is None or (cell.optimizer == "lion" and "offload" not in cell.engine):
@@ -42,7 +42,10 @@ def in_file(cell: Cell) -> dict[str, Any] | None:
 
 
 def build(cell: Cell, model: Any) -> torch.optim.Optimizer:
-    """Build the optimizer of a cell in the script. Raises NotOffered if it does not exist in this installation."""
+    """Return the optimizer that the script builds for a configuration.
+
+    Raises NotOffered if it does not exist in this installation.
+    """
     parameters, settings = groups(cell, model), toy.settings(cell)
     if cell.optimizer in IN_8_BITS:
         return optimizer_in_8_bits(cell.optimizer)(parameters, **settings)  # type: ignore[no-any-return]
@@ -66,7 +69,7 @@ def trained(model: Any) -> list[nn.Parameter]:
 
 
 def groups(cell: Cell, model: Any) -> list[Any]:
-    """Return the parameters for an optimizer; if the cell has groups, one group of matrices and one of vectors."""
+    """Return the parameters for an optimizer. If the configuration has groups, matrices and vectors are separated."""
     parameters = trained(model)
     if not cell.does("groups"):
         return parameters

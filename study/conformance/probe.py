@@ -1,4 +1,4 @@
-"""Train cells one after the other, and write the result of each.
+"""Train configurations (cells) one after the other, and write the result of each.
 
 `python -m zero_study.conformance.probe FOLDER` reads FOLDER/cells.json and writes FOLDER/NUMBER-RANK.pt for each rank
 of a cell that trained, and FOLDER/NUMBER.json for a cell that did not. It judges nothing, so that any release of torch,
@@ -42,10 +42,10 @@ PORT = re.compile(r"(?<=\]):\d+")
 
 
 def main(folder: Path) -> None:
-    """Train each cell as a world of processes that are forked from this one, which has imported everything.
+    """Train each configuration in FOLDER/cells.json, in processes that are forked from this one, and write the results.
 
-    When one process trained one cell after the other, DeepSpeed 0.17.5 carried the wrong norms of its stages 1 and 2
-    under autocast over to engines whose norms are right on their own.
+    This process has imported everything. New processes are needed because DeepSpeed 0.17.5 carries the wrong norms of
+    its stages 1 and 2 under autocast over to engines whose norms are right on their own.
     """
     cells = [(number, Cell(**fields)) for number, fields in json.loads((folder / "cells.json").read_text())]
     _import_engines([cell for _, cell in cells])
@@ -68,7 +68,7 @@ def main(folder: Path) -> None:
 
 
 def _import_engines(cells: Collection[Cell]) -> None:
-    """Import and load what the cells need, before the first fork. No thread may have been started yet."""
+    """Import and load what the configurations need, before the first fork. No thread may have been started yet."""
     worlds.import_before_forks((), deepspeed=any(cell.is_deepspeed for cell in cells))
     for name in {name for cell in cells for name in cell.extensions if name != "async_io"}:
         extension = extensions.EXTENSIONS[name]
@@ -77,7 +77,7 @@ def _import_engines(cells: Collection[Cell]) -> None:
 
 
 def _import_what_it_did(answers: Mapping[int, dict[str, Any]]) -> None:
-    """Import the modules that the last cell imported while it trained, so that the next cell need not."""
+    """Import the modules that the last training imported, so that the next training need not."""
     for name in {name for answer in answers.values() for name in answer.get("modules", ())} - set(sys.modules):
         with contextlib.suppress(Exception):
             importlib.import_module(name)
@@ -94,7 +94,7 @@ def _judge(rank: int, ending: Ending) -> dict[str, Any]:
 
 
 def _order(failure: tuple[str, str, float]) -> tuple[bool, bool, float]:
-    """Return a sort key of the failures of a cell's ranks. The first one is the cause of the others.
+    """Return a sort key for the failures of one configuration's ranks. The first failure is the cause of the others.
 
     A rank that was killed by a signal takes precedence over ranks that raised an error. Ranks that only lost their
     connection to another rank come last.
@@ -104,7 +104,7 @@ def _order(failure: tuple[str, str, float]) -> tuple[bool, bool, float]:
 
 
 def _train_and_save(cell: Cell, path: Path, rank: int, folder: Path) -> dict[str, Any]:
-    """Become a rank of a cell's world, train the cell, and write the trace to PATH-RANK.pt.
+    """Become one rank of a training, train one configuration, and write the results to PATH-RANK.pt.
 
     Returns the names of all imported modules, and the `failure` if the training failed.
     """
@@ -129,7 +129,7 @@ def _train_and_save(cell: Cell, path: Path, rank: int, folder: Path) -> dict[str
 
 
 def train(cell: Cell, scratch: Path, stage: list[str]) -> dict[str, Any]:
-    """Train one cell, and return this rank's losses, norms, masters and weights after every step.
+    """Train one configuration, and return this rank's losses, norms, master weights and weights after every step.
 
     The first element of `stage` is set to what the training is doing.
     """

@@ -1,4 +1,4 @@
-"""Train the reference of a cell: one process, fp64 arithmetic, its own optimizer, and no engine.
+"""Train the reference for an engine: one process, fp64 arithmetic, its own optimizer, and no engine.
 
 An engine may deviate from the reference by as much as rounding explains in the cell's precision class. Monte Carlo
 arithmetic (Parker, 1997) measures this: the training is repeated several times, and every result of an operation gets a
@@ -34,7 +34,7 @@ FLOOR = 16 * ROUNDOFF_FP32
 
 @dataclass(frozen=True)
 class Expected:
-    """The values of the reference after each of the steps 1 to NUM_STEPS, and the bounds on an engine's deviation.
+    """The expected values after each of the steps 1 to NUM_STEPS, and how far an engine may deviate from them.
 
     Deviations of losses and norms are relative to the reference's value. The deviation of a parameter is the 2-norm of
     its difference from the reference, divided by the 2-norm of the reference's total change since the start.
@@ -49,7 +49,10 @@ class Expected:
 
 
 class _Rounded(torch.autograd.Function):
-    """A random relative error of at most `roundoff` in each value and each gradient. Draw 0 stays exact."""
+    """An operation that adds a random relative error of at most `roundoff` to each value and gradient.
+
+    Draw 0 stays exact.
+    """
 
     @staticmethod
     def forward(context: Any, values: torch.Tensor, roundoff: float, generator: torch.Generator) -> torch.Tensor:
@@ -62,7 +65,7 @@ class _Rounded(torch.autograd.Function):
 
 
 class _As16Bits(torch.autograd.Function):
-    """Rounding to bf16 or fp16, with a backward pass that leaves the gradient unchanged."""
+    """An operation that rounds to bf16 or fp16, with a backward pass that leaves the gradient unchanged."""
 
     @staticmethod
     def forward(context: Any, values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -80,7 +83,7 @@ def _noisy(values: torch.Tensor, roundoff: float, generator: torch.Generator) ->
 
 
 def expect(cell: Cell) -> Expected:
-    """Train the reference, also with random rounding errors (draws), and return the expected values with their bounds.
+    """Train the reference exactly and with random rounding errors, and return the expected values and their bounds.
 
     Settings that `Cell.reference_key` removes have no effect.
     """
@@ -131,7 +134,7 @@ def _num_draws(cell: Cell) -> int:
 def _gradients(
     cell: Cell, trained: Sequence[str], masters: dict[str, torch.Tensor], step: int, generator: torch.Generator
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Return the loss and the gradients of one step, with one row per draw.
+    """Return the loss and the gradients of one step, with one row per repetition (draw).
 
     Gradients are summed over micro batches first, and then over ranks.
     """
@@ -162,9 +165,9 @@ def _gradients(
 def _losses(
     cell: Cell, values: Values, tokens: torch.Tensor, roundoff: float, noise: torch.Generator, dropout: torch.Generator
 ) -> list[torch.Tensor]:
-    """Return the terms of the loss of one micro batch, with one row per draw.
+    """Return the terms of the loss of one micro batch, with one row per repetition (draw).
 
-    This is the toy's forward pass, implemented again with random rounding errors.
+    This is the test model's forward pass, implemented again with random rounding errors.
     """
     dtype = IN_16_BITS.get(cell.precision, torch.bfloat16)
     is_rounded = cell.precision != "fp32"
@@ -240,11 +243,11 @@ def _with_bounds(
 
 
 def computed_with(cell: Cell, masters: torch.Tensor) -> torch.Tensor:
-    """Return the master weights in the type in which the cell computes: bf16, fp16, or unchanged."""
+    """Return the master weights converted to the type in which a configuration computes: bf16, fp16, or unchanged."""
     return masters.to(IN_16_BITS.get(cell.reference_key.precision, masters.dtype))
 
 
 def _furthest(deviations: torch.Tensor, margin: float = MARGIN) -> torch.Tensor:
-    """Return the bound of each step: a margin times the largest deviation of any draw (row) so far, plus FLOOR."""
+    """Return the bound for each step: a margin times the largest deviation of any repetition so far, plus FLOOR."""
     furthest = deviations.abs().max(0).values.cummax(0).values
     return margin * furthest + FLOOR

@@ -1,4 +1,4 @@
-"""Compute one update of a parameter of the reference, for several draws at once (see `reference`).
+"""Compute one optimizer step for a parameter of the reference, for several repetitions (draws) at once.
 
 Every tensor has one row per draw.
 """
@@ -22,7 +22,7 @@ EPS_FP32 = torch.finfo(torch.float32).eps
 
 
 class Step(NamedTuple):
-    """The properties of a step that a formula uses."""
+    """The properties of an optimizer step that a formula needs, such as its number."""
 
     number: int  # from 1, without skipped steps
     rate: float  # the learning rate of the parameter
@@ -32,7 +32,7 @@ class Step(NamedTuple):
 def updated(
     cell: Cell, name: str, master: torch.Tensor, gradient: torch.Tensor, state: State, step: Step, rounded: Rounded
 ) -> torch.Tensor:
-    """Return a parameter after one step of the cell's optimizer, and change `state` to that after the step.
+    """Return a parameter after one optimizer step, and change `state` to the state after the step.
 
     `rounded` gives the result of a bf16 operation its rounding error.
     """
@@ -42,7 +42,7 @@ def updated(
 
 
 def is_orthogonalized(cell: Cell, name: str, num_dimensions: int) -> bool:
-    """Return whether Muon trains a parameter."""
+    """Return whether Muon trains a parameter, and thus orthogonalizes its updates."""
     return cell.optimizer == "torch_muon" or (cell.optimizer == "muon" and toy.uses_muon(name, num_dimensions))
 
 
@@ -99,6 +99,6 @@ def _in_8_bits(cell: Cell, master: torch.Tensor, gradient: torch.Tensor, state: 
 
 
 def optimizer_in_8_bits(optimizer: str) -> Any:
-    """Return the class of an optimizer in IN_8_BITS. Its library is imported here."""
+    """Return the class of an optimizer in IN_8_BITS, and import its library."""
     library = {"bitsandbytes_adamw8bit": "bitsandbytes.optim", "torchao_adamw8bit": "torchao.optim"}[optimizer]
     return importlib.import_module(library).AdamW8bit

@@ -1,4 +1,4 @@
-"""Decide whether an engine refused a cell or failed in it.
+"""Decide whether an engine refused a configuration (cell) or failed in it.
 
 An engine refuses a cell if it reports, while it is built, that it does not support the cell. After that, only the
 errors of `TABLE` are refusals. Any other error of a training step or of a resume is a crash, so that a regression that
@@ -20,7 +20,7 @@ BUILT, TRAINED, RESUMED = "built", "trained", "saved and taken up"  # stages of 
 
 
 class Named(NamedTuple):
-    """An error that an engine raises, after it was built, to refuse a cell."""
+    """An error with which an engine refuses a configuration after it was built."""
 
     error: str  # type of the exception
     words: str  # a part of its message
@@ -58,7 +58,7 @@ TABLE = (
 
 
 def is_refusal(message: str, stage: str, optimizer: str = ADAMW) -> bool:
-    """Return whether an error is the engine's refusal of a cell.
+    """Return whether an error means that the engine does not support a configuration.
 
     `message` begins with the type of the exception. A message without any words refuses nothing.
     """

@@ -26,7 +26,7 @@ SOURCES = ("ops/csrc/adam", "ops/csrc/lion", "ops/csrc/cpu", "ops/csrc/includes"
 
 
 def parse(requirements: Sequence[str]) -> dict[str, str]:
-    """Parse the values of --release, and return versions by package.
+    """Return versions by package from the values of --release.
 
     Raises Refusal if a value is not PACKAGE==VERSION, or a package has two releases.
     """
@@ -48,7 +48,7 @@ def parse(requirements: Sequence[str]) -> dict[str, str]:
 
 
 def environment(releases: Mapping[str, str], needs: Collection[str], folder: Path = FOLDER) -> dict[str, str]:
-    """Install releases, compile the extensions in `needs`, and return the environment that selects them.
+    """Install releases, compile the extensions in `needs`, and return the environment variables that select them.
 
     In this environment, Python finds these releases first. Their dependencies are the installed packages; only torch is
     installed with its own. Raises Refusal if a release cannot be installed or imported, or an extension cannot be
@@ -93,10 +93,11 @@ def _installed(package: str, version: str, folder: Path) -> Path:
 
 
 def _digest(torch: str, deepspeed: Path | None) -> str:
-    """Return a digest of what a build of the extensions depends on: the release of torch and DeepSpeed's sources.
+    """Return a digest of everything on which a build of the extensions depends.
 
-    The modification times of the sources are reset, so that releases with equal sources share a build. If `deepspeed`
-    is None, the installed DeepSpeed is used, and only torch counts.
+    This is the release of torch, and DeepSpeed's sources. The modification times of the sources are reset, so that
+    releases with equal sources share a build. If `deepspeed` is None, the installed DeepSpeed is used, and only torch
+    counts.
     """
     digest = hashlib.sha256(torch.encode())
     if deepspeed is None:

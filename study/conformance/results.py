@@ -21,7 +21,7 @@ FAILED = ("wrong", "crashed")
 
 
 def read(package: str = "deepspeed", folder: Path = PLACE) -> dict[str, dict[str, Any]]:
-    """Return the matrices of a package's releases by version, oldest first.
+    """Return the committed matrices of a package's releases by version, oldest first.
 
     For accelerate and torch, the matrix of the newest installation is included, because it has all of their cells.
     Raises Refusal if a file is not a matrix.
@@ -36,7 +36,7 @@ def read(package: str = "deepspeed", folder: Path = PLACE) -> dict[str, dict[str
 
 
 def newest(folder: Path = PLACE) -> dict[str, Any]:
-    """Return the complete matrix of the installation with the newest DeepSpeed."""
+    """Return the committed matrix of the installation with the newest DeepSpeed, which has all configurations."""
     return list(read("deepspeed", folder).values())[-1]
 
 
@@ -52,7 +52,7 @@ def _version(matrix: Mapping[str, Any], package: str) -> str:
 
 
 def faults() -> list[known_faults.Fault]:
-    """Return the known faults of DeepSpeed that conformance runs found, the newest last."""
+    """Return the known faults of DeepSpeed that conformance runs found, in chronological order."""
     return sorted(known_faults.measured(), key=lambda fault: (known_faults.first_release(fault), fault.id))
 
 
@@ -60,7 +60,7 @@ def faults() -> list[known_faults.Fault]:
 
 
 def failed_cells(matrix: Mapping[str, Any], earlier: Mapping[str, Any] | None = None) -> list[str]:
-    """Return the names of the cells that are wrong or crashed.
+    """Return the names of the configurations in a matrix that are wrong or crashed.
 
     If an earlier matrix is given, cells that failed there in the same way are left out.
     """
@@ -88,7 +88,7 @@ def verdict(matrix: Mapping[str, Any], earlier: Mapping[str, Any] | None = None)
 
 
 def _not_compared(cells: Mapping[str, Any], earlier: Mapping[str, Any]) -> list[NotChecked]:
-    """Return what a comparison with an earlier matrix could not compare."""
+    """Return the checks that a comparison with an earlier matrix could not make."""
     if not set(cells) & set(earlier):
         return [NotChecked("failures that are known", "the file of --known has none of these configurations", True)]
     lost = [
@@ -100,13 +100,13 @@ def _not_compared(cells: Mapping[str, Any], earlier: Mapping[str, Any]) -> list[
 
 
 def refusals(matrix: Mapping[str, Any]) -> dict[str, int]:
-    """Return the messages of the engines' refusals, and how many cells have each, the most frequent first."""
+    """Return the messages with which engines refused configurations, and how often, the most frequent first."""
     messages = (cell["message"] for cell in matrix["cells"].values() if cell["verdict"] == "refused")
     return dict(Counter(terminal.printable(" ".join(message.split())) for message in messages).most_common())
 
 
 def summary_lines(matrix: Mapping[str, Any]) -> list[str]:
-    """Return a description of one installation's matrix for a terminal: result, counts, then failures, by line."""
+    """Return lines that describe one installation's matrix in a terminal: the result, counts, then failures."""
     cells = matrix["cells"]
     versions = ", ".join(f"{name} {version}" for name, version in matrix["versions"].items())
     counts = Counter(cell["verdict"] for cell in cells.values())
@@ -139,7 +139,7 @@ def summary_lines(matrix: Mapping[str, Any]) -> list[str]:
 
 
 def _sound(counts: Mapping[str, int]) -> str:
-    """Return the result of a matrix without a failure. `counts` has the number of cells by verdict."""
+    """Return a sentence about a matrix without failures. `counts` has the number of cells by verdict."""
     if not counts["same"]:
         return "No configuration could be compared, because the engines refused all of them"
     compared = "1 was" if counts["same"] == 1 else f"{counts['same']} were"
@@ -147,7 +147,7 @@ def _sound(counts: Mapping[str, int]) -> str:
 
 
 def explanation(cell: Mapping[str, Any]) -> str:
-    """Return a text that says how far a cell deviates from the reference, or how it failed."""
+    """Return a text that says how far a training deviates from the reference, or how it failed."""
     if "message" in cell:
         stage = cell["stage"].replace("taken up", "resumed")  # matrices have the older term
         return f"{cell['verdict']} while it was {stage}: {cell['message']}"

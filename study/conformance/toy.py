@@ -1,8 +1,8 @@
-"""Define the toy, a model of some thousand parameters with structures on which engines have failed, and its batches.
+"""Define the small test model (toy), with structures on which engines have failed, and its batches.
 
-It has an embedding, a block with a nonlinearity and a residual path, and a head that may share the embedding's weights.
-Weights and batches come from a generator in this module, because the numbers of a library's generator may change
-between releases.
+It has some thousand parameters in an embedding, a block with a nonlinearity and a residual path, and a head that may
+share the embedding's weights. Weights and batches come from a generator in this module, because the numbers of a
+library's generator may change between releases.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ BUCKET = 800  # elements: the head and a bias fill one, the block's matrices are
 
 
 class Block(nn.Module):
-    """The block of the toy, which is the unit of activation checkpointing and of FSDP2's sharding."""
+    """The block of the test model, which is the unit of activation checkpointing and of FSDP2's sharding."""
 
     def __init__(self, width: int, hidden: int, drops: bool, has_adapter: bool = False) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Block(nn.Module):
 
 
 class Toy(nn.Module):
-    """The model of a cell.
+    """The small model that is trained in every configuration.
 
     It returns the logits (sequences x LENGTH x VOCABULARY) and the last hidden states, or in a newer variation only the
     logits.
@@ -93,7 +93,7 @@ class Toy(nn.Module):
 
     @torch.no_grad()
     def fill(self) -> None:
-        """Give the parameters their initial values."""
+        """Set the parameters to their initial values."""
         for seed, parameter in enumerate(self.parameters()):
             scale = 0.5 if parameter.ndim == 1 else 1.5 / math.sqrt(parameter.shape[-1])
             # Numbers that bf16 can represent, because an engine may make its masters from rounded weights.
@@ -113,7 +113,7 @@ class Toy(nn.Module):
 
 
 def size(cell: Cell) -> tuple[int, int]:
-    """Return the width of a cell's toy, and the hidden width of its block."""
+    """Return the width of the test model in a configuration, and the hidden width of its block."""
     if cell.optimizer in IN_8_BITS:
         return WIDTH_IN_8_BITS, HIDDEN_IN_8_BITS
     return (LARGE_WIDTH, LARGE_HIDDEN) if cell.is_large else (WIDTH, HIDDEN)
@@ -148,7 +148,7 @@ def options(cell: Cell, num_dimensions: int) -> dict[str, float]:
 
 
 def settings(cell: Cell) -> dict[str, Any]:
-    """Return the arguments of a cell's optimizer, for its matrices if the cell has groups."""
+    """Return the optimizer's arguments in a configuration. If it has groups, they are those for matrices."""
     arguments: dict[str, Any] = options(cell, 2)
     if cell.optimizer in ("sgd", "muon", "torch_muon"):
         arguments["momentum"] = MOMENTUM
@@ -160,20 +160,20 @@ def settings(cell: Cell) -> dict[str, Any]:
 
 
 def uses_muon(name: str, num_dimensions: int) -> bool:
-    """Return whether Muon trains a parameter in the cells of DeepSpeed's Muon. Adam trains the others."""
+    """Return whether Muon trains a parameter in the cells of DeepSpeed's Muon, which trains all others with Adam."""
     return num_dimensions > 1 and not name.startswith("embedding")
 
 
 def tokens(cell: Cell, step: int) -> torch.Tensor:
-    """Return the batch of one step: sequences x (LENGTH + 1). The last token is only a target."""
+    """Return the batch of one step, with the shape sequences x (LENGTH + 1). The last token is only a target."""
     drawn = uniform((cell.batch_size, LENGTH + 1), 1000 + step)
     return ((drawn + 1) / 2 * VOCABULARY).long().clamp(0, VOCABULARY - 1)
 
 
 def losses(cell: Cell, model: Any, outputs: Any, tokens: torch.Tensor) -> list[torch.Tensor]:
-    """Return the losses of a micro batch, scaled so that those of all micro batches add up to the mean of the batch.
+    """Return the losses of a micro batch, scaled so that the losses of all micro batches add up to the batch's mean.
 
-    `model` is the toy itself, not the engine around it.
+    `model` is the test model itself, not the engine around it.
     """
     if cell.does("part_outside"):
         outputs = (outputs, model.block(outside_inputs(cell, tokens).to(next(model.parameters()).dtype)))

@@ -28,7 +28,7 @@ def record(
 
 
 def assert_same_training(a: str | Path, b: str | Path) -> None:
-    """Raise AssertionError with the first difference of two recorded trainings that rounding does not explain."""
+    """Raise AssertionError with the first difference if two recorded trainings differ by more than rounding."""
     from .compare import compare
     from .recorded import Recording
     from .text import text

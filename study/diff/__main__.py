@@ -22,7 +22,7 @@ with exit_if_missing(is_command=__name__ == "__main__"):
 
 
 def run_command() -> None:
-    """Execute the command line. A refused request ends with one error on stderr and exit status 2."""
+    """Execute the command line of this process. A refused request prints one error and ends with exit status 2."""
     try:
         main()
     except Refusal as refusal:
@@ -31,7 +31,7 @@ def run_command() -> None:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run a script as Python would, and record its first optimizer steps."""
+    """Run a training script as Python would, and record its first optimizer steps."""
     parser = scripts.Parser("python -m zero_study.diff", allow_abbrev=False, description=__doc__)
     parser.add_argument("--output", type=Path, required=True, help="folder to write, with one file per rank")
     parser.add_argument("--steps", type=int, default=NUM_STEPS, help="number of optimizer steps to record")

@@ -1,4 +1,4 @@
-"""Bound the effect of rounding on each tensor of a training, and order tensors by execution.
+"""Estimate how far rounding alone can move each tensor of a training, and order tensors by execution.
 
 A distance is the 2-norm of the difference of two tensors, estimated from their sketches. The bound of a tensor is
 MARGIN times its largest distance in the runs with noise. It is at least some units of fp32, relative to the group of
@@ -29,12 +29,12 @@ KINDS = ("forward", "gradient", "norm", "clipped", "update", "whole")
 
 
 def norm(values: np.ndarray) -> float:
-    """Return the 2-norm of a sketch."""
+    """Return the 2-norm of a tensor, estimated from its sketch (a few sums that stand for the tensor)."""
     return float(np.linalg.norm(values))
 
 
 def distance(kind: str, ours: Seen, theirs: Seen) -> float:
-    """Return the distance of B's tensor from A's.
+    """Return how far a tensor of training B is from the same tensor of training A.
 
     For the update of all parameters (`whole`), it is the difference between the length of A's update and the length of
     B's update in A's direction. Single elements hardly change that length.
@@ -46,17 +46,17 @@ def distance(kind: str, ours: Seen, theirs: Seen) -> float:
 
 
 def roundoff(*tensors: Seen) -> float:
-    """Return the unit roundoff of the least precise type among these tensors."""
+    """Return the unit roundoff of the least precise data type of these tensors."""
     return max(ROUNDOFF.get(tensor.dtype, FP32) for tensor in tensors)
 
 
 def unit_of(a: Recording, b: Recording) -> float:
-    """Return the unit roundoff of the coarsest type of two recordings."""
+    """Return the unit roundoff of the least precise data type in two recordings."""
     return max((ROUNDOFF.get(entry.dtype, FP32) for recording in (a, b) for entry in recording.ranks[0]), default=FP32)
 
 
 def factor(ours: np.ndarray, theirs: np.ndarray, bound: float) -> float | None:
-    """Return the factor by which B's tensor is a multiple of A's; None if it is not a multiple."""
+    """Return the factor by which B's tensor is a multiple of A's. None if it is not a multiple."""
     length = float(ours @ ours)
     if not length:
         return None
@@ -66,7 +66,7 @@ def factor(ours: np.ndarray, theirs: np.ndarray, bound: float) -> float | None:
 
 
 class Bounds:
-    """The bounds on the effect of rounding for each tensor, and the order of execution."""
+    """The largest differences that rounding explains, for each tensor, and the order of execution."""
 
     def __init__(self, a: Recording, b: Recording, ours: dict[Key, Seen], by_call: bool) -> None:
         """Compute the bounds from two recordings. `ours` has A's tensors.
@@ -130,7 +130,7 @@ class Bounds:
         return max(MARGIN * self._noise.get(key, 0.0), 4 * FP32 * norm(weights.sketch))
 
     def _turned(self, key: Key, ours: Seen, names: Sequence[str]) -> tuple[float, float]:
-        """Return the number of elements of an update whose sign rounding may change: the expected one, and the maximum.
+        """Return for how many elements of an update rounding may change the sign: the expected number, and the maximum.
 
         Adam makes steps of full length even if a gradient is small. If the gradient of an element is smaller than its
         noise, the step may therefore have the opposite sign.
@@ -169,7 +169,7 @@ class Bounds:
         return max(noise, FLOOR * total, self._by_depth(key) * total / 8 if self.is_marked else 0.0)
 
     def _by_depth(self, key: Key) -> float:
-        """Return the estimated relative bound of a tensor, from type and depth.
+        """Return the relative bound of a tensor, estimated from its data type and its depth in the model.
 
         It is MARGIN times the roundoff of the coarsest type, times the square root of modules times steps, because
         rounding errors are assumed to grow like a random walk.
@@ -182,7 +182,7 @@ class Bounds:
 
 
 def _distances_of_noise(a: Recording, b: Recording, by_call: bool) -> Iterator[tuple[Key, float]]:
-    """Yield the distance of each tensor of a run with noise from the tensor of the run without noise."""
+    """Yield how far random rounding moved each tensor: its distance from the same tensor without random rounding."""
     for recording in (a, b):
         exact = recording.values(by_call) if recording.noise else {}
         for draw in recording.noise:

@@ -1,4 +1,4 @@
-"""Suggest likely causes of a first difference from its pattern. None of them is certain."""
+"""Suggest likely causes of the first difference between two trainings. None of them is certain."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOSS_SCALES_FROM = 128  # a power of two from here on may be a loss scale
 
 
 class _Pattern(NamedTuple):
-    """The facts about a first difference."""
+    """The facts about the first difference from which causes are concluded."""
 
     first: Difference
     factor: float | None  # common to all differences of its kind and step; None if they have no common one
@@ -32,7 +32,7 @@ def explain(
     b: Recording,
     sizes_over_bounds: Mapping[tuple[int, str], float],
 ) -> list[str]:
-    """Return the likely causes of the first difference, the most likely first; empty if no pattern fits.
+    """Return the likely causes of the first difference, the most likely first. Empty if no known pattern fits.
 
     `sizes_over_bounds` has, by step and kind, the maximum of norm divided by bound over the tensors that are equal.
     """
@@ -47,7 +47,7 @@ def explain(
 
 
 def uniform_factor(differences: Sequence[Difference]) -> float | None:
-    """Return the common factor of these differences; None if they have none."""
+    """Return the factor by which B's tensors are a multiple of A's in all differences. None if there is none."""
     factors = [difference.factor for difference in differences if difference.factor is not None]
     if len(factors) < len(differences):
         return None
@@ -175,7 +175,7 @@ def _of_factor(factor: float, pattern: _Pattern) -> Iterator[str]:
 
 
 def _of_count(factor: float, noun: str, counts: tuple[int, int]) -> Iterator[str]:
-    """Yield a cause if a factor is one of these counts (ranks or forward passes), or one divided by it."""
+    """Yield a cause if a factor is one of these counts (of ranks or forward passes), or 1 divided by one of them."""
     for count in dict.fromkeys(counts):
         if count > 1 and _is_near(factor, count):
             yield f"the factor is {count}, the number of {noun}: one training adds up what the other one averages."

@@ -48,7 +48,7 @@ _REPLICATED = ("gradient", "clipped", "weights", "held")
 
 @dataclass
 class Result:
-    """The result of comparing two recordings."""
+    """The result of comparing two recorded trainings: the differences, their likely causes, and what was compared."""
 
     a: Recording
     b: Recording
@@ -66,7 +66,7 @@ class Result:
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict on the differences, on what was compared, and on what could not be."""
+        """The verdict on the differences, on what was compared, and on what could not be compared."""
         checked = [
             Checked(self.num_compared[kind], noun, plural=plural)
             for kind, (noun, plural) in COMPARED.items()
@@ -81,7 +81,7 @@ class Result:
 
 @np.errstate(invalid="ignore", over="ignore")  # subtracting infinities; numbers near the largest one
 def compare(a: Recording, b: Recording) -> Result:
-    """Compare two recordings, and return their differences with the likely causes of the first one.
+    """Compare two recorded trainings, and return their differences with the likely causes of the first one.
 
     Raises Refusal if a run with noise is not of the training that it belongs to.
     """
@@ -147,9 +147,10 @@ def steps_in_words(steps: Sequence[int]) -> str:
 def _not_checked(
     a: Recording, b: Recording, steps: int, num_compared: Mapping[str, int], leaves_outputs_out: bool
 ) -> Iterator[NotChecked]:
-    """Yield what was not compared. Without an update of the weights in both recordings, the result is unknown.
+    """Yield what was not compared.
 
-    `leaves_outputs_out` says that outputs of both recordings were left out, which a note explains.
+    Without an update of the weights in both recordings, the result is unknown. `leaves_outputs_out` says that outputs
+    of both recordings were left out, which a note explains.
     """
     for line in _unfinished(a, b):
         yield NotChecked("the rest of the training", line, True)
@@ -173,7 +174,7 @@ def _not_checked(
 
 
 def _not_recorded(a: Recording, b: Recording) -> Iterator[NotChecked]:
-    """Yield the buffers of the models, which no recording contains."""
+    """Yield the buffers of the models as not compared, because no recording contains them."""
     buffers = [recording.facts["buffers"] for recording in (a, b)]
     if None in buffers:
         yield NotChecked("buffers, such as the statistics of BatchNorm", "they are not recorded")
@@ -186,7 +187,7 @@ def _not_recorded(a: Recording, b: Recording) -> Iterator[NotChecked]:
 
 
 class _Pair(NamedTuple):
-    """A tensor of both recordings; None for a recording that does not have it."""
+    """The same tensor in both recordings. None for a recording that does not have it."""
 
     key: Key
     ours: Seen | None
@@ -204,7 +205,7 @@ def _pairs(
 
 
 class _Judge:
-    """A judge of pairs of tensors, called in the order of execution, that collects the results."""
+    """A function object that judges pairs of tensors in the order of execution, and collects the results."""
 
     def __init__(self, bounds: Bounds, ours: dict[Key, Seen], theirs: dict[Key, Seen]) -> None:
         self.differences: list[Difference] = []
@@ -299,7 +300,7 @@ def _unfinished(a: Recording, b: Recording) -> list[str]:
 
 
 def _unlike_ranks(side: str, recording: Recording) -> list[str]:
-    """Describe the first step and kind of tensor in which ranks of one training differ but should be equal.
+    """Describe the first step and kind of tensor in which ranks of one training differ, although they should be equal.
 
     Return a list with one line; empty if no ranks differ.
     """
@@ -314,7 +315,7 @@ def _unlike_ranks(side: str, recording: Recording) -> list[str]:
 
 
 def _unlike_ranks_by_name(recording: Recording, step: int, kind: str) -> dict[str, list[int]]:
-    """Return the ranks on which a parameter's tensor differs from that of rank 0, by the parameter's name."""
+    """Return, for each parameter, the ranks on which its tensor differs from that of rank 0."""
     first, *later_ranks = [recording.of_kind(rank, step, kind) for rank in range(recording.world_size)]
     ranks: dict[str, list[int]] = {}
     for rank, entries_of_rank in enumerate(later_ranks, 1):

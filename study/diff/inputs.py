@@ -14,7 +14,7 @@ MOST_NAMES = 5  # that a line lists
 
 
 def padded_otherwise(a: Recording, b: Recording, steps: int) -> set[int]:
-    """Return the steps in which both recordings have the same rows, but other padding."""
+    """Return the steps in which both recordings have the same rows, but padded differently."""
     return {
         step
         for step in range(1, steps + 1)
@@ -23,7 +23,7 @@ def padded_otherwise(a: Recording, b: Recording, steps: int) -> set[int]:
 
 
 def _have_same_rows(a: Recording, b: Recording, step: int, part: str = "", without_padding: bool = False) -> bool:
-    """Return whether two recordings have the same rows in any order."""
+    """Return whether two recordings have the same rows of a batch, in any order."""
     ours, theirs = (sorted(chain(*_rows(recording, step, part, without_padding))) for recording in (a, b))
     return ours == theirs
 
@@ -50,7 +50,7 @@ def _rows(recording: Recording, step: int, part: str = "", without_padding: bool
 
 
 def _different_tensors(a: Recording, b: Recording, step: int) -> str:
-    """Describe which tensors of the forward passes' inputs have different rows, and which have the same."""
+    """Return a text that says which input tensors have different rows, and which have the same."""
     names = dict.fromkeys(e.name for entries in (*a.ranks, *b.ranks) for e in entries if e.kind == "batch" and e.name)
     differ = [
         name
@@ -64,12 +64,12 @@ def _different_tensors(a: Recording, b: Recording, step: int) -> str:
 
 
 def some_names(names: Sequence[str]) -> str:
-    """Return a text with the first MOST_NAMES of these output names, and the number of the others."""
+    """Return the first MOST_NAMES of these names as text, with the number of the remaining names."""
     return terminal.names([f"the model{name}" if name[:1] in ("", ":") else name for name in names], MOST_NAMES)
 
 
 def outputs_with_padding(a: Recording, b: Recording, padded: set[int]) -> dict[tuple[int, str], None]:
-    """Return the outputs, by step and name, that have padded positions in a step that is padded otherwise.
+    """Return the outputs, by step and name, that contain padding in a step which the other recording pads differently.
 
     These are the outputs with a dimension of a padded length, and those whose first dimension does not count the rows,
     such as an output of all tokens.
@@ -123,7 +123,7 @@ def _has_rows(ours: Shapes, theirs: Shapes) -> bool:
 
 
 def different_weights(ours: dict[Key, Seen], theirs: dict[Key, Seen]) -> Iterator[Difference]:
-    """Yield the initial weights that one side lacks, or that differ by more than rounding to the coarser data type."""
+    """Yield initial weights that one recording lacks, or that differ by more than rounding to the coarser data type."""
     for key in ours | theirs:
         if (key.step, key.kind) != (0, "weights"):
             continue

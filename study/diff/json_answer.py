@@ -1,4 +1,4 @@
-"""The answer of `zero-study diff --json`."""
+"""Make what `zero-study diff --json` prints."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ OTHER, RANKS = "diff/different-tensor", "diff/ranks-differ"
 
 
 def of(result: Result) -> Answer:
-    """Return the answer on two recordings. `differences` has all differences, and `findings` the first of each kind."""
+    """Return the answer for two recordings. `differences` lists all differences, `findings` the first of each kind."""
     return envelope.answer("diff", result.verdict, findings(result), text.content(result))
 
 
 def findings(result: Result) -> Iterator[envelope.Finding]:
-    """Yield ranks that differ within a training, then the first difference of each kind, with the likely causes."""
+    """Yield ranks that differ within one training, then the first difference of each kind, with likely causes."""
     for line in result.replicas:
         yield envelope.Finding(RANKS, "error", f"{line}.")
     seen: set[str] = set()

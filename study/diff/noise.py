@@ -1,7 +1,8 @@
-"""Check that a run with noise is a run of the recorded training, because its distance becomes the bound.
+"""Check that a run with random rounding (a noise run) repeats the recorded training.
 
-The run must have the same code, arguments, optimizer, learning rates, engine and initial weights. Its distance from the
-recording must also be one that rounding explains, because a setting that is not recorded may differ.
+Its distance from the recording becomes the bound. The run must have the same code, arguments, optimizer, learning
+rates, engine and initial weights. Its distance must also be one that rounding explains, because a setting that is not
+recorded may differ.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ SAME_RATE = 1e-3  # relative; a schedule may depend on a loss
 
 
 def check(recording: Recording, draw: Recording) -> None:
-    """Raise Refusal if a run with added noise repeats another training than the recorded one."""
+    """Raise Refusal if a run with random rounding does not repeat the recorded training."""
     reason = next(_reasons(recording, draw), None)
     if reason is not None:
         raise Refusal(
@@ -38,14 +39,14 @@ def check(recording: Recording, draw: Recording) -> None:
 
 
 def unknown(recording: Recording, draw: Recording) -> str | None:
-    """Return what cannot be checked of a run with noise, as a text; None if everything can be."""
+    """Return a text that says what cannot be checked about a run with random rounding. None if everything can."""
     names = {"script": "code", "arguments": "arguments", "optimizers": "optimizer settings"}
     missing = [noun for key, noun in names.items() if recording.facts[key] is None or draw.facts[key] is None]
     return " and ".join(missing) or None
 
 
 def _reasons(recording: Recording, draw: Recording) -> Iterator[str]:
-    """Yield why a run with noise is of another training."""
+    """Yield the reasons why a run with random rounding does not repeat the recorded training."""
     facts, of_draw = recording.facts, draw.facts
     if recording.world_size != draw.world_size:
         yield f"it ran on {draw.world_size} ranks instead of {recording.world_size}"

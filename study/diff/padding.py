@@ -18,14 +18,14 @@ _NO_TOKENS = ("position", "token_type", "segment")  # beginnings of names that e
 
 
 class Filling(NamedTuple):
-    """How a model pads its rows."""
+    """How a model pads the rows of its batches."""
 
     token: int | None  # None if it is unknown
     is_encoder_decoder: bool  # the labels are those of the decoder, and have a length of their own
 
 
 def filling(model: Any) -> Filling:
-    """Return the padding token of a model, and whether it is an encoder-decoder.
+    """Return the padding token of a model, and whether the model is an encoder-decoder.
 
     The token is that of the configuration, or else that of the first embedding that has one.
     """
@@ -38,9 +38,9 @@ def filling(model: Any) -> Filling:
 
 
 def kept_positions(tensors: Mapping[str, torch.Tensor], fill: Filling) -> dict[str, np.ndarray]:
-    """Return the positions of each row that are not padding, for each input that has one value per position.
+    """Return a mask of the positions that are not padding, for each input that has one value per position.
 
-    An array has the shape (rows, length). Inputs whose padding is unknown are left out.
+    Masks have the shape (rows, length). Inputs whose padding is unknown are left out.
     """
     last_names = {name: name.rpartition(".")[2].lower() for name in tensors}
     is_of_decoder = {
@@ -55,7 +55,7 @@ def kept_positions(tensors: Mapping[str, torch.Tensor], fill: Filling) -> dict[s
 
 
 def _kept_of_side(side: Mapping[str, tuple[str, torch.Tensor]], fill: Filling) -> dict[str, np.ndarray]:
-    """Return the kept positions of the inputs of the encoder, or of those of the decoder."""
+    """Return a mask of the positions that are not padding, for the inputs of the encoder or of the decoder."""
     numbers = {
         name: (last, tensor.cpu().numpy())
         for name, (last, tensor) in side.items()
@@ -84,7 +84,7 @@ def _is_mask(last: str) -> bool:
 
 
 def _meaning(last: str, values: np.ndarray) -> np.ndarray:
-    """Return the positions to which attention is paid. A Boolean padding mask of PyTorch marks the others."""
+    """Return a mask of the positions to which attention is paid. A Boolean padding mask of PyTorch marks the others."""
     is_of_padding = last.endswith("padding_mask") and values.dtype == bool
     meaning: np.ndarray = ~values if is_of_padding else values != 0
     return meaning
@@ -96,7 +96,7 @@ def _is_tokens(last: str) -> bool:
 
 
 def _kept_without_mask(tokens: list[np.ndarray], labels: list[np.ndarray], pad: int | None) -> np.ndarray | None:
-    """Return the positions outside of runs of padding at both ends of the rows; None if padding cannot be known."""
+    """Return a mask of the positions that are not padding at an end of a row. None if padding cannot be known."""
     if not tokens:
         return ~_runs(labels[0] == NO_LABEL) if labels else None
     ids = tokens[0]
@@ -109,13 +109,13 @@ def _kept_without_mask(tokens: list[np.ndarray], labels: list[np.ndarray], pad: 
 
 
 def _runs(is_filled: np.ndarray) -> np.ndarray:
-    """Return the positions of the runs at the beginning and at the end of each row."""
+    """Return a mask of the filled positions at the beginning and at the end of each row."""
     leading = np.logical_and.accumulate(is_filled, axis=1)
     runs: np.ndarray = leading | _trailing(is_filled)
     return runs
 
 
 def _trailing(is_filled: np.ndarray) -> np.ndarray:
-    """Return the positions of the run at the end of each row."""
+    """Return a mask of the filled positions at the end of each row."""
     trailing: np.ndarray = np.logical_and.accumulate(is_filled[:, ::-1], axis=1)[:, ::-1]
     return trailing

@@ -1,4 +1,4 @@
-"""Read and validate the recordings of trainings. Also defines `Difference`, the result of comparing a tensor."""
+"""Read and validate recordings of trainings. Also define `Difference`, the result of comparing a tensor."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SIZE = 32  # numbers of a sketch
 
 
 class Key(NamedTuple):
-    """The identity of a recorded tensor."""
+    """The identity of a recorded tensor: its step, kind, name, and rank and call."""
 
     step: int
     kind: str
@@ -47,7 +47,7 @@ class Key(NamedTuple):
 
 
 class Damaged(Refusal):
-    """Raised for a recording that is damaged, incomplete, or mixed from several recordings."""
+    """The error for a recording that is damaged, incomplete, or mixed from several recordings."""
 
 
 class Entry(NamedTuple):
@@ -64,7 +64,7 @@ class Entry(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """The recorded facts of a tensor that are compared."""
+    """The recorded facts of a tensor that are compared: its sketch, data type and size."""
 
     sketch: np.ndarray
     dtype: str
@@ -73,7 +73,7 @@ class Seen(NamedTuple):
 
 @dataclass
 class Recording:
-    """The recording of a training on all of its ranks, and the runs with noise that belong to it."""
+    """The recording of a training on all of its ranks, with the runs with random rounding that belong to it."""
 
     folder: Path
     ranks: list[list[Entry]]
@@ -82,7 +82,7 @@ class Recording:
 
     @classmethod
     def read(cls, folder: Path) -> Recording:
-        """Read one recording from its folder, and the noise runs that were recorded with it.
+        """Read a recording from its folder, together with its runs with random rounding (noise runs).
 
         Raises Refusal if there is no recording, if another release of zero-study made it, or if a noise run is of
         another training. Raises Damaged if a file is damaged or missing, or if the files belong to different
@@ -109,7 +109,7 @@ class Recording:
 
     @classmethod
     def _read_alone(cls, folder: Path) -> Recording:
-        """Read one recording, without noise runs."""
+        """Read a recording without its noise runs."""
         files = {int(match[1]): path for path in _listed(folder) if (match := FILE.fullmatch(path.name))}
         if not files:
             raise Refusal(
@@ -142,7 +142,7 @@ class Recording:
 
     @property
     def ended_early(self) -> str | None:
-        """A text on how the training ended before all requested steps were recorded; None if it did not end early."""
+        """A text that says how the training ended before all steps were recorded. None if it did not end early."""
         completed, num_requested, raised = (self.facts[name] for name in ("completed", "asked", "raised"))
         if completed >= num_requested:
             return None
@@ -161,7 +161,7 @@ class Recording:
 
     @cached_property
     def cut(self) -> list[list[int]]:
-        """The split of a batch: for each rank, the number of rows in each forward pass of the first step."""
+        """How the first batch is split: for each rank, the number of rows in each forward pass of the first step."""
         return [[len(rows) for rows in passes] for passes in self.rows(1)]
 
     def rows(self, step: int, part: str = "", without_padding: bool = False) -> list[list[list[float]]]:
@@ -179,7 +179,7 @@ class Recording:
         return rows
 
     def padded_lengths(self, step: int) -> set[int]:
-        """Return the lengths to which the rows of a step are padded; empty if no row is known to have padding."""
+        """Return the lengths to which the rows of a step are padded. Empty if no row is known to have padding."""
         entries = (entry for by_step in self._by_step for entry in by_step.get(step, ()) if entry.kind == "unpadded")
         return {length for entry in entries for length in entry.shape}
 
@@ -198,7 +198,7 @@ class Recording:
         return {entry[:4]: entry for entry in self._by_step[rank].get(step, ()) if entry.kind == kind}
 
     def shapes(self, step: int) -> dict[str, list[tuple[int | None, list[int]]]]:
-        """Return the shapes of each output of a step, by name, one per call.
+        """Return the shapes of each module output in a step, by name, one per call.
 
         Each comes with the number of rows of its forward pass, which is None if it is unknown.
         """
@@ -216,7 +216,7 @@ class Recording:
         return shapes
 
     def values(self, by_call: bool) -> dict[Key, Seen]:
-        """Return the recorded tensors by key, in the order of rank 0.
+        """Return the recorded tensors by key, in the order in which rank 0 executed them.
 
         If `by_call`, the tensors of all ranks are returned by rank and call. Otherwise outputs are means over all rows,
         and all other tensors are those of rank 0.
@@ -236,14 +236,14 @@ class Recording:
 
 
 def _mean(outputs: list[Seen]) -> Seen:
-    """Return the mean over all rows, computed from the mean of each pass."""
+    """Return the mean of an output over all rows, computed from its mean in each pass."""
     total = max(1, sum(output.size for output in outputs))
     mean = np.sum([output.size / total * output.sketch for output in outputs], axis=0)
     return Seen(mean, outputs[0].dtype, total)
 
 
 def _updates(tensors: dict[Key, Seen]) -> Iterator[tuple[Key, Seen]]:
-    """Yield the update of each parameter, and the concatenated updates of all parameters, which are named `whole`."""
+    """Yield the update of each parameter, and all updates joined into one tensor, which is named `whole`."""
     together: dict[tuple[int, Any], list[Seen]] = {}
     for key, seen in tensors.items():
         if key.kind == "weights" and key.step and (before := tensors.get(key._replace(step=key.step - 1))):
@@ -298,7 +298,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_settings(value: Any) -> bool:
-    """Return whether this value is the settings of a group of an optimizer: single values, or lists of them."""
+    """Return whether a value has the form of an optimizer group's settings: single values, or lists of them."""
     return isinstance(value, dict) and all(
         isinstance(part, (str, float, int, type(None)))
         for setting in value.values()
@@ -364,7 +364,7 @@ def _is_entry(entry: Any) -> bool:
 
 
 def facts_of(folder: Path, rank: int) -> dict[str, Any]:
-    """Return the facts of one rank of the recording that a folder holds. Raises Refusal if there is none."""
+    """Return the facts about one rank in the recording in a folder. Raises Refusal if there is no recording."""
     path = folder / f"rank-{rank}.json.gz"
     if not path.exists():
         raise Refusal(

@@ -51,7 +51,10 @@ _num_recordings: Counter[Path] = Counter()  # recordings that this process has b
 
 
 class Recorder:
-    """A recorder that listens to modules, backward, clipping and updates until all steps are recorded."""
+    """A recorder of a training's tensors, which listens to modules, backward passes, clipping and updates.
+
+    It ends when all steps are recorded.
+    """
 
     def __init__(
         self,
@@ -105,7 +108,7 @@ class Recorder:
     # ------------------------------------------------------------ the recorded model
 
     def adopt(self, model: Any) -> None:
-        """Choose the model that is recorded, with all its modules."""
+        """Choose the model to record, with all its modules."""
         model = uncompiled(model)
         self._model = model
         self._names = {}  # a wrapper has the name of the module in it, which comes later
@@ -221,7 +224,7 @@ class Recorder:
             self._is_in_backward = False
 
     def _perturbed_pass(self) -> Any:
-        """Return the context of a forward or backward pass: without graphs, and perturbed by rounding if requested."""
+        """Return the context of a forward or backward pass: without graphs, and with random rounding if requested."""
         stack = ExitStack()
         stack.enter_context(without_graphs())
         if self._rounding is not None:
@@ -340,9 +343,9 @@ class Recorder:
     # ------------------------------------------------------------ the end
 
     def end(self, raised: BaseException | None = None) -> None:
-        """Write the recording and remove all hooks; a second call does nothing.
+        """Write the recording and remove all hooks. A second call does nothing.
 
-        `raised` is the error that ended the script; None if there was none.
+        `raised` is the error that ended the script, or None.
         """
         atexit.unregister(self.end)
         self._stack.close()
@@ -390,7 +393,7 @@ def _remove_earlier(folder: Path, is_plain: bool) -> None:
 
 
 def _shared_token(folder: Path) -> str:
-    """Return an identifier of this recording that is the same on all of its ranks.
+    """Return an identifier of this recording that is the same on all ranks of the training.
 
     Ranks of a process group share a random one in the group's store. Without a group, ranks of one launch derive it
     from their launcher.
@@ -408,7 +411,7 @@ def _shared_token(folder: Path) -> str:
 
 
 def _name_of_failure(raised: BaseException | None) -> str | None:
-    """Return the name of the error that ended a script; None if it ended normally."""
+    """Return the name of the error that ended a script. None if it ended normally."""
     failure = raised if raised is not None else getattr(sys, "last_value", None)  # set by the interpreter
     if failure is None or (isinstance(failure, SystemExit) and failure.code in (None, 0)):
         return None
@@ -426,7 +429,10 @@ def _facts(model: Any) -> dict[str, Any]:
 
 
 def _tensors(arguments: Any, options: Any) -> dict[str, torch.Tensor]:
-    """Return the tensors of a forward pass's inputs that have one row for each row of the first of them, by name."""
+    """Return the input tensors of a forward pass by name, without those that have another number of rows.
+
+    The first tensor decides the number of rows.
+    """
     leaves, _ = tree_flatten_with_path((list(arguments), options))
     tensors = {_name_of(path): leaf.detach() for path, leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim}
     num_rows = len(next(iter(tensors.values()))) if tensors else 0
@@ -443,7 +449,7 @@ def _digests(rows: Mapping[str, Sequence[bytes]]) -> dict[str, list[float]]:
 
 
 def _rows(tensor: torch.Tensor, retained: np.ndarray | None = None) -> list[bytes]:
-    """Return the bytes of each row of a tensor, or of the kept positions of each row."""
+    """Return the bytes of each row of a tensor, or of the positions in each row that are not padding."""
     if not tensor.numel():
         return [b""] * len(tensor)
     width = tensor.numel() // len(tensor)
@@ -455,7 +461,7 @@ def _rows(tensor: torch.Tensor, retained: np.ndarray | None = None) -> list[byte
 
 
 def _name_of(path: tuple[Any, ...]) -> str:
-    """Return the name of a forward pass's input: its keyword, or its position as argument 1, 2 and so on."""
+    """Return the name of an input of a forward pass: its keyword, or its position as argument 1, 2 and so on."""
     (_, *inner), is_positional = path, path[0].idx == 0
     keys = [str(getattr(part, "key", getattr(part, "idx", part))) for part in inner]
     return f"argument {int(keys[0]) + 1}" + "".join(f".{key}" for key in keys[1:]) if is_positional else ".".join(keys)

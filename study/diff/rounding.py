@@ -16,10 +16,10 @@ _MOVES = {"copy_", "clone", "detach", "_to_copy", "lift_fresh", "fill_", "zero_"
 
 
 class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mode that moves floating-point results by one unit in the last place, up or down, or leaves them unchanged.
+    """A mode in which every floating-point result is moved by one unit in the last place, or left unchanged.
 
-    The choice is random for each element. Zeros, infinities, views and copies stay unchanged. `seed` starts a separate
-    generator, so the script's random numbers do not change.
+    The choice (up, down or unchanged) is random for each element. Zeros, infinities, views and copies stay unchanged.
+    `seed` starts a separate generator, so the script's random numbers do not change.
     """
 
     def __init__(self, seed: int) -> None:

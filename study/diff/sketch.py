@@ -1,4 +1,4 @@
-"""Sketch tensors: reduce each to a few numbers, from which the distance of two tensors can be estimated.
+"""Sketch tensors: reduce each to a few sums, from which the distance of two tensors can be estimated.
 
 This is a count sketch (Charikar, Chen and Farach-Colton, 2002). Each element is added to, or subtracted from, one of
 SIZE sums; a hash of its position decides. The 2-norm of a sketch estimates that of the tensor, with a mean relative
@@ -51,7 +51,7 @@ def _wide(tensor: torch.Tensor) -> torch.dtype:
 
 
 def _numbers_and_signs(begin: int, size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the number of the sum of each element, and the sign with which the element is added to it."""
+    """Return, for each element, the number of the sum to which it belongs, and the sign with which it is added."""
     bits = (torch.arange(begin, begin + size, device=device) + 1) * _MIX[0]
     for shift, factor in zip((30, 27), _MIX[1:], strict=True):
         bits = (bits ^ ((bits >> shift) & ((1 << (64 - shift)) - 1))) * factor

@@ -75,7 +75,10 @@ def _answer(result: Result) -> list[str]:
 
 
 def describe(first: Difference, alike: list[Difference]) -> str:
-    """Return a text that describes one difference. `alike` has all differences of its kind and step."""
+    """Return a text that describes one difference between two trainings.
+
+    `alike` has all differences of its kind and step.
+    """
     step, kind, name, ranks, distance, bound, factor, missing, broken = first
     if kind == "batch":
         return f"the batch of step {step}: {name}"
@@ -95,7 +98,7 @@ def describe(first: Difference, alike: list[Difference]) -> str:
 
 
 def content(result: Result) -> dict[str, Any]:
-    """Return the content of the JSON for `--output`."""
+    """Return the result as the JSON that `diff --output` writes."""
     return {
         "same": result.is_same,
         **result.verdict.content(),
@@ -128,7 +131,7 @@ def _summary(recording: Recording) -> str:
 
 
 def _rest(result: Result) -> str:
-    """Return a text with the numbers of differences: by kind in the step of the first one, and in later steps."""
+    """Return a text with the numbers of further differences: by kind in the same step, and in later steps."""
     step = result.differences[0].step
     counts = Counter(difference.kind for difference in result.differences if difference.step == step)
     now = ", ".join(terminal.count(counts[kind], NAMES.get(kind, kind)) for kind in KINDS if counts[kind])
@@ -138,7 +141,7 @@ def _rest(result: Result) -> str:
 
 
 def _elements(a: Path, b: Path) -> Iterator[str]:
-    """Yield a line for each tensor that both recordings saved completely (--whole): where it differs most."""
+    """Yield a line for each tensor that both recordings saved completely (--whole): the element that differs most."""
     for path in sorted(a.glob("rank-*.pt")):
         if not (path.is_file() and (b / path.name).is_file()):
             continue

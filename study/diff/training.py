@@ -1,4 +1,4 @@
-"""Describe the code and the settings of a recorded training, so that a noise run of another training is recognized."""
+"""Describe the code and the settings of a recorded training, so that a noise run of another training is refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OWN = ("study", "zero_study")  # this package, and its other name
 
 
 class Training:
-    """The script, the arguments and the optimizers of one training."""
+    """The script, the arguments and the optimizers of one recorded training."""
 
     def __init__(self, script: Path | None, arguments: Sequence[str] | None) -> None:
         """Read the script. If it is None, the script is the program that runs, and its arguments are not compared.
@@ -36,7 +36,7 @@ class Training:
         self._rates: dict[int, list[float]] = {}
 
     def token_of_same(self, folder: Path, rank: int) -> str:
-        """Return the identity of the recording in a folder, to which this run with noise belongs.
+        """Return the identity of the recording in a folder, to which this run with random rounding belongs.
 
         Raises Refusal if the folder has no recording, or one of another number of ranks or other arguments.
         """
@@ -82,7 +82,7 @@ class Training:
 
 
 def _main() -> Path | None:
-    """Return the program that this Python runs; None if it is no file, or belongs to a library."""
+    """Return the program that this Python process runs. None if it is not a file, or belongs to a library."""
     path = _source(sys.modules.get("__main__"))
     return None if path is None or set(path.parts) & set(_LIBRARIES) else path
 
@@ -94,7 +94,7 @@ def _source(module: Any) -> Path | None:
 
 @functools.cache
 def _resolved(name: str) -> Path:
-    """Return the real path of a file. Thousands of imported modules are asked for theirs in each recording."""
+    """Return the real path of a file. Results are cached, because each recording needs thousands of paths."""
     return Path(name).resolve()
 
 
@@ -126,7 +126,7 @@ class _WithoutRecording(ast.NodeTransformer):
 
 
 def _groups(optimizer: Any) -> list[dict[str, Any]]:
-    """Return the settings of each group of parameters. Equal groups that follow each other are counted."""
+    """Return the settings of each group of parameters. Equal groups in a row are listed once, with their number."""
     base = unwrapped_optimizer(optimizer)
     groups: list[dict[str, Any]] = []
     for group in getattr(optimizer, "param_groups", None) or getattr(base, "param_groups", None) or ():
