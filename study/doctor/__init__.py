@@ -1,1 +1,1 @@
-"""Find out what an accelerate file, a DeepSpeed JSON or this machine really does, and what to change."""
+"""Report what a configuration file really does, or what would stop a run on this machine, and what to change."""

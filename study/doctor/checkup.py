@@ -70,7 +70,7 @@ class Check:
 
 
 def examine(disk: Path) -> list[Check]:
-    """Run all checks of this machine.
+    """Run all checks of this machine, and return their results.
 
     `disk` is a folder on the disk that runs write to, or that NVMe offload swaps to.
     """
@@ -95,7 +95,7 @@ GROUPS: dict[Verdict, str] = {"bites": "Stops a run", "unknown": "Not checked", 
 
 
 def text(checks: list[Check]) -> str:
-    """Return the checks as text for a terminal: the summary, then each check with its remedy, the worst first."""
+    """Return the results as text for a terminal: the summary, then each check with its remedy, the worst first."""
     counts = {verdict: sum(check.verdict == verdict for check in checks) for verdict in GROUPS}
     problems = {0: "nothing would stop a run", 1: "1 problem would stop a run"}.get(
         counts["bites"], f"{counts['bites']} problems would stop a run"
@@ -122,7 +122,7 @@ def _title(check: Check) -> str:
 
 
 def verdict(checks: list[Check]) -> OfCommand:
-    """Return the verdict on this machine.
+    """Return the verdict on this machine, from which the exit status follows.
 
     The known faults of an unknown release cannot be looked up, which stops no run. Every other check is needed.
     """
@@ -161,7 +161,7 @@ def _known_faults() -> Iterator[Check]:
 
 
 def _extensions() -> Iterator[Check]:
-    """Check which of DeepSpeed's extensions are built, and whether the others can be built.
+    """Check which of DeepSpeed's extensions are built, and whether the missing ones can be built.
 
     Building needs a compiler, headers, ninja and libaio. Stale locks of earlier builds are removed.
     """
@@ -190,7 +190,7 @@ def _compile() -> Check:
 
 
 def _has_gpu() -> bool:
-    """Return whether NVML or the folder of devices shows a GPU."""
+    """Return whether NVIDIA's management library (NVML) or the folder of devices shows a GPU."""
     return bool(this_machine.find().gpu_memory_bytes) or extensions.sees_gpu()
 
 
@@ -219,7 +219,7 @@ def _cuda() -> Iterator[Check]:
 
 
 def _toolkit(nvcc_output: str, torch_cuda: str) -> Check:
-    """Check that DeepSpeed compiles with this CUDA toolkit and a torch that is built with this CUDA."""
+    """Check that DeepSpeed accepts the installed CUDA toolkit together with torch's CUDA version."""
     name = "CUDA toolkit"
     release = re.search(r"release (\d+\.\d+)", nvcc_output)
     if release is None:
@@ -232,7 +232,10 @@ def _toolkit(nvcc_output: str, torch_cuda: str) -> Check:
 
 
 def _fit(toolkit: str, torch_cuda: str) -> bool:
-    """Return whether DeepSpeed accepts a toolkit: it has torch's version, or DeepSpeed lists both as compatible."""
+    """Return whether DeepSpeed accepts a CUDA toolkit with torch's CUDA version.
+
+    It does if the versions are equal, or if DeepSpeed lists them as compatible.
+    """
     if toolkit == torch_cuda:
         return True
     lists: dict[int, list[str]] = {}
@@ -316,7 +319,7 @@ def _host_memory() -> Check:
 
 
 def _disk(folder: Path) -> Iterator[Check]:
-    """Check the free space and the speed of the disk that has this folder.
+    """Check the free space and the speed of the disk on which a folder is.
 
     In each step, NVMe offload reads and writes the master weights and both moments, which take 12 bytes per parameter.
     """

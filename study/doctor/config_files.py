@@ -1,4 +1,4 @@
-"""Examine the two kinds of configuration files: accelerate files and DeepSpeed JSON files.
+"""Examine two kinds of configuration files: accelerate files and DeepSpeed JSON files.
 
 The table of keys has the rules for single keys. A condition that depends on several keys of a file is a property in
 this module, and the table refers to it by its name.
@@ -21,7 +21,7 @@ PREFIXES = {"fsdp_config": "fsdp_", "dynamo_config": "dynamo_"}
 
 
 class AccelerateFile(Settings):
-    """An accelerate file. Its properties are the conditions that rules can refer to by name."""
+    """An accelerate file. The rules in the table of keys can use its properties as conditions."""
 
     def __init__(self, content: Mapping[str, Any]) -> None:
         prefixed = dict(content)
@@ -32,7 +32,7 @@ class AccelerateFile(Settings):
 
     @property
     def kind(self) -> str:
-        """The distributed_type. An unquoted NO, which YAML reads as false, has the effect of 'NO'."""
+        """The value of distributed_type. An unquoted NO, which YAML reads as false, counts as 'NO'."""
         value = self.get("distributed_type", "")
         return "NO" if value is False else str(value)
 
@@ -99,11 +99,11 @@ class AccelerateFile(Settings):
 
 
 class DeepSpeedFile(Settings):
-    """A DeepSpeed JSON. Its properties are the conditions that rules can refer to by name."""
+    """A DeepSpeed JSON file. The rules in the table of keys can use its properties as conditions."""
 
     @property
     def stage(self) -> int:
-        """The ZeRO stage, which may be written as text. It is 2 for "auto", and 0 if there is none."""
+        """The ZeRO stage, which may be written as text. It is 2 for "auto", and 0 if the file sets none."""
         value = self.get("zero_optimization.stage", 0)
         return 2 if value == "auto" else next((stage for stage in STAGES if value in (stage, str(stage))), 0)
 
@@ -128,7 +128,7 @@ class DeepSpeedFile(Settings):
 
 
 def of_accelerate(name: str, content: Mapping[str, Any]) -> list[Finding]:
-    """Return findings on what accelerate's launcher does with each key of an accelerate file.
+    """Return findings about what accelerate's launcher does with each key of an accelerate file.
 
     `name` is the name of the file in the findings. The launcher passes a key to the program as a flag, a variable or a
     plugin. It silently drops all other keys.
@@ -157,7 +157,7 @@ def _unknown_to_accelerate(file: str, key: str, value: Any) -> Finding | None:
 
 
 def of_json(name: str, content: Mapping[str, Any]) -> list[Finding]:
-    """Return findings on what accelerate and DeepSpeed do with each key of a DeepSpeed JSON.
+    """Return findings about what accelerate and DeepSpeed do with each key of a DeepSpeed JSON.
 
     `name` is the name of the file in the findings.
     """
@@ -177,9 +177,9 @@ def _unknown_in_json(file: str, key: str, value: Any) -> Finding | None:
 
 
 def _of_auto(file: str, key: str) -> Finding | None:
-    """Return the finding for a key whose value is "auto".
+    """Return the finding for a key whose value is "auto". None if Trainer replaces the value.
 
-    None if Trainer replaces the value. Whether DeepSpeed knows the key is then still to be checked.
+    Whether DeepSpeed knows the key is then still to be checked.
     """
     added = known_keys.read()["named"]
     if key in added["filled"]:
@@ -227,7 +227,7 @@ _BOOLEANS = {"0", "off", "f", "false", "n", "no", "1", "on", "t", "true", "y", "
 
 
 def _not_coerced(section: str, key: str, value: Any) -> str | None:
-    """Return the type that DeepSpeed expects, if it cannot convert a string or a number to it.
+    """Return the type that DeepSpeed expects for a key, if it cannot convert a string or a number to it.
 
     None if it can. For example, a whole number may be written as 1e9 or "1000000000", but not as "1e9" or 5.5.
     """

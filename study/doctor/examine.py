@@ -33,7 +33,7 @@ KNOWN_KINDS = f"Doctor recognizes files of {ALL_TITLES}."
 
 @dataclass(frozen=True)
 class Examined:
-    """A file with its content, and the findings in it and in the files that it names."""
+    """A configuration file with its content, and the findings in it and in the files that it names."""
 
     path: Path
     content: dict[str, Any]
@@ -44,12 +44,12 @@ class Examined:
 
     @property
     def matters(self) -> bool:
-        """Whether a key of the file has an effect that its reader does not expect."""
+        """Whether any key of the file has an effect that people who read the file would not expect."""
         return any(finding.matters for finding in self.findings)
 
     @property
     def title(self) -> str | None:
-        """The tool that the file is for. None if doctor does not know this kind of file."""
+        """The name of the tool that the file is for. None if doctor does not know this kind of file."""
         return None if self.kind is None else TITLES[self.kind]
 
     @property
@@ -71,13 +71,13 @@ class Examined:
         )
 
     def as_content(self) -> dict[str, Any]:
-        """Return the file as an entry of the list `files` that --json prints."""
+        """Return the file as an entry of the list `files` in the output of --json."""
         findings = json.loads(json.dumps([finding.as_json() for finding in self.findings], default=str))
         return {"file": str(self.path), "kind": self.kind, "findings": findings, **self.verdict.content()}
 
 
 def examine(path: Path, release: str | None = None) -> Examined:
-    """Examine a configuration file, and return it with its findings.
+    """Read and examine a configuration file, and return it with its findings.
 
     If `release` is given, for example "deepspeed==0.18.1", the findings include the known faults of that release that
     affect the training of this file. Raises Refusal if the file cannot be read, or if the release is not one of
@@ -91,7 +91,7 @@ def examine(path: Path, release: str | None = None) -> Examined:
 
 
 def examine_content(path: Path, content: dict[str, Any], kind: Kind | None = None) -> Examined:
-    """Examine a file as if it had this content, and return it with its findings.
+    """Examine a configuration file as if it had this content, and return it with its findings.
 
     `kind` is the kind of the file. If it is None, the content decides.
     """
@@ -108,9 +108,9 @@ def examine_content(path: Path, content: dict[str, Any], kind: Kind | None = Non
 
 
 def _join_typos(findings: Sequence[Finding]) -> list[Finding]:
-    """Merge the finding for a misspelt key with the finding for the missing key.
+    """Merge the finding for a misspelled key with the finding for the missing key.
 
-    A misspelt key has two findings without this: the wrong name is unknown, and the right name is missing.
+    Without this, a misspelled key has two findings: the wrong name is unknown, and the right name is missing.
     """
     missing = {(finding.file, finding.key): finding for finding in findings if finding.value is ABSENT}
     joined: list[Finding] = []
@@ -128,7 +128,7 @@ def _join_typos(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _as_shipped(finding: Finding, contents: Mapping[str, dict[str, Any]]) -> Finding:
-    """Return a finding, marked as harmless if zero-study itself fills in that key of a shipped file.
+    """Return a finding, marked as harmless if it is about a key that zero-study itself fills in in its strategy files.
 
     `contents` has the content of the examined file by its name, and of the DeepSpeed file that it names under "".
     """
@@ -141,7 +141,7 @@ def _as_shipped(finding: Finding, contents: Mapping[str, dict[str, Any]]) -> Fin
 
 
 def mended(examined: Examined) -> dict[str, Any]:
-    """Return the file's content as --fix writes it.
+    """Return the corrected content of a file, as --fix writes it.
 
     Every key that matters and has exactly one remedy is changed. The result is examined again until nothing is left to
     change, because a corrected key may require another one.
@@ -193,7 +193,7 @@ def _put(content: dict[str, Any], key: str, value: Any) -> None:
 
 
 class KeyChange(NamedTuple):
-    """A key that --fix changed, with its old and its new value. ABSENT if the file has no such key."""
+    """A key that --fix changed, with its old and its new value. ABSENT stands for a missing key."""
 
     key: str
     old: Any
@@ -201,7 +201,7 @@ class KeyChange(NamedTuple):
 
 
 def changes_between(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[KeyChange]:
-    """Return the keys that have different values in two contents of a file, in the order of the file."""
+    """Return the keys in which two contents of a file differ, with their values, in the order of the file."""
     before, after = ({key: value for key, value, _ in Settings(content).nodes()} for content in (old, new))
     differing = [
         KeyChange(key, before.get(key, ABSENT), after.get(key, ABSENT))
@@ -227,7 +227,7 @@ def can_mend(examined: Examined) -> bool:
 
 
 def write_mended(examined: Examined, out: Path) -> list[KeyChange]:
-    """Write the corrected file, and return the changes. The original and every other file stay as they are.
+    """Write the corrected content to the new file `out`, and return the changes. No other file is changed.
 
     Raises Refusal if the kind of the file is unknown, or if `out` exists already, has another ending than the examined
     file, or cannot be written.

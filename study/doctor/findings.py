@@ -1,4 +1,4 @@
-"""Find out what each key of a file really does, according to the rules in the table of keys."""
+"""Determine what each key of a configuration file really does, by the rules in the table of keys."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ LONGEST = 200  # characters of a value that are printed
 
 
 def cut(value: Any) -> Any:
-    """Return a value as it is printed. A long value is replaced by its beginning and its length."""
+    """Return a value for printing. A long value is replaced by its beginning and its length."""
     text = value if isinstance(value, str) else repr(value)
     return value if len(text) <= LONGEST else f"{text[:LONGEST]}... ({len(text):,} characters)"
 
 
 @dataclass(frozen=True)
 class Instead:
-    """A replacement by --fix: the new key, and its value. Without a value, the new key gets the old key's value."""
+    """A correction by --fix: a new key and its value. Without a value, the new key gets the old key's value."""
 
     key: str
     value: Any = KEEP
@@ -38,7 +38,7 @@ class Instead:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """The effect that one key of a file really has."""
+    """What one key of a configuration file really does, and what to do about it."""
 
     file: str
     key: str
@@ -54,7 +54,7 @@ class Finding:
     is_note: bool = False  # the finding is listed although it does not matter
 
     def as_json(self) -> dict[str, Any]:
-        """Return the finding as --json prints it. A key that is absent has no value."""
+        """Return the finding in the form that --json prints. The finding for a missing key has no value."""
         content = {name: getattr(self, name) for name in ("file", "effect", "message", "remedy", "matters")}
         optional = {
             "key": self.key, "value": self.value, "engine_has": self.engine_has, "error": self.error or NOT_STATED,
@@ -63,7 +63,7 @@ class Finding:
 
 
 class Settings:
-    """The content of a file, which is read by dotted keys."""
+    """The content of a configuration file, which can be read by dotted keys."""
 
     def __init__(self, content: Mapping[str, Any]) -> None:
         self.content = content
@@ -95,9 +95,9 @@ def _nodes(content: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any, b
 
 @dataclass(frozen=True)
 class Rule:
-    """The effect that a key has under a condition.
+    """A rule of the table of keys: what a key does if a condition holds.
 
-    Of several rules for a key, the first one whose condition holds counts.
+    If a key has several rules, the first rule whose condition holds is used.
     """
 
     key: str  # dotted; a * stands for anything
@@ -108,11 +108,11 @@ class Rule:
     entry: Mapping[str, Any]  # the rule as the table has it
 
     def holds(self, value: Any, settings: Settings) -> bool:
-        """Say whether the rule's condition holds for this value of the key and the other settings of the file."""
+        """Return whether the rule's condition holds for this value of the key and the other settings of the file."""
         return condition_holds(self.condition, self.key, value, settings)
 
     def finding(self, file: str, key: str, value: Any) -> Finding:
-        """Return the finding that this rule makes for a key."""
+        """Return the finding for a key to which this rule applies."""
         entry = self.entry
         mend = REMOVE if entry.get("mend") == "remove" else entry.get("mend", KEEP)
         if "instead" in entry:
@@ -157,7 +157,7 @@ def rules(place: known_keys.Place) -> list[Rule]:
 
 @lru_cache(maxsize=1024)
 def _of_key(place: known_keys.Place, key: str) -> list[Rule]:
-    """Return the rules that apply to a key which is in the file."""
+    """Return the rules for a key that a file contains."""
     return [rule for rule in rules(place) if not rule.is_of_absent and fnmatchcase(key, rule.key)]
 
 
@@ -165,7 +165,7 @@ OnUnknown = Callable[[str, Any], Finding | None]  # returns the finding of a key
 
 
 def examine(file: str, settings: Settings, place: known_keys.Place, on_unknown: OnUnknown) -> list[Finding]:
-    """Return the findings for the keys of a file, and for missing keys.
+    """Return the findings for all keys of a file, and for missing keys.
 
     The key's rule makes the finding. If it has no rule, `on_unknown` does. If that returns None, the key works as
     written.

@@ -1,4 +1,4 @@
-"""Examine the section `fsdp_config` of a Trainer's arguments or of an axolotl file, also in a file of its own.
+"""Examine the section `fsdp_config` of a Trainer's arguments or of an axolotl file, or a separate file with it.
 
 The rules are those of transformers' `training_args.py` (`_process_fsdp_args`), which passes the section to accelerate's
 FullyShardedDataParallelPlugin. Trainer removes the prefix fsdp_ from each key, and silently ignores unknown keys.
@@ -35,7 +35,7 @@ class _Effect(NamedTuple):
 
 @dataclass(frozen=True)
 class Section:
-    """A section for FSDP, with the version that its reader takes from it."""
+    """The section `fsdp_config` of a file, with the FSDP version that follows from it."""
 
     content: Mapping[str, Any]  # by the names without the prefix fsdp_
     version: int
@@ -47,7 +47,7 @@ class Section:
 
 
 def of_section(file: str, section: Mapping[str, Any], above: str = "", axolotl_version: Any = None) -> list[Finding]:
-    """Return a finding for each key of a section for FSDP.
+    """Return a finding for each key of a section `fsdp_config`.
 
     `above` is the dotted name of the section in its file, with a dot at its end. `axolotl_version` is the value of
     fsdp_version in an axolotl file, or 1 if it has none, and None if Trainer reads the section.
@@ -76,7 +76,7 @@ def _finding(file: str, key: str, name: str, value: Any, section: Section) -> Fi
 
 
 def _of_name(name: str, value: Any, section: Section) -> _Effect:
-    """Return the effect of a key that has no finding about its value: it is read, or it is ignored."""
+    """Return what a key does according to its name: the reader of the section uses it or ignores it."""
     if name in _OF_XLA and value:
         return _Effect("not examined", "This key needs PyTorch/XLA.", matters=False)
     if name in _OF_VERSION_1 and section.version == 2:
@@ -137,7 +137,10 @@ def _reshard(value: Any, section: Section) -> _Effect | None:
 
 
 def _strategy(value: Any, section: Section) -> _Effect | None:
-    """Return what `sharding_strategy` does. Trainer and FSDP2 ignore it, which changes nothing if it is the default."""
+    """Return what the key `sharding_strategy` does. Trainer and FSDP2 ignore it.
+
+    That changes nothing if the value is the default.
+    """
     name = STRATEGIES[int(value) - 1] if str(value) in ("1", "2", "3", "4", "5") else str(value).upper()
     reshards = section.content.get("reshard_after_forward")
     agrees = name == "FULL_SHARD" or (name == "SHARD_GRAD_OP" and reshards is not None and not _is_true(reshards))

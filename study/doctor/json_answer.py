@@ -1,4 +1,4 @@
-"""The answer of `zero-study doctor --json`, for configuration files and for this machine."""
+"""Make what `zero-study doctor --json` prints for configuration files and for this machine."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ OF_GPU = "doctor/gpu"
 
 
 def of_files(results: Several, fixed: tuple[Path, Sequence[KeyChange]] | None = None) -> Answer:
-    """Return the answer on files. `fixed` is the file that --fix wrote, and its changes."""
+    """Return the answer for several files. `fixed` is the file that --fix wrote, with its changes."""
     findings_of_all = [
         finding
         for result in results.results.values()
@@ -63,12 +63,12 @@ def of_files(results: Several, fixed: tuple[Path, Sequence[KeyChange]] | None = 
 
 
 def of_file(examined: Examined, fixed: tuple[Path, Sequence[KeyChange]] | None = None) -> Answer:
-    """Return the answer on one file."""
+    """Return the answer for one configuration file."""
     return of_files(Several({examined.path: examined}), fixed)
 
 
 def of_machine(checks: Sequence[Check], verdict: Verdict) -> Answer:
-    """Return the answer on this machine."""
+    """Return the answer for the checks of this machine."""
     severities: Mapping[str, Severity] = {"bites": "error", "note": "note"}
     findings_of_all = [
         envelope.Finding(_id_of(check), severities[check.verdict], check.message, check.remedy, name=check.name)
@@ -81,7 +81,7 @@ def of_machine(checks: Sequence[Check], verdict: Verdict) -> Answer:
 
 
 def findings(examined: Examined) -> Iterator[envelope.Finding]:
-    """Yield what was found in a file: what matters, and notes. Keys that work as written are not among them."""
+    """Yield the findings in a file that matter, and notes. Keys that work as written are left out."""
     lines: dict[str, dict[str, int]] = {}
     for finding in examined.findings:
         if not (finding.matters or finding.is_note) or finding.effect == "not examined":
@@ -100,7 +100,7 @@ def findings(examined: Examined) -> Iterator[envelope.Finding]:
 
 
 def id_of(finding: Finding) -> str:
-    """Return the stable id of a finding in a file."""
+    """Return the stable id of a finding in a configuration file."""
     if finding.is_about_release:
         return RELEASE
     if finding.value is ABSENT:
@@ -127,7 +127,7 @@ def _fixed(fixed: tuple[Path, Sequence[KeyChange]] | None) -> dict[str, Any] | N
 
 
 def key_lines(path: Path) -> dict[str, int]:
-    """Return the line of each dotted key of a YAML or JSON file, counted from 1. Empty if they are not known."""
+    """Return the line number of each dotted key of a YAML or JSON file, counted from 1. Empty if they are not known."""
     with suppress(yaml.YAMLError, OSError, Refusal, RecursionError, ValueError):
         text = read_whole(path).decode().replace("\t", " ")  # which JSON may have between keys, and YAML may not
         root = yaml.compose(text, Loader=yaml.SafeLoader)

@@ -1,4 +1,4 @@
-"""Recognize the tool that a configuration file is for, by the names of its keys.
+"""Recognize for which tool a configuration file is, by the names of its keys.
 
 A key means different things to different tools. A file is therefore judged by the rules of its own tool only. It is not
 judged if no tool is recognized.
@@ -114,7 +114,7 @@ CLOSE = 0.8  # similarity from which a name counts as a misspelt name
 
 
 def kind_of(content: Mapping[str, Any], is_toml: bool = False) -> Kind | None:
-    """Return the kind of a file with this content. None if it is of no kind that doctor knows."""
+    """Return the kind of a configuration file with this content. None if doctor does not know its kind."""
     names = {str(name) for name in content if not str(name).startswith("_")}
     if is_toml:
         return "torchtitan" if _is_torchtitan(content, names) else None
@@ -135,12 +135,12 @@ def kind_of(content: Mapping[str, Any], is_toml: bool = False) -> Kind | None:
 
 
 def without_prefix(name: str) -> str:
-    """Return a key of an FSDP section as Trainer reads it: without the prefix fsdp_."""
+    """Return the name that Trainer uses for a key of an FSDP section: without the prefix fsdp_."""
     return name.removeprefix("fsdp_")
 
 
 def near(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that a name is probably a misspelling of. None if there is none."""
+    """Return the known name of which a name is probably a misspelling. None if there is none."""
     matches = difflib.get_close_matches(name[:100], sorted(known), n=1, cutoff=CLOSE)
     return matches[0] if matches else None
 
@@ -186,7 +186,7 @@ def _is_fsdp_section(names: Collection[str]) -> bool:
 
 
 def _has_arguments(names: set[str]) -> bool:
-    """Return whether a file is for TrainingArguments: by most of its keys, or by several that only these have."""
+    """Return whether most keys of a file are TrainingArguments, or several that only these have."""
     arguments = names & ARGUMENTS
     if not arguments & (OF_TRAINER_ONLY | {"deepspeed", "fsdp", "output_dir"}):
         return False

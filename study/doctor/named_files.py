@@ -1,4 +1,4 @@
-"""Find the file that another configuration file names, and read configuration files of any kind."""
+"""Find a file that another configuration file names, and read configuration files of any kind."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _STRICT_KINDS = ("accelerate", "deepspeed", "ddp")  # kinds whose YAML must be p
 
 
 class Section(dict[str, Any]):
-    """A section of a JSON as accelerate reads it: the last value of a repeated key counts.
+    """A section of a JSON file as accelerate reads it. If a key is repeated, its last value counts.
 
-    `overridden` has the other values.
+    `overridden` has the values that do not count.
     """
 
     def __init__(self, pairs: list[tuple[str, Any]]) -> None:
@@ -37,14 +37,14 @@ class Section(dict[str, Any]):
 
 @dataclass(frozen=True)
 class Named:
-    """A file that another file names: its location, and whether its path is relative to the current folder."""
+    """A file that another file names: where it is, and whether its path is relative to the current folder."""
 
     path: Path
     is_seen: bool
 
 
 def find(name: str, of_file: Path) -> Named | None:
-    """Return the file with this path, which another file names. None if it is not found.
+    """Return the file with the path `name`, which a configuration file contains. None if it does not exist.
 
     The path may start in the current folder, in the file's folder, or in a folder above that.
     """
@@ -57,9 +57,10 @@ def find(name: str, of_file: Path) -> Named | None:
 
 
 def is_json(path: Path) -> bool:
-    """Return whether a file is JSON: its name ends in .json, or has an unknown ending and the text begins with a brace.
+    """Return whether a file is JSON, judged by the ending of its name or else by its first character.
 
-    DeepSpeed accepts any ending, and some projects name their files .conf.
+    A file with an unknown ending is JSON if its text begins with a brace. DeepSpeed accepts any ending, and some
+    projects name their files .conf.
     """
     if path.suffix in (".json", ".yaml", ".yml", ".toml"):
         return path.suffix == ".json"
@@ -84,7 +85,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def parse_inline(text: str) -> dict[str, Any] | None:
-    """Return the mapping in a text with JSON, which Trainer accepts instead of a path. None if there is none."""
+    """Return the JSON object in a text, which Trainer accepts instead of a path. None if there is none."""
     try:
         content = parse_json(text, Section)
     except ValueError:
@@ -93,7 +94,7 @@ def parse_inline(text: str) -> dict[str, Any] | None:
 
 
 def checked(path: Path, content: Any) -> dict[str, Any]:
-    """Return the content of a file. Raises Refusal unless it is a mapping of a reasonable number of keys."""
+    """Return the content of a file if it is a mapping of a reasonable number of keys. Raises Refusal otherwise."""
     keys = with_keys(path, content)
     if len(list(islice(Settings(keys).nodes(), MOST_KEYS + 1))) > MOST_KEYS:
         raise Refusal(
@@ -103,7 +104,7 @@ def checked(path: Path, content: Any) -> dict[str, Any]:
 
 
 def with_keys(path: Path, content: Any) -> dict[str, Any]:
-    """Return the content of a file. Raises Refusal unless it is a mapping of keys."""
+    """Return the content of a file if it is a mapping of keys. Raises Refusal otherwise."""
     if not isinstance(content, dict):
         raise Refusal(f"{path}: holds no keys. Start from a copy of one of the files in {CONFIGS.name}/.")
     return content

@@ -20,7 +20,7 @@ PACKAGE = "deepspeed"
 
 
 def version_of(release: str) -> str:
-    """Return the version in the value of --for. Raises Refusal if it is not a release of DeepSpeed."""
+    """Return the version in a release such as "deepspeed==0.18.2". Raises Refusal if it is not of DeepSpeed."""
     package, _, version = release.partition("==")
     if package != PACKAGE or not faults.base_release(version) > Version("0"):
         raise Refusal(
@@ -33,7 +33,7 @@ def version_of(release: str) -> str:
 def findings_of(
     release: str, path: Path, content: Mapping[str, Any], json_content: dict[str, Any] | None
 ) -> list[Finding]:
-    """Return findings on the known faults of a DeepSpeed release that affect the training of a file.
+    """Return findings about the known faults of a DeepSpeed release that affect a training with this file.
 
     `json_content` is the DeepSpeed file that the file is, contains or names. The stage, offload and precision decide
     which faults there are. Raises Refusal if `release` is not one of DeepSpeed.
@@ -58,7 +58,7 @@ def findings_of(
 
 
 def _is_affected(json_content: dict[str, Any] | None, affected: Mapping[str, Sequence[Any]]) -> bool:
-    """Return whether a DeepSpeed file has an affected value at each key.
+    """Return whether a DeepSpeed file has the values with which a known fault occurs.
 
     `affected` has patterns (see `patterns`). A key that the file does not have counts as None. The result is false if
     there is no key, or no DeepSpeed file.
@@ -71,7 +71,7 @@ def _is_affected(json_content: dict[str, Any] | None, affected: Mapping[str, Seq
 
 
 def _as_listed(value: Any) -> Any:
-    """Return a value as the list of faults writes it: text in lower case, and a number instead of its digits."""
+    """Return a value in the form of the list of faults: text in lower case, and a number instead of its digits."""
     if not isinstance(value, str):
         return value
     return int(value) if value.isdecimal() else value.lower()

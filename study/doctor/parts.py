@@ -1,6 +1,6 @@
-"""Find the parts of a configuration file that accelerate, DeepSpeed or FSDP read, and examine them.
+"""Find and examine the parts of a configuration file that accelerate, DeepSpeed or FSDP read.
 
-A part can also be in another file, which the file names.
+A part can also be another file, which the configuration file names.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DEEPSPEED_FILE = "deepspeed_config.deepspeed_config_file"
 
 @dataclass
 class Parts:
-    """The findings in the parts of a file, and what could not be examined."""
+    """The findings in the parts of a file that engines read, and what could not be examined."""
 
     findings: list[Finding] = field(default_factory=list)
     not_checked: list[NotChecked] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Parts:
 
 
 def examine_parts(path: Path, content: Mapping[str, Any], kind: Kind | None) -> Parts:
-    """Examine the parts of a file of this kind. A file of no known kind has none."""
+    """Examine the parts of a file that engines read. A file of an unknown kind has none."""
     parts = Parts()
     if kind is not None:
         if kind not in ENGINES:  # a template, such as ${DEEPSPEED} or {{ output }}, fills in some values
@@ -107,7 +107,7 @@ def _of_trainer(kind: Kind) -> Callable[[Parts, Path, Mapping[str, Any]], None]:
 
 
 def _deepspeed_of_trainer(parts: Parts, path: Path, arguments: Arguments, key: str = "deepspeed") -> None:
-    """Examine the DeepSpeed file in or behind the argument `deepspeed` of a Trainer."""
+    """Examine the DeepSpeed configuration that a Trainer's argument `deepspeed` contains or names."""
     value = arguments.content["deepspeed"]
     if arguments.kind == "ms_swift" and value in trainer_files.NAMES_OF_MS_SWIFT:
         return
@@ -145,7 +145,7 @@ def _fsdp_config_of(parts: Parts, path: Path, content: Mapping[str, Any]) -> Non
 
 
 def _fsdp_of_ms_swift(parts: Parts, path: Path, arguments: Arguments) -> None:
-    """Examine the JSON that the argument `fsdp` of ms-swift names: it has the keys fsdp and fsdp_config."""
+    """Examine the JSON file that the argument `fsdp` of ms-swift names. It has the keys fsdp and fsdp_config."""
     value = arguments.content["fsdp"]
     if value in trainer_files.NAMES_OF_MS_SWIFT:
         return
@@ -209,9 +209,9 @@ def _axolotl_version(path: Path, version: Any) -> Finding:
 
 
 def _read_named(parts: Parts, path: Path, key: str, name: str, kind: Kind) -> tuple[str, dict[str, Any]] | None:
-    """Return the name to show and the content of a file that another one names.
+    """Return the printed name and the content of a file that another file names. None if it cannot be read.
 
-    None if it cannot be read, which is then noted.
+    A file that cannot be read is noted in `parts`.
     """
     referenced = find(name, path)
     if referenced is None:
@@ -240,7 +240,7 @@ def _read_named(parts: Parts, path: Path, key: str, name: str, kind: Kind) -> tu
 
 
 def _count_others(parts: Parts, content: Mapping[str, Any]) -> None:
-    """Note how many keys of a file only its own tool reads. A section counts as one key."""
+    """Note how many keys of a file only its own tool reads, and no engine. A section counts as one key."""
     examined = {finding.key.partition(".")[0] for finding in parts.findings}
     unexamined = [name for name in content if name not in examined]
     if unexamined:

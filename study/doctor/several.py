@@ -1,4 +1,4 @@
-"""Examine several configuration files at once: one result per file, a summary, and one verdict."""
+"""Examine several configuration files at once, with a result per file, a summary, and one verdict."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .trainer_files import under_trainer
 
 @dataclass(frozen=True)
 class Several:
-    """The results of several files, in the order in which they were named."""
+    """The results for several files, in the order in which they were named."""
 
     results: dict[Path, Examined | Refusal]  # a Refusal if the file cannot be read
 
@@ -30,7 +30,7 @@ class Several:
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict on all files: nothing may be found, and each file must have been checked."""
+        """The verdict on all files together. It is "sound" only if every file was checked and nothing was found."""
         verdict = combined(self.verdicts.values())
         number = sum(entry.number for entry in verdict.checked)
         return replace(verdict, checked=tuple(entry._replace(number=number) for entry in verdict.checked[:1]))
@@ -51,9 +51,9 @@ class Several:
 
 
 def examine(paths: Sequence[Path], release: str | None = None) -> Several:
-    """Examine files. A file that cannot be read has a Refusal as its result.
+    """Examine several files. The result for a file that cannot be read is a Refusal.
 
-    Raises Refusal if `release` is not one of DeepSpeed, which concerns all files.
+    Raises Refusal if `release` is not a release of DeepSpeed, because that concerns all files.
     """
     if release is not None:
         of_release.version_of(release)
@@ -68,7 +68,10 @@ def examine(paths: Sequence[Path], release: str | None = None) -> Several:
 
 
 def _as_used(result: Examined | Refusal, candidates: Sequence[Examined]) -> Examined | Refusal:
-    """Return the result of a DeepSpeed file as Trainer reads it, if a Trainer's file among the others names it."""
+    """Return the result for a DeepSpeed file as Trainer reads it, if the file of a Trainer names it.
+
+    `candidates` are the other examined files.
+    """
     if isinstance(result, Refusal) or result.kind != "deepspeed":
         return result
     place = result.path.resolve()

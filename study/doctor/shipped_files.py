@@ -17,7 +17,7 @@ _OF_MACHINES = {
 
 
 def is_shipped(content: Mapping[str, Any]) -> bool:
-    """Return whether a file has the content of one of the project's own files, apart from where it runs."""
+    """Return whether a file has the content of one of this project's strategy files, apart from where it runs."""
     return _settings(content) in _shipped()
 
 
@@ -34,7 +34,7 @@ def _shipped() -> list[dict[str, Any]]:
 
 
 def _settings(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a file that define its strategy. The path of a JSON counts by the name of the file."""
+    """Return the settings of a file that define its strategy. The path of a JSON file is reduced to its name."""
     settings = {key: value for key, value in content.items() if key not in _OF_MACHINES}
     section = settings.get("deepspeed_config")
     if isinstance(section, dict) and isinstance(section.get("deepspeed_config_file"), str):

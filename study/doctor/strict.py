@@ -1,4 +1,4 @@
-"""Refuse every key of a strategy's file that this project does not accept.
+"""Refuse every key of a strategy file that this project does not accept.
 
 Accelerate and DeepSpeed ignore keys that they do not know, for example a misspelt key in a section, or an NVMe path in
 the YAML. They then silently run something else. Doctor's findings are given as reasons.
@@ -19,10 +19,10 @@ HPZ = "zero_optimization.zero_hpz_partition_size"  # of stage 3 only
 
 
 def validation_errors(place: known_keys.Place, content: Mapping[str, Any], findings: Sequence[Finding]) -> list[str]:
-    """Return why this project refuses a file, as one text per key.
+    """Return why this project refuses a strategy file, as one text per key. Empty if it accepts the file.
 
-    The reasons are unknown keys, wrong values and missing keys. The list is empty if the file is accepted. `findings`
-    are doctor's findings in the file, which explain the refusals.
+    The reasons are unknown keys, wrong values and missing keys. `findings` are doctor's findings in the file, which
+    explain the refusals.
     """
     of_key = {finding.key: finding for finding in findings}
     accepted = known_keys.accepted_values(place)
@@ -57,7 +57,7 @@ def _value_error(
 
 
 def _unknown_key_error(place: known_keys.Place, key: str, value: Any, finding: Finding | None) -> str:
-    """Return the error text for a key that this project does not accept, with its remedy."""
+    """Return a text about a key that this project does not accept, with the remedy."""
     section, _, name = key.rpartition(".")
     is_removed = name in {*known_keys.engine_list("removed"), *known_keys.engine_list("removed_zero")}
     if reason := _reason(place, key, value, finding if is_removed else None):
@@ -100,7 +100,7 @@ def _reason(place: known_keys.Place, key: str, value: Any, finding: Finding | No
 
 
 def _is_lost(key: str, finding: Finding) -> bool:
-    """Say whether an accepted value has no effect or stops the run.
+    """Return whether a value that this project accepts has no effect, or stops the run.
 
     Some keys are ignored. Others are refused because the file also names a DeepSpeed JSON.
     """

@@ -1,4 +1,4 @@
-"""Format doctor's findings in a file, and the changes that --fix made, as text for a terminal."""
+"""Format doctor's findings in a file, and the changes by --fix, as text for a terminal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VERDICTS: dict[Effect, str] = {
 
 
 def text(examined: Examined, everything: bool = False, release: str | None = None, names_fix: bool = True) -> str:
-    """Return the findings of a file as text for a terminal.
+    """Return the findings in a configuration file as text for a terminal.
 
     It has the known faults of the release, the summary, and the findings by verdict. Harmless findings are only
     counted, unless `everything` is True. `release` is the release whose known faults were looked up, or None. With
@@ -66,12 +66,12 @@ def summary_of_several(results: Mapping[Path, Verdict], verdict: Verdict) -> str
 
 
 def _unchecked_lines(examined: Examined) -> list[str]:
-    """Return sentences on what could not be checked in a file, and on the keys that only its own tool reads."""
+    """Return sentences about what could not be checked in a file, and about the keys that only its own tool reads."""
     return [f"{check.what}: not checked, because {check.why.rstrip('.')}." for check in examined.not_checked]
 
 
 def _cpu_lines(examined: Examined) -> list[str]:
-    """Return what a script has to do to train with an accelerate file for DeepSpeed on this machine without a GPU."""
+    """Return what a script has to do to train with a DeepSpeed configuration on this machine, which has no GPU."""
     is_deepspeed = examined.kind == "accelerate" and examined.content.get("distributed_type") == "DEEPSPEED"
     return [cpu_launch.OF_FILE] if is_deepspeed and not extensions.sees_gpu() else []
 
@@ -117,7 +117,7 @@ def _hidden_summary(hidden: Sequence[Finding]) -> str:
 
 
 def _release_lines(release: str, findings: Sequence[Finding]) -> list[str]:
-    """Return the lines on the known faults of a release that affect the file."""
+    """Return lines about the known faults of a release that affect a training with the file."""
     if not findings:
         return [_wrapped(f"{release}: no known fault affects this configuration.")]
     if findings[0].effect == "not examined":
@@ -149,14 +149,14 @@ def _finding_lines(finding: Finding, path: Path) -> list[str]:
 
 
 def shown_value(value: Any) -> str:
-    """Return a value as JSON. A section is shown only as "{...}", and a missing key as "(missing)"."""
+    """Return a value as JSON for printing. A section is shortened to "{...}", and a missing key is "(missing)"."""
     if value is ABSENT:
         return "(missing)"
     return "{...}" if isinstance(value, dict) and value else json.dumps(cut(value), default=str, ensure_ascii=False)
 
 
 def changes_text(examined: Examined, out: Path, changes: Sequence[KeyChange]) -> str:
-    """Return a text on what --fix wrote, and on the findings that it could not correct."""
+    """Return a text about the corrected file that --fix wrote, and about the findings that it could not correct."""
     number = {0: "no change", 1: "1 change"}.get(len(changes), f"{len(changes)} changes")
     lines = [_wrapped(f"--fix wrote {out} with {number}{':' if changes else '.'}")]
     for change in changes:
@@ -184,5 +184,5 @@ def _has_comments(path: Path) -> bool:
 
 
 def _wrapped(text: str, indent: str = "", later_indent: str | None = None) -> str:
-    """Return a line for a terminal. Keys and values come from a user's file, so control characters are escaped."""
+    """Return a text wrapped for a terminal, with control characters of a user's file escaped."""
     return terminal.wrap(terminal.printable(text), indent, later_indent)

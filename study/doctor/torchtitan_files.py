@@ -1,4 +1,4 @@
-"""Examine the TOML files of torchtitan: the degrees of parallelism, and what FSDP2 reads."""
+"""Examine the TOML files of torchtitan: the degrees of parallelism, and the keys that FSDP2 reads."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def of_toml(file: str, content: Mapping[str, Any]) -> list[Finding]:
 
 
 def _finding(file: str, section: str, name: str, value: Any, content: Mapping[str, Any]) -> Finding | None:
-    """Return the finding for a key. None if the key does not decide how a training is distributed."""
+    """Return the finding for a key. None if the key does not influence how a training is distributed."""
     key = f"{section}.{name}"
     if key in CHOICES:
         return _of_choice(file, key, value)
@@ -77,7 +77,7 @@ def _of_choice(file: str, key: str, value: Any) -> Finding:
 
 
 def _of_degree(file: str, key: str, value: Any) -> Finding:
-    """Return the finding for a degree of parallelism: only that of sharding may be -1, for all other ranks."""
+    """Return the finding for a degree of parallelism. Only that of sharding may be -1, which means all other ranks."""
     may_be_open = key.endswith(("data_parallel_shard_degree", "data_parallel_degree"))
     if type(value) is int and (value >= 1 or (value == -1 and may_be_open)):
         return Finding(file=file, key=key, value=value, effect="honoured")

@@ -1,4 +1,4 @@
-"""Examine the files of programs that use transformers' Trainer: TrainingArguments, TRL, LLaMA-Factory and ms-swift.
+"""Examine files for programs that use transformers' Trainer: TrainingArguments, TRL, LLaMA-Factory and ms-swift.
 
 Only the keys that accelerate, DeepSpeed or FSDP read are examined. The rules are those of transformers'
 `training_args.py`, `trainer.py` and `integrations/deepspeed.py`.
@@ -43,7 +43,7 @@ FILLED_BY_TRAINER = {
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of a Trainer in a file."""
+    """The Trainer's arguments that a configuration file contains."""
 
     file: str
     kind: Kind
@@ -70,7 +70,7 @@ class Arguments:
 
 
 def of_arguments(arguments: Arguments) -> list[Finding]:
-    """Return a finding for each argument that accelerate, DeepSpeed or FSDP read, without the files that it names."""
+    """Return a finding for each argument that accelerate, DeepSpeed or FSDP read. Named files are not examined."""
     return [
         finding for key, rule in _RULES.items() if arguments.content.get(key) is not None
         if (finding := rule(arguments, key)) is not None
@@ -140,7 +140,7 @@ def _version_in(section: Any) -> str | None:
 
 
 def _fsdp_config(arguments: Arguments, key: str) -> Finding | None:
-    """Return the finding for the section as a whole. None if its keys get findings of their own."""
+    """Return the finding for the argument `fsdp_config` as a whole. None if its keys get separate findings."""
     section = arguments.content[key]
     is_default = isinstance(section, dict) and not any(section.values())  # as Trainer writes it into its own files
     if is_default or section in ("", "{}"):
@@ -174,7 +174,7 @@ _RULES: dict[str, Callable[[Arguments, str], Finding | None]] = {
 
 
 def under_trainer(findings: list[Finding], arguments: Mapping[str, Any]) -> list[Finding]:
-    """Adapt the findings on a DeepSpeed file to the case that Trainer reads it with these arguments.
+    """Return the findings for a DeepSpeed file, adapted to a Trainer that reads it with these arguments.
 
     Trainer replaces "auto" in more keys than accelerate alone.
     """
@@ -197,7 +197,7 @@ def _under_trainer(finding: Finding, arguments: Mapping[str, Any]) -> Finding:
 
 
 def mismatches(file: str, json_file: Settings, arguments: Arguments, above: str = "") -> Iterator[Finding]:
-    """Yield a finding for each value of a DeepSpeed file that differs from the argument in the Trainer's file.
+    """Yield a finding for each value of a DeepSpeed file that contradicts an argument of the Trainer.
 
     Trainer refuses such a pair. Arguments that the file does not contain are not compared, because they may be on the
     command line. `above` is the dotted name of the section that holds the DeepSpeed file, with a dot at its end.
@@ -216,7 +216,7 @@ def mismatches(file: str, json_file: Settings, arguments: Arguments, above: str 
 
 
 def _number(value: Any) -> float | None:
-    """Return the number that a value is or contains as text; true is 1. None if it is no number."""
+    """Return a value as a number. True counts as 1. None if it is not a number."""
     if str(value).lower() in ("true", "false"):
         return float(str(value).lower() == "true")
     try:

@@ -1,4 +1,4 @@
-"""Trace a training step of the real engine without GPUs, as a few ranks of a simulated world.
+"""Run one training step of the real engine without GPUs, as a few ranks of a simulated world, and record it.
 
 * `world` makes a process one rank of many, and `fake` makes tensors that have no memory.
 * `models` and `prepare` build the training, and `step` runs it.

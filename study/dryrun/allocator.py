@@ -1,4 +1,4 @@
-"""Replay the rules of CUDA's allocator, to find how much GPU memory it reserves for given tensors.
+"""Compute how much GPU memory PyTorch's CUDA allocator reserves for given tensors, by repeating its rules.
 
 The rules are from c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.h in PyTorch 2.13, for one stream and
 a GPU with unlimited memory. On a GPU that is full, the allocator frees cached memory and tries again, so it reserves
@@ -31,7 +31,7 @@ class _Block:
 
 
 class _Pool:
-    """The blocks for small requests, or those for large requests."""
+    """The memory blocks for small requests, or those for large requests."""
 
     def __init__(self, is_small: bool, expands: bool) -> None:
         self.reserved = 0  # bytes; also the address at which the next segment begins
@@ -94,7 +94,7 @@ class _Pool:
 
 
 class Allocator:
-    """The memory that CUDA's allocator reserves for a sequence of allocations.
+    """A simulation of PyTorch's CUDA allocator, which counts the memory that it reserves.
 
     `expands` is True if the allocator has expandable segments (expandable_segments:True).
     """
@@ -105,13 +105,13 @@ class Allocator:
 
     @property
     def reserved(self) -> int:
-        """The number of reserved bytes. Only an empty_cache would reduce it, and that is not replayed."""
+        """The number of reserved bytes. It never falls, because calls of empty_cache are not simulated."""
         return sum(pool.reserved for pool in self._pools)
 
     def allocate(self, key: Hashable, num_bytes: int) -> None:
-        """Allocate memory for a storage, then free the memory that it had before.
+        """Allocate memory for a storage, then free the storage's previous memory.
 
-        `key` identifies the storage. If `num_bytes` is 0, the old memory is only freed.
+        `key` identifies the storage. If `num_bytes` is 0, the memory is only freed.
         """
         had = self._blocks.pop(key, None)
         if num_bytes:

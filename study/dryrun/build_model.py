@@ -1,6 +1,6 @@
-"""Build a model of transformers from its class and its configuration, and make the inputs that it reads.
+"""Build a model of transformers from its class and its configuration, and make inputs for it.
 
-Counts of modules (`count`) and dry runs (`models`) both train what is built here.
+Both `count` and the dry runs of `models` train what is built here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ONE_LABEL = (
 
 
 def prepare(config: Any) -> None:
-    """Turn off dropout, cache and dropped layers in a configuration, and set what a forward pass needs."""
+    """Turn off dropout, cache and dropped layers in a model's configuration, and set what a forward pass needs."""
     for part in with_sub_configs(config):
         for name, value in part.to_dict().items():
             if "drop" in name and isinstance(value, float):
@@ -62,7 +62,7 @@ def dropout_rates(config: Any) -> dict[str, float]:
 
 
 def with_sub_configs(config: Any) -> Iterator[Any]:
-    """Yield a configuration and those of its parts, such as the text and the images of one model."""
+    """Yield a model's configuration and those of its parts, such as the text part and the image part."""
     yield config
     for name in getattr(config, "sub_configs", None) or ():
         part = getattr(config, name, None)
@@ -71,7 +71,7 @@ def with_sub_configs(config: Any) -> Iterator[Any]:
 
 
 def first_setting(config: Any, *names: str, default: Any) -> Any:
-    """Return the first of these settings that a configuration or one of its parts has."""
+    """Return the value of the first setting among `names` that a configuration or one of its parts has."""
     for part in with_sub_configs(config):
         for name in names:
             if (value := getattr(part, name, None)) is not None:
@@ -80,20 +80,21 @@ def first_setting(config: Any, *names: str, default: Any) -> Any:
 
 
 def positions(config: Any) -> list[int]:
-    """Return the maximum sequence lengths that a configuration and those of its parts name."""
+    """Return the maximum sequence lengths in a model's configuration and in those of its parts."""
     lengths = (getattr(part, key, None) for part in with_sub_configs(config) for key in LENGTH_KEYS)
     return [length for length in lengths if isinstance(length, int) and length > 0]
 
 
 def reads_images(built: Any) -> bool:
-    """Return whether a class or a model reads images only. A sequence is then one image, and has no length."""
+    """Return whether a model (or a class) reads images only. A sequence is then one image, and has no length."""
     return bool(getattr(built, "main_input_name", "input_ids") == "pixel_values")
 
 
 def build(built: type[Any], config: Any, attention: str = "sdpa") -> tuple[Any, bool]:
-    """Return a model in training mode, and whether it can use fused attention, which it then uses for "sdpa".
+    """Return a model in training mode, and whether it uses PyTorch's fused attention.
 
-    The configuration must be one that `prepare` has changed. Raises Refusal if transformers cannot build the model.
+    It does for `attention` "sdpa", if it can. The configuration must be one that `prepare` has changed. Raises Refusal
+    if transformers cannot build the model.
     """
     make = getattr(built, "_from_config", None) or (lambda config, **_: built(config))
     has_sdpa = True
@@ -115,7 +116,7 @@ def build(built: type[Any], config: Any, attention: str = "sdpa") -> tuple[Any, 
 def make_inputs(
     model: nn.Module, batch: int, length: int, dtype: torch.dtype, adds_image: bool = False
 ) -> dict[str, Any]:
-    """Return a batch of zeros of the kind that a model reads: tokens, images or sound.
+    """Return a batch of zeros as input for a model: tokens, images or sound.
 
     `length` is in tokens. Images and sound have the type `dtype`. With `adds_image`, each text has an image.
     """
@@ -155,7 +156,7 @@ def make_labels(model: nn.Module, batch: int, length: int) -> dict[str, Tensor]:
 
 
 def image_shape(config: Any, accepted: set[str]) -> tuple[int, ...]:
-    """Return the shape of an image, or of its patches for models that read patches of images of any size."""
+    """Return the shape of an image that a model reads, or of its patches if the model reads images of any size."""
     channels = first_setting(config, "num_channels", "in_channels", "in_chans", default=3)
     if {"pixel_attention_mask", "spatial_shapes"} <= accepted:
         patch, patches = (first_setting(config, name, default=16) for name in ("patch_size", "num_patches"))
@@ -166,7 +167,7 @@ def image_shape(config: Any, accepted: set[str]) -> tuple[int, ...]:
 
 
 def block_lists(model: nn.Module) -> list[tuple[nn.Module, list[nn.Module]]]:
-    """Return the lists of repeated blocks, each with its blocks.
+    """Return the model's lists of repeated blocks, each with its blocks.
 
     These are the blocks that transformers says must not be split, or else the members of the outermost lists.
     """
@@ -188,5 +189,5 @@ def block_lists(model: nn.Module) -> list[tuple[nn.Module, list[nn.Module]]]:
 
 
 def in_words(error: Exception) -> str:
-    """Return the class and the text of an error in one line."""
+    """Return the class and the message of an error on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]

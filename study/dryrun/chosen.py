@@ -1,4 +1,4 @@
-"""Choose the ranks of a large world that run a script, so that each kind of rank is among them.
+"""Choose the ranks of a large world that run a script, so that they include each kind of rank.
 
 Most ranks of a training execute the same code. Those that do not are the first and the last rank, the first and the
 last rank of a machine, and ranks that the script compares with a number.
@@ -17,9 +17,10 @@ MOST_SHOWN = 6  # ranges that a text lists
 
 
 def of_script(script: Path, arguments: Sequence[str], world_size: int, per_machine: int) -> tuple[list[int], list[int]]:
-    """Return the ranks to run: the first, the last and those that the script names; then others, if there is time.
+    """Return the ranks on which to run a script, and further ranks to run if there is time.
 
-    A number in a comparison names this rank and its neighbors, because a script may write `rank < 4`.
+    The first list has the first rank, the last rank, and ranks that the script names. A number in a comparison names
+    this rank and its neighbors, because a script may write `rank < 4`.
     """
     numbers = [*_numbers_compared(script), *(int(word) for word in arguments if word.isdecimal())]
     mentioned = [rank for rank in dict.fromkeys(numbers) if rank < world_size][:MOST_NAMED]
@@ -31,7 +32,7 @@ def of_script(script: Path, arguments: Sequence[str], world_size: int, per_machi
 
 
 def _numbers_compared(script: Path) -> list[int]:
-    """Return the integers with which a script compares something, those of names that it compares, and keys."""
+    """Return the integers with which a script compares something, also by name or as keys."""
     try:
         tree = ast.parse(script.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):

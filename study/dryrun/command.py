@@ -1,4 +1,4 @@
-"""Simulate a model or a script as some ranks of a larger world: the command `zero-study dry-run`."""
+"""Simulate the training of a model or a script on some ranks of a larger world: the command `zero-study dry-run`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Answers = dict[int, dict[str, Any]]  # of each rank
 
 @dataclass(frozen=True)
 class World:
-    """The ranks of a dry run, and the environment variables with which each rank is launched."""
+    """The ranks that a dry run simulates, and the environment variables of each rank."""
 
     size: int
     local_size: int  # ranks on one machine
@@ -60,11 +60,10 @@ def command(
     as_json: bool = False,
     **batch: int,
 ) -> Verdict | Answer:
-    """Run the ranks, print their results, and return the verdict.
+    """Simulate the ranks, print their results, and return the verdict.
 
-    If `as_json` is True, the results are returned as the answer for JSON instead.
-
-    Raises Refusal if the file, the script or the options cannot be simulated.
+    If `as_json` is True, the results are returned as the answer for JSON instead. Raises Refusal if the file, the
+    script or the options cannot be simulated.
     """
     if output is not None:
         files.require_folder(output)
@@ -112,7 +111,7 @@ def command(
 def _ranks(
     numbers: str | None, world_size: int, script_words: Sequence[str], per_machine: int
 ) -> tuple[list[int], list[int]]:
-    """Return the ranks to run, and other ranks that are run if there is time.
+    """Return the ranks to run, and further ranks to run if there is time.
 
     By default, a model runs as the first and the last rank. A script runs as all ranks of a small world, if this
     machine has the memory, and otherwise as the ranks of `chosen.of_script`. Raises Refusal if `numbers` is not a list
@@ -133,7 +132,7 @@ def _ranks(
 
 
 def run_script(words: Sequence[str], place: World) -> Answers:
-    """Run a script with its arguments as these ranks, and return the answer of each rank.
+    """Run a script with its arguments on the ranks of a dry run, and return the results by rank.
 
     Raises Refusal if a rank refuses, and RunFailed if a rank ends without an answer.
     """
@@ -146,7 +145,7 @@ def run_script(words: Sequence[str], place: World) -> Answers:
 
 
 def _run_some(program: forks.Program, place: World) -> Answers:
-    """Run a program as the ranks of a place, and then as further ranks while there is time."""
+    """Run a program on the ranks of a dry run, and then on further ranks while there is time."""
     began = time.monotonic()
     answers = forks.run(program, _places(place))
     seconds = time.monotonic() - began
@@ -167,7 +166,7 @@ def _places(place: World, meeting: Path | None = None) -> dict[int, Any]:
 
 
 class _Examined:
-    """The calls of the ranks that were run, and what is wrong with them."""
+    """The collectives of the ranks that were run, and what is wrong with them."""
 
     def __init__(self, answers: Answers, place: World, is_model: bool) -> None:
         self._answers = answers
@@ -182,7 +181,7 @@ class _Examined:
         self._lost = [] if text.own_failures(answers) else deadlock.lost_messages(self._calls)
 
     def verdict(self) -> Verdict:
-        """Return the verdict: whether the ranks that were run make the same calls, and which ranks were not run."""
+        """Return the verdict: whether the ranks make the same calls, and which ranks were not run."""
         num_findings = len(self._mismatches) + len(self._lost) + len(self._waiting) + len(self._failed)
         collectives, messages = deadlock.num_compared(self._calls) if len(self.ranks) > 1 else (0, 0)
         checked = [
@@ -205,9 +204,9 @@ class _Examined:
             yield NotChecked("decisions by values of other ranks", "the ranks exchange no values")
 
     def report(self, about: Sequence[str], verdict: Verdict) -> None:
-        """Print whether the ranks agree, then memory and collectives.
+        """Print whether the ranks make the same calls, then their memory and collectives.
 
-        `about` has sentences on the dry run, which are printed below the answer.
+        `about` has sentences about the dry run, which are printed below the first sentence.
         """
         lines = [*text.mismatches(self._mismatches)]
         lines += [] if self._mismatches else text.waiting(self._waiting)
@@ -221,12 +220,12 @@ class _Examined:
         print("\n\n".join([*parts, text.communication(self._calls[self.ranks[0]], self._place.size)]))
 
     def answer(self, verdict: Verdict, content: Mapping[str, Any]) -> Answer:
-        """Return the answer for JSON. `content` is what --output writes, without the verdict."""
+        """Return the answer for --json. `content` is what --output writes, without the verdict."""
         failures = text.failures(self._answers, is_explained=bool(self._mismatches or self._lost))
         return json_answer.of(verdict, content, self._mismatches, self._lost, self._waiting, failures)
 
     def _answer(self, verdict: Verdict) -> str:
-        """Return the first sentence if nothing is wrong."""
+        """Return the first sentence of the report if nothing is wrong."""
         if len(self.ranks) == 1:
             only = chosen.in_words(self.ranks)
             reason = "a world of one rank has no other" if self._place.size == 1 else f"only {only} was run"
@@ -237,7 +236,7 @@ class _Examined:
 
 
 def _has_memory(variables: Mapping[str, str], model: Trainable, num_ranks: int) -> bool:
-    """Say whether the tensors get real memory.
+    """Return whether the tensors of a dry run get real memory.
 
     They do if the model fits into this machine's free memory. Raises Refusal for a model that does not fit but is
     offloaded, because offload computes with real numbers. Also raises Refusal for NVMe offload.

@@ -1,8 +1,8 @@
-"""Count what a model of transformers saves, multiplies and moves in a training step, for any architecture.
+"""Count what a transformers model of any architecture saves, multiplies and moves in a training step.
 
 The model is built without memory. One block of each kind, and everything outside the blocks, then run a forward and a
-backward pass over fake tensors, at a few lengths. The numbers of theory for any batch, length and number of blocks
-follow from that.
+backward pass over fake tensors, at a few lengths. From that follow the numbers that the predictions need, for any
+batch, length and number of blocks.
 """
 
 from __future__ import annotations
@@ -47,10 +47,11 @@ def count(
     has_image: bool = False,
     has_frozen_tower: bool = False,
 ) -> ModelCounts:
-    """Count a model of a class and a configuration of transformers, with these kernels of attention.
+    """Return what a transformers model saves, multiplies and moves in a training step, as inputs for the predictions.
 
-    With `has_image`, each text has one image, whose tokens are among those of the text. The model must be one of
-    `images.FAMILIES` then. With `has_frozen_tower`, the tower that encodes the images is frozen.
+    `attention` has the attention kernels to count. With `has_image`, each text has one image, whose tokens are among
+    those of the text. The model must then be one of `images.FAMILIES`. With `has_frozen_tower`, the tower that encodes
+    the images is frozen.
 
     Raises Refusal with what could not be built or traced.
     """
@@ -64,7 +65,7 @@ def count(
 
 
 class _Counting:
-    """The counts of one model, from passes at several lengths."""
+    """A model whose operations are counted, by passes at several sequence lengths."""
 
     def __init__(self, parts: ModelInParts, batch: int) -> None:
         self._parts = parts
@@ -123,7 +124,7 @@ class _Counting:
         return counts
 
     def _with_frozen(self, counts: ModelCounts) -> ModelCounts:
-        """Return counts in which the frozen kinds of blocks and the frozen parameters around them are `frozen`.
+        """Return counts in which the frozen blocks and the frozen parameters around them are marked as `frozen`.
 
         What frozen modules outside the blocks compute, such as patches, stays in the counts of the outside.
         """
@@ -152,7 +153,7 @@ class _Counting:
         return replace(_only(counts, [not each for each in is_frozen]), frozen=frozen)
 
     def _first_pass(self) -> tuple[tuple[int, ...], Seen]:
-        """Return the lengths at which to trace the model, and a pass at the longest of them.
+        """Return the sequence lengths at which to trace the model, and a pass at the longest of them.
 
         A model that loops over tokens in Python has more kernels for more tokens, and is traced at short lengths.
         """
@@ -169,7 +170,7 @@ class _Counting:
         return lengths, self._parts.first_run(self._batch, lengths[-1])
 
     def _lengths(self) -> tuple[int, ...]:
-        """Return the lengths at which the model is traced, in tokens. One image has no length."""
+        """Return the sequence lengths in tokens at which the model is traced. A single image has no length."""
         if reads_images(self._parts.model):
             return (1,)
         longest = min([LENGTHS[-1], *(value - 2 for value in positions(self._parts.config))])
@@ -180,7 +181,7 @@ class _Counting:
         return step, 2 * step, 3 * step
 
     def _output_parameters(self) -> tuple[int, ...]:
-        """Return the numbers of the parameters outside the blocks that make the output."""
+        """Return the indices of the parameters outside the blocks that make the output."""
         output = getattr(self._parts.model, "get_output_embeddings", lambda: None)()
         own = set() if output is None else {id(p) for p in output.parameters(recurse=False)}
         named = self._parts.named_parameters(OUTSIDE)
@@ -236,7 +237,7 @@ class _Counting:
         )
 
     def _dropped_scores(self, part: int, runs: dict[str, list[Seen]], lengths: tuple[int, ...]) -> Polynomial:
-        """Return the elements that dropout gets with eager attention, beyond those with fused attention."""
+        """Return how many more elements dropout processes with eager attention than with fused attention."""
         if "half eager" not in runs:
             return Polynomial()
         executions = self._executions(part, runs["half sdpa"][-1])
@@ -245,7 +246,7 @@ class _Counting:
         return fit([value / self._batch / executions for value in more], lengths)
 
     def _executions(self, part: int, seen: Seen) -> int:
-        """Return how often blocks of a kind were executed in a run."""
+        """Return how often blocks of one kind were executed in a pass."""
         return max(1, seen.executed.count(part))
 
     def _setting(self, part: int, among: list[Seen], lengths: tuple[int, ...]) -> SettingCounts:
@@ -268,7 +269,7 @@ class _Counting:
         )
 
     def _experts(self, named: list[tuple[str, Any]], rows: float, length: int) -> int:
-        """Return the elements of the experts of a block that a token does not use."""
+        """Return the number of elements in the experts of a block that a token does not use."""
         per_token: float = (
             rows / (self._batch * length) if rows else first_setting(self._parts.config, *ACTIVE_EXPERTS, default=0)
         )
@@ -336,7 +337,7 @@ class _Counting:
 
 
 def _only(counts: ModelCounts, wanted: Sequence[bool]) -> ModelCounts:
-    """Return counts with some of the kinds of blocks."""
+    """Return counts that contain only the wanted kinds of blocks."""
     numbers = [number for number, is_wanted in enumerate(wanted) if is_wanted]
     return replace(
         counts,
@@ -347,7 +348,7 @@ def _only(counts: ModelCounts, wanted: Sequence[bool]) -> ModelCounts:
 
 
 def _with_gradients(events: list[tuple[int, str, nn.Module]]) -> list[bool]:
-    """Say of each event whether it belongs to a module whose output has a gradient."""
+    """Return, for each event, whether it belongs to a module whose output has a gradient."""
     result = [True] * len(events)
     entered: dict[nn.Module, list[int]] = defaultdict(list)
     for at, (_, action, module) in enumerate(events):
@@ -369,9 +370,9 @@ def _items(action: str, module: nn.Module, numbers: dict[int, int]) -> list[Item
 
 
 def _without_repeats(layout: list[Item]) -> tuple[Item, ...]:
-    """Return a layout without the parameters that a module around their module has too, as a tied bias.
+    """Return a layout without parameters that an enclosing module has too, such as a tied bias.
 
-    They are gathered for the module around it, and are still there. Own parameters of a module come first in it.
+    They are gathered for the enclosing module, and are still there. A module's own parameters come first in it.
     """
     around: list[tuple[int, ...]] = []
     result: list[Item] = []
@@ -390,13 +391,13 @@ def _without_repeats(layout: list[Item]) -> tuple[Item, ...]:
 
 
 def _composed(seen: PartSeen) -> float:
-    """Return the elements that norms and activation functions save beyond one for each of their inputs."""
+    """Return how many elements norms and activation functions save, beyond one for each element of their inputs."""
     inputs = seen.normed + seen.activated
     return max(0.0, seen.saved_in_kernels / 4 - inputs)
 
 
 def _fused_moved(seen: PartSeen, executions: int) -> tuple[float, float]:
-    """Return the elements that a part moves in forward and backward with one kernel for each norm and activation.
+    """Return the elements that a part moves in forward and backward if each norm and activation is one kernel.
 
     Each kernel reads its inputs and writes its outputs once.
     """
@@ -410,9 +411,10 @@ def _fused_moved(seen: PartSeen, executions: int) -> tuple[float, float]:
 
 
 def fit(values: Sequence[float], lengths: Sequence[int], has_constant: bool = True) -> Polynomial:
-    """Return the polynomial through the values of one sequence at several lengths, with as few terms as suffice.
+    """Return a polynomial in the sequence length through the given values, with as few terms as suffice.
 
-    Without `has_constant`, constants are what comes from the weights and not from the sequence, and are left out.
+    The values are those of one sequence. Without `has_constant`, constants are what comes from the weights and not from
+    the sequence, and are left out.
     """
     if len(lengths) == 1:
         return Polynomial(constant=float(values[0]))

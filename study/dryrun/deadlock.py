@@ -1,4 +1,4 @@
-"""Find where ranks would wait for each other forever, by comparing their collectives in shared groups."""
+"""Find where ranks would wait for each other forever, by comparing their collectives in the groups that they share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UNEQUAL = ("gather", "scatter", "all_to_all")  # the tensors of these calls may 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """The first collective that does not match between two ranks."""
+    """The first collective in which two ranks do not match, so that they would wait forever or reduce wrongly."""
 
     ranks: tuple[int, int]
     number: int  # counts the calls in groups that both ranks are in, from 1
@@ -34,7 +34,7 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class LostMessage:
-    """A message that one rank sends and the other does not receive, or the other way round."""
+    """Messages that one rank sends and another does not receive, or the reverse."""
 
     sender: int
     receiver: int
@@ -77,7 +77,7 @@ def _sizes(calls: Iterable[Call]) -> list[int]:
 
 
 def num_compared(calls: Mapping[int, Sequence[Call]]) -> tuple[int, int]:
-    """Return how many collectives of a rank are compared with those of another rank, and how many messages are."""
+    """Return how many collectives, and how many messages, are compared with those of another rank."""
     collectives = [
         sum(call.kind not in POINT_TO_POINT and bool((set(call.ranks) or set(calls)) & peers) for call in own)
         for own, peers in ((own, set(calls) - {rank}) for rank, own in calls.items())
@@ -87,7 +87,7 @@ def num_compared(calls: Mapping[int, Sequence[Call]]) -> tuple[int, int]:
 
 
 def num_messages_with(calls: Mapping[int, Sequence[Call]]) -> int:
-    """Return how many messages are exchanged with ranks that were not run."""
+    """Return how many messages the simulated ranks exchange with ranks that were not run."""
     messages = (call for own in calls.values() for call in own if call.kind in ("send", "recv"))
     return sum(call.peer not in calls for call in messages)
 

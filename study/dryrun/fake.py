@@ -29,7 +29,7 @@ ANSWER = 1.0
 
 @contextmanager
 def without_memory() -> Iterator[None]:
-    """Create new tensors without memory inside of a `with` block.
+    """Create new tensors without memory inside the `with` block.
 
     Code that reads a floating-point number from such a tensor gets `ANSWER`.
     """
@@ -53,7 +53,7 @@ def without_memory() -> Iterator[None]:
 
 
 class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Answer `.item()` for tensors without memory, and treat the CPU as a single device.
+    """A mode that answers `.item()` for tensors without memory, and treats the CPU as a single device.
 
     Engines read a number, for example, to check whether a norm is finite, and then continue. They get `ANSWER` from
     floating-point tensors, 0 from integers, and False from booleans.
@@ -93,14 +93,14 @@ class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _are_indices(args: Any, options: Any) -> bool:
-    """Say whether an operator uses or makes only int32 tensors that have memory."""
+    """Return whether an operator uses or makes only int32 tensors that have memory."""
     tensors = [leaf for leaf in tree_leaves((args, options)) if isinstance(leaf, torch.Tensor)]
     dtype = tensors[0].dtype if tensors else options.get("dtype")
     return dtype is torch.int32 and not any(isinstance(tensor, FakeTensor) for tensor in tensors)
 
 
 def _are_real_integers(args: Any, options: Any) -> bool:
-    """Say whether an operator uses only integer tensors that have memory, such as the sizes of images."""
+    """Return whether an operator uses only integer tensors that have memory, such as the sizes of images."""
     tensors = [leaf for leaf in tree_leaves((args, options)) if isinstance(leaf, torch.Tensor)]
     return bool(tensors) and not any(
         isinstance(tensor, FakeTensor) or tensor.is_floating_point() or tensor.device.type != "cpu"
@@ -122,7 +122,10 @@ def _address(call: Callable[..., int], tensor: torch.Tensor) -> int:
 
 
 def with_memory(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Call a function whose code reads numbers with real memory, such as one that makes a mesh of ranks."""
+    """Call a function with real memory for new tensors, because its code reads numbers from them.
+
+    An example is a function that makes a mesh of ranks.
+    """
     with unset_fake_temporarily():
         return call(*arguments, **options)
 

@@ -20,7 +20,7 @@ OF_SIZES = ("get_vision_position_ids", "get_vision_attention_seqlens", "get_visi
 
 @dataclass(frozen=True)
 class Family:
-    """Where the models of a model_type have their vision tower, and how large an image is assumed to be."""
+    """The vision-language models of one model_type: where their vision tower is, and the assumed size of an image."""
 
     tower: str  # a module of the model without its head
     projector: str | None = None  # the module inside the tower that makes tokens of its output. None: it is outside
@@ -36,12 +36,15 @@ FAMILIES = {
 
 
 def family_of(config: Any) -> Family | None:
-    """Return the family of a configuration. None if images of its models are not counted."""
+    """Return the family of a model by its configuration. None if its images are not counted."""
     return FAMILIES.get(config.model_type)
 
 
 def size(config: Any) -> tuple[int, int]:
-    """Return the side length of an image in pixels, and its number of tokens. The configuration must have a family."""
+    """Return the side length of an image in pixels, and its number of tokens.
+
+    The configuration must be of a model that has a family.
+    """
     family, vision = FAMILIES[config.model_type], config.vision_config
     side = family.side or vision.image_size
     merged = getattr(vision, "spatial_merge_size", 1)
@@ -49,7 +52,7 @@ def size(config: Any) -> tuple[int, int]:
 
 
 def freeze(model: Any) -> None:
-    """Freeze the vision tower of a model, but not the projector that makes tokens of its output."""
+    """Freeze the vision tower of a model, but not the projector that turns its output into tokens."""
     family = FAMILIES[model.config.model_type]
     tower = getattr(model.model, family.tower)
     tower.requires_grad_(False)
@@ -58,7 +61,7 @@ def freeze(model: Any) -> None:
 
 
 def make_images(config: Any, count: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return `count` images of zeros, as a model gets them."""
+    """Return `count` images of zeros as input for a model."""
     vision, (side, _) = config.vision_config, size(config)
     if FAMILIES[config.model_type].side is None:
         return {"pixel_values": torch.zeros(count, 3, side, side, dtype=dtype)}
@@ -72,13 +75,13 @@ def make_images(config: Any, count: int, dtype: torch.dtype) -> dict[str, Tensor
 
 
 def features(model: Any, images: dict[str, Tensor]) -> list[Tensor]:
-    """Return the tokens that a model makes of images."""
+    """Return the tokens into which a model turns images."""
     return list(model.get_image_features(**images).pooler_output)
 
 
 @contextmanager
 def readable_sizes(model: nn.Module) -> Iterator[None]:
-    """Run a `with` block in which a model can read numbers that follow from the sizes of images.
+    """Let a model read numbers that it computes from the sizes of images, inside the `with` block.
 
     It does not compare the number of image tokens in a text with the images, because tokens have no values here.
     """

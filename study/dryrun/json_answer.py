@@ -1,4 +1,4 @@
-"""The answer of `zero-study dry-run --json`."""
+"""Make what `zero-study dry-run --json` prints."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def of(
     waiting: Mapping[int, Sequence[Call]],
     failures: Mapping[int, str],
 ) -> Answer:
-    """Return the answer of a dry run. `content` is what --output writes."""
+    """Return the answer for a dry run. `content` is what --output writes."""
     return envelope.answer("dry-run", verdict, findings(mismatches, lost, waiting, failures), content)
 
 
@@ -34,7 +34,7 @@ def findings(
     waiting: Mapping[int, Sequence[Call]],
     failures: Mapping[int, str],
 ) -> Iterator[envelope.Finding]:
-    """Yield where ranks would wait forever or reduce wrongly, and which ranks failed."""
+    """Yield findings: where ranks would wait forever or reduce wrongly, and which ranks failed."""
     for mismatch in mismatches:
         lines = " ".join(line.strip() for line in text.mismatches([mismatch]))
         identifier = VALUES if mismatch.is_only_operation else HANG

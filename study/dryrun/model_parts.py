@@ -1,4 +1,4 @@
-"""A model of transformers without memory, with one block of each kind."""
+"""Build a model of transformers without memory and with one block of each kind, and run it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_expe
 
 @dataclass
 class Kind:
-    """Blocks that have the same class and the same shapes of parameters, of which the first one is traced."""
+    """A kind of block: blocks with the same class and the same parameter shapes, of which the first one is traced."""
 
     module: nn.Module
     copies: int = 0
@@ -50,7 +50,7 @@ class ModelInParts:
     needs_autocast = False  # whether the model cannot be cast to 16 bits
 
     def __init__(self, built: type[Any], config: Any, has_image: bool = False, has_frozen_tower: bool = False) -> None:
-        """Build the model. With `has_image`, each text of a run has an image, and the vision tower may be frozen."""
+        """Build the model. With `has_image`, each text of a pass has an image, and the vision tower may be frozen."""
         self.name = built.__name__
         self._built = built
         self._config = config
@@ -70,7 +70,7 @@ class ModelInParts:
         self.num_params = sum(p.numel() for p in self.model.parameters())
 
     def _find_kinds(self, cut: bool) -> None:
-        """Find the kinds of blocks. With `cut`, only one block of each kind stays in the model."""
+        """Find the kinds of blocks. With `cut`, remove all blocks but one of each kind from the model."""
         self.kinds: list[Kind] = []
         self.kind_of: dict[nn.Module, int] = {}
         self.order: list[int] = []  # the kind of each block of the whole model
@@ -105,11 +105,11 @@ class ModelInParts:
 
     @property
     def half(self) -> str:
-        """The setting in which the model computes in 16 bits."""
+        """The name of the setting in which the model computes in 16 bits."""
         return "autocast sdpa" if self.needs_autocast else "half sdpa"
 
     def run(self, setting: str, batch: int, length: int) -> Seen:
-        """Run a forward and a backward pass, and return what they did.
+        """Run a forward and a backward pass, and return the operations that were observed.
 
         `setting` is one of those of `study.theory.shapes.counts.Setting`.
         """
@@ -180,7 +180,7 @@ class ModelInParts:
             raise Refusal(f"{self.name}: a training step cannot be traced ({reason})") from None
 
     def modules_of(self, part: int) -> int:
-        """Return how many blocks of a kind are in the model that is run."""
+        """Return how many blocks of a kind the traced model contains."""
         return max(1, sum(kind == part for kind in self.kind_of.values()))
 
     def buffers(self, part: int) -> list[Tensor]:
@@ -213,7 +213,7 @@ class ModelInParts:
 
 
 def _listed(config: Any, count: int, place: int) -> tuple[str, ...]:
-    """Return what the configuration says of one of several layers, such as the type of its attention."""
+    """Return what a configuration lists for one of several layers, such as the type of its attention."""
     found = []
     for part in with_sub_configs(config):
         for name, value in sorted(vars(part).items()):
@@ -223,7 +223,7 @@ def _listed(config: Any, count: int, place: int) -> tuple[str, ...]:
 
 
 def _indexed(config: Any, count: int, place: int) -> tuple[str, ...]:
-    """Return which lists of numbers of blocks in the configuration of images name one of several blocks."""
+    """Return which lists of block indices in an image configuration contain the index of one block."""
     vision = config.vision_config
     if getattr(vision, "depth", count) != count:
         return ()
@@ -232,7 +232,7 @@ def _indexed(config: Any, count: int, place: int) -> tuple[str, ...]:
 
 
 def _cut_indices(model: nn.Module, owner: nn.Module, kept: Sequence[int]) -> None:
-    """Renumber the blocks in the lists of numbers that the module around a list of blocks has."""
+    """Renumber the lists of block indices in the module that contains a list of blocks, after blocks were removed."""
     for module in model.modules():
         if any(child is owner for child in module.children()):
             for name, value in list(vars(module).items()):
@@ -255,7 +255,7 @@ def _cut_lists(config: Any, count: int, kept: Sequence[int]) -> None:
 
 @contextmanager
 def _materialized(model: nn.Module, dtype: torch.dtype, casts_buffers: bool) -> Iterator[None]:
-    """Give a model on the meta device parameters and buffers without memory, in a floating-point type."""
+    """Replace the meta parameters and buffers of a model by ones without memory, in a floating-point type."""
     new: dict[int, Any] = {}
     before: list[tuple[dict[str, Any], str, Any]] = []
     for module in model.modules():

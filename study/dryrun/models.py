@@ -1,4 +1,4 @@
-"""Find the models that are traced: those with formulas in theory, and others that transformers can build.
+"""Find models for dry runs: those that the predictions know by formulas, and others that transformers can build.
 
 A dry run counts what the engine and the modules themselves hold and send, so it needs no formulas.
 """
@@ -47,7 +47,7 @@ NOT_SETTINGS = ("architectures", "model_type", "quantization_config", "transform
 
 @dataclass(frozen=True)
 class Trainable:
-    """A model that can be trained on batches of zeros."""
+    """A model that a dry run can build and train on batches of zeros."""
 
     name: str
     num_params: int
@@ -60,7 +60,7 @@ class Trainable:
     reads_images: bool = False  # whether a sequence is one image
 
     def batch_in_words(self, micro_batch_size: int) -> str:
-        """Return the size of a micro batch in words."""
+        """Return the size of a micro batch as text."""
         if self.reads_images:
             return terminal.count(micro_batch_size, "image")
         return f"{micro_batch_size} x {self.sequence_length} tokens"
@@ -82,7 +82,7 @@ def find(name: str, sequence_length: int | None) -> Trainable:
 
 
 def of_shape(shape: ModelShape, sequence_length: int, notes: tuple[str, ...] = ()) -> Trainable:
-    """Return a trainable model of a shape from theory, with parameters in fp32."""
+    """Return a trainable model with the shape of a known model, with parameters in fp32."""
     if shape.config is None:
         raise Refusal(f"{shape.name}: only its counts are known, so transformers cannot build it.")
     built, config = class_of(shape.config, shape.name)
@@ -91,7 +91,7 @@ def of_shape(shape: ModelShape, sequence_length: int, notes: tuple[str, ...] = (
 
 
 def _with_images(described: Trainable, shape: ModelShape, config: Any) -> Trainable:
-    """Return a trainable model whose texts have images, and whose vision tower may be frozen."""
+    """Return a trainable model that reads texts with images, and whose vision tower may be frozen."""
 
     def build(job: StepConfig) -> Any:
         model = described.build(job)
@@ -111,9 +111,10 @@ def _with_images(described: Trainable, shape: ModelShape, config: Any) -> Traina
 
 
 def with_adapter(described: Trainable, shape: ModelShape, engine: Engine) -> Trainable:
-    """Return a trainable model with the adapter of its shape, as PEFT adds it. Without an adapter, the model itself.
+    """Return a trainable model with the adapter of its shape, as PEFT adds it, or the model itself without an adapter.
 
-    The frozen weights and the adapter have the types that theory describes. Raises Refusal if PEFT is not installed.
+    The frozen weights and the adapter have the data types that `engine` describes. Raises Refusal if PEFT is not
+    installed.
     """
     adapter = shape.adapter
     if adapter is None:
@@ -143,7 +144,7 @@ def with_adapter(described: Trainable, shape: ModelShape, engine: Engine) -> Tra
 
 
 def find_class(name: str) -> tuple[type[Any], Any] | None:
-    """Return the transformers class and the configuration that a name stands for. None if it stands for no class.
+    """Return the transformers class and the configuration of the model `name`. None if there is no such class.
 
     The name is that of a transformers class, the path of a config.json or an id on the hub. Raises Refusal if
     transformers rejects the configuration.
@@ -162,7 +163,7 @@ def find_class(name: str) -> tuple[type[Any], Any] | None:
 
 
 def _class_names(content: Mapping[str, Any]) -> list[str]:
-    """Return the names of the classes that a config.json stands for, those that it names first."""
+    """Return the names of the classes that fit a config.json. Those that it names come first."""
     kind = content.get("model_type")
     of_type = [mapping[kind] for mapping in MAPPINGS if isinstance(kind, str) and kind in mapping]
     named = content.get("architectures") or []
@@ -170,7 +171,7 @@ def _class_names(content: Mapping[str, Any]) -> list[str]:
 
 
 def class_of(content: Mapping[str, Any], source: str) -> tuple[type[Any], Any]:
-    """Return the transformers class and the configuration of a config.json that stands for a class.
+    """Return the transformers class and the configuration that a config.json describes.
 
     Raises Refusal if transformers rejects the configuration.
     """
@@ -187,7 +188,7 @@ def class_of(content: Mapping[str, Any], source: str) -> tuple[type[Any], Any]:
 def shape_of_class(
     built: type[Any], config: Any, name: str, has_image: bool = False, freezes: tuple[bool, ...] = (False, True)
 ) -> ModelShape:
-    """Return the shape of a model of a class and a configuration of transformers, from a trace of its modules.
+    """Return the shape of a transformers model as an input for predictions, from a trace of its modules.
 
     With `has_image`, the shape of a model of one of `images.FAMILIES` has its counts with images, too, for a trained
     and a frozen vision tower (`freezes`).
@@ -223,13 +224,13 @@ def _counted(built: type[Any], config: Any, is_frozen: bool) -> dict[str, Any]:
 
 
 def size_of_image(built: type[Any], config: Any) -> str:
-    """Return the size of an image that a model reads, in words."""
+    """Return the size of an image that a model reads, as text."""
     image = build_model.image_shape(config, set(inspect.signature(built.forward).parameters))
     return f"{image[0]} patches" if len(image) == 2 else f"{image[1]} x {image[2]} pixels"
 
 
 def _longest(built: type[Any], config: Any) -> int:
-    """Return the longest sequence of a model, in tokens. An image is a sequence of 1."""
+    """Return the longest sequence that a model accepts, in tokens. For a model of images, it is 1."""
     return 1 if reads_images(built) else min([LONGEST, *positions(config)])
 
 
@@ -262,7 +263,7 @@ def _of_class(
 
 
 def _build(built: type[Any], config: Any, job: StepConfig) -> Any:
-    """Build the model in fp32. Its blocks are checkpointed if the job says so."""
+    """Build the model in fp32, with activation checkpointing if the job says so."""
     model, _ = build_model.build(built, config, "eager" if job.attention == "eager" else "sdpa")
     if getattr(model, "loss_type", "") is None:
         # Transformers would find no loss type for GPT2LMHeadModel, warn, and use this one.
@@ -308,5 +309,5 @@ def _class_name(model: Any) -> str:
 
 
 def block_classes(model: nn.Module) -> list[str]:
-    """Return the names of the classes of the model's repeated blocks, which FSDP2 shards one by one."""
+    """Return the class names of the model's repeated blocks, which FSDP2 shards one by one."""
     return sorted({type(block).__name__ for _, blocks in block_lists(model) for block in blocks})

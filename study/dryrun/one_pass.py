@@ -29,7 +29,10 @@ PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "_grouped_mm", "mv",
 
 @dataclass
 class Moved:
-    """The bytes and operations of a part's kernels in one pass, without matrix products and fused attention."""
+    """The bytes that the kernels of a part of a model move in one pass, and the number of its kernels.
+
+    The bytes do not include matrix products and fused attention.
+    """
 
     num_bytes: float = 0.0  # read and written
     kernels: int = 0  # with products and attention
@@ -37,7 +40,10 @@ class Moved:
 
 @dataclass
 class PartSeen:
-    """The operations of one part of a model in a forward and backward pass. All bytes are those of the whole batch."""
+    """The observed operations of one part of a model in a forward and backward pass.
+
+    All bytes are those of the whole batch.
+    """
 
     saved: float = 0.0  # bytes that are saved for the backward pass, without parameters and their casts
     saved_in_kernels: float = 0.0  # of these, the bytes that norms and activation functions save
@@ -64,7 +70,7 @@ class PartSeen:
 
 @dataclass
 class Seen:
-    """The operations of one forward and backward pass."""
+    """The observed operations of a whole model in one forward and backward pass, by part."""
 
     parts: dict[int, PartSeen] = field(default_factory=lambda: defaultdict(PartSeen))  # by kind of block, or OUTSIDE
     executed: list[int] = field(default_factory=list)  # the kinds of the blocks, in the order of the forward pass
@@ -75,17 +81,17 @@ class Seen:
 
     @property
     def kernels(self) -> int:
-        """The number of kernels of the forward pass."""
+        """The number of kernels in the forward pass."""
         return sum(part.forward.kernels for part in self.parts.values())
 
 
 class PassTracker(TensorTracker):  # type: ignore[no-untyped-call]
-    """Record what each part of a model saves, multiplies and moves."""
+    """A tracker that records what each part of a model saves, multiplies and moves."""
 
     def __init__(self, model: nn.Module, kinds: dict[nn.Module, int], experts: int, is_padded: bool = False) -> None:
         """Create a tracker that has recorded nothing.
 
-        `is_padded` says that the mask of attention hides the padding of texts, and not the tokens that follow.
+        `is_padded` says that the attention mask hides the padding of texts, and not the tokens that follow.
         """
         super().__init__()
         self._is_padded = is_padded
@@ -239,7 +245,7 @@ class PassTracker(TensorTracker):  # type: ignore[no-untyped-call]
             seen.parts[part].rotated += outputs[0].numel()
 
     def _is_matrix(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is the whole of a parameter with at least two dimensions."""
+        """Return whether a tensor is a complete parameter with at least two dimensions."""
         return tensor.dim() > 1 and self.parameter_storages.get(tensor.untyped_storage()._cdata) == tensor.numel()
 
     def _count_product(
@@ -266,7 +272,7 @@ class PassTracker(TensorTracker):  # type: ignore[no-untyped-call]
     # ------------------------------------------------------------ memory
 
     def begin_backward(self, kept: Sequence[Tensor]) -> None:
-        """Begin to watch a backward pass. The memory of the tensors `kept` is not counted."""
+        """Start to observe a backward pass. The memory of the tensors `kept` is not counted."""
         self._is_backward = True
         self._running.clear()
         self._alive.clear()
@@ -279,7 +285,7 @@ class PassTracker(TensorTracker):  # type: ignore[no-untyped-call]
         self.start_peak()
 
     def end_backward(self, gradients: Sequence[Tensor]) -> None:
-        """Find the peak of each part's backward pass, without parameters, their casts and their gradients."""
+        """Find the memory peak of each part's backward pass, without parameters, their casts and their gradients."""
         assert self._changes is not None
         not_counted = self._not_counted | {
             self._storages[key]

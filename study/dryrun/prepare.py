@@ -1,4 +1,4 @@
-"""Prepare a training, either with accelerate from a file, or from the planner's description of an engine."""
+"""Prepare a training for a dry run, with accelerate from a file, or from the planner's description of an engine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MAX_NORM = 1.0  # to which gradients are clipped
 
 
 def through_accelerate(model: Trainable, job: StepConfig, deepspeed: dict[str, Any] | None = None) -> Training:
-    """Prepare a model through accelerate, as the environment of this rank configures it.
+    """Prepare a training of a model with accelerate, as the environment variables of this rank configure it.
 
     `deepspeed` is DeepSpeed's configuration. If it is None, the environment names the configuration. Raises Refusal if
     its settings contradict the job.
@@ -71,7 +71,7 @@ def through_accelerate(model: Trainable, job: StepConfig, deepspeed: dict[str, A
 
 @contextmanager
 def _batch_of_rank(accelerator: Any, model: Trainable, job: StepConfig) -> Iterator[dict[str, Any]]:
-    """Yield this rank's batch of a micro step. If ranks share a sequence, it has the rank's part of each sequence.
+    """Yield this rank's batch for a micro step. If ranks share a sequence, it is the rank's part of each sequence.
 
     Torch's context parallelism shards the tensors in place, for as long as the context lasts. It includes the backward
     pass. With DeepSpeed's, the loader shards them, as UlyssesSPDataLoaderAdapter does.
@@ -93,7 +93,7 @@ def _batch_of_rank(accelerator: Any, model: Trainable, job: StepConfig) -> Itera
 
 
 def _with_positions(batch: dict[str, Any], first: int) -> dict[str, Any]:
-    """Return a batch of tokens with what is needed if ranks share a sequence: positions, and shifted labels."""
+    """Return a batch of tokens with positions and shifted labels, which are needed if ranks share a sequence."""
     tokens = batch["input_ids"]
     positions = torch.arange(first, first + tokens.shape[1]).repeat(tokens.shape[0], 1)
     return batch | {"position_ids": positions, "shift_labels": batch["labels"].clone()}
@@ -131,7 +131,7 @@ def _make_optimizer(model: Any, is_offloaded: bool) -> Any:
 
 
 def torch_engine(described: Trainable, engine: Engine, job: StepConfig, mesh: DeviceMesh | None) -> Training:
-    """Prepare a training with one process, DDP or FSDP2.
+    """Prepare a training of a model with one process, DDP or FSDP2, without accelerate.
 
     `mesh` has the ranks of FSDP2. At most two micro steps are run, because memory is the same in all later ones as in
     the second. If FSDP2 reduces only in the last micro step, three are run: the first, one between, and the last.
@@ -171,7 +171,7 @@ def torch_engine(described: Trainable, engine: Engine, job: StepConfig, mesh: De
 
 
 def _shard(model: nn.Module, blocks: list[str], engine: Engine, mesh: DeviceMesh) -> None:
-    """Shard a model with the function of accelerate that a run uses, too (study/training/accelerators.py)."""
+    """Shard a model with the function of accelerate that real runs also use (study/training/accelerators.py)."""
     policy = MixedPrecisionPolicy(reduce_dtype=torch.float32 if engine.reduces_in_fp32 else None)
     if engine.precision not in ("fp32", "pure-bf16"):
         dtype = getattr(torch, computed_in(engine.precision))

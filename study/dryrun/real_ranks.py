@@ -1,4 +1,4 @@
-"""Run a program as all ranks of a small world that exchange real values, and end ranks that wait forever.
+"""Run a program on all ranks of a small world that exchange real values, and end ranks that wait forever.
 
 Each rank is a fork of this process. Because values are real, decisions that ranks make by an all-reduce work as on
 GPUs, and so does DDP's `join`.
@@ -26,14 +26,14 @@ ASLEEP_SECONDS = 60.0  # the same for ranks outside of collectives, because a sc
 
 
 def journal(folder: Path, rank: int) -> Path:
-    """Return the path of the file to which a rank writes its calls."""
+    """Return the path of the file to which a rank writes its collectives."""
     return folder / f"{rank}.calls"
 
 
 def run(
     program: Program, places: Mapping[int, AbstractContextManager[None]], folder: Path
 ) -> dict[int, dict[str, Any]]:
-    """Run a program as all ranks of a world at the same time, and return the answer of each rank.
+    """Run a program on all ranks of a world at the same time, and return the results by rank.
 
     Ranks that wait for each other forever are ended, together with all processes that they have started. The answer of
     such a rank has its `calls` so far, and `waits` is True. A rank that is ended by a signal, or by os._exit, has such
@@ -60,7 +60,7 @@ def run(
 
 
 def _judge(folder: Path, rank: int, ending: Ending) -> dict[str, Any] | None:
-    """Return an answer for a rank that ended without one, with the calls in its journal. None if it has no journal."""
+    """Return a result for a rank that ended without one, with the calls in its journal. None if it has no journal."""
     path = journal(folder, rank)
     text = str(ending) if ending.status else None
     return {"calls": _written(path), "raised": None, "ended": text} if path.exists() else None
@@ -73,7 +73,7 @@ def _written(path: Path) -> list[dict[str, Any]]:
 
 
 class _Idle:
-    """A measurement of how long all ranks of a world have been waiting.
+    """A timer of how long all ranks of a world have been waiting.
 
     A rank waits if it uses almost no CPU time and writes nothing to its journal.
     """
@@ -86,7 +86,7 @@ class _Idle:
         self._seconds: dict[int, float] = {}  # of each rank, as the window began
 
     def is_for_ever(self, running: Mapping[int, int]) -> bool:
-        """Return whether all of these ranks have been waiting for too long.
+        """Return whether all these ranks have been waiting for so long that they will never continue.
 
         `running` maps a rank to its process id.
         """
@@ -106,6 +106,6 @@ class _Idle:
 
 
 def _is_in_call(path: Path) -> bool:
-    """Say whether the last call in a journal has not finished. False if the journal has no calls."""
+    """Return whether the last call in a journal has not finished. False if the journal has no calls."""
     last = path.read_text().splitlines()[-1:] if path.exists() else []
     return bool(last) and last != [DONE]

@@ -1,4 +1,4 @@
-"""Train a script as all ranks of small worlds on CPUs, one world per strategy, and record and prove each training.
+"""Train a script on all ranks of small worlds on CPUs, one world per strategy, and record and prove each training.
 
 This is the program that `zero_study.testing` starts. It imports the engines once, and forks the ranks of all worlds.
 """
@@ -30,7 +30,7 @@ ONE_PROCESS = {"CUDA_VISIBLE_DEVICES": ""}
 
 
 class Training(NamedTuple):
-    """One training of the script: its strategy, its ranks, and where it is recorded."""
+    """One training of a script: its strategy, its ranks, and where it is recorded."""
 
     file: Path | None  # accelerate's file of the strategy; None: one process without a strategy
     num_ranks: int
@@ -62,7 +62,7 @@ class Training(NamedTuple):
 
     @contextmanager
     def clipped(self) -> Iterator[None]:
-        """Let DeepSpeed clip at the requested norm, in a `with` block. Both libraries clip at 1.0 if it is not set."""
+        """Let DeepSpeed clip at the requested gradient norm in a `with` block. It clips at 1.0 if none is set."""
         import accelerate
 
         def complete(call: Any, plugin: Any, *arguments: Any, **options: Any) -> None:
@@ -75,7 +75,7 @@ class Training(NamedTuple):
 
 
 def main() -> None:
-    """Train what the request in the first argument names, and send the outcomes to the process that started this one.
+    """Carry out the trainings in the first argument, and send the results to the process that started this one.
 
     The result has an entry per training: the proofs of its ranks, and why it failed, or None. If the first training
     fails or trains nothing, it is the only entry.
@@ -107,7 +107,7 @@ def _run(planned: Sequence[worlds.World]) -> list[worlds.Result]:
 
 
 def _outcome(result: worlds.Result) -> dict[str, Any]:
-    """Return the outcome of a world for JSON. An error that only follows from the end of another rank is left out."""
+    """Return the result of a world for JSON. An error that only follows from the end of another rank is left out."""
     own = text.own_failures(result.answers) or {
         rank: f"raised {answer['raised']}" for rank, answer in result.answers.items() if answer["raised"]
     }
@@ -119,7 +119,7 @@ def _outcome(result: worlds.Result) -> dict[str, Any]:
 def _train(
     training: Training, variables: dict[str, str], script: Path, num_steps: int, rank: int, folder: Path
 ) -> dict[str, Any]:
-    """Run the script as one rank, and return its proof and its error, each of which may be None."""
+    """Run the script as one rank, and return its proof and its error. Each of them may be None."""
     size = training.num_ranks
     proof, raised = None, None
     with world.rank_of_many(rank, size, size, variables, folder / "store"), training.clipped():
@@ -139,7 +139,7 @@ def _train(
 
 
 def _described(error: Exception) -> str:
-    """Return the type, the first line and the place of an error in the user's code."""
+    """Return the type, the first line and the location of an error in the user's code."""
     lines = str(error).strip().splitlines()
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_of_user(frame.filename)]
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""

@@ -15,7 +15,7 @@ from study.errors import Refusal
 
 
 def run(script: Path, arguments: Sequence[str], journals: Path | None = None) -> dict[str, Any]:
-    """Run a script to its end as this rank, and return what was recorded.
+    """Run a script to its end on this rank, and return its collectives, its peak memory and its error.
 
     The result has the collectives (`calls`), the peak of the tensors in bytes (`peak_bytes`), and the error of the
     script or None (`raised`). `journals` is a folder in which the rank also writes each call as it issues it, because a

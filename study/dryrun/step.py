@@ -1,4 +1,4 @@
-"""Take three optimizer steps of a training that an engine has prepared, and trace the third."""
+"""Take three optimizer steps of a prepared training, and record the third."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEADY_STEP = 3
 
 @dataclass(frozen=True)
 class Training:
-    """A model and an optimizer that an engine has prepared, and the functions that take a step with them."""
+    """A model and an optimizer that an engine has prepared, with the functions that are needed for a step."""
 
     model: Any
     optimizer: Any  # accelerate's or torch's
@@ -55,7 +55,7 @@ def train_step(training: Training, after_micro_step: Callable[[], None]) -> None
 
 
 def trace_training(prepare: Callable[[], Training]) -> dict[str, Any]:
-    """Prepare a training, take three steps, and return the memory and the collectives of the third.
+    """Prepare a training, take three steps, and return the memory and the collectives of the third step.
 
     The result has these keys:
 

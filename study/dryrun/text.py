@@ -28,7 +28,7 @@ ENDED = (
 
 
 def memory(ranks: Mapping[int, Mapping[str, Any]]) -> str:
-    """Return a table of each rank's memory in its third step, and of the time and memory of the dry run itself."""
+    """Return a table of each rank's memory in its third step, and of the dry run's own time and memory."""
     head, rows = ["memory in step 3", *(f"rank {rank}" for rank in ranks)], []
     for key in STATES:
         rows.append([key.replace("_", " "), *(_gib(answer["states"][key]) for answer in ranks.values())])
@@ -43,7 +43,7 @@ def memory(ranks: Mapping[int, Mapping[str, Any]]) -> str:
 
 
 def communication(calls: Sequence[Call], world_size: int) -> str:
-    """Return a table of the collectives in one rank's step, by kind, number of ranks and type.
+    """Return a table of the collectives in one rank's step, by kind, number of ranks and data type.
 
     The rows are in the order of the first calls.
     """
@@ -61,7 +61,7 @@ def communication(calls: Sequence[Call], world_size: int) -> str:
 
 
 def no_hang(ranks: Sequence[int], world_size: int) -> str:
-    """Return a sentence that says that these ranks make the same calls."""
+    """Return a sentence which says that these ranks make the same calls, so that none waits forever."""
     if len(ranks) == world_size:
         return (
             f"No hang: the {len(ranks)} ranks make the same calls in the same order, by kind, size, type, source and "
@@ -71,7 +71,7 @@ def no_hang(ranks: Sequence[int], world_size: int) -> str:
 
 
 def mismatches(first_mismatches: Sequence[Mismatch]) -> Iterator[str]:
-    """Yield sentences on where ranks would wait for each other forever, or would reduce wrongly."""
+    """Yield sentences that say where ranks would wait for each other forever or reduce wrongly."""
     for mismatch in first_mismatches:
         first, second = mismatch.ranks
         difference = f"ranks {first} and {second} make different calls"
@@ -86,7 +86,7 @@ def mismatches(first_mismatches: Sequence[Mismatch]) -> Iterator[str]:
 
 
 def lost_messages(messages: Sequence[LostMessage]) -> Iterator[str]:
-    """Yield sentences on messages that are sent and not received, or received and not sent."""
+    """Yield sentences about messages that are sent and not received, or received and not sent."""
     for lost in messages:
         sent, received = (terminal.count(number, "message") for number in (lost.num_sent, lost.num_received))
         if lost.num_sent == lost.num_received:
@@ -105,12 +105,15 @@ def waiting(ranks: Mapping[int, Sequence[Call]]) -> Iterator[str]:
 
 
 def raised(ranks: Mapping[int, Mapping[str, Any]], is_explained: bool) -> list[str]:
-    """Return a sentence for each rank that raised an error or did not finish, as `failures` finds them."""
+    """Return a sentence for each rank that raised an error or did not finish.
+
+    `failures` decides which ranks these are.
+    """
     return [f"rank {rank} {reason}" for rank, reason in failures(ranks, is_explained).items()]
 
 
 def failures(ranks: Mapping[int, Mapping[str, Any]], is_explained: bool) -> dict[int, str]:
-    """Return how ranks failed.
+    """Return how ranks failed, by rank.
 
     An error that only follows from the end of another rank is left out if any rank has an error of its own, or if
     `is_explained` is True.
@@ -120,7 +123,7 @@ def failures(ranks: Mapping[int, Mapping[str, Any]], is_explained: bool) -> dict
 
 
 def own_failures(ranks: Mapping[int, Mapping[str, Any]]) -> dict[int, str]:
-    """Return how ranks failed, without the errors that only follow from the end of another rank."""
+    """Return how ranks failed, by rank, without errors that only follow from the end of another rank."""
     endings = _endings(ranks)
     return {rank: reason for rank, reason in endings.items() if not any(ended in reason for ended in ENDED)}
 

@@ -1,4 +1,4 @@
-"""Trace an engine that theory describes: a rank's peak memory, reserved memory and collectives.
+"""Simulate one step of an engine, and return a rank's peak memory, reserved memory and collectives.
 
 Nothing is allocated and nothing is sent, so a laptop can trace a model of seven billion parameters. The traced code is
 what `study/training` builds, too: the modules of transformers, DeepSpeed's engine, accelerate's sharding, and torch's
@@ -37,7 +37,7 @@ FILLED_IN_BY_ACCELERATE = ("gradient_accumulation_steps", "gradient_clipping", "
 
 
 def trace(shape: ModelShape, engine: Engine, job: StepConfig) -> Traced:
-    """Trace a steady optimizer step of rank 0.
+    """Simulate an optimizer step after the first ones on rank 0, and return its memory and collectives.
 
     Raises Refusal if the model, the engine or the job cannot be traced. For DeepSpeed, the rank is a fork of this
     process, so call this before any backward pass in this process. Torch's engines are traced in this process itself,
@@ -57,7 +57,7 @@ def trace(shape: ModelShape, engine: Engine, job: StepConfig) -> Traced:
 
 
 def trace_torch(shape: ModelShape, engine: Engine, job: StepConfig) -> dict[str, Any]:
-    """Trace one process, DDP or FSDP2 in this process.
+    """Simulate a step of a single process, DDP or FSDP2 in this process.
 
     Returns the result of `step.trace_training`, and the `seconds` that it took.
     """
@@ -70,7 +70,7 @@ def trace_torch(shape: ModelShape, engine: Engine, job: StepConfig) -> dict[str,
 
 
 def trace_deepspeed(shape: ModelShape, engine: Engine, job: StepConfig) -> dict[str, Any]:
-    """Trace ZeRO stages 1 to 3 in a fork of this process that is rank 0.
+    """Simulate a step of ZeRO stages 1 to 3, on rank 0 in a fork of this process.
 
     Returns the result of `step.trace_training`, and the `seconds` that it took. Options of DeepSpeed that are not part
     of `engine` have their defaults. Raises Refusal if DeepSpeed is not installed, or if the rank refuses.
@@ -103,7 +103,7 @@ def trace_deepspeed(shape: ModelShape, engine: Engine, job: StepConfig) -> dict[
 def trainer(
     model: Trainable, job: StepConfig, has_memory: bool, deepspeed: dict[str, Any] | None = None
 ) -> forks.Program:
-    """Return the program with which a rank trains this model through accelerate.
+    """Return the program with which a rank trains a model through accelerate.
 
     `has_memory` says whether its tensors have real memory. `deepspeed` is DeepSpeed's configuration. If it is None, the
     environment names the configuration.

@@ -1,4 +1,4 @@
-"""The result of tracing a step, and which models and engines can be traced. Does not import torch."""
+"""Define the result of simulating a step, and decide which models and engines can be simulated, without torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Moment = Literal["forward and backward", "optimizer step"]
 
 @dataclass(frozen=True)
 class Traced:
-    """The memory of a rank's tensors at the peak of a step, and the collectives of that step."""
+    """The result of simulating a step: the memory of a rank's tensors at the peak, and the collectives."""
 
     parts: dict[Part, int]  # bytes; empty for DeepSpeed
     moment: Moment | None
@@ -35,14 +35,14 @@ class Traced:
 
     @property
     def collectives(self) -> list[dict[str, Any]]:
-        """The collectives of a step by kind: their number, and the bytes of their full tensors."""
+        """The collectives of the step by kind: their number, and the bytes of their full tensors."""
         kinds = dict.fromkeys(call["kind"] for call in self.calls)
         calls = {kind: [call["num_bytes"] for call in self.calls if call["kind"] == kind] for kind in kinds}
         return [{"kind": kind, "count": len(sizes), "bytes": sum(sizes)} for kind, sizes in calls.items()]
 
 
 def check_traceable(shape: ModelShape, engine: Engine, job: StepConfig) -> None:
-    """Raise Refusal if the model, the engine or the job cannot be traced. The message has the reason."""
+    """Raise Refusal if a step of this model, engine and job cannot be simulated. The message has the reason."""
     is_sharded, is_deepspeed, precision = engine.kind == "fsdp", engine.kind == "deepspeed", engine.precision
     adapter = shape.adapter
     reasons = {

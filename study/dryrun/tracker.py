@@ -37,7 +37,7 @@ LIBRARIES = ("site-packages", "dist-packages", "study/dryrun", "study/engines", 
 
 @dataclass(frozen=True)
 class Call:
-    """A collective that a rank issued."""
+    """A collective or message that a rank issued."""
 
     kind: str
     ranks: tuple[int, ...]  # the ranks of its group; empty if the group has all ranks
@@ -50,7 +50,7 @@ class Call:
 
     @classmethod
     def read(cls, content: dict[str, Any]) -> Call:
-        """Return a call that was recorded as a dict in a rank's answer."""
+        """Return the call that a rank's result contains as a dict."""
         return cls(**{**content, "ranks": tuple(content["ranks"])})
 
 
@@ -66,7 +66,7 @@ class _Storage:
 
 
 class TensorTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Record, within a `with` block, when each storage is allocated and freed, and each collective.
+    """A tracker that records when each storage is allocated and freed, and each collective, in a `with` block.
 
     Memory is counted in storages, each counted once. Memory that an operator allocates internally is not seen. Memory
     that C++ code allocates by itself is seen if it is the result of an operator, as DDP's buckets are.
@@ -167,7 +167,7 @@ class TensorTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     # ------------------------------------------------------------ memory
 
     def start_peak(self) -> None:
-        """Start to look for the peak of memory, and record the current bytes of all storages."""
+        """Start to look for the peak of memory, and record the bytes that all storages have now."""
         self.peak = self.held
         self._held_at_start = {storage: storage.num_bytes for storage in self._storages.values()}
         self._changes, self._num_changes_at_peak = [], 0
@@ -193,16 +193,16 @@ class TensorTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 storage.part = part
 
     def replay(self) -> None:
-        """Replay all allocations from now on in CUDA's allocators, beginning with the existing tensors.
+        """Repeat all further allocations in simulated CUDA allocators, beginning with the existing tensors.
 
-        Earlier allocations are not replayed, because a model is built and cast in the host's memory.
+        Earlier allocations are left out, because a model is built and cast in the host's memory.
         """
         self.allocators = {"default": Allocator(False), "expandable_segments": Allocator(True)}
         for allocator, (key, storage) in product(self.allocators.values(), self._storages.items()):
             allocator.allocate(key, storage.num_bytes)
 
     def reserved(self) -> dict[str, int]:
-        """Return the bytes of GPU memory that each allocator has reserved so far, by its name."""
+        """Return the bytes of GPU memory that each simulated allocator has reserved so far, by its name."""
         return {name: allocator.reserved for name, allocator in self.allocators.items()}
 
     def _note(self, tensor: torch.Tensor) -> None:
@@ -287,7 +287,7 @@ class TensorTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._journal.flush()
 
     def _ranks(self, args: Any) -> tuple[int, ...]:
-        """Return the ranks of a call's group. Empty if the group has all ranks."""
+        """Return the ranks of a call's group. Empty if the group contains all ranks."""
         group = group_of(args)
         if group is None:
             return ()
@@ -311,7 +311,7 @@ class TensorTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _peer_and_operation(func: Any, args: Sequence[Any]) -> tuple[int | None, str]:
-    """Return the rank within the group that a call sends to or receives from, and the operation of a reduction."""
+    """Return the rank in the group with which a call exchanges a message, and the operation of a reduction."""
     values = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}
     peer = next((values[name] for name in ("root_rank", "dst", "src") if type(values.get(name)) is int), None)
     operation = values.get("reduce_op", "")
@@ -321,7 +321,7 @@ def _peer_and_operation(func: Any, args: Sequence[Any]) -> tuple[int | None, str
 
 
 def _line() -> str:
-    """Return the innermost line of Python code outside of libraries, as file:line. Empty if there is none."""
+    """Return the innermost line of Python code that is not in a library, as file:line. Empty if there is none."""
     frame = sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_filename

@@ -57,10 +57,10 @@ Environment = dict[str, str]  # variables that a launcher sets for its ranks
 def launch_environment(
     file: Path, world_size: int, mixed_precision: str | None = None, is_script: bool = False
 ) -> Environment:
-    """Return the environment that accelerate's launcher sets for the ranks of a file.
+    """Return the environment variables that accelerate's launcher sets for a strategy file. Also import the engines.
 
-    Also imports the engines. `is_script` says that a script will run, which may start DeepSpeed whatever the file
-    names. Raises Refusal if the file cannot be run here.
+    `is_script` says that a script will run, which may start DeepSpeed whatever the file names. Raises Refusal if the
+    file cannot be run here.
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch looks for one
     files.read_yaml(file, Path("accelerate_configs"))  # raises a Refusal that says what is wrong with the file
@@ -77,7 +77,7 @@ def launch_environment(
 
 
 def _launched(file: Path, world_size: int, mixed_precision: str | None) -> Environment:
-    """Return the environment in which accelerate would start a script.
+    """Return the environment variables with which accelerate would start a script.
 
     Empty if accelerate would start a single process although `world_size` is larger, or would use a launcher that is
     not supported.
@@ -107,7 +107,7 @@ def _launched(file: Path, world_size: int, mixed_precision: str | None) -> Envir
 
 
 def _check_supported(file: Path, world_size: int, variables: Environment) -> None:
-    """Raise Refusal for settings that cannot be simulated.
+    """Raise Refusal if a strategy file has settings that cannot be simulated.
 
     Also changes the path of DeepSpeed's JSON in `variables`, so that the file is found.
     """
@@ -140,7 +140,7 @@ def import_engines(may_use_deepspeed: bool) -> None:
 
 
 def rank_environment(rank: int, world_size: int, local_world_size: int) -> Environment:
-    """Return the variables by which a launcher tells a process which rank it is."""
+    """Return the environment variables by which a launcher tells a process its rank."""
     sizes = {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": local_world_size, "RANK": rank}
     sizes |= {"LOCAL_RANK": rank % local_world_size, "GROUP_RANK": rank // local_world_size}
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(PORT)}
@@ -154,7 +154,7 @@ def rank_environment(rank: int, world_size: int, local_world_size: int) -> Envir
 def rank_of_many(
     rank: int, world_size: int, local_world_size: int, variables: Environment, meeting: Path | None = None
 ) -> Iterator[None]:
-    """Make this process a rank of a world, until the process ends.
+    """Make this process one rank of a world, until the process ends.
 
     Sets the environment and the process group. `meeting` is a file through which all ranks of the world find each other
     to exchange real values. If it is None, only some of the ranks exist, and the values from other ranks are simulated.
@@ -188,7 +188,7 @@ def rank_of_many(
 
 @contextmanager
 def first_rank(engine: Engine) -> Iterator[DeviceMesh | None]:
-    """Make this process rank 0 of one of torch's engines in a `with` block.
+    """Make this process rank 0 of an engine of torch in a `with` block.
 
     Yields the mesh of all ranks, or None for a single process. The mesh is made before tensors lose their memory,
     because its code reads the numbers of the ranks.
@@ -208,7 +208,7 @@ def first_rank(engine: Engine) -> Iterator[DeviceMesh | None]:
 
 @contextmanager
 def accelerate_on_cpu(variables: Environment) -> Iterator[None]:
-    """Make accelerate build on a CPU what it builds on GPUs, in a `with` block.
+    """Make accelerate build on a CPU what it would build on GPUs, in a `with` block.
 
     By itself, accelerate drops FSDP on a CPU, and drops DeepSpeed if it is told to use the CPU.
     """
@@ -249,9 +249,9 @@ def accelerate_on_cpu(variables: Environment) -> Iterator[None]:
 
 
 def _parallelism(variables: Environment) -> Any:
-    """Return the accelerate.ParallelismConfig with the replicas, shards and ranks per sequence that a file requests.
+    """Return the accelerate.ParallelismConfig that a file requests. None if it requests none.
 
-    None if it requests none.
+    It has the replicas, the shards and the ranks per sequence.
     """
     from accelerate import ParallelismConfig
 
@@ -281,7 +281,7 @@ _RECEIVE = ("all_gather_object", "gather_object", "scatter_object_list", "recv_o
 
 
 def _cannot_receive(received: str, otherwise: str = "") -> Refusal:
-    """Return a refusal that says which ranks to run, so that they receive real values.
+    """Return a refusal that says which ranks to run, so that they exchange real values.
 
     `otherwise` is a second remedy.
     """
@@ -347,7 +347,7 @@ def _send_list(call: Callable[..., list[int]], values: Sequence[int]) -> list[in
 
 
 def _fill(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Call deepspeed.initialize after setting the weights that rank 0 would have sent to a fixed value.
+    """Set the weights that rank 0 would have sent to a fixed value, and call deepspeed.initialize.
 
     With uninitialized memory, a norm may be NaN, and DeepSpeed would skip steps.
     """
