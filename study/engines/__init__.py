@@ -1,4 +1,4 @@
-"""Ask an installed engine: which keys it knows, what it has built, and what it sends. Several checks use this."""
+"""Read from an installed engine which keys it knows, what it has built, and what it sends."""
 
 import sys
 import warnings

@@ -1,4 +1,4 @@
-"""Count the collectives that a rank issues, in PyTorch's dispatcher."""
+"""Count the collective operations that a rank issues, in PyTorch's dispatcher."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 @dataclass(frozen=True)
 class Issued:
-    """The collectives of one kind that a rank issued."""
+    """The number and the bytes of a rank's collectives of one kind."""
 
     kind: str  # with the prefix subgroup_ if only some of the ranks take part
     count: int
@@ -47,7 +47,7 @@ _SUFFIXES = ("_", "_base", "_coalesced", "_tensor", "_into", "_single", "_out")
 
 
 def _kind(operator: str) -> str:
-    """Return the kind of a collective: all_gather for _allgather_base_ and all_gather_into_tensor, for instance."""
+    """Return the kind of a collective operator, such as all_gather for _allgather_base_ and all_gather_into_tensor."""
     name = operator.lstrip("_")
     while (shorter := next((name.removesuffix(s) for s in _SUFFIXES if name.endswith(s)), name)) != name:
         name = shorter
@@ -55,7 +55,7 @@ def _kind(operator: str) -> str:
 
 
 def collective_of(func: Any, args: Sequence[Any], result: Any) -> tuple[str, list[torch.Tensor]] | None:
-    """Return the kind of a collective operator, and the full tensors that it transfers.
+    """Return the kind of collective that a PyTorch operator performs, and the full tensors that it transfers.
 
     None if the operator is not a collective.
     """
@@ -74,7 +74,7 @@ def collective_of(func: Any, args: Sequence[Any], result: Any) -> tuple[str, lis
 
 
 def group_of(args: Sequence[Any]) -> dist.ProcessGroup | None:
-    """Return the process group among an operator's arguments, or the one that an argument names. None without one."""
+    """Return the process group that an operator's arguments contain or name. None if there is none."""
     for value in args:
         if is_script_object(value, "ProcessGroup"):
             return dist.ProcessGroup.unbox(value)
@@ -89,7 +89,7 @@ def is_script_object(value: Any, name: str) -> bool:
 
 
 def wait(result: Any) -> None:
-    """Wait until a collective is done and its thread has released the tensors."""
+    """Wait until a collective is done and the thread that carried it out has released the tensors."""
     for leaf in tree_leaves(result):
         if is_script_object(leaf, "Work"):
             dist.Work.unbox(leaf).wait()
@@ -130,7 +130,7 @@ class CollectiveProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def reduced_bytes(self) -> int:
-        """Return the bytes of all reductions, such as those of gradients."""
+        """Return the total bytes of all reductions, such as those of gradients."""
         return self._reduced
 
     def issued(self) -> list[Issued]:

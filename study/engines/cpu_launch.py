@@ -1,7 +1,8 @@
-"""Say what to write if a script fails because its processes are not started as it expects, above all on CPUs.
+"""Suggest how to start a script that failed because its processes were started in another way than it needs.
 
-accelerate selects the backend of communication by the GPUs that it finds. Without a GPU, a program under DeepSpeed has
-to select gloo itself, and the distributed type MULTI_CPU starts several processes only with mpirun.
+This happens mostly on CPUs. accelerate selects the backend of communication by the GPUs that it finds. Without a GPU, a
+program under DeepSpeed has to select gloo itself, and the distributed type MULTI_CPU starts several processes only with
+mpirun.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _OF_LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE")  # variables that every laun
 
 
 def lacks_launcher(error: BaseException, environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether a script failed because it was started without a launcher, whose variables it needs."""
+    """Return whether a script failed because no launcher started it, so that environment variables are missing."""
     if "RANK" in environment:
         return False
     return (
@@ -39,7 +40,10 @@ def lacks_launcher(error: BaseException, environment: Mapping[str, str] = os.env
 
 
 def launched(words: Sequence[str]) -> str:
-    """Return the sentences that say how to launch what Python was started with: a module, its options and a script."""
+    """Return sentences that say how to start a script with a launcher.
+
+    `words` are what Python was started with: a module, its options and a script.
+    """
     import torch
 
     number = torch.accelerator.device_count() if torch.accelerator.is_available() else 2
@@ -48,7 +52,7 @@ def launched(words: Sequence[str]) -> str:
 
 
 def remedy(error: BaseException, environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return what to write after a script failed, if it was not started as it expects. None otherwise.
+    """Return how to start a script that failed because of how it was started. None if it failed for another reason.
 
     The processes do not find each other if accelerate's launcher started several of them for DeepSpeed, no GPU is
     visible, and accelerate has not found the others.
@@ -63,7 +67,7 @@ def remedy(error: BaseException, environment: Mapping[str, str] = os.environ) ->
 
 
 def _num_processes() -> int:
-    """Return the number of processes that accelerate sees, or that are in the process group if accelerate is not used.
+    """Return the number of processes of the training that accelerate sees, or else of the process group.
 
     DeepSpeed may have created the group after accelerate had found no other process.
     """

@@ -1,4 +1,4 @@
-"""Build DeepSpeed's compiled extensions when a run first needs them, and make DeepSpeed load them.
+"""Build DeepSpeed's compiled extensions before a run that needs them, and make DeepSpeed load them.
 
 Without this module, DeepSpeed compiles an extension inside the training process, which takes minutes without a message.
 A build that was killed leaves a lock for which every later process waits forever, and a path with a space breaks the
@@ -109,7 +109,7 @@ def say_on_stderr(line: str) -> None:
 
 
 def folder() -> Path:
-    """Return the folder of compiled extensions: in TORCH_EXTENSIONS_DIR if that is set, else in a default folder.
+    """Return the folder of compiled extensions, which is in TORCH_EXTENSIONS_DIR or in a default folder.
 
     The folder's name has a digest of what a build depends on: the releases of Python, torch and DeepSpeed, the device,
     and the processor. Several machines can therefore share a home directory.
@@ -168,7 +168,7 @@ def sees_gpu() -> bool:
 
 
 def use_own_folder() -> None:
-    """Set the ninja and the folder with which torch compiles other extensions than those in `EXTENSIONS`.
+    """Set the ninja program and the folder with which torch compiles extensions other than those in `EXTENSIONS`.
 
     This changes the environment of this process and its children.
     """
@@ -177,7 +177,7 @@ def use_own_folder() -> None:
 
 
 def _search_path() -> str:
-    """Return PATH with the folder of this Python's scripts in front. torch finds the ninja there that pip installed.
+    """Return PATH with the folder of this Python's scripts first, so that torch finds the ninja that pip installed.
 
     A version of ninja does not read the log of another version. If one run used the system's ninja and the next run
     that of pip, each of them would compile everything again.
@@ -200,7 +200,7 @@ def _library(part: str) -> Path:
 
 
 def _is_precompiled(part: str) -> bool:
-    """Return whether the installed DeepSpeed contains this library compiled (DS_BUILD_OPS=1), as in NVIDIA's images."""
+    """Return whether the installed DeepSpeed contains a compiled library (DS_BUILD_OPS=1), as in NVIDIA's images."""
     spec = importlib.util.find_spec("deepspeed")
     folders = list(spec.submodule_search_locations or []) if spec else []
     return any(any(Path(folder).glob(f"ops/*/{part}_op*.so")) for folder in folders)
@@ -214,7 +214,7 @@ def check(needs: Collection[str]) -> None:
 
 
 class Obstacle(NamedTuple):
-    """The reason why an extension cannot be built, and the remedy. Each is one or more sentences."""
+    """The reason why something cannot be built, and the remedy, each in one or more sentences."""
 
     message: str
     remedy: str
@@ -224,7 +224,7 @@ class Obstacle(NamedTuple):
 
 
 def obstacle(name: str) -> Obstacle | None:
-    """Return the reason why an extension cannot be built; None if there is none, or if it is built already."""
+    """Return the reason why an extension cannot be built. None if it can, or if it is built already."""
     if is_built(name):
         return None
     failure = f"DeepSpeed's {name}, which {EXTENSIONS[name].purpose}, cannot be compiled"
@@ -249,7 +249,10 @@ def obstacle(name: str) -> Obstacle | None:
 
 
 def missing_header(failure: str) -> Obstacle | None:
-    """Return that the header of Python is missing, after what fails without it. None if it is there."""
+    """Return the obstacle that the header of Python is missing. None if the header exists.
+
+    `failure` says what fails without it.
+    """
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if header.exists():
         return None
@@ -261,7 +264,7 @@ def missing_header(failure: str) -> Obstacle | None:
 
 
 def _missing_of_libaio(compiler: str) -> str | None:
-    """Return the file of libaio that the compiler does not find; None if it finds all.
+    """Return the file of the library libaio that the compiler does not find. None if it finds all of them.
 
     The preprocessor is asked for the header, and the compiler driver for the library. This is much faster than to
     compile.
@@ -283,7 +286,7 @@ def _missing_of_libaio(compiler: str) -> str | None:
 
 
 def provide(needs: Collection[str], needed_by: str, say: Callable[[str], None] = say_on_stderr) -> None:
-    """Build the needed extensions that are not built yet.
+    """Build all extensions of `needs` that are not built yet.
 
     If another process is building one, wait for it. `needed_by` names the strategy in the printed lines. Raises Refusal
     if an extension cannot be built. The first line of the message is the cause, and the others are the compiler's last
@@ -310,7 +313,7 @@ def provide(needs: Collection[str], needed_by: str, say: Callable[[str], None] =
 
 @contextmanager
 def _one_builder(place: Path, name: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock of one extension in a folder. Print messages while another process has it.
+    """Hold the lock for building one extension in a folder, and print messages while another process holds it.
 
     Each extension has its own lock, so that a run that needs cpu_adam does not wait the minutes that async_io takes.
     """
@@ -365,7 +368,7 @@ def _build(name: str, place: Path, needed_by: str, say: Callable[[str], None]) -
 
 @contextmanager
 def _plain_paths(scratch: Path) -> Iterator[tuple[Path, list[str]]]:
-    """Yield the build's folder and Python's search path, as paths in which no character needs quoting.
+    """Yield the folder of a build and Python's search path, without characters that would need quoting.
 
     PyTorch does not quote every path that it passes to the linker. A path that has a space, for instance, is replaced
     during the build by a link in a temporary folder.
@@ -425,7 +428,7 @@ def _load_in_a_process(
 
 
 def _progress(scratch: Path) -> str:
-    """Return a text on how many of ninja's files are compiled; empty if ninja has no files yet."""
+    """Return a text that says how many files ninja has compiled. Empty if ninja has no files yet."""
     planned = sum(text.read_text().count(": compile ") for text in scratch.glob("*/build.ninja"))
     return f"{len([*scratch.glob('*/*.o')])} of {planned} files compiled, " if planned else ""
 
@@ -434,7 +437,7 @@ def _progress(scratch: Path) -> str:
 
 
 def use_built() -> None:
-    """Make DeepSpeed, in this process, load what `provide` has built instead of compiling again.
+    """Make DeepSpeed in this process load the extensions that `provide` has built, instead of compiling them again.
 
     On a CPU, DeepSpeed also loads a kernel for all-reduces in shared memory as it starts. Only inference and tensor
     parallelism call it, and without it DeepSpeed uses torch.distributed for all-reduces, as on machines that do not
@@ -468,7 +471,7 @@ def _import(name: str, library: Path) -> ModuleType:
 
 
 def main(names: Collection[str]) -> int:
-    """Build the named extensions, or all if there are no names. Return 1 if one cannot be built, otherwise 0."""
+    """Build the named extensions, or all extensions without names. Return 1 if one cannot be built, otherwise 0."""
     signal.signal(signal.SIGTERM, _end)
     if importlib.util.find_spec("deepspeed") is None:
         raise Refusal(f"deepspeed is not installed. Run `{install_command('train')}`.")

@@ -19,7 +19,7 @@ Listener = Callable[..., Any]  # is called with a function and its arguments; re
 
 
 class _Place(NamedTuple):
-    """The replacement of a function, and its listeners."""
+    """A function that was replaced by a hook, and its listeners."""
 
     by: Callable[..., Any]
     listeners: list[Listener]
@@ -31,7 +31,7 @@ _places: dict[tuple[Any, str], _Place] = {}
 
 @contextmanager
 def wrap_function(owner: Any, name: str, listener: Listener) -> Iterator[None]:
-    """Within a `with` block, call `listener` in place of `owner.name`. It wraps the listeners added before it."""
+    """Call `listener` in place of `owner.name` within the `with` block. It wraps listeners that were added earlier."""
     key = (owner, name)
     place = _places.get(key)
     if place is None or vars(owner)[name] is not place.by:  # other code has replaced it since
@@ -97,7 +97,7 @@ def _replace(owner: Any, name: str) -> _Place:
 
 
 def without_graphs() -> AbstractContextManager[Any]:
-    """Return a context in which compiled functions run eagerly.
+    """Return a context in which functions that torch.compile has compiled run eagerly.
 
     Their compiled graphs are kept for later. Without this context, torch.compile would discard them if a probe is
     active.

@@ -1,8 +1,8 @@
-"""One update of each known optimizer as a formula, computed from what the optimizer gets.
+"""Compute one update of each known optimizer by a formula, without the optimizer itself.
 
-The formulas are written out here and call no optimizer, so that a mistake in a library's optimizer is found. `prove`
-applies them to a step of a training, and `conformance` trains its reference with them. States and settings have the
-names and the defaults of torch.optim. This module needs only torch, and runs under any release of it.
+The formulas call no optimizer, so that a mistake in a library's optimizer is found. `prove` applies them to a step of a
+training, and `conformance` trains its reference with them. States and settings have the names and the defaults of
+torch.optim. This module needs only torch, and runs under any release of it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ADAFACTOR_DECAY, ADAFACTOR_EPS, ADAFACTOR_CLIPPING = -0.8, (None, 1e-3), 1.0
 
 
 class UpdateInputs(NamedTuple):
-    """The inputs of an optimizer for the update of a parameter, or of a part of it.
+    """The inputs from which an optimizer computes the update of a parameter, or of a part of it.
 
     A part is enough for a formula that works element by element.
     """
@@ -38,7 +38,7 @@ class UpdateInputs(NamedTuple):
 
 
 class Change(NamedTuple):
-    """The change that an update makes: it multiplies the weight by 1 - `decay`, and adds `step`."""
+    """The change of a weight by an update: it multiplies the weight by 1 - `decay`, and adds `step`."""
 
     step: torch.Tensor
     decay: float  # decoupled weight decay; 0 if weight decay is a part of the gradient
@@ -57,12 +57,12 @@ Formula = Callable[[UpdateInputs], Change]
 
 
 def adamw(inputs: UpdateInputs) -> Change:
-    """Return the change by AdamW, which decouples weight decay (arXiv:1711.05101)."""
+    """Return the change of a parameter by AdamW, which decouples weight decay (arXiv:1711.05101)."""
     return _adam(inputs, _ascending(inputs), _rate(inputs) * _decay(inputs))
 
 
 def adam(inputs: UpdateInputs) -> Change:
-    """Return the change by Adam (arXiv:1412.6980)."""
+    """Return the change of a parameter by Adam (arXiv:1412.6980)."""
     return _adam(inputs, _decayed(inputs), 0.0)
 
 
@@ -81,7 +81,7 @@ def _adam(inputs: UpdateInputs, gradient: torch.Tensor, decay: float) -> Change:
 
 
 def sgd(inputs: UpdateInputs) -> Change:
-    """Return the change by SGD, with PyTorch's momentum, dampening and Nesterov momentum."""
+    """Return the change of a parameter by SGD, with PyTorch's momentum, dampening and Nesterov momentum."""
     settings, gradient = inputs.settings, _decayed(inputs)
     momentum = float(settings["momentum"])
     if not momentum:
@@ -95,7 +95,7 @@ def sgd(inputs: UpdateInputs) -> Change:
 
 
 def lion(inputs: UpdateInputs) -> Change:
-    """Return the change by Lion (arXiv:2302.06675)."""
+    """Return the change of a parameter by Lion (arXiv:2302.06675)."""
     beta1, beta2 = (float(beta) for beta in inputs.settings["betas"])
     before, rate = _state(inputs, "exp_avg"), _rate(inputs)
     direction = (beta1 * before + (1 - beta1) * inputs.gradient).sign()
@@ -104,7 +104,7 @@ def lion(inputs: UpdateInputs) -> Change:
 
 
 def adafactor(inputs: UpdateInputs) -> Change:
-    """Return the change by PyTorch's Adafactor (arXiv:1804.04235). Needs the whole parameter.
+    """Return the change of a whole parameter by PyTorch's Adafactor (arXiv:1804.04235).
 
     The second moment of a matrix is kept as one number per row and one per column. The learning rate is relative to the
     root mean square of the parameter.
@@ -131,7 +131,7 @@ def adafactor(inputs: UpdateInputs) -> Change:
 
 
 def muon(inputs: UpdateInputs, rounded: Rounded = torch.Tensor.float) -> Change:
-    """Return the change by Muon: momentum, orthogonalized by a Newton-Schulz iteration. Needs the whole matrix.
+    """Return the change of a whole matrix by Muon: its momentum, orthogonalized by a Newton-Schulz iteration.
 
     DeepSpeed's MuonWithAuxAdam does the same as torch.optim.Muon with its defaults. `rounded` is for `orthogonalized`.
     """
@@ -153,7 +153,7 @@ def orthogonalized(
     steps: int = NEWTON_SCHULZ_STEPS,
     rounded: Rounded = torch.Tensor.float,
 ) -> torch.Tensor:
-    """Return matrices with their singular values replaced by values near 1: Muon's Newton-Schulz iteration.
+    """Return matrices with their singular values replaced by values near 1, by Muon's Newton-Schulz iteration.
 
     `rounded` is applied to every result within the iteration. By default, the iteration is computed in float32.
     """
@@ -178,7 +178,7 @@ def _ascending(inputs: UpdateInputs) -> torch.Tensor:
 
 
 def _decayed(inputs: UpdateInputs) -> torch.Tensor:
-    """Return the gradient with weight decay as a part of it."""
+    """Return the gradient plus the weight decay."""
     return _ascending(inputs) + _decay(inputs) * inputs.weight
 
 
@@ -191,6 +191,6 @@ def _decay(inputs: UpdateInputs) -> float:
 
 
 def _root_mean_square(inputs: UpdateInputs, values: torch.Tensor) -> torch.Tensor:
-    """Return the root mean square of a tensor, or of each draw, in a shape that broadcasts over `values`."""
+    """Return the root mean square of a tensor (or of each row of draws), in a shape that broadcasts over `values`."""
     of_each = values.flatten(int(inputs.has_draws)).square().mean(-1).sqrt()
     return of_each.reshape(*of_each.shape, *[1] * (values.ndim - of_each.ndim))

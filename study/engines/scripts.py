@@ -1,4 +1,4 @@
-"""Run a user's script as Python would run it, for the programs that take a script and its arguments."""
+"""Run a user's script as Python would run it, for programs that take a script and its arguments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _module: list[str] = []  # how `parse` was called: -m, the name of the program, 
 
 
 class Parser(argparse.ArgumentParser):
-    """The parser of a program that is started with `python -m`. It refuses a command line with one wrapped error."""
+    """A command-line parser for programs started with `python -m`, which prints errors wrapped to the terminal."""
 
     def error(self, message: str) -> NoReturn:
         terminal.print_error(f"{message.rstrip('.')}. `{self.prog} --help` lists the options.", self.prog)
@@ -37,7 +37,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str] | None) -> argparse.Namespace:
-    """Parse a program's own options, the path of a script, and the script's arguments."""
+    """Parse a program's own options, the path of a user's script, and the script's arguments."""
     parser.add_argument("script", type=Path)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the arguments of the script")
     options = parser.parse_args(words)
@@ -49,11 +49,11 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str] | None) -> argpa
 
 
 def run(script: Path, arguments: Sequence[str]) -> None:
-    """Run a script to its end in this process, with its own command line and import path.
+    """Run a user's script to its end in this process, with its own command line and import path.
 
     Rank 0 first removes the locks of killed builds of torch, for which the script may wait forever, and names those on
-    stderr. If the script fails because it was not started as it expects, what to write is printed there. If it lacks a
-    launcher, it ends with status 1 and without a traceback.
+    stderr. If the script fails because it was not started as it expects, the right command is printed there. If it
+    lacks a launcher, it ends with status 1 and without a traceback.
     """
     if rank() == 0:
         removed = [str(each) for each in torch_locks.remove_stale()]
@@ -96,7 +96,7 @@ def _wait_for_threads() -> None:
 
 @contextmanager
 def _without_hard_exit() -> Iterator[None]:
-    """Let `os._exit` in the script's main thread end only the script, because the results are not written yet."""
+    """Make `os._exit` in the script's main thread end only the script, because the results are not written yet."""
     own, hard_exit = os.getpid(), os._exit
 
     def leave(status: int) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Read the parts of a strategy's name: "zero3_cpu_offload" is ZeRO stage 3 with its states in host memory."""
+"""Parse the name of a strategy: "zero3_cpu_offload" is ZeRO stage 3 with its states in host memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _STAGE = re.compile(r"zero([0-3])")
 
 @dataclass(frozen=True)
 class StrategyName:
-    """A strategy's name in two parts. If a user chose the name, the engine is its first word."""
+    """The name of a strategy in two parts: the engine, and the rest.
+
+    If a user chose the name, the engine is its first word.
+    """
 
     engine: str  # the word before the first underscore: ddp, zero0 to zero3, fsdp2
     variation: str = ""  # what follows it: cpu_offload, tuned, hpz; empty: the plain engine
@@ -31,7 +34,7 @@ class StrategyName:
 
     @classmethod
     def of_zero(cls, stage: int, offload: OffloadDevice = "none") -> StrategyName:
-        """Return the name of a ZeRO stage whose optimizer states are on a device."""
+        """Return the name of the strategy with this ZeRO stage and its optimizer states on this device."""
         return cls(f"zero{stage}", "" if offload == "none" else f"{offload}_offload")
 
     def __str__(self) -> str:
@@ -39,7 +42,7 @@ class StrategyName:
 
     @property
     def zero_stage(self) -> int | None:
-        """DeepSpeed's ZeRO stage; None for another engine."""
+        """DeepSpeed's ZeRO stage. None for another engine."""
         match = _STAGE.fullmatch(self.engine)
         return int(match[1]) if match else None
 
@@ -51,7 +54,7 @@ class StrategyName:
 
     @property
     def position(self) -> tuple[int, int, str]:
-        """A sort key: by what is sharded, then by what is offloaded; names of users come last, by name."""
+        """A sort key: by what is sharded, then by what is offloaded. Names that users chose come last, by name."""
         return _index(ENGINES, self.engine), _index(VARIATIONS, self.variation), str(self)
 
 

@@ -20,7 +20,7 @@ _CORE_OF = "/sys/devices/system/cpu/cpu{}/topology/core_cpus_list"
 
 @dataclass(frozen=True)
 class Machine:
-    """The properties of this machine on which a plan depends."""
+    """The GPUs, memory and processors of this machine, as far as a plan depends on them."""
 
     gpu_memory_bytes: tuple[int, ...]  # one per GPU that a run would see
     host_memory_bytes: int
@@ -36,7 +36,7 @@ class Machine:
 
 
 def find() -> Machine:
-    """Return the properties of this machine."""
+    """Return the GPUs, memory and processors that a run may use on this machine."""
     gpus = _gpus()
     names = {name for name, _ in gpus}
     limits: list[int] = [psutil.virtual_memory().total]
@@ -49,7 +49,10 @@ def find() -> Machine:
 
 
 def _gpus() -> list[tuple[str, int]]:
-    """Return name and memory in bytes of each GPU that CUDA_VISIBLE_DEVICES allows; empty without NVML or a driver."""
+    """Return the name and the memory in bytes of each GPU that CUDA_VISIBLE_DEVICES allows.
+
+    Empty without NVML or a driver.
+    """
     try:
         import pynvml
     except ModuleNotFoundError:
@@ -72,7 +75,7 @@ def _gpus() -> list[tuple[str, int]]:
 
 
 def gpu_users() -> list[tuple[str, list[tuple[int, int]]]]:
-    """Return, for each GPU of this machine, the ids and the memory of the processes on it, as NVML reports them."""
+    """Return the ids and the memory of the processes on each GPU of this machine, as NVML reports them."""
     try:
         import pynvml
 
@@ -91,12 +94,12 @@ def gpu_users() -> list[tuple[str, list[tuple[int, int]]]]:
 
 
 def allowed_processors() -> list[int]:
-    """Return the ids of the logical processors on which this process may run, also if a cpuset limits them."""
+    """Return the ids of the logical processors on which this process may run, taking cpusets into account."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
 def quota() -> float | None:
-    """Return the limit of control groups on CPU time, as a number of processors; None if there is no limit."""
+    """Return the limit of control groups on CPU time, as a number of processors. None if there is no limit."""
     shares = []
     for folder in control_groups("cpu"):
         for names in (["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):
@@ -107,7 +110,7 @@ def quota() -> float | None:
 
 
 def usable_cores() -> float | None:
-    """Return the number of physical cores on which this process may run, or its quota if lower; None if unknown."""
+    """Return how many physical cores this process may use, or its CPU quota if that is lower. None if unknown."""
     cores: int | None = psutil.cpu_count(logical=False)
     numbers, limit = allowed_processors(), quota()
     if cores is None:
@@ -118,7 +121,7 @@ def usable_cores() -> float | None:
 
 
 def threads_of_each(num_processes: int) -> int:
-    """Return the number of threads per process with which all processes together use the usable cores."""
+    """Return how many threads each process should have so that all processes together use the usable cores."""
     return max(1, int((usable_cores() or 1) // num_processes))
 
 
@@ -138,7 +141,7 @@ def control_groups(controller: str) -> Iterator[Path]:
 
 
 def out_of_memory_kills(counters: str) -> int:
-    """Return how many processes the kernel killed because memory ran out, from a counter file's text."""
+    """Return how many processes the kernel killed for lack of memory, from the text of a counter file."""
     return sum(int(line.split()[1]) for line in counters.splitlines() if line.startswith("oom_kill "))
 
 

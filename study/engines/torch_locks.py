@@ -1,4 +1,4 @@
-"""Remove the locks of killed builds of torch's extensions. Other scripts would wait for these locks forever.
+"""Remove the locks of killed builds of torch's extensions, for which other scripts would wait forever.
 
 torch.utils.cpp_extension creates a file `lock` in the folder of what it compiles, keeps it open while it compiles, and
 removes it at the end. Any other process that loads the same extension waits until the file is gone, without a message.
@@ -33,7 +33,7 @@ LOCAL_FILE_SYSTEMS = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tm
 
 
 class Removed(NamedTuple):
-    """A lock that was removed, and its age in seconds."""
+    """A lock file that was removed, and its age in seconds."""
 
     lock: Path
     age: float
@@ -46,7 +46,10 @@ class Removed(NamedTuple):
 
 
 def remove_stale() -> list[Removed]:
-    """Remove the locks that no process holds, and return them. It is no error if a lock cannot be removed."""
+    """Remove the lock files of builds that no process holds, and return them.
+
+    A lock that cannot be removed is no error.
+    """
     removed = []
     for lock in stale():
         with suppress(OSError):
@@ -57,7 +60,7 @@ def remove_stale() -> list[Removed]:
 
 
 def stale() -> list[Path]:
-    """Return the locks of this user that are old enough, and that no process holds or compiles for."""
+    """Return this user's lock files that are old enough, and that no process holds or compiles for."""
     locks = []
     for folder in _folders():
         for lock in sorted(folder.glob(f"*/{NAME}")):
@@ -68,7 +71,7 @@ def stale() -> list[Path]:
 
 
 def unclear() -> list[Path]:
-    """Return the old locks that may belong to a process that cannot be seen from here."""
+    """Return old lock files that may belong to a process which cannot be seen from here."""
     found = []
     for folder in _folders():
         for lock in sorted(folder.glob(f"*/{NAME}")):
@@ -81,7 +84,7 @@ def unclear() -> list[Path]:
 
 
 def description(lock: Path) -> str:
-    """Return what an unclear lock does to scripts, and what to do."""
+    """Return sentences that say how a lock file blocks scripts, and what to do."""
     minutes = (time.time() - lock.stat().st_mtime) / 60
     return (
         f"{lock} is {minutes:.0f} min old, and none of your processes uses it. If no other user or machine compiles "
@@ -106,7 +109,7 @@ def _folders() -> list[Path]:
 
 
 def _is_own_file(lock: Path) -> bool:
-    """Return whether a lock is a regular file of this user, whose processes are visible completely in /proc."""
+    """Return whether a lock is a regular file of this user whose processes are completely visible in /proc."""
     return not lock.is_symlink() and lock.is_file() and lock.stat().st_uid == os.getuid()
 
 
@@ -141,7 +144,7 @@ def _file_system(folder: Path) -> str | None:
 
 
 def _is_closed(lock: Path) -> bool | None:
-    """Return whether the kernel says that no process of this machine has a file open. None if it does not say.
+    """Return whether no process of this machine has a file open. None if the kernel does not say.
 
     The lease lasts for microseconds. If another process opens the file meanwhile, the kernel sends a signal, which is
     chosen so that this process ignores it.
@@ -194,7 +197,7 @@ def _identity(path: Path) -> tuple[int, int]:
 
 
 def _remove(lock: Path, status: os.stat_result) -> bool:
-    """Remove a lock if it is still the file with this status. Return whether it was.
+    """Remove a lock file if it is still the file with this status. Return whether it was removed.
 
     Meanwhile, another process may have removed the lock and begun a build. Its new lock is put back.
     """

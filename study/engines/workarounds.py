@@ -1,4 +1,4 @@
-"""Work around faults of accelerate and DeepSpeed in this process. Both are imported only if a function needs them."""
+"""Work around faults of torch, accelerate and DeepSpeed in this process. Each is imported only if needed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def shard_on_cpu(accelerator: Any, plugin: Any, mesh: Any) -> None:
 
 
 def ring_attention_on_cpu() -> None:
-    """Give torch's context parallelism the CPU's kernel of attention, for this process.
+    """Make torch's context parallelism work on a CPU in this process, by giving it the attention kernel of the CPU.
 
     Torch 2.13 has its ring for the kernels of GPUs only. On a CPU it raises "Operator
     aten._scaled_dot_product_flash_attention_for_cpu.default does not have a sharding strategy registered." The ring and
@@ -68,7 +68,7 @@ def ring_attention_on_cpu() -> None:
 
 
 def align_swapped_gradients() -> None:
-    """Make DeepSpeed split the gradients that it swaps to a disk at aligned positions, for this process.
+    """Make DeepSpeed in this process swap gradients to a disk at aligned positions.
 
     DeepSpeed 0.19.4 and newer read each gradient into its slice of one locked buffer. A disk that requires aligned
     memory refuses an unaligned slice, DeepSpeed ignores the error, and the optimizer uses whatever the buffer contained

@@ -1,1 +1,1 @@
-"""Exact arithmetic: a training in which no addition rounds, so that every engine must end with the same bits."""
+"""Train with exact arithmetic: no addition rounds, so that every engine must end with the same bits."""

@@ -1,4 +1,4 @@
-"""`python -m study.exact`, the former name of `zero-study conformance --exact`.
+"""Run `python -m study.exact`, the former name of `zero-study conformance --exact`.
 
 It will be removed in the next release.
 """

@@ -1,4 +1,4 @@
-"""List the trainings. Each has a strategy, a number of ranks and a number of micro batches per step.
+"""List the trainings (cells): each has a strategy, a number of ranks and a number of micro batches per step.
 
 The accumulation is the number of micro batches per step.
 """
@@ -24,7 +24,7 @@ FAULTY_STRATEGIES = ("ddp", "zero2", "zero3", "fsdp2")
 
 @dataclass(frozen=True)
 class Cell:
-    """One training: a strategy, a number of ranks, a number of micro batches per step, and a fault or None."""
+    """One training: its strategy, its ranks, its micro batches per step, and a planted fault or None."""
 
     strategy: str
     num_ranks: int
@@ -40,7 +40,7 @@ class Cell:
         return problem.BATCH_SIZE // (self.num_ranks * self.accumulation)
 
     def sequences(self, step: int, rank: int, number: int) -> list[problem.Sequence]:
-        """Return the sequences of a rank's micro batch. `number` counts the micro batches of the step from 0."""
+        """Return the sequences in one micro batch of a rank. `number` counts the micro batches of the step from 0."""
         part = number * self.num_ranks + rank
         return problem.batch(step)[part * self.micro_batch_size : (part + 1) * self.micro_batch_size]
 
@@ -50,7 +50,7 @@ class Cell:
 
     @property
     def refusal(self) -> str | None:
-        """The reason why this cell cannot be trained. None if it can be trained."""
+        """The reason why this training is not possible. None if it is possible."""
         shipped = read_by_name(self.strategy)
         copies = shipped.secondary_partition_size
         if shipped.distributed_type == "NO" and self.num_ranks > 1:
@@ -68,7 +68,7 @@ class Cell:
 
 @cache
 def strategy_for(name: str, num_ranks: int) -> Strategy:
-    """Return a shipped strategy for this number of ranks.
+    """Return a shipped strategy, adapted to this number of ranks.
 
     If its mesh has another number of ranks, the number of shards in each replica is changed.
     """
@@ -83,10 +83,10 @@ def strategy_for(name: str, num_ranks: int) -> Strategy:
 def plain_cells(
     quick: bool = False, strategies: Sequence[str] | None = None, num_ranks: Sequence[int] | None = None
 ) -> list[Cell]:
-    """Return a cell for each of these strategies and numbers of ranks, including those that cannot be trained.
+    """Return the trainings without a planted fault, for these strategies and numbers of ranks.
 
-    None stands for all strategies or all numbers of ranks. If `quick` is True, it stands for the small selection of
-    --quick.
+    Trainings that are not possible are included. None stands for all strategies or all numbers of ranks. If `quick` is
+    True, it stands for the small selection of --quick.
     """
     strategies = strategies or (QUICK_STRATEGIES if quick else names())
     num_ranks = num_ranks or (QUICK_RANKS if quick else NUM_RANKS)
@@ -94,9 +94,9 @@ def plain_cells(
 
 
 def with_faults(chosen: Iterable[str], strategies: Sequence[str] | None = None) -> list[Cell]:
-    """Return the cells that train on two ranks with one of these faults planted.
+    """Return the trainings on two ranks in which one of these faults is planted.
 
-    If `strategies` is None, the cells are for FAULTY_STRATEGIES.
+    If `strategies` is None, they are FAULTY_STRATEGIES.
     """
     return [
         Cell(name, 2, faults.FAULTS[fault].accumulation, fault)

@@ -37,12 +37,12 @@ def run(
     output: Path | None = None,
     as_json: bool = False,
 ) -> Verdict | Answer:
-    """Train the chosen cells, print the results, and return the verdict, or the answer for JSON.
+    """Train exactly as requested, print the results, and return the verdict, or the answer for JSON.
 
     `only` has names of strategies, and `ranks` numbers of processes, separated by commas. With `fault_names`, only
     trainings with the planted faults whose names contain one of these texts are run. A training that is not bitwise
-    identical to the reference is a finding, and so is a fault that was not seen. A strategy that `only` names and that
-    was never trained could not be checked. Raises Refusal for a request that names nothing that exists.
+    identical to the reference is a finding, and so is a fault that was not detected. A strategy that `only` names and
+    that was never trained could not be checked. Raises Refusal for a request that names nothing that exists.
     """
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}  # before torch
     start = time.monotonic()
@@ -69,7 +69,7 @@ def run(
 def _chosen_cells(
     quick: bool, strategies: Sequence[str], ranks: str | None, with_faults: bool, fault_names: Sequence[str]
 ) -> tuple[list[Cell], list[Cell]]:
-    """Return the cells of the table, and the cells with faults."""
+    """Return the requested trainings without faults, and those with planted faults."""
     for name in strategies:
         file.find_strategy(name)  # raises Refusal for a name that is not known
     if not fault_names:
@@ -85,7 +85,7 @@ def _chosen_cells(
 
 
 def _numbers(text: str | None) -> list[int]:
-    """Return the numbers of processes in a text that separates them by commas.
+    """Return the numbers of processes in a text such as "1,2,4".
 
     Raises Refusal for a number over which the batch cannot be divided.
     """
@@ -121,7 +121,7 @@ def _print_reference() -> None:
 
 
 def _print_summary(outcomes: Sequence[Outcome], faulty: Sequence[Outcome], seconds: float) -> None:
-    """Print how many trainings have the reference's bits, how many faults were detected, and the time."""
+    """Print how many trainings have the bits of the reference, how many faults were detected, and the time."""
     trained = [outcome for outcome in outcomes if not outcome.refusal]
     if outcomes:
         num_same = sum(outcome.is_same for outcome in trained)
@@ -139,7 +139,7 @@ def _print_summary(outcomes: Sequence[Outcome], faulty: Sequence[Outcome], secon
 
 
 def _follow(outcomes: Iterable[Outcome], number: int, what: str) -> list[Outcome]:
-    """Return all outcomes in the order of their cells, and print the progress while they arrive.
+    """Return the outcomes of all trainings, and print the progress while they arrive.
 
     `number` is how many outcomes are expected, and `what` is the name for them in the progress line.
     """
@@ -154,9 +154,9 @@ def _follow(outcomes: Iterable[Outcome], number: int, what: str) -> list[Outcome
 
 
 def _print_table(outcomes: Sequence[Outcome]) -> None:
-    """Print a line for each strategy and accumulation.
+    """Print a line for each strategy and number of micro batches.
 
-    Below the table, print which cells differ from the reference, and why cells were refused.
+    Below the table, print which trainings differ from the reference, and why trainings were refused.
     """
     if not outcomes:
         return
@@ -202,7 +202,7 @@ def _print_faults(outcomes: Sequence[Outcome]) -> None:
 
 
 def _as_json(outcomes: Sequence[Outcome], faulty: Sequence[Outcome]) -> dict[str, Any]:
-    """Return the problem and the outcome of every cell, without times and without names of this machine."""
+    """Return the problem and the outcome of every training for JSON, without times and names of this machine."""
     from study.engines.readback.facts import versions
 
     expected = reference.expect()

@@ -1,4 +1,4 @@
-"""Plant faults: errors of an engine or a training script that can be added to any engine.
+"""Plant faults in a training: errors of an engine or a script, which the exact comparison must detect.
 
 Each fault begins in step FAULTY_STEP. The comparison must find it in that step: in the gradient, or in the weights if
 only the update is wrong.
@@ -80,7 +80,7 @@ def _scale_loss(training: Training) -> None:
 
 
 def _repeat_micro_batch(training: Training) -> None:
-    """Give one rank its first micro batch twice, instead of its second micro batch."""
+    """Give one rank its first micro batch again, instead of its second micro batch."""
     sequences: Callable[[int], list[problem.Sequence]] = training.sequences
 
     def repeated(number: int) -> list[problem.Sequence]:
@@ -119,7 +119,7 @@ class _ScaleGradient(torch.autograd.Function):
 
 
 def _scale(training: Training, layer: Any, factor: float, of: tuple[str, ...] = ("weight", "bias")) -> None:
-    """Scale the gradients of a linear layer's weight, bias or both, as named in `of`."""
+    """Scale the gradients of a linear layer's weight, bias or both, as listed in `of`."""
 
     def used(name: str) -> Tensor:
         values: Tensor = getattr(layer, name)
@@ -151,7 +151,7 @@ def _lose_bias(training: Training) -> None:
 
 
 def _keep_stale(training: Training) -> None:
-    """Make one layer of one rank compute with the weights from before the last update."""
+    """Make one layer of one rank compute with the weights that it had before the last update."""
     layer, weights = _block(training).up, dict[int, Tensor]()  # by step
 
     def forward(inputs: Tensor) -> Tensor:
@@ -173,7 +173,7 @@ def _local(parameter: Any) -> Tensor:
 
 
 def _around_step(training: Training, step: Callable[[Callable[..., Any]], Any]) -> None:
-    """Replace the step of the optimizer that does the arithmetic, as soon as the fault begins.
+    """Replace the step of the optimizer that does the arithmetic, from the faulty step on.
 
     `step` is called with the original step. ZeRO calls it once per parameter group.
     """
@@ -193,7 +193,7 @@ def _skip_step(training: Training) -> None:
 
 
 def _skip_last_element(training: Training) -> None:
-    """Do not update the last element of the first shard of rank 0.
+    """Leave out the last element of rank 0's first shard in the update.
 
     Rank 0 is chosen because its first shard has no padding at its end.
     """
@@ -269,7 +269,7 @@ def _around_reduction(
 
 
 def reduce_by_python(model: Any) -> None:
-    """Make DDP reduce its buckets through torch.distributed, where a fault can change their content.
+    """Make DDP reduce its buckets in Python through torch.distributed, so that a fault can change their content.
 
     Other engines are not changed.
     """

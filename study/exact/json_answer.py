@@ -1,4 +1,4 @@
-"""The answer of `zero-study conformance --exact --json`."""
+"""Make what `zero-study conformance --exact --json` prints."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ OTHER_BITS, UNSEEN = "conformance/other-bits", "conformance/unseen-fault"
 
 
 def of(verdict: Verdict, outcomes: Sequence[Outcome], faulty: Sequence[Outcome], content: Mapping[str, Any]) -> Answer:
-    """Return the answer on exact trainings. `content` is what --output writes; its list of cells is `exact_cells`."""
+    """Return the answer for exact trainings. `content` is what --output writes. Its cells become `exact_cells`."""
     fields = {("exact_cells" if key == "cells" else key): value for key, value in content.items()}
     return envelope.answer("conformance", verdict, findings(outcomes, faulty), {**fields, "is_exact": True})
 
 
 def findings(outcomes: Sequence[Outcome], faulty: Sequence[Outcome]) -> Iterator[envelope.Finding]:
-    """Yield the trainings whose bits differ from the reference, and the planted faults that were not found."""
+    """Yield the trainings whose bits differ from the reference, and the planted faults that were not detected."""
     for outcome in outcomes:
         if not (outcome.is_same or outcome.refusal):
             step = outcome.difference["step"] if outcome.difference else None

@@ -1,6 +1,6 @@
-"""Define the model of the exact problem: layers of torch, with a rounding function between them.
+"""Define the model that is trained exactly: layers of torch, with a rounding function between them.
 
-The function rounds every number to the grid on which it must lie.
+The function rounds every number to a coarse grid, so that sums are exact.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LARGEST_GRADIENT = problem.LARGEST_GRADIENT * GRADIENT_STEP
 
 
 class Quantize(torch.autograd.Function):
-    """Round activations to multiples of 2^-3 in [-1, 1], and gradients to multiples of 3 * 2^-3.
+    """An operation that rounds activations to multiples of 2^-3 in [-1, 1], and gradients to multiples of 3 * 2^-3.
 
     The grid of the gradients is for single sequences, before the division by the batch size. The incoming gradient has
     already been divided by `divisor`. It is multiplied by it for the rounding, and then divided again, which is exact.
@@ -58,10 +58,11 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """The model, which maps tokens (sequences x LENGTH) to quantized outputs (sequences x VOCABULARY).
+    """The model that is trained exactly. It maps tokens to quantized outputs.
 
-    `divisor` is the number by which the backward pass divides the gradient of each sequence: the sequences of a micro
-    batch times the number of micro batches.
+    Tokens have the shape (sequences x LENGTH), and outputs (sequences x VOCABULARY). `divisor` is the number by which
+    the backward pass divides the gradient of each sequence: the sequences of a micro batch times the number of micro
+    batches.
     """
 
     def __init__(self, divisor: int) -> None:
@@ -88,7 +89,7 @@ def loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def set_initial_weights(model: nn.Module) -> None:
-    """Set the weights to the values with which the problem begins.
+    """Set the weights of a model to the initial values of the exact problem.
 
     Collective if ZeRO stage 3 has partitioned the model.
     """
@@ -109,6 +110,6 @@ def set_initial_weights(model: nn.Module) -> None:
 
 
 def tensors(sequences: list[problem.Sequence]) -> tuple[Tensor, Tensor]:
-    """Return the tokens (sequences x LENGTH) and the targets (sequences x VOCABULARY) of a micro batch."""
+    """Return a micro batch as two tensors: tokens (sequences x LENGTH) and targets (sequences x VOCABULARY)."""
     tokens = torch.tensor([sequence.tokens for sequence in sequences])
     return tokens, torch.tensor([sequence.targets for sequence in sequences]) * STEP

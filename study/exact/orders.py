@@ -1,4 +1,4 @@
-"""Show in which order each engine adds gradients, and when it divides them: `python -m study.exact.orders`.
+"""Determine in which order each engine adds gradients, and when it divides them: `python -m study.exact.orders`.
 
 Sums of floating-point numbers depend on their order. Two questions are answered by comparing the bits of weights:
 
@@ -52,13 +52,13 @@ class Block(nn.Module):
 
 
 def build_model() -> nn.Sequential:
-    """Return the model with its initial weights, which are always the same."""
+    """Return a small model with its initial weights, which are always the same."""
     torch.manual_seed(7)
     return nn.Sequential(Block(), Block())
 
 
 def batch(step: int, number: int, rank: int) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets of one micro batch of a rank."""
+    """Return the inputs and the targets of one micro batch of a rank."""
     generator = torch.Generator().manual_seed(1000 * step + 10 * number + rank)
     inputs, targets = (torch.randn(BATCH, WIDTH, generator=generator) for _ in range(2))
     return inputs, targets
@@ -116,7 +116,7 @@ DIVISIONS: dict[str, Callable[[list[Tensor]], Tensor]] = {
 
 
 def explained(weights: Values) -> dict[str, int]:
-    """Count, for each rule of division, the weights that it explains after one step of SGD on three ranks."""
+    """Return how many weights each rule of division explains, after one step of SGD on three ranks."""
     model = build_model()
     gradients = [gradients_of(model, 0, 0, rank, 1) for rank in range(3)]
     counts = dict.fromkeys(DIVISIONS, 0)
@@ -134,7 +134,7 @@ def explained(weights: Values) -> dict[str, int]:
 
 
 def train_with_engine(name: str, kind: Optimizer, num_ranks: int, rank: int, folder: Path) -> dict[str, Any]:
-    """Become a rank of a world, train, and return the weights. Collective.
+    """Become one rank of a world, train with an engine, and return the weights. Collective.
 
     AdamW trains with micro batches, and SGD trains one step with a single one.
     """
@@ -168,7 +168,7 @@ def _ddp(name: str, kind: Optimizer, num_micro_batches: int) -> tuple[nn.Module,
 
 
 def _fsdp2(name: str, kind: Optimizer, num_micro_batches: int) -> tuple[nn.Module, TrainStep]:
-    """FSDP2 as this project's trainer uses it: it reduces gradients after every micro batch."""
+    """Shard the model with FSDP2 as this project's trainer does, which reduces gradients after every micro batch."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -234,7 +234,7 @@ def same_bits(first: Values, second: Values) -> bool:
 
 
 def order_of(name: str) -> str:
-    """Return which order of additions reproduces an engine's bits: "micro batches", "ranks" or "neither"."""
+    """Return over what an engine adds first: "micro batches" or "ranks". "neither" if neither explains its bits."""
     weights = launch(name, 2, "adamw")
     loops = {"micro batches": True, "ranks": False}
     matching = [order for order, first in loops.items() if same_bits(train_without_engine(2, first), weights)]
@@ -242,7 +242,7 @@ def order_of(name: str) -> str:
 
 
 def main() -> int:
-    """Print the order and the division of every engine. Return 1 unless exactly one of each explains the result."""
+    """Print in which order every engine adds, and when it divides. Return 1 unless one answer explains each result."""
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
     from study.exact import runner
 

@@ -1,4 +1,4 @@
-"""Define the training problem in integers: sizes, initial weights, batches, and the spacing of all numbers.
+"""Define the training problem of exact arithmetic in integers: sizes, initial weights, batches and units.
 
 This module needs nothing but Python, because both the reference and the model of the engines import it.
 """
@@ -63,7 +63,7 @@ def initial_weights() -> dict[str, list[int]]:
 
 @cache
 def batch(step: int) -> list[Sequence]:
-    """Return the sequences of a step. Their targets follow from the tokens by a rule that can be learned."""
+    """Return the sequences of tokens that a step trains. Their targets follow from the tokens by a learnable rule."""
     draws = _draws(1000 + step)
     rows = []
     for _ in range(BATCH_SIZE):

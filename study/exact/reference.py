@@ -1,6 +1,6 @@
-"""Compute the training of the study in exact integer arithmetic, as the reference for the engines.
+"""Compute the exact training in integers, as the reference for all engines.
 
-It also proves that fp32 represents every sum of the training exactly.
+This also proves that fp32 represents every sum of the training exactly.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Values = dict[str, bytes]  # of each parameter: its values in fp32, row after ro
 
 @dataclass
 class Expected:
-    """The values that every engine must have, bit for bit."""
+    """The gradients, weights and momenta that every engine must have, bit for bit."""
 
     gradients: list[Values] = field(default_factory=list)  # of each step: the mean over the batch
     weights: list[Values] = field(default_factory=list)  # after each step
@@ -34,7 +34,7 @@ class Expected:
 
 @cache
 def expect() -> Expected:
-    """Run the training in integers, and return its values.
+    """Run the training in integers, and return the values that every engine must have.
 
     Raises ArithmeticError if fp32 might round one of the sums.
     """
@@ -157,7 +157,7 @@ def _add_outer(terms: Mapping[str, Any], weight: str, bias: str, gradient: list[
 
 
 class _Sums:
-    """An adder of integers that keeps the largest sum of absolute values of each kind.
+    """A function that adds integers, and records the largest sum of absolute values of each kind.
 
     No intermediate sum can be larger than that, in any order of additions.
     """
@@ -207,7 +207,7 @@ def _in_fp32(matrices: Mapping[str, Matrix], bits: int) -> Values:
 
 
 def sha256(values: Values) -> str:
-    """Return the SHA-256 digest of all parameters and their names, in the order of the names."""
+    """Return the SHA-256 digest of all parameters and their names, sorted by name."""
     digest = hashlib.sha256()
     for name, content in sorted(values.items()):
         digest.update(name.encode())

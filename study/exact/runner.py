@@ -1,4 +1,4 @@
-"""Train cells, each as a world of ranks (see `ranks.worlds`)."""
+"""Run the exact trainings, each on a world of ranks (see `ranks.worlds`)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ IMPORTED = (
 
 @dataclass
 class Outcome:
-    """The outcome of one cell: its refusal, its failure, or the answers of its ranks."""
+    """The outcome of one training: why it was refused, how it failed, or the results of its ranks."""
 
     cell: Cell
     refusal: str | None = None  # why it cannot be trained
@@ -44,7 +44,7 @@ class Outcome:
 
     @property
     def is_same(self) -> bool:
-        """Whether every rank compared every value, and all values had the reference's bits."""
+        """Whether every rank compared every value, and all values had the bits of the reference."""
         is_complete = [answer["compared"] for answer in self.answers] == [problem.NUM_COMPARED] * self.cell.num_ranks
         return is_complete and not (self.failure or self.refusal or self.difference)
 
@@ -57,7 +57,7 @@ class Outcome:
 
     @property
     def text(self) -> str:
-        """The outcome in words, with the reason for a refusal or a failure."""
+        """The outcome as text, with the reason for a refusal or a failure."""
         if self.refusal or self.failure:
             return f"refused: {self.refusal}" if self.refusal else f"failed: {self.failure}"
         if self.difference:
@@ -66,7 +66,7 @@ class Outcome:
 
     @property
     def is_seen(self) -> bool:
-        """Whether the planted fault was found in its first step, and in a value of the kind that it must change."""
+        """Whether the planted fault was detected in its first step, and in a value of the kind that it must change."""
         fault, first = faults.FAULTS[self.cell.fault or ""], self.difference
         return first is not None and (first["step"], first["what"]) == (faults.FAULTY_STEP, fault.shows_in)
 
@@ -79,9 +79,9 @@ class Outcome:
 
 
 def import_engines() -> None:
-    """Import once what every rank needs.
+    """Import the engines once for all ranks. Afterwards, this process can still be forked.
 
-    Afterwards this process still has only one thread, so it can be forked.
+    It still has only one thread.
     """
     reference.expect()
     with warnings.catch_warnings():
@@ -91,7 +91,7 @@ def import_engines() -> None:
 
 
 def run(cells: Sequence[Cell]) -> Iterator[Outcome]:
-    """Train cells, and yield the outcome of each cell as it ends."""
+    """Run the trainings, and yield the outcome of each as it ends."""
     trained = [(number, cell) for number, cell in enumerate(cells) if not cell.refusal]
     yield from (Outcome(cell, cell.refusal, number=number) for number, cell in enumerate(cells) if cell.refusal)
     programs = [

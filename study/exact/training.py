@@ -1,4 +1,4 @@
-"""Train the problem as one rank of an engine, and compare all gradients, weights and momenta exactly."""
+"""Train the exact problem on one rank of an engine, and compare all gradients, weights and momenta exactly."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PERSISTENCE_THRESHOLD = 50
 
 
 def train(cell: Cell, rank: int, folder: Path) -> dict[str, Any]:
-    """Become a rank of a cell's world, train the cell, and return how it compares with the reference.
+    """Become one rank of a training, train, and return how the bits compare with the reference.
 
     The result has the first `difference` or None, the digests of the last step (`sha256`), and the number of compared
     tensors (`compared`). Collective.
@@ -47,7 +47,7 @@ def train(cell: Cell, rank: int, folder: Path) -> dict[str, Any]:
 
 
 class Training:
-    """A training of the problem with an engine that is built as a run builds it."""
+    """A training of the exact problem with an engine that is built like the engine of a run."""
 
     def __init__(self, cell: Cell, folder: Path) -> None:
         self.cell, self.rank = cell, dist.get_rank() if dist.is_initialized() else 0
@@ -99,7 +99,7 @@ class Training:
         return built
 
     def sequences(self, number: int) -> list[problem.Sequence]:
-        """Return the sequences of one of this rank's micro batches in the current step."""
+        """Return the sequences in one of this rank's micro batches of the current step."""
         return self.cell.sequences(self.step, self.rank, number)
 
     def loss(self, outputs: Tensor, targets: Tensor, number: int) -> Tensor:
@@ -137,7 +137,7 @@ class Training:
         return full_tensors.state(parameter, "momentum_buffer", self.base.state)
 
     def _compare(self, kind: str, expected: list[reference.Values], read: Callable[[Any], Tensor | None]) -> None:
-        """Compare one value of every parameter with the reference's bits, and record the first difference.
+        """Compare one kind of value for every parameter with the reference, and record the first difference in bits.
 
         `kind` is the name of the value, `expected` has its bits in each step, and `read` returns it for a parameter.
         Collective.
@@ -210,7 +210,7 @@ def _run(cell: Cell, folder: Path) -> Run:
 
 
 def fit_engine_config(accelerator: Any, strategy: Strategy) -> None:
-    """Adapt the engine's sizes to this small model.
+    """Adapt the sizes in the engine's configuration to this small model.
 
     DeepSpeed is also allowed to use torch's own SGD, including under offload.
     """

@@ -1,4 +1,4 @@
-"""Named columns: which column of a log is which column of a public run, and whether it is of a training step.
+"""Translate the names of columns in logs to those of imported runs, and separate training steps from evaluations.
 
 A name is only translated if it says what it means, with its unit. All other columns keep the log's name, because a
 guess could be wrong: "GB" is 10^9 bytes in one program and 2^30 in another.
@@ -23,7 +23,7 @@ Role = Literal["position", "date", "run", "training", "evaluation", "internal"]
 
 
 class Meaning(NamedTuple):
-    """The meaning of a column of a log."""
+    """What a column of a log means: the name of the column in an imported run, and its unit."""
 
     column: str  # its name in the public run
     role: Role = "training"
@@ -86,7 +86,10 @@ _OF_TRAINING = re.compile(r"(?:train|training|trainer|loss_metrics)_(.+)")
 
 
 def meaning(name: str) -> Meaning:
-    """Return the meaning of a column of a log from its name. An unknown column counts as a value of a training step."""
+    """Return what a column of a log means, judged by its name.
+
+    An unknown column counts as a value of a training step.
+    """
     plain = re.sub("[^a-z0-9]+", "_", name.lower()).strip("_")
     if name.startswith("_wandb"):  # what Weights & Biases notes for itself
         return Meaning(cleaned(name), "internal")
@@ -110,7 +113,7 @@ def meaning(name: str) -> Meaning:
 
 
 class Rows:
-    """Adds rows of named values to the runs of a log, as training steps and evaluations.
+    """A collector of a log's rows, which adds them to the log's runs as training steps and evaluations.
 
     A column such as `run_id` says to which run a row belongs, so that the rows of several runs may alternate.
     `known` are names that a format defines differently from `meaning`.
@@ -128,7 +131,7 @@ class Rows:
         self._by_label: dict[tuple[tuple[str, str], ...], Runs] = {}
 
     def meaning(self, name: str) -> Meaning | None:
-        """Return the meaning of a column. None if there are too many columns already, or if its name is too long.
+        """Return the meaning of a column. None if there are already too many columns, or if its name is too long.
 
         If several columns have the same meaning, it belongs to the first one, and the others keep the log's name.
         """
@@ -147,9 +150,10 @@ class Rows:
         return self._meanings[name]
 
     def add(self, values: Iterable[tuple[str, object]], where: Place, is_trained: bool = False) -> Draft:
-        """Add one row: pairs of a name and a value, which is a number or a text. Return the draft of its run.
+        """Add one row, and return the draft of the run to which it belongs.
 
-        A row that has only a position is left out, unless it is the row of a training step.
+        A row has pairs of a name and a value, which is a number or a text. A row that has only a position is left out,
+        unless it is the row of a training step.
         """
         position: dict[str, Number] = {}
         trained: dict[str, Number] = {}
@@ -186,7 +190,7 @@ class Rows:
         return self.runs.current
 
     def _choose(self, label: dict[str, str]) -> None:
-        """Continue with the run of this label. Raises Refusal if there are too many."""
+        """Continue with the run that has this label. Raises Refusal if there are too many runs."""
         key = tuple(sorted(label.items()))
         if key not in self._by_label:
             if len(self._by_label) >= draft_module.MOST_RUNS:
@@ -199,7 +203,7 @@ class Rows:
         self.runs, self._label = self._by_label[key], label
 
     def finish(self) -> list[Draft]:
-        """Return the runs. Raises Refusal if no column has a known name."""
+        """Return the drafts of all runs. Raises Refusal if no column has a known name."""
         columns = {known.column for known in self._meanings.values()}
         if not columns & {*COLUMNS, "_step"}:
             shown = ", ".join(map(repr, list(self._meanings)[:8])) or "none"
@@ -220,7 +224,7 @@ class Rows:
         return drafts
 
     def _finished(self) -> list[Draft]:
-        """Return the runs, with their labels if a column names them."""
+        """Return the drafts of all runs, with their labels if a column contains them."""
         drafts: list[Draft] = []
         for label, runs in (self._by_label or {(): self.runs}).items():
             several = runs.finished()
@@ -236,12 +240,12 @@ class Rows:
         return drafts
 
     def _own_name(self, name: str) -> str:
-        """Return the log's name of a column, as a name that has no meaning for comparisons."""
+        """Return the name that the log uses for a column, changed so that comparisons ignore it."""
         own = cleaned(name)
         return own if own not in COLUMNS and own not in self._taken else f"{own} (as logged)"
 
     def _mark(self, draft: Draft, drafts: list[Draft]) -> None:
-        """Note in the first run what is odd about the columns of the file."""
+        """Note in the first run what is unusual about the columns of the file."""
         if self._too_many:
             draft.not_read.add(
                 f"there are more than {MOST_COLUMNS:,} columns, or very long names, so some columns were left out"
@@ -257,7 +261,7 @@ class Rows:
 
 
 def is_newest_first(rows: Iterable[Iterable[tuple[str, object]]]) -> bool:
-    """Return whether the steps of these rows never rise and do fall, in the rows of each run."""
+    """Return whether rows are sorted from the last to the first step, within each run."""
     roles: dict[str, str] = {}  # of the columns that matter here
     last: dict[tuple[object, ...], Number] = {}
     falls = False
@@ -296,7 +300,7 @@ def reverse(rows: Iterable[Row]) -> list[Row]:
 
 
 def as_number(value: object) -> Number | None:
-    """Return a value of a log as a number. None for texts, truth values, lists and nothing."""
+    """Return a value of a log as a number. None for texts, truth values, lists and missing values."""
     if isinstance(value, str):
         return number(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -307,6 +311,6 @@ def as_number(value: object) -> Number | None:
 
 
 def _in_unit(value: Number, factor: Number) -> Number:
-    """Return a value in the unit of `COLUMNS`. Bytes are rounded to whole ones."""
+    """Return a value converted to the unit of `COLUMNS`. Bytes are rounded to whole bytes."""
     converted = value * factor
     return round(converted) if isinstance(factor, int) and math.isfinite(converted) else converted

@@ -1,4 +1,4 @@
-"""Read CSV files with named columns: any of them, and those of Lightning and TensorBoard."""
+"""Read CSV files with named columns, also those of Lightning and TensorBoard."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TAG = re.compile(r"-tag-(.+)\.csv")  # in the name of a file that TensorBoard e
 
 
 def header(line: str) -> list[str]:
-    """Return the names of the columns in the first line of a CSV file. A name that occurs again gets a number."""
+    """Return the names of the columns in the first line of a CSV file. A repeated name gets a number."""
     try:
         cells = next(csv.reader([line], delimiter=_separator(line)), [])
     except csv.Error:
@@ -37,22 +37,22 @@ def _separator(line: str) -> str:
 
 
 def is_known(names: list[str]) -> bool:
-    """Return whether at least one name of a header is known."""
+    """Return whether at least one of these column names has a known meaning."""
     return any(meaning(name).column in COLUMNS or name == "_step" for name in names)
 
 
 def is_lightning(names: list[str], path: Path) -> bool:
-    """Return whether a file is the metrics.csv of Lightning's CSVLogger."""
+    """Return whether a file is a metrics.csv that Lightning's CSVLogger wrote."""
     return path.name == "metrics.csv" and {"epoch", "step"} <= set(names)
 
 
 def is_tensorboard(names: list[str]) -> bool:
-    """Return whether a header is that of a scalar that TensorBoard exported."""
+    """Return whether column names are those of a scalar that TensorBoard exported as CSV."""
     return names == ["Wall time", "Step", "Value"]
 
 
 def table(path: Path) -> Iterator[tuple[int, list[str], bool]]:
-    """Yield the rows of a CSV file with their lines, the header first, and whether the row is whole.
+    """Yield the rows of a CSV file, the header first: the line number, the cells, and whether the row is complete.
 
     Raises Refusal if the file is no CSV.
     """
@@ -78,7 +78,10 @@ def table(path: Path) -> Iterator[tuple[int, list[str], bool]]:
 
 
 def read(path: Path, known: Mapping[str, Meaning] | None = None, names: list[str] | None = None) -> list[Draft]:
-    """Return the runs of a CSV file with one row per logged step. `names` replaces the names in its first line."""
+    """Return the runs in a CSV file that has one row per logged step.
+
+    `names` replaces the names in its first line.
+    """
     rows = Rows(known)
     file = table(path)
     _, own_names, _ = next(file)
@@ -128,7 +131,10 @@ def _check_decimal_points(rows: Rows, names: list[str], cells: list[str], line: 
 
 
 def read_tensorboard(path: Path) -> list[Draft]:
-    """Return the run of one scalar that TensorBoard exported. Only the name of the file says which scalar it is."""
+    """Return the run in a CSV file with one scalar that TensorBoard exported.
+
+    Only the name of the file says which scalar it is.
+    """
     match = _TAG.search(path.name)
     if match is None:
         raise Refusal("it is a scalar that TensorBoard exported, and its name does not end with -tag-NAME.csv any more")

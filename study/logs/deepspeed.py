@@ -1,6 +1,6 @@
-"""Read the lines that DeepSpeed logs: its settings, its timer of the throughput, its steps and its reports of memory.
+"""Read what DeepSpeed logs: its settings, its throughput timer, its steps and its memory reports.
 
-DeepSpeed logs no loss, apart from its engine for pipelines.
+DeepSpeed logs no loss, except in its engine for pipelines.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def is_line(text: str) -> bool:
 
 
 def read(path: Path) -> list[Draft]:
-    """Return the runs of a log."""
+    """Return the runs in a log of DeepSpeed."""
     log = _Log()
     for line in reading.parts(path):
         log.take(line)
@@ -77,7 +77,7 @@ def read(path: Path) -> list[Draft]:
 
 
 class _Log:
-    """The state of the log while it is read. Several lines belong to one step."""
+    """The state of reading a log, in which several lines belong to one step."""
 
     def __init__(self) -> None:
         self.rows = Rows(_KNOWN)
@@ -113,7 +113,7 @@ class _Log:
         self._step.update(values)
 
     def end_step(self) -> None:
-        """Add the step whose lines were read."""
+        """Add the step to which the lines read so far belong."""
         if self._step:
             self.rows.add(self._step.items(), self._line)
         self._step = {}

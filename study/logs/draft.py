@@ -1,4 +1,4 @@
-"""A run whose log is being read: its setting, its tables so far, and the oddities of the log."""
+"""Collect what a log says about a run (a draft): its setting, its tables, and what is unusual."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Place = str | int | None  # the number of a line, or another place in a file
 
 
 class Table:
-    """Columns of numbers that grow row by row. If there are too many rows, every second one is dropped."""
+    """Columns of numbers that grow row by row. If there are too many rows, every second row is dropped."""
 
     def __init__(self) -> None:
         self._columns: dict[str, array[float]] = {}
@@ -42,7 +42,7 @@ class Table:
         self.num_rows = 0  # that were added
 
     def add(self, row: Mapping[str, Number]) -> None:
-        """Add a row. A value that the row does not have is missing."""
+        """Add a row. Columns without a value in it get a missing value."""
         if not row:
             return
         self.num_rows += 1
@@ -80,12 +80,12 @@ class Table:
             self._last = {to if each == name else each: value for each, value in self._last.items()}
 
     def largest(self, name: str) -> float:
-        """Return the largest finite value of a column. It is minus infinity if there is none."""
+        """Return the largest finite value of a column, or minus infinity if there is none."""
         return max((value for value in self._columns.get(name, ()) if math.isfinite(value)), default=-math.inf)
 
     @property
     def kept_one_in(self) -> int:
-        """Return 1 if all rows were kept, 2 if every second one was dropped, and so on."""
+        """Return 1 if all rows were kept, 2 if every second row was kept, and so on."""
         return self._stride
 
     @property
@@ -93,7 +93,7 @@ class Table:
         return set(self._columns)
 
     def series(self) -> Series | None:
-        """Return the rows that were kept, and the last one. None if there is no row."""
+        """Return the rows that were kept, and the last row. None if there is no row."""
         if self._last is not None:
             self._keep(self._last)
             self._last = None
@@ -115,7 +115,7 @@ class Table:
 
 
 class Marks:
-    """The oddities of a log. Each kind is counted, and only the first place of each kind is kept."""
+    """What is unusual about a log. Each kind is counted, and only the first location of each kind is kept."""
 
     def __init__(self) -> None:
         self._places: dict[str, tuple[Place, int]] = {}
@@ -140,7 +140,7 @@ class Marks:
 
 @dataclass
 class Draft:
-    """One run while its log is read."""
+    """One run that is being read from a log."""
 
     setting: dict[str, Any] = field(default_factory=dict)
     other: dict[str, str | int | float | bool | None] = field(default_factory=dict)
@@ -167,7 +167,7 @@ class Draft:
     # ------------------------------------------------ setting
 
     def state(self, name: str, value: object) -> None:
-        """Note a field of the setting that the log states. A value that the field cannot have is kept as a note."""
+        """Note a field of the setting that the log states. A value that the field cannot have becomes a note."""
         value = cleaned(value) if isinstance(value, str) else value
         if value in (None, "") or name in self._several or self.setting.get(name) == value:
             return
@@ -182,7 +182,7 @@ class Draft:
             self.note(name, value)
 
     def note(self, name: str, value: object) -> None:
-        """Keep a setting of the training under the name that the log uses. Later values of a name are ignored."""
+        """Keep a setting of the training under the log's name for it. Later values of the same name are ignored."""
         if isinstance(value, str):
             value = cleaned(value)
         elif isinstance(value, int) and abs(value) > EXACT:
@@ -200,17 +200,20 @@ class Draft:
             self.versions.setdefault(cleaned(package), cleaned(version))
 
     def total(self, name: str, value: Number | None) -> None:
-        """Note a value of the whole run, by the names of `COLUMNS`. The last one counts."""
+        """Note a value of the whole run, such as its duration. A later value replaces it.
+
+        `name` is one of the names of `COLUMNS`.
+        """
         if value is not None and math.isfinite(value):
             self.totals[name] = value if isinstance(value, float) or abs(value) <= EXACT else float(value)
 
     def largest(self, name: str, value: Number | None) -> None:
-        """Note a value of the whole run, such as a memory peak. The largest one is kept."""
+        """Note a value of the whole run, such as a memory peak. Of several values, the largest one is kept."""
         if value is not None and value > self.totals.get(name, -math.inf):
             self.total(name, value)
 
     def absorb(self, later: Draft) -> None:
-        """Add what was stated about this run after its first rows, for instance when it was resumed."""
+        """Add what a log stated about this run after its first rows, for instance when it was resumed."""
         for name, value in later.setting.items():
             self.state(name, value)
         for name, value in later.other.items():
@@ -224,11 +227,14 @@ class Draft:
     # ------------------------------------------------ rows
 
     def begin_clock(self, time: float) -> None:
-        """Count seconds from this time on, which is in seconds since 1970."""
+        """Count the seconds of the run from this time on, given in seconds since 1970."""
         self.began = time
 
     def is_before(self, step: Number | None) -> bool:
-        """Return whether a row with this step begins another run: not after the first step, but before the last."""
+        """Return whether a row with this step must belong to another run, because the steps begin again.
+
+        That is so if it is not after the first step, but before the last.
+        """
         if step is None or self._first_step is None or self._last_step is None:
             return False
         return step <= self._first_step and step < self._last_step
@@ -250,7 +256,7 @@ class Draft:
         self.evaluation.add(self._noticed(row, where, time))
 
     def _noticed(self, row: Mapping[str, Number], where: Place, time: float | None) -> Mapping[str, Number]:
-        """Return a row with its seconds, and note what is odd about its place among the others."""
+        """Return a row with its seconds added, and note what is unusual about its position among the other rows."""
         if time is not None and math.isfinite(time) and "seconds" not in row:
             if self.began is None:
                 self.began = time
@@ -272,7 +278,10 @@ class Draft:
         return row
 
     def keep_no_clock(self, to: str) -> None:
-        """Rename the column `seconds` if it is no clock: it falls too often while the steps rise, or never rises."""
+        """Rename the column `seconds` to `to` if its values are not elapsed time.
+
+        They are not if they fall too often while the steps rise, or never rise.
+        """
         intervals = self._clock_rises + self._clock_falls
         if self._clock_falls > MOST_FALLS * intervals or (self._clock_falls and not self._clock_rises):
             for table in (self.training, self.evaluation):
@@ -287,7 +296,7 @@ class Draft:
         return bool(self.training.num_rows or self.evaluation.num_rows)
 
     def finish(self) -> None:
-        """Conclude how the run ended, and note which rows were dropped."""
+        """Conclude how the run ended, and note whether rows were dropped."""
         if self.ending == "unknown" and self.last_planned is not None and self._last_step is not None:
             self.ending = "finished" if self._last_step >= self.last_planned else "ended early"
         for table, noun in ((self.training, "training step"), (self.evaluation, "evaluation")):
@@ -296,7 +305,7 @@ class Draft:
 
 
 class Runs:
-    """The runs of one log. A run begins when a format says so, or when the steps begin again."""
+    """The runs in one log. A run begins when a format says so, or when the steps begin again."""
 
     def __init__(self) -> None:
         self.current = Draft()
@@ -305,7 +314,7 @@ class Runs:
 
     @property
     def stating(self) -> Draft:
-        """Return the draft to which a statement of the log belongs. After rows, the statement may begin another run."""
+        """Return the draft to which a statement in the log belongs. After rows, the statement may begin another run."""
         if not self.current.has_rows:
             return self.current
         self._next = self._next or Draft()
@@ -313,11 +322,11 @@ class Runs:
 
     @property
     def latest(self) -> Draft:
-        """Return the draft to which a value belongs that may be of the training or of its preparation."""
+        """Return the draft for a value that may belong to the training or to its preparation."""
         return self._next or self.current
 
     def begin(self) -> Draft:
-        """Begin another run, and return its draft. Raises Refusal if the file has too many."""
+        """Begin another run, and return its draft. Raises Refusal if the file has too many runs."""
         if len(self._before) + 1 >= MOST_RUNS:
             raise Refusal(f"it seems to have more than {MOST_RUNS:,} runs, because its steps begin again so often")
         self._before.append(self.current)
@@ -351,7 +360,7 @@ class Runs:
             self._next = None
 
     def finished(self) -> list[Draft]:
-        """Return the runs that have at least one row."""
+        """Return the drafts of the runs that have at least one row."""
         self._absorb()
         drafts = [draft for draft in (*self._before, self.current) if draft.has_rows]
         for draft in drafts:

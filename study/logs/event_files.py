@@ -17,7 +17,7 @@ _KNOWN = {"wall_time": Meaning("wall_time", "date")}
 
 
 def read(path: Path) -> list[Draft]:
-    """Return the runs of an event file. Only scalars are read.
+    """Return the runs in an event file of TensorBoard. Only scalars are read.
 
     Raises ModuleNotFoundError if TensorBoard is not installed.
     """
@@ -60,7 +60,7 @@ def _add(rows: Rows, row: dict[str, Any], num_records: int) -> None:
 
 
 def _scalar(value: Any) -> float | None:
-    """Return the number that a value of a summary is. None for a picture, a histogram or a text."""
+    """Return the number in a value of a summary. None for a picture, a histogram or a text."""
     from tensorboard.util import tensor_util
 
     kind = value.WhichOneof("value")

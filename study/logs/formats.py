@@ -1,4 +1,4 @@
-"""The formats of logs, and how they are recognized: by the first bytes, keys, names of columns or lines of a file."""
+"""Recognize the format of a log by its first bytes, keys, column names or lines, and read it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SEARCHED = 16 << 20  # characters of a log in which its first line of a known fo
 
 
 class Format(NamedTuple):
-    """A format of logs."""
+    """A format of logs: its name, how to recognize it, and how to read it."""
 
     name: str  # in a public run
     what: str  # in the help
@@ -89,7 +89,7 @@ def read(path: Path) -> tuple[Format, list[Draft]]:
 
 
 def recognize(path: Path) -> Format:
-    """Return the format of a file. Raises Refusal if it has none that is known."""
+    """Return the format of a log file. Raises Refusal if the format is unknown."""
     with open_regular(path) as file:
         head = file.read(HEAD)
     if event_files.BEGIN in head[: event_files.LONGEST_BEGIN]:
@@ -127,7 +127,7 @@ def _json(path: Path, head: str) -> Format:
 
 
 def _object(text: str) -> dict[str, Any] | None:
-    """Return the JSON object that a line is. None if it is something else."""
+    """Return the JSON object in a line. None if the line is something else."""
     try:
         value = json_parts.decoded(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Turn the runs in logs into public runs: their names, their source, and what the user states about them."""
+"""Turn the runs in logs into runs that can be compared: with names, a source, and settings that the user states."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _SUFFIXES = {".txt", ".log", ".json", ".jsonl", ".csv", ".out"}
 
 
 class Imported(NamedTuple):
-    """A run, and what could not be read of its log."""
+    """A run that was read from a log, and what could not be read."""
 
     run: PublicRun
     not_read: list[str]
 
 
 def stated(words: Sequence[str]) -> dict[str, Any]:
-    """Return the fields of a setting that a user states as FIELD=VALUE. Raises Refusal for invalid ones."""
+    """Return the settings that a user states as FIELD=VALUE on the command line. Raises Refusal for invalid ones."""
     values: dict[str, Any] = {}
     fields = [name for name, field in Setting.model_fields.items() if "dict" not in str(field.annotation)]
     for word in words:
@@ -47,7 +47,7 @@ def stated(words: Sequence[str]) -> dict[str, Any]:
 
 
 def read(paths: Sequence[Path], name: str | None = None, setting: Mapping[str, Any] | None = None) -> list[Imported]:
-    """Return the runs of several logs.
+    """Return the runs in several logs, as runs that can be compared.
 
     `name` names the run of a single log, and `setting` is what the user states about all runs. Raises Refusal if a log
     cannot be read, or if it states another value than the user does.
@@ -89,7 +89,7 @@ def _public(name: str, log_format: str, draft: Draft, source: Source) -> PublicR
 
 
 def _add_stated(draft: Draft, setting: Mapping[str, Any], path: Path) -> None:
-    """Add what the user states. Raises Refusal if the log states another value."""
+    """Add the settings that the user states to a run. Raises Refusal if the log states another value."""
     new = {name: value for name, value in setting.items() if draft.setting.get(name) != value}
     for name, value in new.items():
         if name in draft.setting:
@@ -106,7 +106,7 @@ def _add_stated(draft: Draft, setting: Mapping[str, Any], path: Path) -> None:
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """Return a different name for each log: its file name, with the names of as many folders as are needed."""
+    """Return a unique name for each log: its file name, preceded by as many folder names as are needed."""
     absolute = [path.absolute() for path in paths]
     num_folders = [int(_NAMES_OF_PROGRAMS.fullmatch(_stem(path)) is not None) for path in absolute]
     while True:
@@ -126,7 +126,7 @@ def _stem(path: Path) -> str:
 
 
 def _name(path: Path, num_folders: int) -> str:
-    """Return a name made of the file's name and those of its folders.
+    """Return a name made of the names of a file and of its folders.
 
     A name that programs give to all their logs is left out.
     """
@@ -137,7 +137,7 @@ def _name(path: Path, num_folders: int) -> str:
 
 
 def _as_name(text: str) -> str:
-    """Return a text as the name of a run, in which only letters, digits, periods and hyphens occur."""
+    """Return a text changed into a valid name of a run: only letters, digits, periods and hyphens."""
     name = re.sub("[^A-Za-z0-9_.]+", "-", text).strip("-.")[:LONGEST_NAME].strip("-.") or "run"
     try:
         return check_name(name, "the name")

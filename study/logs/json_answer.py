@@ -1,4 +1,4 @@
-"""The answer of `zero-study import --json`."""
+"""Make what `zero-study import --json` prints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ MARK = "import/odd-log"
 
 
 def of(found: Sequence[Imported], new: Sequence[PublicRun], output: Path, verdict: Verdict) -> Answer:
-    """Return the runs that were read, and which of them are new in the folder. What is odd in a log is a note."""
+    """Return the answer with the runs that were read, and which of them are new in the folder.
+
+    What is unusual in a log is a note.
+    """
     written = {run.name for run in new}
     findings = [envelope.Finding(MARK, "note", mark, name=run.name) for run, _ in found for mark in run.marks]
     runs = [

@@ -27,7 +27,7 @@ _DECODER = json.JSONDecoder(parse_int=_integer)  # NaN and infinity are read as 
 
 
 class Part(NamedTuple):
-    """A value at the top level of a document. A list at the top level is divided into its elements."""
+    """A value at the top level of a JSON document. A list at the top level is divided into its elements."""
 
     key: str | None  # None if the document is a list
     value: Any
@@ -35,7 +35,7 @@ class Part(NamedTuple):
 
 
 def decoded(text: str) -> Any:
-    """Return the value that a text is in JSON. Raises ValueError if it is not JSON."""
+    """Return the value of a JSON text. Raises ValueError if the text is not JSON."""
     try:
         value, end = _DECODER.raw_decode(text.strip())
     except RecursionError:
@@ -46,7 +46,7 @@ def decoded(text: str) -> Any:
 
 
 def parts(path: Path) -> Iterator[Part]:
-    """Yield the parts of a document. Raises ValueError where it is damaged."""
+    """Yield the parts of a JSON document one by one. Raises ValueError where the document is damaged."""
     with open_regular(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="replace")
         try:

@@ -28,7 +28,7 @@ _AUTOMODEL_KNOWN = {
 
 
 def flat(row: Mapping[str, Any], prefix: str = "", depth: int = 1) -> Iterator[tuple[str, Any]]:
-    """Yield the names and values of a row. Names within an object begin with the object's name and a slash."""
+    """Yield the names and values of a row. A name in a nested object begins with the object's name and a slash."""
     for name, value in row.items():
         if isinstance(value, dict):
             if depth < DEEPEST:
@@ -38,12 +38,12 @@ def flat(row: Mapping[str, Any], prefix: str = "", depth: int = 1) -> Iterator[t
 
 
 def is_column(value: object) -> bool:
-    """Return whether a value is a column as pandas writes it: an object whose keys count the rows."""
+    """Return whether a value is a column in the form of pandas: an object whose keys count the rows."""
     return isinstance(value, dict) and bool(value) and all(map(str.isdigit, value))
 
 
 def read_lines(path: Path) -> list[Draft]:
-    """Return the runs of JSON lines."""
+    """Return the runs in a file of JSON lines."""
     rows: Rows | None = None
     content: Iterable[tuple[reading.Line, Any]] = _entries(path)
     is_reversed = is_newest_first(flat(entry) for _, entry in _entries(path) if isinstance(entry, dict))
@@ -60,7 +60,7 @@ def read_lines(path: Path) -> list[Draft]:
 
 
 def _entries(path: Path) -> Iterator[tuple[reading.Line, Any]]:
-    """Yield the lines that are not blank, each with the value that it is in JSON. It is None if it is no JSON."""
+    """Yield the lines that are not blank, each with its JSON value. The value is None if the line is not JSON."""
     for line in reading.lines(path):
         if not line.text.strip():
             continue
@@ -78,7 +78,7 @@ def _finished(rows: Rows, is_reversed: bool) -> list[Draft]:
 
 
 def read(path: Path) -> list[Draft]:
-    """Return the runs of a document: a list of objects, an object with such a list, or an object of columns."""
+    """Return the runs in a JSON document: a list of objects, an object with such a list, or an object of columns."""
     rows = Rows()
     columns: dict[str, array[float]] = {}
     key_of_rows: str | None = ""  # the key of the list whose elements are rows; None if the document is this list
@@ -122,7 +122,7 @@ def _append(columns: dict[str, array[float]], name: str, value: object) -> None:
 
 
 def _add_columns(rows: Rows, columns: Mapping[str, array[float]]) -> None:
-    """Add the rows of an object of columns. Shorter lists are no columns."""
+    """Add the rows of an object whose values are columns. A list that is shorter is not a column."""
     length = max(map(len, columns.values()), default=0)
     whole = {name: column for name, column in columns.items() if len(column) == length}
     if shorter := sorted(columns.keys() - whole.keys()):

@@ -1,4 +1,4 @@
-"""Read the golden values of Megatron-LM: a JSON file with the values of each metric, by step.
+"""Read the golden values of Megatron-LM's tests: a JSON file with the values of each metric by step.
 
 Since 2025, the values of a metric are an object with the step as the key. Before, they were a list.
 """
@@ -27,12 +27,12 @@ MOST_VALUES = 2_000_000
 
 
 def is_begin(text: str) -> bool:
-    """Return whether a JSON document begins like golden values."""
+    """Return whether a JSON document begins like golden values of Megatron-LM."""
     return _BEGIN.match(text) is not None
 
 
 def read(path: Path) -> list[Draft]:
-    """Return the run of a file with golden values."""
+    """Return the run in a file with golden values of Megatron-LM."""
     by_step: dict[int, list[tuple[str, object]]] = {}
     totals: list[tuple[str, Any]] = []
     rows, num_values = Rows(_KNOWN), 0
@@ -62,7 +62,7 @@ def read(path: Path) -> list[Draft]:
 
 
 def _values(metric: dict[str, Any]) -> list[tuple[int, object]]:
-    """Return the steps and values of a metric. It is empty if the values are damaged."""
+    """Return the steps and the values of a metric. Empty if the values are damaged."""
     values = metric["values"]
     if isinstance(values, dict):
         pairs = [(int(step), value) for step, value in values.items() if _DIGITS.fullmatch(step)]

@@ -64,7 +64,7 @@ def is_line(text: str) -> bool:
 
 
 def read(path: Path) -> list[Draft]:
-    """Return the runs of a log."""
+    """Return the runs in a log of MLPerf."""
     log = _Log()
     for event in _events(path, log):
         log.take(event)
@@ -95,7 +95,7 @@ def _events(path: Path, log: _Log) -> Iterator[_Event]:
 
 
 class _Log:
-    """The state of the log while it is read."""
+    """The state of reading a log."""
 
     def __init__(self) -> None:
         self._rows = Rows(_KNOWN)
@@ -161,7 +161,7 @@ class _Log:
             self._rows.add([*position.items(), *numbers, ("timestamp", event.seconds)], event.line)
 
     def _position(self, metadata: dict[str, Any]) -> dict[str, Number]:
-        """Return the samples of an event, or the other numbers by which it is placed.
+        """Return the number of samples at an event, or the other numbers that say when it happened.
 
         Programs that train BERT write the number of samples as `epoch_num`. They train for less than an epoch.
         """
@@ -175,7 +175,7 @@ class _Log:
         return position
 
     def _conclude(self) -> None:
-        """State what follows from several events of a run."""
+        """Note settings of a run that follow from several events."""
         name, division = (self._benchmark.get(key) for key in _BENCHMARK)
         if name:
             self.draft.state("benchmark", f"MLPerf Training, {name}" + (f", {division} division" if division else ""))

@@ -1,6 +1,6 @@
-"""Read the text that nanoGPT and programs derived from it print, such as modded-nanogpt and llm.c.
+"""Read the text that nanoGPT and its derivatives print, such as modded-nanogpt and llm.c.
 
-A log of modded-nanogpt begins with the program that was run. Nothing of it is kept.
+A log of modded-nanogpt begins with the source code of the program. Nothing of it is kept.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def is_line(text: str) -> bool:
 
 
 def read(path: Path) -> list[Draft]:
-    """Return the runs of a log."""
+    """Return the runs in a log of nanoGPT or a derivative."""
     rows = Rows(_KNOWN)
     for line in reading.parts(path):
         text = line.text
@@ -77,7 +77,7 @@ def read(path: Path) -> list[Draft]:
 
 
 def _row(text: str) -> list[tuple[str, object]] | None:
-    """Return the names and values of a line. None if it is of another kind."""
+    """Return the names and values in a line. None if the line has none."""
     if match := _STEP.match(text):
         # Without step_avg, which is the time divided by the number of steps.
         pairs = _PAIR.findall(text, match.end())

@@ -25,7 +25,7 @@ Number = float | int  # may be NaN or infinite
 
 
 class Line(NamedTuple):
-    """A line of a text, without its end."""
+    """A line of a text file, without its line break."""
 
     number: int
     text: str
@@ -46,7 +46,7 @@ def lines(path: Path) -> Iterator[Line]:
 
 
 def parts(path: Path) -> Iterator[Line]:
-    """Yield the lines of a log that people read in a terminal: without colors, and divided at carriage returns.
+    """Yield the lines of a terminal log, without colors. Carriage returns, as in progress bars, end a line too.
 
     Progress bars write a carriage return before they overwrite a line.
     """
@@ -61,7 +61,7 @@ def parts(path: Path) -> Iterator[Line]:
 
 
 def number(text: str) -> Number | None:
-    """Return the number that a text is, which may be NaN or infinite. None if the text is no number."""
+    """Return a text as a number, which may be NaN or infinite. None if the text is not a number."""
     text = text.strip()
     if _WHOLE.fullmatch(text):
         return int(text)
@@ -69,7 +69,7 @@ def number(text: str) -> Number | None:
 
 
 def seconds_since_1970(text: str) -> float | None:
-    """Return the time that a date is, such as 2026-01-31 23:59:59,123. None if the text is no date.
+    """Return a date such as 2026-01-31 23:59:59,123 in seconds since 1970. None if the text is not a date.
 
     A date without a time zone is read as UTC, because only differences of times are used.
     """
@@ -84,6 +84,6 @@ def seconds_since_1970(text: str) -> float | None:
 
 
 def cleaned(text: str) -> str:
-    """Return a text of a log on one line, without control characters, and not longer than LONGEST_TEXT characters."""
+    """Return a text on one line, without control characters, and shortened to LONGEST_TEXT characters."""
     text = printable(" ".join(text[: 2 * LONGEST_TEXT].split()))
     return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}..."

@@ -1,4 +1,4 @@
-"""Read the lines that torchtitan logs, and the files of losses that it compares in its tests."""
+"""Read what torchtitan logs, and the files of losses with which its tests compare."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def is_line(text: str) -> bool:
 
 
 def read(path: Path) -> list[Draft]:
-    """Return the runs of a log."""
+    """Return the runs in a log of torchtitan."""
     rows = Rows(_KNOWN)
     for line in reading.parts(path):
         match = _STEP.search(line.text) if "step:" in line.text else None
@@ -112,13 +112,16 @@ def _read_setting(text: str, rows: Rows) -> None:
 
 
 def is_loss(text: str) -> bool:
-    """Return whether a line is the first one of a file of losses: a step and a loss with many digits."""
+    """Return whether a line is the first line of a file of losses: a step and a loss with many digits."""
     match = _LOSS.fullmatch(text)
     return match is not None and match[1] in ("0", "1")
 
 
 def read_losses(path: Path) -> list[Draft]:
-    """Return the run of a file of losses. Raises Refusal if it has lines of another kind, or if a step is missing."""
+    """Return the run in a file of losses.
+
+    Raises Refusal if the file has lines of another kind, or if a step is missing.
+    """
     rows = Rows()
     step: int | None = None
     for line in reading.lines(path):

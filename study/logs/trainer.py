@@ -1,4 +1,4 @@
-"""Read what the Trainer of transformers logs, and with it TRL: trainer_state.json, and what it prints."""
+"""Read what transformers' Trainer (and TRL) logs: the file trainer_state.json, and printed lines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PAIR = re.compile(r"'([^']{1,200})': '?([-+.\w]+)'?")
 
 
 def read(path: Path) -> list[Draft]:
-    """Return the run of a trainer_state.json."""
+    """Return the run in a trainer_state.json."""
     rows = Rows(_KNOWN)
     state: dict[str, Any] = {}
     number = 0
@@ -52,7 +52,7 @@ def read(path: Path) -> list[Draft]:
 
 
 def _add(rows: Rows, entry: Iterable[tuple[str, Any]], where: Place) -> None:
-    """Add an entry of the log: a training step, an evaluation, or the summary at the end."""
+    """Add an entry of a Trainer's log: a training step, an evaluation, or the summary at the end."""
     values = dict(entry)
     if "train_runtime" in values and "loss" not in values:  # some trainings log the time with each loss, too
         draft = rows.runs.current
@@ -90,7 +90,7 @@ def is_line(text: str) -> bool:
 
 
 def read_printed(path: Path) -> list[Draft]:
-    """Return the runs in a log that the Trainer printed. Such a log has no step numbers.
+    """Return the runs in the lines that a Trainer printed, which have no step numbers.
 
     If the epoch falls to that of the first line or below, another run begins.
     """

@@ -19,17 +19,17 @@ _OF_RUNS = {"Name", "State", "Created"}
 
 
 def is_chart(names: list[str]) -> bool:
-    """Return whether a header is that of a chart."""
+    """Return whether column names are those of an exported chart of Weights & Biases."""
     return any(" - " in name and f"{name}__MIN" in names for name in names[1:])
 
 
 def is_history(names: Iterable[str]) -> bool:
-    """Return whether the names of a row are those of the history of a run."""
+    """Return whether column names are those of an exported history of a run of Weights & Biases."""
     return sum(name in _OF_HISTORY for name in names) >= 2
 
 
 def is_list_of_runs(names: list[str]) -> bool:
-    """Return whether a header is that of the table of all runs of a project."""
+    """Return whether column names are those of the table of all runs in a project of Weights & Biases."""
     return set(names) >= _OF_RUNS
 
 
@@ -38,7 +38,7 @@ def refuse_list_of_runs(path: Path) -> list[Draft]:
 
 
 def read_chart(path: Path) -> list[Draft]:
-    """Return the runs of a chart."""
+    """Return the runs in an exported chart of Weights & Biases."""
     file = csv_tables.table(path)
     _, names, _ = next(file)
     places = [(place, match) for place, name in enumerate(names) if (match := _OF_CHART.fullmatch(name))]
@@ -67,7 +67,7 @@ def read_chart(path: Path) -> list[Draft]:
 
 
 def _add(rows: Rows, position: tuple[str, str], metrics: dict[str, str], line: int) -> None:
-    """Add the row of one run."""
+    """Add the row of one run in a chart."""
     edges = ("__MIN", "__MAX")
     own = {name: value for name, value in metrics.items() if not name.endswith(edges)}
     if any(metrics.get(name + edge, value) != value for name, value in own.items() for edge in edges):

@@ -1,1 +1,1 @@
-"""The table of what each key, flag and variable of accelerate and DeepSpeed does, read without importing either."""
+"""Read the table of what accelerate's and DeepSpeed's keys, flags and variables do, without importing either."""

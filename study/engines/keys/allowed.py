@@ -1,4 +1,4 @@
-"""Decide which flags of the launcher and which environment variables a run accepts.
+"""Decide which flags of accelerate's launcher and which environment variables a run accepts.
 
 A run is defined by its strategy's file and its own flags. Any other flag of `accelerate launch` or variable of a
 library is refused, unless it changes no result or the record proves its effect. The rules are in the table of keys,
@@ -18,7 +18,7 @@ from . import known_keys
 
 
 class Allowed(NamedTuple):
-    """The rule of a flag or a variable: whether a run accepts it, and why."""
+    """The rule for a launcher's flag or an environment variable: whether a run accepts it, and why."""
 
     is_accepted: bool
     reason: str  # accepted: what proves its effect; refused: what it would do, and the remedy, as sentences
@@ -26,7 +26,7 @@ class Allowed(NamedTuple):
 
 @cache
 def rules(kind: Literal["flags", "variables"]) -> dict[str, Allowed]:
-    """Return the rules of all flags, by the launcher's own names, or of all families of variables, by patterns."""
+    """Return the rules for all flags of the launcher by name, or for all environment variables by pattern."""
     patterns_by_verdict = known_keys.read()[kind]
     return {
         pattern: Allowed(verdict == "accepted", reason)
@@ -49,31 +49,37 @@ def says_which_rank(name: str) -> bool:
 
 
 def of_flag(name: str) -> Allowed:
-    """Return the rule of a flag, by the launcher's own name for it. An unknown flag is refused."""
+    """Return the rule for a launcher's flag. An unknown flag is refused.
+
+    `name` is the launcher's own name for it.
+    """
     return _closest("flags", name) or Allowed(False, "this version of the project does not know it. Remove it.")
 
 
 def of_variable(name: str) -> Allowed | None:
-    """Return the rule of a variable; None if no rule applies, so it cannot override a configuration."""
+    """Return the rule for an environment variable. None if no rule applies, so it cannot override a configuration."""
     return _closest("variables", name)
 
 
 def check_flags(flags: Iterable[str]) -> None:
-    """Raise Refusal for the first flag that a run does not accept. `flags` are spelled as the launcher spells them."""
+    """Raise Refusal for the first flag of the launcher that a run does not accept.
+
+    `flags` are spelled as the launcher spells them.
+    """
     for name in flags:
         if not (rule := of_flag(name)).is_accepted:
             raise Refusal(f"accelerate launch --{name} is not accepted: {rule.reason}")
 
 
 def check_variables(environment: Mapping[str, str]) -> None:
-    """Raise Refusal for the first variable in the environment that would override the configuration of a run."""
+    """Raise Refusal for the first environment variable that would override the configuration of a run."""
     for name in sorted(environment):
         if (rule := of_variable(name)) and not rule.is_accepted:
             raise Refusal(f"{name} is set in the environment: {rule.reason}")
 
 
 def check_rank(environment: Mapping[str, str], world_size: int, is_distributed: bool) -> None:
-    """Raise Refusal if the environment names a rank or world size that the run does not have.
+    """Raise Refusal if the environment variables set a rank or world size that the run does not have.
 
     For a single process, accelerate's launcher passes inherited variables on. For several processes, torchrun sets them
     again.

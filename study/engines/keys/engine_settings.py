@@ -1,4 +1,4 @@
-"""Read the settings of a DeepSpeed engine after it was built: the value of each key of a DeepSpeed JSON.
+"""Read the settings of a DeepSpeed engine that was built: the value of each key of a DeepSpeed JSON.
 
 The paths to the values are in the table of keys. Values of the ZeRO optimizer and of its offloading come first, because
 they show what was built. The engine's configuration only shows what was requested. It is read if no built object stores
@@ -23,9 +23,9 @@ HPZ = "zero_optimization.zero_hpz_partition_size"  # no attribute has it, so it 
 
 @cache
 def readers() -> dict[str, list[str]]:
-    """Return, for each key that a strategy may set, the paths to its value from the engine and its optimizer.
+    """Return where to read the value of each key: attribute paths that start at the engine or its optimizer.
 
-    The first path that exists counts. Keys without a path are left out.
+    The first path that exists counts. Keys without a path are left out. The keys are those that a strategy may set.
     """
     table = known_keys.read()["read"]
     paths_of = {}
@@ -36,12 +36,12 @@ def readers() -> dict[str, list[str]]:
 
 
 def read(engine: Any, optimizer: Any) -> dict[str, Value]:
-    """Return the value of every readable key of a DeepSpeed engine, including keys that have their default."""
+    """Return the value of every readable key of a DeepSpeed engine, including keys with default values."""
     return {key: value(key, engine, optimizer) for key in readers()}
 
 
 def value(key: str, engine: Any, optimizer: Any) -> Value:
-    """Return the value of one key, as a JSON value.
+    """Return the value that a DeepSpeed engine has for one key of its JSON.
 
     Raises AttributeError, KeyError or TypeError if this release of DeepSpeed stores it elsewhere.
     """
@@ -64,7 +64,7 @@ def value(key: str, engine: Any, optimizer: Any) -> Value:
 
 
 def requested(content: dict[str, Any]) -> Iterator[tuple[str, Value]]:
-    """Yield the keys of a DeepSpeed JSON with their values, in the form that `read` returns.
+    """Yield the keys of a DeepSpeed JSON with their requested values, in the form that `read` returns.
 
     Keys with the value "auto" are left out, and so are keys that cannot be read from an engine.
     """
@@ -75,7 +75,7 @@ def requested(content: dict[str, Any]) -> Iterator[tuple[str, Value]]:
 
 
 def _follow(path: str, engine: Any, optimizer: Any) -> Any:
-    """Return the value at the end of a path of attributes, keys and methods; None if a section in it is None."""
+    """Return the value at the end of a path of attributes, keys and methods. None if a section in it is None."""
     root, *names = path.split(".")
     node = engine if root == "engine" else optimizer
     for name in names:
@@ -94,7 +94,7 @@ def _flat(section: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]
 
 
 def _plain(value: Any) -> Value:
-    """Return a value as JSON has it: a torch.dtype by its name, a member of an enumeration by its value."""
+    """Return a value in the form of JSON: a torch.dtype by its name, a member of an enumeration by its value."""
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
     plain: Value = getattr(value, "value", value)

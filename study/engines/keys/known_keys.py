@@ -1,4 +1,4 @@
-"""Read the table that tools/derive/keys.py writes: the engines' keys, what each does, and which ones runs accept."""
+"""Read the table of keys, which tools/derive/keys.py writes: what each key does, and which keys runs accept."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Place = Literal["accelerate", "json"]  # an accelerate file, a DeepSpeed JSON
 
 
 class Section(NamedTuple):
-    """The keys of a section of a DeepSpeed JSON."""
+    """The keys that a section of a DeepSpeed JSON may have."""
 
     keys: frozenset[str]
     is_strict: bool  # True: DeepSpeed fails if a key is unknown; False: it ignores the key
@@ -20,18 +20,18 @@ class Section(NamedTuple):
 
 @cache
 def read() -> dict[str, Any]:
-    """Return the whole table."""
+    """Return the whole table of keys."""
     content: dict[str, Any] = json.loads(Path(__file__).with_name("table.json").read_text())
     return content
 
 
 def engine_schema(engine: Literal["accelerate", "deepspeed"], name: str) -> Any:
-    """Return what tools/derive/keys.py read from an installed engine under a name such as fields, sections or types."""
+    """Return what the table says about an installed engine, under a name such as fields, sections or types."""
     return read()["installed"][engine][name]
 
 
 def engine_list(name: str) -> list[str]:
-    """Return the names that an engine supports of one kind.
+    """Return the names that DeepSpeed or accelerate supports for one kind of thing, such as optimizers.
 
     `name` is the kind: optimizers, schedulers, distributed_types and so on.
     """
@@ -56,7 +56,7 @@ def json_sections() -> dict[str, Section]:
 
 @cache
 def accepted_values(place: Place) -> dict[str, Pattern]:
-    """Return, for each key of a strategy's file, the pattern of the values that the study accepts.
+    """Return the pattern of the values that this project accepts, for each key of a strategy file.
 
     The word <own> in a pattern is replaced by the engine's type of that key.
     """

@@ -1,4 +1,4 @@
-"""Match values with the patterns of the table of keys, and evaluate the conditions of rules."""
+"""Compare values with the patterns of the table of keys, and evaluate the conditions of rules."""
 
 from __future__ import annotations
 
@@ -78,12 +78,12 @@ def _matches_word(word: str, value: Any) -> bool:
 
 
 def as_in_file(value: Any) -> str:
-    """Return a value as a file has it: true, false, null."""
+    """Return a value as it is written in a file, such as true, false or null."""
     return json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
 
 
 def in_words(pattern: Pattern) -> str:
-    """Describe the values that match a pattern, for a message."""
+    """Return a text for messages that describes the values which match a pattern."""
     if isinstance(pattern, list):
         *alternatives, last = map(in_words, pattern)
         return f"{', '.join(alternatives)} or {last}" if alternatives else last
@@ -95,7 +95,7 @@ def in_words(pattern: Pattern) -> str:
 
 
 def condition_holds(condition: Mapping[str, Pattern], key: str, value: Any, file: Any) -> bool:
-    """Return whether every operand of a rule's condition matches its pattern.
+    """Return whether the condition of a rule holds: each of its operands matches its pattern.
 
     An operand is the value of the rule's key, the value of another key, or a property of the whole file.
     """
@@ -103,7 +103,7 @@ def condition_holds(condition: Mapping[str, Pattern], key: str, value: Any, file
 
 
 def _operand(name: str, key: str, value: Any, file: Any) -> Any:
-    """Return what a condition's name stands for. A name that begins with a dot is a key of the same section."""
+    """Return the value of an operand in a condition. A name that begins with a dot is a key of the same section."""
     if name == "value":
         return value
     if name in ("text", "lower", "upper"):

@@ -1,1 +1,1 @@
-"""Read settings back from a built engine, and compare them with the request."""
+"""Read the settings of an engine after it was built, and compare them with the requested settings."""

@@ -1,4 +1,4 @@
-"""Compare requested settings with the facts that were read back from an engine."""
+"""Compare requested settings with the facts that were read from a built engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..keys import known_keys
 
 
 class Demand(NamedTuple):
-    """One setting that somebody requested."""
+    """A setting that was requested: its value, and the source that requested it."""
 
     name: str  # a fact that is read back, or a dotted key of a DeepSpeed JSON
     value: Any
@@ -21,7 +21,7 @@ Outcome = Literal["agreed", "contradicted", "overridden", "unread"]
 
 
 class Judged(NamedTuple):
-    """A demand after its comparison with the facts."""
+    """A requested setting, with the result of comparing it with the built engine."""
 
     demand: Demand
     outcome: Outcome
@@ -36,11 +36,12 @@ def _equals(demand: Demand, actual: Any) -> bool:
 def compare(
     demands: Sequence[Demand], facts: Mapping[str, Any], is_equal: Callable[[Demand, Any], bool] = _equals
 ) -> list[Judged]:
-    """Compare each demand with what was built. The demands are ordered from the weakest source to the strongest.
+    """Compare each requested setting with what was built, and return the results.
 
-    A demand that the facts contradict is `overridden` if a stronger source requested the same fact, and `contradicted`
-    if it is the strongest one. It is `unread` if no fact shows what was built. `is_equal` decides whether a demand and
-    a built value agree; by default they must be equal.
+    The demands are ordered from the weakest source to the strongest. A demand that the facts contradict is `overridden`
+    if a stronger source requested the same fact, and `contradicted` if it is the strongest one. It is `unread` if no
+    fact shows what was built. `is_equal` decides whether a demand and a built value agree. By default, they must be
+    equal.
     """
     strongest = by_fact(demands)
     judged = []
@@ -57,12 +58,12 @@ def compare(
 
 
 def by_fact(demands: Sequence[Demand]) -> dict[str, Demand]:
-    """Return the strongest demand for each fact, which is the last one."""
+    """Return, for each fact about an engine, the request from the strongest source, which is the last one."""
     return {fact_name(demand): demand for demand in demands}
 
 
 def fact_name(demand: Demand) -> str:
-    """Return the name of the fact that a demand is about.
+    """Return the name of the fact about an engine that shows whether a request was fulfilled.
 
     Some keys of a DeepSpeed JSON have a fact with another name.
     """
@@ -71,7 +72,7 @@ def fact_name(demand: Demand) -> str:
 
 
 def built_value(name: str, facts: Mapping[str, Any]) -> tuple[bool, Any]:
-    """Return whether a fact is known, and its value."""
+    """Return whether a fact about an engine is known, and its value."""
     settings = facts.get("settings") or {}
     for known in (facts, settings):
         if known.get(name) is not None:

@@ -1,4 +1,4 @@
-"""Convert names of number types: torch's (bfloat16) and the short ones of configurations (bf16). Imports no torch."""
+"""Convert names of data types between torch's (bfloat16) and the short ones of configurations (bf16), without torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def dtype_names(dtypes: Iterable[Any]) -> list[str]:
 
 
 def precision_of(names: Iterable[str]) -> str:
-    """Return the short names of types, joined by "+", for instance bf16+fp32.
+    """Return the short names of data types joined by "+", for instance bf16+fp32.
 
     A type without a short name keeps its own. The integers of quantized weights are left out, because nothing is
     computed in them.
@@ -30,10 +30,10 @@ def precision_of(names: Iterable[str]) -> str:
 
 
 def precision_of_autocast(dtype: Any) -> str:
-    """Return the name of the precision if autocast computes in this torch type, for instance bf16-autocast."""
+    """Return the name of the precision in which autocast computes with this torch type, for instance bf16-autocast."""
     return f"{precision_of([dtype_name(dtype)])}-autocast"
 
 
 def computed_in(precision: str) -> str:
-    """Return the type in which matrix products are computed under a precision: bfloat16 for bf16 and bf16-autocast."""
+    """Return the data type of matrix products under a precision: bfloat16 for bf16 and bf16-autocast."""
     return TORCH_NAMES[precision.removesuffix("-autocast")]

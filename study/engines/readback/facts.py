@@ -1,4 +1,4 @@
-"""Read the facts of a built engine, model and optimizer. An unknown fact is None."""
+"""Read facts about a built engine, model and optimizer. An unknown fact is None."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LIBRARIES = ("torch", "deepspeed", "accelerate", "transformers", "trl")
 
 
 def uncompiled(model: Any) -> Any:
-    """Return the engine or model under torch.compile's wrapper."""
+    """Return the engine or model without torch.compile's wrapper."""
     return getattr(model, COMPILED, model)
 
 
@@ -38,7 +38,7 @@ def is_deepspeed(model: Any) -> bool:
 
 
 def ddp_of(model: Any) -> DistributedDataParallel | None:
-    """Return the DDP module that a model is or contains; None if there is none.
+    """Return the DDP module that a model is or contains. None if there is none.
 
     Lightning's Fabric and others wrap it.
     """
@@ -46,14 +46,14 @@ def ddp_of(model: Any) -> DistributedDataParallel | None:
 
 
 def inner_module(model: Any) -> torch.nn.Module:
-    """Return the module whose `training` flag is valid, because DeepSpeed's engine does not change its own flag."""
+    """Return the module whose flag `training` is valid. DeepSpeed's engine does not change its own flag."""
     is_wrapper = is_deepspeed(model) or isinstance(model, DistributedDataParallel)
     module: torch.nn.Module = uncompiled(model.module) if is_wrapper else model
     return module
 
 
 def engine_optimizer(model: Any, optimizer: Any) -> Any:
-    """Return the optimizer that holds the model states: DeepSpeed's own, or torch's under its wrappers.
+    """Return the optimizer that holds the model states: DeepSpeed's own, or torch's without its wrappers.
 
     Raises ValueError if there is no torch optimizer under the wrappers.
     """
@@ -63,7 +63,7 @@ def engine_optimizer(model: Any, optimizer: Any) -> Any:
 
 
 def base_optimizer(optimizer: Any) -> torch.optim.Optimizer:
-    """Return the optimizer that does the arithmetic, under all wrappers. Raises ValueError if there is none."""
+    """Return the optimizer that does the arithmetic, without all wrappers. Raises ValueError if there is none."""
     optimizer = unwrapped_optimizer(optimizer)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(
@@ -73,7 +73,7 @@ def base_optimizer(optimizer: Any) -> torch.optim.Optimizer:
 
 
 def unwrapped_optimizer(optimizer: Any) -> Any:
-    """Return the object under all wrappers of an optimizer."""
+    """Return the innermost object in the wrappers of an optimizer."""
     while hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
     return optimizer
@@ -83,7 +83,7 @@ def unwrapped_optimizer(optimizer: Any) -> Any:
 
 
 def replicated_names(model: Any) -> set[str]:
-    """Return the names of the parameters that every data-parallel rank has in full.
+    """Return the names of the parameters that every data-parallel rank stores in full.
 
     Sharded parameters, DeepSpeed's experts and the parameters that DDP ignores are left out.
     """
@@ -109,7 +109,7 @@ def read_back(
     block_class: str | None = None,
     is_strict: bool = False,
 ) -> dict[str, Any]:
-    """Return facts about what was built, by their names. Reads only this rank, without collectives.
+    """Return facts about a built engine by their names. Read only this rank, without collectives.
 
     `model` is a DeepSpeed engine, DDP, an FSDP2 module or a plain model, without torch.compile's wrapper. `device` is
     the device on which the rank computes; None means that of the DeepSpeed engine, or else of the first parameter.
@@ -163,12 +163,12 @@ def engine_kind(model: Any) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the engines and related libraries that the script has imported, by name."""
+    """Return the versions of the engines and related libraries that this process has imported, by name."""
     return {name: importlib.metadata.version(name) for name in _LIBRARIES if name in sys.modules}
 
 
 def backend(device: torch.device) -> str | None:
-    """Return the name of the backend for tensors on a device; None if there is no process group.
+    """Return the name of the communication backend for a device. None if there is no process group.
 
     A group may have one backend per device, for instance under accelerate's FSDP.
     """
@@ -178,7 +178,7 @@ def backend(device: torch.device) -> str | None:
 
 
 def data_parallel_ranks(model: Any) -> list[int] | None:
-    """Return the ranks that average gradients, which for a plain model are all ranks.
+    """Return the ranks over which gradients are averaged. For a plain model, these are all ranks.
 
     None if there is no process group, or if the ranks are unknown, as for a pipeline.
     """
@@ -225,7 +225,7 @@ def _offload_device(section: Any) -> str:
 
 
 def _has_autocast(engine: Any) -> bool:
-    """Return whether the DeepSpeed engine calls torch's autocast by itself. Older releases cannot."""
+    """Return whether a DeepSpeed engine calls torch's autocast itself. Older releases cannot."""
     is_enabled = getattr(engine, "torch_autocast_enabled", None)
     return is_enabled is not None and bool(is_enabled())
 
@@ -263,10 +263,10 @@ def _settings(engine: Any, is_strict: bool) -> dict[str, Any]:
 
 
 def facts_of_fsdp2(model: torch.nn.Module, block_class: str | None) -> dict[str, Any]:
-    """Return the facts of FSDP2's modules, by the names in `records.schema.Sharding`, without collectives.
+    """Return facts about a model's FSDP2 modules, by the names in `records.schema.Sharding`, without collectives.
 
     The fact `reshard_after_forward` is about the units of class `block_class`. If `block_class` is None, it is about
-    every unit but the root's, which stays gathered.
+    every unit except the root, which stays gathered.
     """
     groups = _parameter_groups(model)
     blocks = groups[1:] if block_class is None else [group for group in groups if _unit(group) == block_class]
@@ -285,7 +285,7 @@ def facts_of_fsdp2(model: torch.nn.Module, block_class: str | None) -> dict[str,
 
 
 def _dtypes_of_policies(policies: list[Any], parameters: list[torch.nn.Parameter]) -> dict[str, list[str]]:
-    """Return the types in which FSDP2 computes and reduces; by default, those of the parameters."""
+    """Return the data types in which FSDP2 computes and reduces. By default, they are those of the parameters."""
     own = torch.float64 if {p.dtype for p in parameters} == {torch.float64} else torch.float32
     return {
         "compute_dtypes": dtype_names(policy.param_dtype or own for policy in policies),
@@ -294,7 +294,7 @@ def _dtypes_of_policies(policies: list[Any], parameters: list[torch.nn.Parameter
 
 
 def _parameter_groups(model: torch.nn.Module) -> list[Any]:
-    """Return the groups of parameters that are gathered together, the root's first (torch 2.13)."""
+    """Return the groups of parameters that are gathered together, the root's group first (torch 2.13)."""
     modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
     groups = [group for module in modules for group in module._get_fsdp_state()._fsdp_param_groups]
     return list({id(group): group for group in groups}.values())  # several modules may share one

@@ -1,4 +1,4 @@
-"""Find which elements of which parameter are in a tensor that an optimizer updates.
+"""Find which elements of which parameter a tensor contains that an optimizer updates.
 
 ZeRO and FSDP1 give the optimizer flat tensors with parts of several parameters. Reads only this rank, without
 collectives.
@@ -16,7 +16,7 @@ from .parameters import local, whole_size
 
 
 class Fragment(NamedTuple):
-    """A part of a parameter, in a tensor that an optimizer updates. Counts and offsets are in elements."""
+    """The part of a parameter that an optimizer's tensor contains. Counts and offsets are in elements."""
 
     name: str
     parameter: Any  # of the model; None if it is unknown
@@ -26,7 +26,7 @@ class Fragment(NamedTuple):
 
 
 def fragments_of(model: Any, optimizer: Any) -> dict[int, list[Fragment]]:
-    """Return the parts of parameters in the tensors of an optimizer, by the `id` of the tensor.
+    """Return the part of a parameter in each tensor that an optimizer updates, by the `id` of the tensor.
 
     `optimizer` is the one that holds the model states: DeepSpeed's own, or torch's. A tensor that is missing in the
     result is one whose parameters are unknown.
@@ -46,7 +46,7 @@ def fragments_of(model: Any, optimizer: Any) -> dict[int, list[Fragment]]:
 
 
 def elements(tensor: Any, fragment: Fragment, stride: int = 1) -> torch.Tensor:
-    """Return a copy of a part of an optimizer's tensor, flattened, in float64 on the CPU.
+    """Return a copy of the elements of one fragment in an optimizer's tensor, as a flat float64 tensor on the CPU.
 
     `tensor` is the tensor itself, its gradient or one of its states. With `stride`, only every so many elements are
     copied.
@@ -56,7 +56,7 @@ def elements(tensor: Any, fragment: Fragment, stride: int = 1) -> torch.Tensor:
 
 
 def _of_flat(named: dict[int, Any], optimizer: Any) -> Iterator[tuple[torch.Tensor, Fragment]]:
-    """Yield the parts in the flat master weights of stages 1 and 2, and of DeepSpeed's bf16 optimizer."""
+    """Yield the fragments in the flat master weights of ZeRO stages 1 and 2, and of DeepSpeed's bf16 optimizer."""
     flat = [
         *(getattr(optimizer, "single_partition_of_fp32_groups", None) or ()),
         *(getattr(optimizer, "fp32_groups_flat_partition", None) or ()),
@@ -72,7 +72,7 @@ def _of_flat(named: dict[int, Any], optimizer: Any) -> Iterator[tuple[torch.Tens
 
 
 def _of_stage_3(named: dict[int, Any], optimizer: Any) -> Iterator[tuple[torch.Tensor, Fragment]]:
-    """Yield the parts in the flat master weights of stage 3, without padding."""
+    """Yield the fragments in the flat master weights of ZeRO stage 3, without padding."""
     positions = getattr(optimizer, "grad_position", None) or {}
     for name, parameter in named.values():
         if not hasattr(parameter, "ds_tensor") or not positions:
@@ -86,7 +86,7 @@ def _of_stage_3(named: dict[int, Any], optimizer: Any) -> Iterator[tuple[torch.T
 
 
 def _of_masters(named: dict[int, Any], optimizer: Any) -> Iterator[tuple[torch.Tensor, Fragment]]:
-    """Yield the parameters of the master weights that DeepSpeed keeps one by one at stage 0 in 16 bits."""
+    """Yield the whole parameters of the master weights that DeepSpeed keeps one by one at stage 0 in 16 bits."""
     halves, masters = (getattr(optimizer, name, None) or () for name in ("fp16_groups", "fp32_groups"))
     for parameters, tensors in zip(halves, masters, strict=False):
         if not isinstance(tensors, (list, tuple)) or len(parameters) != len(tensors):

@@ -1,4 +1,4 @@
-"""Read full master weights, gradients and optimizer states, as they would be without an engine.
+"""Read complete master weights, gradients and optimizer states from an engine that may shard them.
 
 If the engine shards, the functions that read values of whole tensors are collective: every rank must read the same
 parameters in the same order.
@@ -17,7 +17,7 @@ from .parameters import local
 
 
 def kind_of_state(state: Any) -> str:
-    """Return the type of an optimizer state: of its elements, or the class in which a library quantizes it.
+    """Return the data type of an optimizer state, or the class in which a library quantizes it.
 
     Examples are "float32" and "OptimState8bit".
     """
@@ -27,7 +27,7 @@ def kind_of_state(state: Any) -> str:
 
 
 def master(parameter: torch.Tensor) -> torch.Tensor | None:
-    """Return DeepSpeed's fp32 master weight of a parameter; None if there is none or it cannot be read."""
+    """Return DeepSpeed's complete fp32 master weight of a parameter. None if there is none or it cannot be read."""
     if not (is_of_zero(parameter) and parameter.requires_grad):
         return None
     from deepspeed.utils import safe_get_full_fp32_param
@@ -37,7 +37,7 @@ def master(parameter: torch.Tensor) -> torch.Tensor | None:
 
 
 def gradient(parameter: Any) -> torch.Tensor | None:
-    """Return the averaged gradient of a parameter; None if there is none.
+    """Return the complete averaged gradient of a parameter. None if there is none.
 
     It can be read between the last backward pass of a step and its update.
     """
@@ -50,9 +50,9 @@ def gradient(parameter: Any) -> torch.Tensor | None:
 
 
 def have_moments(optimizer: Any, parameters: Iterable[Any]) -> bool:
-    """Return whether the ZeRO optimizer has first moments on every rank.
+    """Return whether the ZeRO optimizer has first moments on every rank. Collective: every rank must call it.
 
-    Without this collective check, a rank without moments would raise an error, and the others would wait forever.
+    Without this check, a rank without moments would raise an error, and the other ranks would wait forever.
     """
     link_states(optimizer)
     mappings = [getattr(parameter, "_hp_mapping", None) for parameter in parameters]
@@ -63,7 +63,7 @@ def have_moments(optimizer: Any, parameters: Iterable[Any]) -> bool:
 
 
 def link_states(optimizer: Any) -> None:
-    """Let a ZeRO optimizer of stage 1 or 2 find the states of all parameters.
+    """Make a ZeRO optimizer of stage 1 or 2 find the states of all parameters.
 
     DeepSpeed 0.19.8 looks for them only once, after its first parameter group has stepped. The other groups have no
     states at that time.
@@ -74,7 +74,7 @@ def link_states(optimizer: Any) -> None:
 
 
 def moment(parameter: torch.Tensor) -> torch.Tensor | None:
-    """Return the first moment of a parameter in full; None if no ZeRO optimizer has the parameter.
+    """Return the complete first moment of a parameter. None if no ZeRO optimizer has the parameter.
 
     The optimizer must have moments, which `have_moments` checks.
     """
@@ -82,7 +82,7 @@ def moment(parameter: torch.Tensor) -> torch.Tensor | None:
 
 
 def state(parameter: torch.Tensor, key: str, states: Mapping[Any, Mapping[str, Any]]) -> torch.Tensor | None:
-    """Return one of a parameter's optimizer states in full; None if it has no state of that name.
+    """Return one of a parameter's optimizer states, complete. None if it has no state of that name.
 
     `states` are the states of the optimizer. They are only used if it is not a ZeRO optimizer.
     """

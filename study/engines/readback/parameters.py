@@ -1,4 +1,4 @@
-"""Answer what an engine's parameter is: its plain name, its whole shape and size, this rank's part and its full value.
+"""Return the plain name, the whole shape, this rank's shard and the full value of an engine's parameter.
 
 Wrappers add parts to names. An engine's checkpoint may have them, but a folder for `from_pretrained` must not.
 
@@ -59,7 +59,7 @@ def plain_name(name: str, model: Any = None) -> str:
 
 
 def base_name(name: str) -> str:
-    """Return a parameter's name as the base model of an adapter has it: also without the prefix of PEFT."""
+    """Return a parameter's name in the base model of an adapter: without the prefixes of PEFT and of wrappers."""
     name = plain_name(name)
     while name.startswith(ADAPTER_PREFIX):
         name = name.removeprefix(ADAPTER_PREFIX)
@@ -67,7 +67,7 @@ def base_name(name: str) -> str:
 
 
 def adapter_name(name: str) -> str | None:
-    """Return the base name of a parameter, and of an adapter's parameter the name in the adapter's file.
+    """Return the name of a parameter in the base model, or the name of an adapter's parameter in the adapter's file.
 
     None if PEFT replaced the parameter by a copy, which has the same name then.
     """
@@ -75,9 +75,9 @@ def adapter_name(name: str) -> str | None:
 
 
 def name_among(name: str, known_names: Container[str]) -> str:
-    """Return a plain name, or if only its form without "module" inside is known, that form.
+    """Return a plain name, or its form without "module" inside if only that form is among the known names.
 
-    Without the model, nobody can say whether such a part is a wrapper's.
+    Without the model, it is unknown whether such a part belongs to a wrapper.
     """
     shorter = ".".join(part for part in name.split(".") if part not in WRAPPERS)
     return shorter if name not in known_names and shorter in known_names else name
@@ -94,7 +94,7 @@ def without_base_layers(module: str) -> str:
 
 
 def wrapper_of(name: str) -> tuple[str, str] | None:
-    """Return the part of a name that a wrapper adds, and the wrapper, such as ("_orig_mod.", "torch.compile")."""
+    """Return the part of a name that a wrapper added, and the wrapper, such as ("_orig_mod.", "torch.compile")."""
     parts = name.removeprefix(ADAPTER_PREFIX).split(".")
     wrapper_part = next((part for part in parts if part in WRAPPERS and part != _DATA_PARALLEL), None)
     if wrapper_part is None and parts[0] == _DATA_PARALLEL:
@@ -106,9 +106,9 @@ def wrapper_of(name: str) -> tuple[str, str] | None:
 
 
 def whole_parameters(model: Any) -> list[Any]:
-    """Return a model's parameters.
+    """Return a model's parameters. Under FSDP1, these are the flat parameters.
 
-    Under FSDP1, return the flat parameters, because the original parameters are only views of a shard.
+    FSDP1's original parameters are only views of a shard.
     """
     flat = [m._handle.flat_param for m in model.modules() if getattr(m, "_handle", None) is not None]
     views = {id(p) for flat_parameter in flat for p in flat_parameter._params or ()}
@@ -117,14 +117,14 @@ def whole_parameters(model: Any) -> list[Any]:
 
 
 def is_partitioned(parameter: Any) -> bool:
-    """Return whether stage 3 or FSDP2 has a parameter, so that this rank may have only a shard of it."""
+    """Return whether ZeRO stage 3 or FSDP2 manages a parameter, so that this rank may have only a shard of it."""
     return hasattr(parameter, "ds_id") or hasattr(parameter, "full_tensor")
 
 
 def whole_shape(parameter: Any) -> torch.Size:
-    """Return the shape of a full parameter, of which stage 3, FSDP1 and FSDP2 store only shards.
+    """Return the shape of a full parameter, even if this rank stores only a shard of it.
 
-    bitsandbytes stores two elements in one byte.
+    ZeRO stage 3, FSDP1 and FSDP2 store shards. bitsandbytes stores two elements in one byte.
     """
     if (quantized := getattr(parameter, "quant_state", None)) is not None:
         return torch.Size(quantized.shape)
@@ -138,7 +138,7 @@ def whole_size(parameter: Any) -> int:
 
 
 def whole_bytes(parameter: Any) -> int:
-    """Return the bytes of a full parameter in the type in which the engine stores it."""
+    """Return the bytes of a full parameter in the data type in which the engine stores it."""
     is_packed = hasattr(parameter, "quant_state")  # all of it, in bytes
     return int(parameter.nbytes) if is_packed else whole_size(parameter) * int(parameter.element_size())
 
@@ -150,7 +150,7 @@ def local(tensor: Any) -> torch.Tensor:
 
 
 def local_shard(parameter: Any) -> torch.Tensor:
-    """Return this rank's shard of a parameter, under ZeRO stage 3 flat and without padding.
+    """Return this rank's shard of a parameter. Under ZeRO stage 3, it is flat and without padding.
 
     The values of the padding are arbitrary. The shard is used even where stage 3 has the whole parameter in memory,
     because that is the case only for some parameters and only at some times.
@@ -167,7 +167,7 @@ def local_shard(parameter: Any) -> torch.Tensor:
 
 @contextmanager
 def gathered(parameter: Any) -> Iterator[torch.Tensor]:
-    """Yield the full value of a parameter, with which the model computes, for a `with` block. It must not be changed.
+    """Yield the full value of a parameter, with which the model computes, for a `with` block. Do not change it.
 
     FSDP1's parameters are not gathered.
     """

@@ -13,7 +13,7 @@ from .parameters import local
 
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of nested lists and dicts."""
+    """Yield the tensors in nested lists and dicts."""
     if isinstance(values, torch.Tensor):
         yield values
     elif isinstance(values, dict):
@@ -23,7 +23,7 @@ def _tensors(values: Any) -> Iterator[torch.Tensor]:
 
 
 def _stored(tensor: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in which a tensor of this rank is stored.
+    """Yield the tensors in which this rank stores a tensor.
 
     For FSDP2, this is the rank's part. For a quantized tensor of torchao, these are its values and its scales.
     """
@@ -35,13 +35,13 @@ def _stored(tensor: Any) -> Iterator[torch.Tensor]:
 
 
 def _address(tensor: torch.Tensor) -> int:
-    """Return the address of a tensor's storage; for a fake tensor, which has no memory, that of the storage object."""
+    """Return the address of a tensor's storage. For a fake tensor, which has no memory, use the storage object."""
     storage = tensor.untyped_storage()
     return storage._cdata if isinstance(tensor, FakeTensor) else storage.data_ptr()
 
 
 class StorageCounter:
-    """A counter of bytes that counts each storage once, in the category that claims it first."""
+    """A counter of bytes that counts each storage only once, for the first category that claims it."""
 
     def __init__(self) -> None:
         self._seen: set[int] = set()
@@ -75,7 +75,7 @@ class StorageCounter:
 
 
 def engine_tensors(model: Any, optimizer: Any) -> dict[str, list[torch.Tensor]]:
-    """Return the tensors of each model state, from wherever the engine keeps them.
+    """Return the tensors of each model state on this rank, from wherever the engine keeps them.
 
     `model` is the prepared model, and `optimizer` the innermost ZeRO or torch optimizer. DeepSpeed's flat buffers are
     read by the names of release 0.19 (deepspeed/runtime/zero/stage_1_and_2.py, stage3.py, for bf16 stage 1
@@ -118,7 +118,7 @@ def engine_tensors(model: Any, optimizer: Any) -> dict[str, list[torch.Tensor]]:
 
 
 def count_states(model: Any, optimizer: Any, bucket_bytes: int | None = None) -> dict[str, Any]:
-    """Return the bytes of model states in this rank's memory, by their names in `ModelStateBytes`.
+    """Return the bytes of the model states in this rank's memory, by their names in `ModelStateBytes`.
 
     `bucket_bytes` is the size of DDP's buckets; None if the engine is not DDP, or if buckets are not to be counted.
     """
