@@ -1,4 +1,4 @@
-"""The commands of zero-study as functions. Each returns what the command prints with --json, as a typed object.
+"""Provide the commands of zero-study as functions, which return what the commands print with --json, as typed objects.
 
     from zero_study import api
 
@@ -71,9 +71,7 @@ def check(*paths: str | Path, since: str | None = None) -> CheckAnswer:
 
 
 def claims(source: str | None = None, *, search: str | None = None) -> ClaimsAnswer:
-    """Return what published sources say about ZeRO, with our verdicts, filtered by the name of a source or by search
-    words.
-    """
+    """Return what published sources say about ZeRO, with verdicts, filtered by a source's name or by search words."""
     return _ask(ClaimsAnswer, "claims", [] if source is None else [source], search=search)
 
 
@@ -86,8 +84,7 @@ def diff(a: str | Path, b: str | Path) -> DiffAnswer:
 
 
 def doctor(*files: str | Path, release: str | None = None) -> DoctorAnswer:
-    """Report what the engine does with each key of configuration files. Without files, check this machine's
-    installation.
+    """Report what the engine does with each key of configuration files. Without files, check this machine.
 
     With `release`, such as "deepspeed==0.18.2", also look up the known faults of that release.
     """

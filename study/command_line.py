@@ -124,9 +124,7 @@ def is_optional(field: FieldInfo) -> bool:
 
 
 def choices(field: FieldInfo) -> tuple[str, ...]:
-    """Return the words that a field accepts. Return no words if it accepts more than a list of words, such as any
-    number.
-    """
+    """Return the words that a field accepts. Return no words if it accepts other values too, such as any number."""
     return get_args(kind(field)) if get_origin(kind(field)) is Literal else ()
 
 
@@ -144,7 +142,7 @@ def flag(name: str, field: FieldInfo) -> str:
 
 
 def options_of(model: type[BaseModel], has_presets: bool = False) -> list[Option]:
-    """Return the options of a command: one for each field of a model. An option that is not given has the value None.
+    """Return the options of a command, one for each field of a model. An option that is not given has the value None.
 
     With presets, an option has to be able to turn off what a preset turns on, so `--compile` has `--no-compile`.
     pydantic checks the values then. Otherwise click converts and checks them.

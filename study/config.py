@@ -1,4 +1,4 @@
-"""The configuration of one run: every option with its unit, default and validation, and the batch arithmetic.
+"""Define the configuration of one run: every option with its unit, default and validation, and the batch arithmetic.
 
 A run is defined by this configuration, a strategy (an accelerate file) and a number of processes. This module does not
 import torch.
@@ -43,7 +43,7 @@ FILES = "Measurements and files"
 
 
 class RunConfig(BaseModel):
-    """All options of one run.
+    """The values of all options of one run.
 
     The number of processes and the strategy are not options: the launcher sets the first, and the strategy's file
     describes the second.
@@ -334,7 +334,7 @@ class RunConfig(BaseModel):
         return self.init or ("pretrained" if self.data == "hub" else "scratch")
 
     def batches(self, world_size: int) -> tuple[int, int]:
-        """Return (micro_batch_size, gradient_accumulation_steps) for a number of processes.
+        """Return the micro batch size and the gradient accumulation steps for a number of processes.
 
         Raises Refusal if the global batch cannot be divided equally.
         """
@@ -421,7 +421,7 @@ _FLAGS = Command(
 
 
 def parse_flags(arguments: Sequence[str]) -> dict[str, Any]:
-    """Return the options that the command line sets, by the names of RunConfig's fields.
+    """Return the options in a command line of train.py, by the names of RunConfig's fields.
 
     Raises Refusal if the command line is invalid. Raises SystemExit after --help has printed its text.
     """

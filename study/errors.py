@@ -1,4 +1,4 @@
-"""The errors that end a request or a run. Each message says what is wrong, where, and what to do."""
+"""Define the errors that end a request or a run. Each message says what is wrong, where, and what to do."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Interrupted(BaseException):
 
 
 class RunFailed(RuntimeError):
-    """The error for a failed process that a program of the study started.
+    """The error for a process that this program started and that failed.
 
     The message says which process failed, and how.
     """
@@ -118,7 +118,7 @@ _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")  # error types of 
 
 
 def describe(error: ValidationError, place: str = "") -> str:
-    """Return a one-line message for a pydantic error: the place, the key, and what is wrong with its value."""
+    """Return a one-line message for a pydantic error: where it is, the key, and what is wrong with its value."""
     # A misspelt key causes two errors: one key is missing, and another is unknown.
     first = min(error.errors(), key=lambda e: e["type"] not in _UNKNOWN)
     message = _describe(first)

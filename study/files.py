@@ -56,13 +56,13 @@ def require_clone(what: str) -> None:
 
 
 class StrictModel(BaseModel):
-    """A model of a file that people write by hand. Unknown keys, values of the wrong type and NaN are errors."""
+    """The base class for files that people write. Unknown keys, values of the wrong type and NaN are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file atomically. If writing fails, the file keeps its old content."""
+    """Write bytes to a file atomically. If writing fails, the file keeps its old content."""
     scratch = path.with_name(path.name + ".part")
     try:
         with open_new(scratch, "wb") as file:
@@ -79,7 +79,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def open_new(path: Path, mode: str) -> IO[Any]:
-    """Open a new file for writing, and delete the file that has its name.
+    """Open a new file for writing, in place of any file that already has this name.
 
     A symbolic link of that name is deleted and not followed. Otherwise, anybody who may write into a run's folder could
     make the study overwrite any other file.
@@ -89,7 +89,7 @@ def open_new(path: Path, mode: str) -> IO[Any]:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file atomically. If writing fails, the file keeps its old content."""
+    """Write an object to a JSON file atomically. If writing fails, the file keeps its old content."""
     write_whole(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
 
 

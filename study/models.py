@@ -1,4 +1,4 @@
-"""The sizes and vocabularies of the models that the study trains. No other module defines them."""
+"""Define the sizes and vocabularies of all models that this project trains."""
 
 from __future__ import annotations
 
@@ -46,8 +46,7 @@ LARGEST_VOCABULARY = 50_432
 
 
 def swap_buffer_size(hidden: int, world_size: int) -> int:
-    """Return the size, in elements, of NVMe offload's swap buffers, each of which holds a rank's shard of any
-    parameter.
+    """Return the number of elements in NVMe offload's swap buffers, which hold a rank's shard of any parameter.
 
     The size is an upper bound, because it follows from the largest vocabulary of all models.
     """

@@ -172,7 +172,7 @@ def _wait(started: Iterable[subprocess.Popen[bytes]], timeout_seconds: float) ->
 
 
 class Raised(NamedTuple):
-    """One exception from a traceback."""
+    """One exception that a traceback in a log reports."""
 
     text: str  # type and message
     file: str  # the file in which it was raised; empty if unknown
@@ -207,7 +207,7 @@ def raised_in(errors: Iterable[str]) -> list[Raised]:
 
 
 def lines_of(log: bytes) -> list[str]:
-    """Return the nonempty lines of a log as a terminal shows them: of a progress bar, only the last state is kept."""
+    """Return the nonempty lines of a log as a terminal shows them. Of a progress bar, only the last state is kept."""
     lines = []
     for line in log.decode(errors="replace").split("\n"):
         drawn = [part for part in line.split("\r") if part.strip()]

@@ -68,7 +68,7 @@ class Run:
 
     @property
     def num_local_ranks(self) -> int:
-        """The number of ranks on each machine.
+        """The number of ranks on each machine of the run.
 
         Raises Refusal if the ranks cannot be divided equally among the machines.
         """
@@ -134,7 +134,7 @@ class Run:
         return self.folder / "model"
 
     def remove_scratch(self) -> None:
-        """Delete the temporary files that only a running process needs, to free their disk space."""
+        """Delete files that are needed only while the run is active, to free their disk space."""
         for folder in (self.initial_weights_folder, *self.checkpoints_folder.glob("*.part")):
             shutil.rmtree(folder, ignore_errors=True)
         self.remove_swap_folder()

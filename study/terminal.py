@@ -157,7 +157,7 @@ def bytes_text(num_bytes: float) -> str:
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """Return a number with `digits` significant digits, such as 12.3. Larger numbers are rounded to whole numbers.
+    """Return a number as text with `digits` significant digits, such as "12.3". Larger numbers become whole numbers.
 
     Only numbers below 0.001 are written with a power of ten.
     """
@@ -179,9 +179,7 @@ def signed_percent(relative: float) -> str:
 
 
 def percent(share: float, digits: int = 2) -> str:
-    """Return a share as a percentage with `digits` significant digits, such as "12 %". 100 % and more is a whole
-    number.
-    """
+    """Return a share as text such as "12 %", with `digits` significant digits. From 100 % on, it has at least three."""
     value = 100 * share
     if 0 < abs(value) < 5e-4:
         return f"{scientific(value)} %"
@@ -241,7 +239,7 @@ def table(
     sides: str = "",
     has_ruler: bool = False,
 ) -> list[str]:
-    """Return the lines of a table that fits the terminal. Columns that do not fit follow in further tables.
+    """Return the lines of a table that fits the terminal. Columns that do not fit are moved to further tables.
 
     `sides` has "<" or ">" for each column, which is aligned to the left or to the right. By default, columns of
     numbers are aligned to the right, apart from the first column. With `has_ruler`, a line separates the head from the
@@ -321,9 +319,7 @@ def escape_markdown(text: Any) -> str:
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[Any]], num_texts: int = 1) -> list[str]:
-    """Return the lines of a Markdown table. The first `num_texts` columns are aligned to the left, all others to the
-    right.
-    """
+    """Return the lines of a Markdown table. The first `num_texts` columns are left-aligned, others right-aligned."""
     ruler = "|" + "|".join([" --- "] * num_texts + [" ---: "] * (len(head) - num_texts)) + "|"
     first, *others = ["| " + " | ".join(map(escape_markdown, row)) + " |" for row in (head, *rows)]
     return [first, ruler, *others]

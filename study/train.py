@@ -238,7 +238,7 @@ def train(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
 
 
 def evaluate(built: Built) -> dict[str, float]:
-    """Return the metrics of the model on the held-out examples, by name. The mean loss has the name "loss".
+    """Return the metrics of the model on the held-out examples, by name. The name of the mean loss is "loss".
 
     The samples that pad the last batch are dropped. Collective: every rank must call this.
     """
@@ -306,7 +306,7 @@ def check_trained(built: Built, journal: Journal, final: Checksum) -> None:
 
 
 def complete_proof(built: Built, proof: Proof, ranks: list[Observed]) -> Proof:
-    """Return the proof together with the bytes that each rank swapped, if the strategy offloads to NVMe.
+    """Return the proof of a run, with the bytes that each rank swapped if the strategy offloads to NVMe.
 
     The proof is returned unchanged for other strategies. Raises Failed if Adam's moments do not have the type that the
     study's AdamW uses, or if a rank of an NVMe strategy swapped nothing.
@@ -367,7 +367,7 @@ def write_record(
 
 
 def measured_memory(ranks: list[Observed], is_measured: bool) -> dict[str, Any]:
-    """Return the memory fields of the record.
+    """Return the memory fields of a run's record, measured on each rank.
 
     Each field has one value per rank, or is None if the run does not measure.
     """

@@ -1,4 +1,4 @@
-"""The verdict of a command that checks something: what it found, how much it compared, and what it could not check.
+"""Define the verdict of a command that checks something: what it found, what it compared, what it could not check.
 
 Every command that ends with a verdict returns a `Verdict`, which determines its exit status. A command that compared
 nothing is therefore never "sound".
@@ -78,9 +78,7 @@ class Verdict:
         return {"sound": SOUND, "found": FOUND, "unknown": UNKNOWN}[self.result]
 
     def coverage(self) -> str:
-        """Return a text that says what was compared and how many checks could not be made, such as "20 tensors compared
-        with ...".
-        """
+        """Return a text that says what was compared, and how many checks could not be made."""
         compared = ", ".join(str(each) for each in self.checked if each.number) or "nothing was compared"
         count = len(self.not_checked)
         missing = f"{count} check{'s' * (count != 1)} could not be made"

@@ -1,4 +1,4 @@
-"""The version of this distribution, which `study` and `zero_study` both report, and the address of its repository."""
+"""Define the version of this project, and the address of its repository."""
 
 __version__ = "0.1.0"
 

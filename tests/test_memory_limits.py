@@ -119,12 +119,12 @@ def test_a_variable_of_the_users_wins(monkeypatch):
     assert not list(memory_limits._groups(Path("nowhere")))
 
 
-def tried(at: int, strategy: str, batch: int, seconds: float | None, status: str = "ok") -> frontier.Tried:
+def tried(at: int, strategy: str, batch: int, seconds: float | None, status: str = "ok") -> frontier.CappedRun:
     config = build_config(workload="gpt-wikitext", size="110m", global_batch_size=batch, memory_cap=3)
     outcome = Outcome.model_construct(
         run_id=f"{at}", strategy=strategy, status=status, world_size=2, started_at=f"2026-11-24T00:00:{at:02}+00:00"
     )
-    return frontier.Tried(outcome, config, 3.0, seconds)
+    return frontier.CappedRun(outcome, config, 3.0, seconds)
 
 
 def test_speed_at_equal_memory_is_held_against_the_controls_around_it():

@@ -112,7 +112,7 @@ def test_times_at_equal_memory_are_what_the_lines_say(study):
         output = row["own_ratios"] if larger else [1 / ratio for ratio in row["equal_ratios"]]
         assert sorted(output) == pytest.approx(sorted(result))
         if len(output) > 1:
-            middle, low, high = frontier.over_series(output)
+            middle, low, high = frontier.mean_over_series(output)
             assert middle == pytest.approx(statistics.geometric_mean(output))
             assert low * high == pytest.approx(middle**2)
             beyond = (math.log(high / middle) / statistics.stdev(map(math.log, output))) ** 2 / (1 + 1 / len(output))

@@ -11,7 +11,7 @@ import synthetic
 
 from study import cli, files
 from study.compare import eligible_runs, verdict, verdict_text
-from study.compare.eligible_runs import Runs, Trained, Wanted
+from study.compare.eligible_runs import AdmittedRun, PlannedRun, Runs
 from study.config import RunConfig
 from study.errors import Refusal
 from study.running import studies
@@ -29,10 +29,10 @@ def protocol(**changes) -> Protocol:
     return Protocol.model_validate({**PROTOCOL, **changes})
 
 
-def trained(strategy="ddp", seed=0, loss=0.5, label="", first=0.7, learns=True) -> Trained:
+def trained(strategy="ddp", seed=0, loss=0.5, label="", first=0.7, learns=True) -> AdmittedRun:
     held_out = {0: {"loss": first}, 100: {"loss": loss}}
     name = name_of(strategy, seed, label)
-    return Trained(name, strategy, seed, label, held_out, (0.7, loss if learns else 0.7), "2026-11-24", "c")
+    return AdmittedRun(name, strategy, seed, label, held_out, (0.7, loss if learns else 0.7), "2026-11-24", "c")
 
 
 def name_of(strategy, seed, label="") -> str:
@@ -221,7 +221,7 @@ def wanted(seeds=(0, 1)):
     config = RunConfig(max_steps=STEPS, num_train_examples=256, **WEIGHTS)
     for seed in seeds:
         for strategy, label in (("zero3", ""), ("ddp", ""), ("ddp", "cut"), ("ddp", "rounding"), ("ddp", "scaled")):
-            yield Wanted(name_of(strategy, seed, label), strategy, 2, config.model_copy(update={"seed": seed}))
+            yield PlannedRun(name_of(strategy, seed, label), strategy, 2, config.model_copy(update={"seed": seed}))
 
 
 def all_of_it(folder, seeds=(0, 1), without="", **changes):

@@ -151,9 +151,7 @@ class TracedMemory(Closed):
 
 
 class PlaceBytes(Closed):
-    """The bytes of the model states that one GPU is responsible for, by where they are stored: GPU, host memory or
-    disk.
-    """
+    """The bytes of one GPU's share of the model states, by where they are stored: on the GPU, in RAM or on disk."""
 
     device: int
     host: int
@@ -214,7 +212,7 @@ class AdvisedStrategy(Closed):
 
 
 class Change(Closed):
-    """A change of the request that makes a strategy fit or improves the answer."""
+    """A change of the requested training that makes a strategy fit or improves the answer."""
 
     kind: str
     options: str
@@ -231,7 +229,7 @@ class Change(Closed):
 
 
 class RecommendedChange(Change):
-    """The recommended change of the request, with the predictions for the changed training."""
+    """The recommended change of the requested training, with predictions for the changed training."""
 
     assumed: dict[str, str]
     strategies: list[AdvisedStrategy]

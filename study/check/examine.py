@@ -53,7 +53,7 @@ class Report:
 
     @property
     def unused(self) -> list[Accepted]:
-        """The entries of the settings that accept findings which no longer occur."""
+        """The entries of the settings that accept a finding which no longer occurs."""
         used = [entry for _, entry in self.accepted]
         return [entry for entry in self.settings.accepted if entry not in used]
 

@@ -22,7 +22,7 @@ PLACEHOLDER = "TODO"  # how the reason of an entry begins that --accept prints
 
 
 class Accepted(StrictModel):
-    """An entry of the settings that accepts findings which the owners of a project know."""
+    """An entry of the settings that accepts findings, with the reason of the project's owners."""
 
     id: str  # of the finding, such as doctor/ignored-key
     reason: str  # why it is accepted
@@ -83,9 +83,10 @@ def read(path: Path) -> Settings:
 
 
 def entries(findings: Iterable[tuple[Finding, str]]) -> Iterator[str]:
-    """Yield the lines of pyproject.toml that accept these findings. Each finding comes with the path of its file.
+    """Yield the lines to add to pyproject.toml so that these findings are accepted.
 
-    The reasons are placeholders. The settings are refused until somebody has replaced them.
+    Each finding comes with the path of its file. The reasons are placeholders. The settings are refused until somebody
+    has replaced them.
     """
     for finding, path in findings:
         yield f"[[tool.{SECTION}.accepted]]"

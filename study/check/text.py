@@ -75,7 +75,7 @@ def markdown(report: Report) -> str:
 
 
 def baseline(report: Report) -> str:
-    """Return the lines of pyproject.toml that accept the findings, with placeholders for the reasons."""
+    """Return the lines to add to pyproject.toml to accept all findings, with placeholders for the reasons."""
     findings = [(finding, report.path_of(finding)) for finding in report.findings if finding.severity != "note"]
     return "\n".join(settings.entries(findings))
 

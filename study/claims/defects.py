@@ -26,7 +26,7 @@ LOSSES = METRICS[:2]
 
 
 class Program(NamedTuple):
-    """The trainings that one process runs, in order, and the defects of the published program that it corrects."""
+    """A process that runs the published program: which trainings it runs, in order, and which defects it corrects."""
 
     arms: tuple[str, ...]  # plain or zero, and the batch size: "zero-8"
     honoured: bool = False  # settings-unread: the DeepSpeed settings take effect

@@ -1,4 +1,4 @@
-"""Format sources, claims and search results for a terminal: wrapped lines without Markdown or JSON, summary first."""
+"""Format sources, claims and search results for a terminal, as wrapped lines with the summary first."""
 
 from __future__ import annotations
 

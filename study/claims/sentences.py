@@ -59,7 +59,7 @@ class JudgedSentence(NamedTuple):
 
     @property
     def word(self) -> str:
-        """The verdict on the sentence, as one of the words of Conclusion."""
+        """The verdict on the sentence, as words such as "contradicted"."""
         return verdicts.headline([reading.verdict for reading in self.readings])[0]
 
     @property
@@ -87,7 +87,7 @@ class JudgedSentence(NamedTuple):
 
     @property
     def counts(self) -> bool:
-        """Whether the sentence is included in statistics. Small mistakes that mislead nobody are not included."""
+        """Whether the sentence is included in statistics. Small mistakes that mislead nobody are left out."""
         return self.sentence is None or not self.sentence.petty
 
 

@@ -44,7 +44,7 @@ def main(place: Path) -> None:
         names = fixtures(rule["through"])
         (place / "started").touch()
         try:
-            GIVERS[rule["through"]](rule["snippet"], names)
+            RUNNERS[rule["through"]](rule["snippet"], names)
         except BaseException as error:
             traceback.print_exc()
             answer["message"] = described(error)
@@ -105,7 +105,7 @@ def on_cpu() -> dict[str, Any]:
     return {"use_cpu": True} | ({"ddp_backend": "gloo"} if "RANK" in os.environ else {})
 
 
-def give_json(snippet: str, names: dict[str, Any]) -> None:
+def train_with_json(snippet: str, names: dict[str, Any]) -> None:
     """Train with the published lines as the whole configuration of deepspeed.initialize.
 
     DeepSpeed creates the optimizer only if the lines name one. Otherwise it gets an AdamW.
@@ -125,8 +125,8 @@ def give_json(snippet: str, names: dict[str, Any]) -> None:
         engine.step()
 
 
-def give_yaml(snippet: str, names: dict[str, Any]) -> None:
-    """Train with the accelerate file that started this process, which already contains the published lines."""
+def train_with_yaml(snippet: str, names: dict[str, Any]) -> None:
+    """Train with the accelerate file that started this process, which contains the published lines."""
     import torch
     from accelerate import Accelerator
     from accelerate.utils import InitProcessGroupKwargs
@@ -137,7 +137,7 @@ def give_yaml(snippet: str, names: dict[str, Any]) -> None:
         plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = MICRO_BATCH_SIZE
 
     def built(zero3_init: bool) -> int:
-        """Return the bytes of parameters that this rank stores after building a model with or without zero3_init."""
+        """Build a model with or without zero3_init, and return the bytes of its parameters that this rank stores."""
         with plugin.zero3_init_context_manager(enable=zero3_init):
             parameters = list(names["AutoModelForSequenceClassification"].from_config(names["config"]).parameters())
         return sum(getattr(p, "ds_tensor", p).nbytes for p in parameters)
@@ -154,7 +154,7 @@ def give_yaml(snippet: str, names: dict[str, Any]) -> None:
             optimizer.zero_grad()
 
 
-def give_arguments(snippet: str, names: dict[str, Any]) -> None:
+def train_with_arguments(snippet: str, names: dict[str, Any]) -> None:
     """Train with Trainer and the published TrainingArguments, to which the arguments for a CPU are added."""
     training_arguments = names["TrainingArguments"]
     names["TrainingArguments"] = lambda **arguments: training_arguments(**arguments, **on_cpu())
@@ -170,15 +170,15 @@ def give_arguments(snippet: str, names: dict[str, Any]) -> None:
         watch(trainer.model_wrapped, trainer.model_wrapped.optimizer, names)
 
 
-def give_python(snippet: str, names: dict[str, Any]) -> None:
+def run_python(snippet: str, names: dict[str, Any]) -> None:
     exec(compile(snippet, "snippet", "exec"), names)
 
 
-GIVERS = {
-    "deepspeed-json": give_json,
-    "accelerate-yaml": give_yaml,
-    "training-arguments": give_arguments,
-    "python": give_python,
+RUNNERS = {
+    "deepspeed-json": train_with_json,
+    "accelerate-yaml": train_with_yaml,
+    "training-arguments": train_with_arguments,
+    "python": run_python,
 }
 
 
@@ -188,7 +188,7 @@ def batch(names: dict[str, Any]) -> dict[str, Any]:
 
 
 def watch(engine: Any, optimizer: Any, names: dict[str, Any]) -> None:
-    """Make the names `engine`, `optimizer` and `held` available to the expressions of a rule.
+    """Make the names `engine`, `optimizer` and `held` available to the expressions that a rule evaluates.
 
     `held(part)` returns the bytes per parameter that this rank stores of a part of the model states.
     """

@@ -1,4 +1,4 @@
-"""Run the code lines that sources publish with current engines, in new processes for each claim.
+"""Run code lines that sources publish with current engines, in new processes for each claim.
 
     python -m study.claims.snippets [--claim ID] [--output FILE]
 
@@ -102,7 +102,7 @@ class _Ended:
 
     @property
     def refusal(self) -> str | None:
-        """The engine's error message if it rejected the lines, otherwise None.
+        """The engine's error message if it rejected the code lines, otherwise None.
 
         This is the first message of all ranks, because the error of one rank makes the other ranks fail too.
         """

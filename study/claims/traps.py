@@ -1,4 +1,4 @@
-"""Compute how much a setting that nobody wrote down changes runs that seem to be the same training (a parity trap).
+"""Compute how much one setting that nobody wrote down changes trainings that seem to be equal (a parity trap).
 
 In the "trapped" pair of trainings, this setting differs between a training and its control. In the "matched" pair, it
 is the same. tools/measure/published measures both pairs.

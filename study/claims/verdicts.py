@@ -75,7 +75,7 @@ class Conclusion(Enum):
 
     @classmethod
     def of(cls, word: str) -> Conclusion:
-        """Return the conclusion that the file of verdicts stores as this word."""
+        """Return the conclusion for a word that the file of verdicts stores."""
         return next(conclusion for conclusion in cls if conclusion.word == word)
 
     @property
@@ -336,7 +336,7 @@ def decide_all(folder: Path = ledger.FOLDER, missing: dict[str, str] | None = No
 
 
 def check(now: Mapping[str, Verdict], wrong: Collection[str], missing: Mapping[str, str]) -> CheckVerdict:
-    """Return the verdict of `claims --check`, from which its exit status follows.
+    """Return the verdict of the command `claims --check`, from which its exit status follows.
 
     `now` has the claims that were decided again, `wrong` those that differ from what is committed, and `missing` has
     the reasons why the remaining claims could not be decided.
@@ -354,7 +354,7 @@ def check(now: Mapping[str, Verdict], wrong: Collection[str], missing: Mapping[s
 
 
 def disagreeing(sources: list[Source], verdicts: dict[str, Verdict]) -> dict[str, str]:
-    """Return a message for each sentence whose verdict differs from the value of its key "holds" in the ledger.
+    """Return a message for each sentence whose verdict differs from the one that the ledger expects (its key "holds").
 
     The messages are keyed by the id of the sentence's first claim. Sentences with a claim that has no verdict are left
     out.

@@ -63,7 +63,7 @@ def tolerance(precision: str) -> float:
 
 
 def page(folders: Sequence[Path]) -> str:
-    """Return the acceptance page in Markdown.
+    """Return the page of the view `acceptance` in Markdown: which checks each strategy passes on this machine.
 
     The table has a row for each strategy and a column for each check. Below it are the reasons for each check that is
     not ok, and the loss differences of each run.

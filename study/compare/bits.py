@@ -77,7 +77,7 @@ class _Engine(NamedTuple):
 
     @property
     def is_odd(self) -> bool:
-        """True if the number of processes is not a power of two."""
+        """Whether the number of processes is not a power of two."""
         return self.world_size & (self.world_size - 1) != 0
 
 
@@ -256,7 +256,7 @@ Column = Sequence[RecordFile]  # the runs of one setting
 
 
 def settings(folders: Sequence[Path]) -> dict[str, tuple[list[Column], list[Column]]]:
-    """Return the runs below the folders by model and precision, as groups with equal settings.
+    """Return groups of runs that can be compared bit by bit because they have the same setting, by model and precision.
 
     For each model and precision there is a list of groups without --fixed-order, and a list of groups with it. The keys
     are headings, which also contain the number of steps, the seed and the machine. Runs without digests are left out.
@@ -270,7 +270,7 @@ def _settings(files: Sequence[RecordFile]) -> dict[str, tuple[list[Column], list
     return {heading: column_groups for heading, column_groups in split.items() if any(column_groups)}
 
 
-def heads(columns: Sequence[Column]) -> list[str]:
+def column_headings(columns: Sequence[Column]) -> list[str]:
     """Return the heading of each column of a table. A column has the runs of one setting."""
     return [_column(column[0]) for column in columns]
 
@@ -286,7 +286,8 @@ def _table(columns: Sequence[Column]) -> list[str]:
     cells = grid(columns)
     return list(
         terminal.markdown(
-            [HEAD, *heads(columns)], [[name, *(shown(cell) for cell in row)] for name, row in cells.items()]
+            [HEAD, *column_headings(columns)],
+            [[name, *(cell_text(cell) for cell in row)] for name, row in cells.items()],
         )
     )
 
@@ -302,7 +303,7 @@ class Cell:
 
 
 def grid(columns: Sequence[Column]) -> dict[str, list[Cell | None]]:
-    """Return the rows of a table: one for each strategy, then one for each planted fault.
+    """Return a table of comparisons of runs: one row for each strategy, then one for each planted fault.
 
     A cell is None if there is no such run in that setting.
     """
@@ -325,8 +326,8 @@ def _cell(file: RecordFile, control: RecordFile) -> Cell:
     return Cell(step, names, _held_out_difference(r, reference), file is control)
 
 
-def shown(cell: Cell | None) -> str:
-    """Return the comparison of a run with its reference as text. Empty if there is no such run."""
+def cell_text(cell: Cell | None) -> str:
+    """Return a text that says how a run differs from its reference. Empty if there is no such run."""
     if cell is None:
         return ""
     if cell.step is None:

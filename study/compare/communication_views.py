@@ -169,7 +169,7 @@ CONTROL = "ddp"
 
 
 class Layout(NamedTuple):
-    """The properties that runs must share before their times are compared, other than strategy and network rate."""
+    """The properties in which runs must agree before their times are compared, besides strategy and network rate."""
 
     machines: int
     ranks: int  # per machine
@@ -203,7 +203,7 @@ _Key = tuple[Layout, str, float]  # layout, strategy, and the negative rate, so 
 
 
 def network_cells(record_files: Iterable[RecordFile]) -> list[NetworkCell]:
-    """Group the runs on several machines by layout, strategy and network rate, with the fastest network first.
+    """Group runs on several machines by layout, strategy and network rate, with the fastest network first.
 
     Runs on one machine, runs without a timed step and runs without counted collectives are left out.
     """

@@ -24,7 +24,7 @@ from study.running.studies import Protocol
 _PLACES = NOT_TRAINED | {"data", "init", "weights"}
 
 
-class Wanted(NamedTuple):
+class PlannedRun(NamedTuple):
     """A run that the study's plan contains."""
 
     run_id: str
@@ -33,7 +33,7 @@ class Wanted(NamedTuple):
     config: RunConfig
 
 
-class Trained(NamedTuple):
+class AdmittedRun(NamedTuple):
     """The results of one admitted run: its held-out metrics by step, and its training losses."""
 
     run_id: str
@@ -49,13 +49,13 @@ class Trained(NamedTuple):
 class Runs(NamedTuple):
     """The runs of a study, divided into admitted, excluded and missing runs."""
 
-    taken: list[Trained]
+    taken: list[AdmittedRun]
     left_out: dict[str, str]  # run_id -> reason
     missing: list[str]  # planned runs without an outcome
     num_planned: int
 
 
-def read(folders: Sequence[Path], wanted: Iterable[Wanted], protocol: Protocol, study: str, sha256: str) -> Runs:
+def read(folders: Sequence[Path], wanted: Iterable[PlannedRun], protocol: Protocol, study: str, sha256: str) -> Runs:
     """Read the runs of a study, and divide them into admitted, excluded and missing runs.
 
     Raises Refusal if the folders have no run of the study, or if two different runs have the same id.
@@ -70,7 +70,7 @@ def read(folders: Sequence[Path], wanted: Iterable[Wanted], protocol: Protocol, 
             left_out[outcome.run_id] = reason
         elif file is not None:
             files[outcome.run_id] = file
-    left_out |= _odd_ones({run_id: file.record for run_id, file in files.items()})
+    left_out |= _outliers({run_id: file.record for run_id, file in files.items()})
     labels = (*protocol.variants, *protocol.broken)
     taken = [_trained(file, labels) for run_id, file in files.items() if run_id not in left_out]
     missing = planned.keys() - {outcome.run_id for outcome, _ in runs}
@@ -102,7 +102,7 @@ def _runs_of(folders: Sequence[Path], study: str) -> list[tuple[Outcome, RecordF
 
 
 def _reason(
-    planned: Wanted | None, outcome: Outcome, record: Record | None, protocol: Protocol, sha256: str
+    planned: PlannedRun | None, outcome: Outcome, record: Record | None, protocol: Protocol, sha256: str
 ) -> str | None:
     """Return why the protocol excludes a run, without regard to other runs. None if it admits the run."""
     if planned is None:
@@ -123,7 +123,7 @@ def _other_code(record: Record) -> str | None:
     return record.mixed_code
 
 
-def _other_request(planned: Wanted, record: Record) -> str | None:
+def _other_request(planned: PlannedRun, record: Record) -> str | None:
     """Return the first setting in which a run differs from its plan, as text. None if there is none."""
     recorded = RunConfig.model_validate(record.config)
     plan, run = (config.model_dump(mode="json", exclude=set(_PLACES)) for config in (planned.config, recorded))
@@ -140,7 +140,7 @@ def _not_evaluated(record: Record, protocol: Protocol) -> str | None:
     return f"its held-out loss was not taken at step {min(missing)}" if missing else None
 
 
-def _odd_ones(runs: dict[str, Record]) -> dict[str, str]:
+def _outliers(runs: dict[str, Record]) -> dict[str, str]:
     """Return the runs that differ from most others in something that must be equal, with the reasons.
 
     Libraries, arithmetic and text must be the same for all runs. The machine, the pretrained weights and the initial
@@ -176,10 +176,10 @@ def _unlike(runs: dict[str, Record], names: Sequence[str]) -> dict[str, str]:
     return odd
 
 
-def _trained(file: RecordFile, labels: Sequence[str]) -> Trained:
+def _trained(file: RecordFile, labels: Sequence[str]) -> AdmittedRun:
     record, losses = file.record, [line["loss"] for line in steps_of(file)]
     ends = steps_at_an_end(len(losses))
-    return Trained(
+    return AdmittedRun(
         run_id=record.run_id,
         strategy=record.strategy,
         seed=record.seed,

@@ -171,7 +171,7 @@ def has_computed_buckets(r: Record) -> bool:
 
 
 def computed_buckets(runs: Iterable[Record]) -> list[str]:
-    """Return lines for a page that name the runs whose DDP buckets were calculated. Empty if all were measured."""
+    """Return lines that name the runs whose bytes of DDP's buckets were computed. Empty if all were measured."""
     old = sorted({r.run_id for r in runs if has_computed_buckets(r)})
     reason = "DDP's buckets are computed from the parameters, not measured, in these runs, which are older than that"
     return [f"{reason} measurement: {', '.join(old)}.", ""] if old else []
@@ -236,7 +236,7 @@ def num_replicas(proof: Proof) -> int:
 
 
 def steps_at_an_end(num_steps: int) -> int:
-    """Return over how many steps the first losses, or the last losses, of a run are averaged."""
+    """Return over how many steps the losses at the beginning, or at the end, of a run are averaged."""
     return max(1, min(STEPS_AT_AN_END, num_steps // 3))
 
 

@@ -34,7 +34,7 @@ Speed at equal memory: each run is compared with the mean of the nearest runs of
 shows the median over the runs of a strategy and, in parentheses, the lowest and the highest ratio."""
 
 
-class Tried(NamedTuple):
+class CappedRun(NamedTuple):
     """One run under a memory cap, which may have failed."""
 
     outcome: Outcome
@@ -70,7 +70,7 @@ class Largest(NamedTuple):
     needed_gib: float | None  # predicted memory of the largest that trained
 
     def cells(self) -> list[str]:
-        """Return the strategy's row in the table of what fits."""
+        """Return the strategy's row in the table of the largest models or batches."""
         struck = f" (of {self.struck})" if self.struck else ""
         needed = "" if self.needed_gib is None else f"{self.needed_gib:.2f}"
         texts = [value or "none" for value in (self.trained, self.not_trained, self.predicted)]
@@ -90,7 +90,7 @@ def page(folders: Sequence[Path], control: str = "ddp") -> str:
     return view.page("What fits: measured, and predicted", EXPLANATION, lines, "--view fits", folders, record_files)
 
 
-def _sections(runs: list[Tried], control: str) -> list[str]:
+def _sections(runs: list[CappedRun], control: str) -> list[str]:
     """Return the tables of runs that differ only in strategy, model size and batch.
 
     Runs that failed for another reason than memory are listed below the tables.
@@ -107,7 +107,7 @@ def _sections(runs: list[Tried], control: str) -> list[str]:
     return lines + [f"- {run.run_id}: {run.status}, {terminal.escape_markdown(run.message)}" for run in failed]
 
 
-def read(folders: Sequence[Path]) -> list[Tried]:
+def read(folders: Sequence[Path]) -> list[CappedRun]:
     """Return all runs under a memory cap that are below the folders, sorted by training and cap."""
     return sorted((each for run in records.find_runs(folders) if (each := _tried(run))), key=lambda each: each.work)
 
@@ -117,34 +117,34 @@ def largest(folders: Sequence[Path]) -> list[Largest]:
     return [row for _, runs in groupby(read(folders), key=lambda run: run.work) for row in _largest(list(runs))]
 
 
-def _tried(run: records.RecordedRun) -> Tried | None:
+def _tried(run: records.RecordedRun) -> CappedRun | None:
     outcome = run.outcome
     if outcome is None or outcome.config is None or outcome.config.get("memory_cap") is None:
         return None
     record = run.record and run.record.record
     timing = record.timing if record and why_untimed(record) is None else None
     config = RunConfig(**outcome.config)
-    return Tried(outcome, config, config.memory_cap or 0.0, timing.median_seconds if timing else None)
+    return CappedRun(outcome, config, config.memory_cap or 0.0, timing.median_seconds if timing else None)
 
 
-def _of(strategy: str, runs: list[Tried], status: str = "ok") -> list[Tried]:
+def _of(strategy: str, runs: list[CappedRun], status: str = "ok") -> list[CappedRun]:
     return [run for run in runs if run.outcome.strategy == strategy and run.outcome.status == status]
 
 
 # ---------------------------------------------------------------- the largest
 
 
-def _knob(runs: Sequence[Tried]) -> str:
+def _knob(runs: Sequence[CappedRun]) -> str:
     return "size" if len({run.config.size for run in runs}) > 1 else "global_batch_size"
 
 
-def _largest(runs: list[Tried]) -> list[Largest]:
+def _largest(runs: list[CappedRun]) -> list[Largest]:
     """Return the largest model or batch that each strategy trained under one memory cap.
 
     Predictions are made for every size (or batch) that any of the strategies tried.
     """
     knob = _knob(runs)
-    place: Callable[[Tried], int] = _parameters if knob == "size" else lambda run: run.batch
+    place: Callable[[CappedRun], int] = _parameters if knob == "size" else lambda run: run.batch
     ladder = {place(run): getattr(run.config, knob) for run in runs}
     rungs = [ladder[rung] for rung in sorted(ladder)]
     strategies = in_order(run.outcome.strategy for run in runs)
@@ -152,7 +152,7 @@ def _largest(runs: list[Tried]) -> list[Largest]:
 
 
 def _largest_of(
-    strategy: str, runs: list[Tried], knob: str, rungs: Sequence[Any], place: Callable[[Tried], int]
+    strategy: str, runs: list[CappedRun], knob: str, rungs: Sequence[Any], place: Callable[[CappedRun], int]
 ) -> Largest:
     """Return the largest value of `knob` that a strategy trained, and the largest of `rungs` predicted to fit."""
     example = next(run for run in runs if run.outcome.strategy == strategy)
@@ -161,7 +161,7 @@ def _largest_of(
     ladder = [example._replace(config=example.config.model_copy(update={knob: value})) for value in rungs]
     predicted = max((run for run in ladder if run.needed <= run.cap), key=place, default=None)
 
-    def value(run: Tried | None) -> str | None:
+    def value(run: CappedRun | None) -> str | None:
         return str(getattr(run.config, knob)) if run else None
 
     return Largest(
@@ -176,7 +176,7 @@ def _largest_of(
     )
 
 
-def _parameters(run: Tried) -> int:
+def _parameters(run: CappedRun) -> int:
     """Return a rough number of parameters, from layers and hidden size, by which model sizes are sorted."""
     size = SIZES[run.config.workload][run.config.size]
     return size["layers"] * 12 * size["hidden"] ** 2 + 51_281 * size["hidden"]
@@ -200,7 +200,7 @@ class Speed(NamedTuple):
     fits: bool  # whether it trained at the control's batch
 
     def cells(self) -> list[str]:
-        """Return the strategy's row in the table of times."""
+        """Return the strategy's row in the table of step times."""
         rates = [self.batch / seconds for seconds in self.own_seconds]
         equal = _median(self.equal_seconds, "not timed" if self.fits else "does not fit")
         own = [str(self.batch or ""), _median(rates, "not timed" if self.batch else "")]
@@ -215,7 +215,7 @@ def speeds(folders: Sequence[Path], control: str = "ddp") -> list[Speed]:
     return [row for _, runs in groupby(read(folders), key=lambda run: run.work) for row in _speeds([*runs], control)]
 
 
-def _speeds(runs: list[Tried], control: str) -> list[Speed]:
+def _speeds(runs: list[CappedRun], control: str) -> list[Speed]:
     # The control's runs at the largest batch that it trained, in the order in which they started.
     of_control = _of(control, runs)
     batch = max((run.batch for run in of_control), default=0)
@@ -226,7 +226,7 @@ def _speeds(runs: list[Tried], control: str) -> list[Speed]:
     return [_speed_of(strategy, _of(strategy, runs), controls) for strategy in strategies]
 
 
-def _speed_of(strategy: str, trained: list[Tried], controls: list[Tried]) -> Speed:
+def _speed_of(strategy: str, trained: list[CappedRun], controls: list[CappedRun]) -> Speed:
     """Compare the times of a strategy's runs with those of the control's runs that started just before and after.
 
     The comparison is made at the control's batch, and at the strategy's own largest batch.
@@ -246,15 +246,15 @@ def _speed_of(strategy: str, trained: list[Tried], controls: list[Tried]) -> Spe
     )
 
 
-def _seconds_of(runs: list[Tried]) -> tuple[float, ...]:
+def _seconds_of(runs: list[CappedRun]) -> tuple[float, ...]:
     return tuple(run.seconds for run in runs if run.seconds)
 
 
-def _rate_ratios(runs: list[Tried], controls: list[Tried]) -> tuple[float, ...]:
+def _rate_ratios(runs: list[CappedRun], controls: list[CappedRun]) -> tuple[float, ...]:
     return tuple(ratio for run in runs if (ratio := _against(run, controls)))
 
 
-def over_series(ratios: Sequence[float]) -> tuple[float, float, float]:
+def mean_over_series(ratios: Sequence[float]) -> tuple[float, float, float]:
     """Return the geometric mean of one ratio per series of runs, and a 95 % prediction interval for one more series.
 
     The interval is by Student's t on the logarithms.
@@ -271,7 +271,7 @@ def _median(values: Sequence[float], otherwise: str) -> str:
     return f"{statistics.median(values):.2f}" if values else otherwise
 
 
-def _against(run: Tried, controls: list[Tried]) -> float | None:
+def _against(run: CappedRun, controls: list[CappedRun]) -> float | None:
     """Return a run's sequences per second, divided by the mean of the control's runs just before and just after it.
 
     None if one of the three runs is missing or has no time.

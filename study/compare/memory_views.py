@@ -205,7 +205,7 @@ class Crossing(NamedTuple):
 
 
 class RunPeak(NamedTuple):
-    """The peak memory of one run, in bytes."""
+    """The measured and the predicted peak memory of one run, in bytes."""
 
     record: Record
     at_rest: list[float]  # the parts between two steps, in the order of STATE_PARTS

@@ -77,7 +77,7 @@ def comparable(run: Mapping[str, Any], partner: Mapping[str, Any]) -> str | None
 
 
 def limits(run: Mapping[str, Any], partner: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return why losses, speed, memory or states of two comparable runs cannot be compared. None for each that can.
+    """Return, for losses, speed, memory and states, the reason why two runs cannot be compared in it, or None.
 
     `states` are the quantities that depend on the number of processes: model states and traffic.
     """
@@ -90,7 +90,7 @@ def limits(run: Mapping[str, Any], partner: Mapping[str, Any]) -> dict[str, str 
     unequal = confounded or (None if world_difference else micro_batch)
     threads = _against(run, partner, "threads_per_process", "threads per process") if run["device"] == "cpu" else None
     too_late = _hours_apart(run, partner)
-    crowded = next((crowding(run_of_pair) for run_of_pair in (run, partner) if crowding(run_of_pair)), None)
+    crowded = next((why_crowded(run_of_pair) for run_of_pair in (run, partner) if why_crowded(run_of_pair)), None)
     speed = crowded or unequal or threads or too_late
     return {"losses": other_masks(run, partner), "speed": speed, "memory": unequal, "states": confounded}
 
@@ -104,7 +104,7 @@ def _hours_apart(run: Mapping[str, Any], partner: Mapping[str, Any]) -> str | No
     return f"begun {hours:.0f} hours apart" if hours > SAME_SESSION_HOURS else None
 
 
-def crowding(run: Mapping[str, Any]) -> str | None:
+def why_crowded(run: Mapping[str, Any]) -> str | None:
     """Return why a run's times do not measure its strategy: its processes share cores or GPUs. None if they do not."""
     if not run["oversubscribed"]:
         return None
@@ -113,12 +113,12 @@ def crowding(run: Mapping[str, Any]) -> str | None:
 
 
 def pair(table: pd.DataFrame, control: str = "ddp") -> Pairs:
-    """Pair each run with a run of the control that has the same seed and the same values in the columns `CELL`.
+    """Pair each run with a run of the control that has the same seed and setting.
 
-    The partner is a run on the same number of processes or, if there is none, on the fewest processes. Therefore
-    `single`, which always has one process, has a partner too. The nth repeat is paired with the control's nth repeat
-    or, if there is none, with its first. The columns of `compared` are run, control_run, and the quantities in
-    `LIMITS`.
+    The setting is the values in the columns `CELL`. The partner is a run on the same number of processes or, if there
+    is none, on the fewest processes. Therefore `single`, which always has one process, has a partner too. The nth
+    repeat is paired with the control's nth repeat or, if there is none, with its first. The columns of `compared` are
+    run, control_run, and the quantities in `LIMITS`.
     """
     ok = table[table["status"] == "ok"]
     strategies, controls = ok[ok["strategy"] != control], ok[ok["strategy"] == control]

@@ -70,7 +70,7 @@ def _sections(record_files: list[RecordFile]) -> list[str]:
 
 
 def same_training(file: RecordFile) -> str:
-    """Return a key that is equal for runs that train the same with any strategy.
+    """Return a key that is equal for runs which train the same model on the same data with the same settings.
 
     The key contains the machine, model, precision, seed, text and configuration.
     """
@@ -79,7 +79,7 @@ def same_training(file: RecordFile) -> str:
 
 
 def same_training_of_any_seed(file: RecordFile) -> str:
-    """Return a key that is equal for runs that train the same with any strategy and any seed."""
+    """Return a key that is equal for runs which train the same model on the same data, with any seed."""
     r = file.record
     decisive = {name: value for name, value in settings(r).items() if name != "seed"}
     return _training([r.box, r.workload, r.size, r.config.get("precision")], r, decisive)
@@ -108,7 +108,7 @@ def shown_arithmetic(r: Record) -> str:
 
 
 def heading(r: Record, seeds: Sequence[int] = ()) -> str:
-    """Return the heading of a group of runs that train the same. `r` is one of these runs.
+    """Return a heading that describes a group of runs with the same training. `r` is one of these runs.
 
     `seeds`: the seeds of all runs, if there are several.
     """
@@ -122,7 +122,7 @@ def heading(r: Record, seeds: Sequence[int] = ()) -> str:
 
 
 def order(file: RecordFile) -> tuple[bool, int, int, int, str, str]:
-    """Return a sort key that puts the best reference among runs that train the same first.
+    """Return a sort key for runs that train the same. The best reference for the other runs comes first.
 
     The order is ddp, single, the other strategies, and FSDP2 last.
 

@@ -19,7 +19,7 @@ MADE_BY = "Made by `zero-study "  # the start of a page's last line, which shows
 
 
 def of_markdown(page: str, width: int | None = None) -> str:
-    """Return a page as plain text, without its last line, which names the command that made it.
+    """Return a Markdown page of `compare` as plain text, without its last line, which names the command.
 
     `width` is in columns. The default is the width of the terminal.
     """

@@ -89,7 +89,7 @@ def peak_flops_per_second(r: Record) -> float | None:
 
 
 def engine_of(r: Record) -> Engine:
-    """Return the engine that a run used, as an input of the predictions."""
+    """Return a description of the engine that a run used, as an input of the predictions."""
     proof = require_proof(r)
     sharding, is_fsdp = proof.sharding, proof.distributed_type == "FSDP"
     accumulation = "fp32" if parameter_bytes(proof.precision) == 4 else r.config["accumulation_dtype"]
@@ -145,7 +145,7 @@ def _adapter_of(r: Record, head: str) -> Adapter | None:
 
 
 def job_of(r: Record) -> StepConfig:
-    """Return the work of one step of a run (batch, sequence length and so on), as an input of the predictions."""
+    """Return a description of one step of a run (batch, sequence length and so on), as an input of the predictions."""
     proof = require_proof(r)
     return StepConfig(
         micro_batch_size=proof.micro_batch_size,

@@ -57,7 +57,7 @@ class Pair(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """The median of the values of several pairs, and the range of eight in ten pairs."""
+    """The median of the values of several pairs, and the range that contains the middle 80 % of them."""
 
     num: int
     median: float
@@ -83,7 +83,7 @@ def _partners(comparison: PairedComparison, runs: Sequence[PublicRun]) -> list[t
 
 
 def also_differs(comparison: PairedComparison, runs: Sequence[PublicRun]) -> list[str]:
-    """Return the fields of the setting that differ within pairs, other than those that select the two runs."""
+    """Return the fields of the setting that differ within pairs, besides the compared field."""
     counts: Counter[str] = Counter()
     total = 0
     for control, arm in _partners(comparison, runs):

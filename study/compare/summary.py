@@ -131,7 +131,7 @@ class _Row(NamedTuple):
 
     @property
     def losses(self) -> list[float]:
-        """The final loss of each seed.
+        """The final loss for each seed.
 
         If a seed has several runs, it is their median, so that every seed counts once.
         """
@@ -148,19 +148,19 @@ class _Row(NamedTuple):
 
     @property
     def comparable_seconds(self) -> list[float]:
-        """The times per step of the runs whose times measure the strategy."""
+        """The times per step of the runs whose times can be compared."""
         seconds = (_seconds(file.record) for file in self.files if facts.why_untimed(file.record) is None)
         return [value for value in seconds if value is not None]
 
     @property
     def seconds(self) -> list[float]:
-        """The comparable times per step, or all times if no time is comparable."""
+        """The times per step that can be compared, or all times if none can be compared."""
         every = (_seconds(file.record) for file in self.files)
         return self.comparable_seconds or [value for value in every if value is not None]
 
     @property
     def why_untimed(self) -> list[str]:
-        """The reasons why times of these runs do not measure the strategy."""
+        """The reasons why some times per step cannot be compared."""
         timed = [file.record for file in self.files if _seconds(file.record) is not None]
         return [reason for r in timed if (reason := facts.why_untimed(r))]
 

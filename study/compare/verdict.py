@@ -20,7 +20,7 @@ import numpy as np
 from scipy import stats
 
 from study.compare.differences import bootstrap_interval
-from study.compare.eligible_runs import Runs, Trained
+from study.compare.eligible_runs import AdmittedRun, Runs
 from study.engines.strategy_names import in_order
 from study.errors import Refusal
 from study.running.studies import Protocol
@@ -33,7 +33,7 @@ Differences = Mapping[int, float]  # by seed: held-out loss divided by the contr
 
 
 class Arm(NamedTuple):
-    """The test results of a strategy, or of a training with a planted fault, compared with the control."""
+    """The test results of one strategy, or of one training with a planted fault, compared with the control."""
 
     name: str
     is_broken: bool
@@ -50,7 +50,7 @@ class Arm(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """The result of a study whose protocol was fixed in advance."""
+    """The test results of a study whose protocol was fixed before its runs."""
 
     arms: list[Arm]
     null: dict[str, dict[int, float]]  # differences of the null by variant and seed
@@ -67,7 +67,7 @@ def judge(runs: Runs, protocol: Protocol, control: str, elsewhere: Mapping[str, 
     if a variant of the null was not run, or if fewer than two seeds are left for a test.
     """
     require_whole(runs.missing)
-    controls, differences = beside_control(runs, protocol.step, control)
+    controls, differences = differences_from_control(runs, protocol.step, control)
     null = {name: differences[name] for name in protocol.variants if name in differences}
     if missing := set(protocol.variants) - null.keys():
         raise Refusal(
@@ -117,7 +117,7 @@ def _unfound_faults(arms: Sequence[Arm], protocol: Protocol) -> list[str]:
     ]
 
 
-def _no_learning(controls: Mapping[int, Trained], still: list[int], protocol: Protocol, control: str) -> list[str]:
+def _no_learning(controls: Mapping[int, AdmittedRun], still: list[int], protocol: Protocol, control: str) -> list[str]:
     """Return lines about the seeds in which the control hardly learns.
 
     If runs learn nothing, every strategy gives the same loss.
@@ -136,7 +136,7 @@ def _seeds(numbers: Sequence[int]) -> str:
 
 
 def require_whole(missing: Sequence[str]) -> None:
-    """Raise Refusal if a planned run has no outcome yet.
+    """Raise Refusal if some planned runs of a study have no outcome yet.
 
     A verdict on an incomplete study would allow stopping as soon as the result looks good.
     """
@@ -147,7 +147,9 @@ def require_whole(missing: Sequence[str]) -> None:
         )
 
 
-def beside_control(runs: Runs, step: int, control: str) -> tuple[dict[int, Trained], dict[str, dict[int, float]]]:
+def differences_from_control(
+    runs: Runs, step: int, control: str
+) -> tuple[dict[int, AdmittedRun], dict[str, dict[int, float]]]:
     """Return the control's run for each seed, and how far the held-out loss of each strategy is from it for each seed.
 
     The differences are relative, at step `step`. A strategy whose runs have a label is named by the label.

@@ -11,7 +11,7 @@ import numpy as np
 
 from study import terminal
 from study.compare import eligible_runs, verdict, view
-from study.compare.eligible_runs import Runs, Wanted
+from study.compare.eligible_runs import PlannedRun, Runs
 from study.compare.verdict import Arm, Verdict
 from study.files import parse_yaml
 from study.records import find as records
@@ -41,7 +41,7 @@ def decide(folders: Sequence[Path], study: Study) -> Decided:
     if broken_study := study.protocol.broken_study:
         # That study uses other releases of the engines, so only its losses are compared with these runs.
         broken = admit(folders, studies.find(broken_study), study)
-        _, differences = verdict.beside_control(
+        _, differences = verdict.differences_from_control(
             broken._replace(taken=[*runs.taken, *(run._replace(label=broken_study) for run in broken.taken)]),
             study.protocol.step,
             study.control,
@@ -74,13 +74,13 @@ def decided_in(folders: Sequence[Path]) -> list[Decided]:
 
 
 def admit(folders: Sequence[Path], study: Study, of: Study | None = None) -> Runs:
-    """Return the runs of a study, divided into those that a protocol admits, excludes or misses.
+    """Return the runs of a study, divided into admitted, excluded and missing runs by a protocol.
 
     The protocol is that of the study `of`, by default the study's own. Raises Refusal as `eligible_runs.read` does.
     """
     protocol = (of or study).protocol
     assert protocol is not None
-    needed = [Wanted(run.run_id, run.strategy.name, run.world_size, run.config) for run in studies.runs(study)]
+    needed = [PlannedRun(run.run_id, run.strategy.name, run.world_size, run.config) for run in studies.runs(study)]
     return eligible_runs.read(folders, needed, protocol, study.name, study.sha256)
 
 
@@ -93,7 +93,10 @@ class Judged(NamedTuple):
 
 
 def judge(folders: Sequence[Path], study: Study) -> Judged:
-    """Return the page and the verdict of a study that has a protocol. Raises Refusal as `decide` does."""
+    """Return the page and the verdict of a study that has a protocol.
+
+    Raises Refusal as `decide` does.
+    """
     decided = decide(folders, study)
     result = decided.verdict
     not_shown = [] if result.lacks else _further([arm for arm in result.arms if not arm.is_broken])

@@ -39,10 +39,10 @@ class Engine(Protocol):
     loss_factor: float  # on each loss before its backward pass, but not on the losses that `run` returns
 
     def run(self, tokens: torch.Tensor, is_last: bool) -> float:
-        """Run the forward and backward pass of one micro batch, and return its share of the loss."""
+        """Run the forward and backward pass of one micro batch, and return its share of the step's loss."""
 
     def step(self) -> float | None:
-        """Clip, update, and return the gradient norm before clipping; None if the engine does not report it."""
+        """Clip, update, and return the gradient norm before clipping. None if the engine does not report it."""
 
     def values(self) -> Values:
         """Return the master weights and the weights after a step. Collective: every rank must call it."""

@@ -133,7 +133,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """The name of the cell, for instance zero2/bf16/2-ranks/accumulation-2/clipped/tied."""
+        """The name of the configuration, for instance zero2/bf16/2-ranks/accumulation-2/clipped/tied."""
         ranks = "1-rank" if self.num_ranks == 1 else f"{self.num_ranks}-ranks"
         words = [self.engine, self.precision, ranks, f"accumulation-{self.accumulation}"]
         if self.clipping:
@@ -183,7 +183,7 @@ class Cell:
 
     @property
     def max_norm(self) -> float:
-        """The norm to which gradients are clipped. Infinity if they are not clipped."""
+        """The gradient norm at which this configuration clips. Infinity if it does not clip."""
         if self.clipping:
             return MAX_NORM
         return DEFAULT_MAX_NORM if self.does("clipping_absent") else math.inf

@@ -245,7 +245,7 @@ def shrink(failed: Collection[Cell], verdicts: dict[str, dict[str, Any]], examin
     return current
 
 
-def reaches(cell: Cell, simple: Cell) -> bool:
+def has_all_features(cell: Cell, simple: Cell) -> bool:
     """Return whether a configuration has all features of a simpler one, so that the same fault may make both fail."""
     return (
         variations(simple) <= variations(cell)
@@ -269,7 +269,7 @@ def _all_simpler_engines(engine: str) -> set[str]:
 
 @cache
 def read_known() -> list[KnownFailure]:
-    """Return the entries of known.yaml."""
+    """Return the entries of known.yaml, which explain known failures."""
     return [KnownFailure(**entry) for entry in parse_yaml(KNOWN.read_text())]
 
 
@@ -326,7 +326,7 @@ class Campaign:
         for cell in batch:
             if not (kind := kind_of(self.verdicts[cell.name])):
                 continue
-            causes = [simple for simple in self.minimal if kind == self.kind(simple) and reaches(cell, simple)]
+            causes = [simple for simple in self.minimal if kind == self.kind(simple) and has_all_features(cell, simple)]
             if causes:
                 self.minimal[causes[0]].append(cell)
             else:

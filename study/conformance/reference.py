@@ -1,4 +1,4 @@
-"""Train the reference for an engine: one process, fp64 arithmetic, its own optimizer, and no engine.
+"""Train the reference for all engines: one process, fp64 arithmetic, and optimizers implemented here.
 
 An engine may deviate from the reference by as much as rounding explains in the cell's precision class. Monte Carlo
 arithmetic (Parker, 1997) measures this: the training is repeated several times, and every result of an operation gets a

@@ -135,7 +135,7 @@ def dropout_factors(shape: Any, generator: torch.Generator | None = None) -> tor
 
 
 def seed(step: int, rank: int, micro_batch: int) -> int:
-    """Return the seed of torch's generator before the forward pass of a micro batch."""
+    """Return the seed to which torch's generator is set before the forward pass of a micro batch."""
     return 100 * step + 10 * rank + micro_batch
 
 
@@ -148,7 +148,7 @@ def options(cell: Cell, num_dimensions: int) -> dict[str, float]:
 
 
 def settings(cell: Cell) -> dict[str, Any]:
-    """Return the optimizer's arguments in a configuration. If it has groups, they are those for matrices."""
+    """Return the optimizer's arguments in a configuration (if it has parameter groups, those for matrices)."""
     arguments: dict[str, Any] = options(cell, 2)
     if cell.optimizer in ("sgd", "muon", "torch_muon"):
         arguments["momentum"] = MOMENTUM
@@ -188,7 +188,7 @@ def losses(cell: Cell, model: Any, outputs: Any, tokens: torch.Tensor) -> list[t
 
 
 def outside_inputs(cell: Cell, tokens: torch.Tensor) -> torch.Tensor:
-    """Return the inputs for a call of the test model's block outside the model's forward pass.
+    """Return inputs for calling the test model's block separately, outside the model's forward pass.
 
     Each token has a fixed vector of numbers that bf16 can represent.
     """

@@ -66,7 +66,7 @@ def factor(ours: np.ndarray, theirs: np.ndarray, bound: float) -> float | None:
 
 
 class Bounds:
-    """The largest differences that rounding explains, for each tensor, and the order of execution."""
+    """For each tensor, the largest difference that rounding explains. Also the order in which tensors are computed."""
 
     def __init__(self, a: Recording, b: Recording, ours: dict[Key, Seen], by_call: bool) -> None:
         """Compute the bounds from two recordings. `ours` has A's tensors.
@@ -93,7 +93,7 @@ class Bounds:
             self._elements[key.step] += seen.size if key.kind == "weights" else 0
 
     def place(self, key: Key) -> tuple[Any, ...]:
-        """Return the position of a tensor in the order of execution."""
+        """Return a key that sorts tensors in the order in which they are computed."""
         calls = key.place[1] if isinstance(key.place, tuple) else key.place or 0
         rank = key.rank or 0
         module = key.name if key.kind == "forward" else key.name.rpartition(".")[0]

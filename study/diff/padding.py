@@ -18,7 +18,7 @@ _NO_TOKENS = ("position", "token_type", "segment")  # beginnings of names that e
 
 
 class Filling(NamedTuple):
-    """How a model pads the rows of its batches."""
+    """How a model pads the rows of its batches: its padding token, and whether it is an encoder-decoder."""
 
     token: int | None  # None if it is unknown
     is_encoder_decoder: bool  # the labels are those of the decoder, and have a length of their own

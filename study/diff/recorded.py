@@ -155,7 +155,7 @@ class Recording:
 
     @property
     def batches(self) -> list[tuple[int, list[float]]]:
-        """The inputs of rank 0: for each forward pass, the step and a digest of each row."""
+        """The batches of rank 0: for each forward pass, the step and a digest of each row."""
         # The entry without a name describes all tensors of the batch together.
         return [(entry.step, entry.sketch) for entry in self.ranks[0] if entry.kind == "batch" and not entry.name]
 
@@ -165,7 +165,7 @@ class Recording:
         return [[len(rows) for rows in passes] for passes in self.rows(1)]
 
     def rows(self, step: int, part: str = "", without_padding: bool = False) -> list[list[list[float]]]:
-        """Return a digest of each row of a step's inputs, as lists by rank, forward pass and row.
+        """Return a digest of each row of a step's batch, as lists by rank, forward pass and row.
 
         `part` is the name of one input tensor; empty for all tensors together. `without_padding` leaves out the padded
         positions of each row, if the recording has the rows without them.
@@ -194,7 +194,7 @@ class Recording:
         return ranks
 
     def of_kind(self, rank: int, step: int, kind: str) -> dict[tuple[int, str, str, int], Entry]:
-        """Return the entries of one rank, step and kind by their first four fields."""
+        """Return the recorded tensors of one kind in a step of one rank, by their first four fields."""
         return {entry[:4]: entry for entry in self._by_step[rank].get(step, ()) if entry.kind == kind}
 
     def shapes(self, step: int) -> dict[str, list[tuple[int | None, list[int]]]]:

@@ -61,7 +61,7 @@ class Training:
         self._rates.setdefault(step, []).extend(group["lr"] for group in groups if type(group.get("lr")) is float)
 
     def facts(self, steps: int) -> dict[str, Any]:
-        """Return the facts that a recording of this many steps stores."""
+        """Return the facts about the training that a recording of this many steps stores."""
         return {
             "script": None if self._script is None else self._digest(self._script),
             "arguments": self._arguments,

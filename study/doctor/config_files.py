@@ -49,7 +49,7 @@ class AccelerateFile(Settings):
 
     @property
     def stage(self) -> int | None:
-        """The ZeRO stage that the file itself sets.
+        """The ZeRO stage that the accelerate file itself sets.
 
         None if the file is not for DeepSpeed, or if it names a DeepSpeed JSON, which then sets the stage.
         """

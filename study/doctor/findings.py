@@ -63,7 +63,7 @@ class Finding:
 
 
 class Settings:
-    """The content of a configuration file, which can be read by dotted keys."""
+    """The content of a configuration file, to be read by dotted keys."""
 
     def __init__(self, content: Mapping[str, Any]) -> None:
         self.content = content

@@ -35,7 +35,7 @@ class _Effect(NamedTuple):
 
 @dataclass(frozen=True)
 class Section:
-    """The section `fsdp_config` of a file, with the FSDP version that follows from it."""
+    """The section `fsdp_config` of a file, with the FSDP version that it sets."""
 
     content: Mapping[str, Any]  # by the names without the prefix fsdp_
     version: int

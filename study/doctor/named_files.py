@@ -44,7 +44,7 @@ class Named:
 
 
 def find(name: str, of_file: Path) -> Named | None:
-    """Return the file with the path `name`, which a configuration file contains. None if it does not exist.
+    """Return the location of a file that a configuration file names. None if there is no such file.
 
     The path may start in the current folder, in the file's folder, or in a folder above that.
     """

@@ -268,7 +268,7 @@ def _overridden(file: str, content: Mapping[str, Any]) -> list[Finding]:
 
 
 def overridden(path: Path, content: Mapping[str, Any]) -> list[Finding]:
-    """Return findings for the values of a file that a later value of the same key overrides."""
+    """Return findings for values in a file that are overridden because their key occurs again."""
     return _overridden(str(path), content)
 
 

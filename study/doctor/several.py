@@ -51,7 +51,7 @@ class Several:
 
 
 def examine(paths: Sequence[Path], release: str | None = None) -> Several:
-    """Examine several files. The result for a file that cannot be read is a Refusal.
+    """Examine several files, and return their results. The result for a file that cannot be read is a Refusal.
 
     Raises Refusal if `release` is not a release of DeepSpeed, because that concerns all files.
     """

@@ -1,4 +1,4 @@
-"""Format doctor's findings in a file, and the changes by --fix, as text for a terminal."""
+"""Format doctor's findings in a file, and the changes that --fix made, as text for a terminal."""
 
 from __future__ import annotations
 

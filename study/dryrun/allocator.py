@@ -109,7 +109,7 @@ class Allocator:
         return sum(pool.reserved for pool in self._pools)
 
     def allocate(self, key: Hashable, num_bytes: int) -> None:
-        """Allocate memory for a storage, then free the storage's previous memory.
+        """Allocate memory for a storage, then free the memory that it had before.
 
         `key` identifies the storage. If `num_bytes` is 0, the memory is only freed.
         """

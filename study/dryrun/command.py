@@ -60,7 +60,7 @@ def command(
     as_json: bool = False,
     **batch: int,
 ) -> Verdict | Answer:
-    """Simulate the ranks, print their results, and return the verdict.
+    """Run a dry run, print the results of its ranks, and return the verdict.
 
     If `as_json` is True, the results are returned as the answer for JSON instead. Raises Refusal if the file, the
     script or the options cannot be simulated.
@@ -181,7 +181,7 @@ class _Examined:
         self._lost = [] if text.own_failures(answers) else deadlock.lost_messages(self._calls)
 
     def verdict(self) -> Verdict:
-        """Return the verdict: whether the ranks make the same calls, and which ranks were not run."""
+        """Return the verdict: whether the simulated ranks make the same calls, and which ranks were not simulated."""
         num_findings = len(self._mismatches) + len(self._lost) + len(self._waiting) + len(self._failed)
         collectives, messages = deadlock.num_compared(self._calls) if len(self.ranks) > 1 else (0, 0)
         checked = [
@@ -198,13 +198,13 @@ class _Examined:
             yield NotChecked(chosen.in_words(missing), "not run")
         if len(self.ranks) == 1 < size:
             yield NotChecked("hangs", f"only {chosen.in_words(self.ranks)} was run", not self._is_model)
-        if num_messages := deadlock.num_messages_with(self._calls):
+        if num_messages := deadlock.num_messages_to_absent_ranks(self._calls):
             yield NotChecked(terminal.count(num_messages, "message"), "sent to, or received from, ranks not run")
         if not (self._is_model or self._place.are_all_there):
             yield NotChecked("decisions by values of other ranks", "the ranks exchange no values")
 
     def report(self, about: Sequence[str], verdict: Verdict) -> None:
-        """Print whether the ranks make the same calls, then their memory and collectives.
+        """Print whether the simulated ranks make the same calls, then their memory and collectives.
 
         `about` has sentences about the dry run, which are printed below the first sentence.
         """

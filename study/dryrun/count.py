@@ -72,7 +72,7 @@ class _Counting:
         self._batch = batch
 
     def counts(self, attention: Sequence[str]) -> ModelCounts:
-        """Return the counts of the model. Raises Refusal with the reason if a training step cannot be traced."""
+        """Return the counts of the model, or raise Refusal if a training step cannot be traced."""
         try:
             return self._counts(attention)
         except Refusal:

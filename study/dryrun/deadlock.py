@@ -86,7 +86,7 @@ def num_compared(calls: Mapping[int, Sequence[Call]]) -> tuple[int, int]:
     return max(collectives, default=0), len(sent)
 
 
-def num_messages_with(calls: Mapping[int, Sequence[Call]]) -> int:
+def num_messages_to_absent_ranks(calls: Mapping[int, Sequence[Call]]) -> int:
     """Return how many messages the simulated ranks exchange with ranks that were not run."""
     messages = (call for own in calls.values() for call in own if call.kind in ("send", "recv"))
     return sum(call.peer not in calls for call in messages)

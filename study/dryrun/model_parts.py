@@ -152,7 +152,7 @@ class ModelInParts:
             return images.features(self.model, images.make_images(self.config, batch, dtype))
 
     def first_run(self, batch: int, length: int) -> Seen:
-        """Run the model for the first time, with settings that let its code be traced.
+        """Run the model once, and choose settings with which its code can be traced.
 
         That is with one block of each kind, or else with all blocks, with an image, with buffers in 16 bits, or under
         autocast. Raises Refusal with the first reason if no way is possible.

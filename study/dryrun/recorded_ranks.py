@@ -46,7 +46,7 @@ class Training(NamedTuple):
         return cls(**{**content, "file": file, "recording": Path(content["recording"])})
 
     def environment(self) -> dict[str, str]:
-        """Return the variables that accelerate's launcher would set. Imports the engines of the strategy.
+        """Return the environment variables that accelerate's launcher would set. Also import the strategy's engines.
 
         Raises Refusal for a file that cannot be run here.
         """
@@ -62,7 +62,7 @@ class Training(NamedTuple):
 
     @contextmanager
     def clipped(self) -> Iterator[None]:
-        """Let DeepSpeed clip at the requested gradient norm in a `with` block. It clips at 1.0 if none is set."""
+        """Make DeepSpeed clip gradients at the requested norm, in a `with` block. By default, it would clip at 1.0."""
         import accelerate
 
         def complete(call: Any, plugin: Any, *arguments: Any, **options: Any) -> None:

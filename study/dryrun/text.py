@@ -113,7 +113,7 @@ def raised(ranks: Mapping[int, Mapping[str, Any]], is_explained: bool) -> list[s
 
 
 def failures(ranks: Mapping[int, Mapping[str, Any]], is_explained: bool) -> dict[int, str]:
-    """Return how ranks failed, by rank.
+    """Return a text for each rank that failed, by rank.
 
     An error that only follows from the end of another rank is left out if any rank has an error of its own, or if
     `is_explained` is True.
@@ -123,7 +123,7 @@ def failures(ranks: Mapping[int, Mapping[str, Any]], is_explained: bool) -> dict
 
 
 def own_failures(ranks: Mapping[int, Mapping[str, Any]]) -> dict[int, str]:
-    """Return how ranks failed, by rank, without errors that only follow from the end of another rank."""
+    """Return a text for each rank that failed by itself, and not because another rank ended."""
     endings = _endings(ranks)
     return {rank: reason for rank, reason in endings.items() if not any(ended in reason for ended in ENDED)}
 

@@ -37,7 +37,7 @@ FILLED_IN_BY_ACCELERATE = ("gradient_accumulation_steps", "gradient_clipping", "
 
 
 def trace(shape: ModelShape, engine: Engine, job: StepConfig) -> Traced:
-    """Simulate an optimizer step after the first ones on rank 0, and return its memory and collectives.
+    """Simulate one optimizer step of rank 0, and return its memory and its collectives.
 
     Raises Refusal if the model, the engine or the job cannot be traced. For DeepSpeed, the rank is a fork of this
     process, so call this before any backward pass in this process. Torch's engines are traced in this process itself,

@@ -186,7 +186,7 @@ class TensorTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return parts
 
     def assign(self, part: Part, tensors: Iterable[torch.Tensor]) -> None:
-        """Assign tensors to a part of memory. If a tensor is assigned several times, the last time counts."""
+        """Assign tensors to a part of memory, such as gradients. The last assignment of a tensor counts."""
         for tensor in tensors:
             local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
             if local.device.type != "meta" and (storage := self._storages.get(local.untyped_storage()._cdata)):

@@ -129,7 +129,7 @@ def _check_supported(file: Path, world_size: int, variables: Environment) -> Non
 
 
 def import_engines(may_use_deepspeed: bool) -> None:
-    """Import what the ranks need, before they are forked."""
+    """Import the engines and libraries that the ranks need, before the ranks are forked."""
     has_deepspeed = may_use_deepspeed and find_spec("deepspeed") is not None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -188,7 +188,7 @@ def rank_of_many(
 
 @contextmanager
 def first_rank(engine: Engine) -> Iterator[DeviceMesh | None]:
-    """Make this process rank 0 of an engine of torch in a `with` block.
+    """Make this process rank 0 of a simulated world under DDP or FSDP2, in a `with` block.
 
     Yields the mesh of all ranks, or None for a single process. The mesh is made before tensors lose their memory,
     because its code reads the numbers of the ranks.

@@ -1,4 +1,4 @@
-"""Suggest how to start a script that failed because its processes were started in another way than it needs.
+"""Suggest how to start a script that failed because it was started in the wrong way.
 
 This happens mostly on CPUs. accelerate selects the backend of communication by the GPUs that it finds. Without a GPU, a
 program under DeepSpeed has to select gloo itself, and the distributed type MULTI_CPU starts several processes only with
@@ -39,7 +39,7 @@ def lacks_launcher(error: BaseException, environment: Mapping[str, str] = os.env
     )
 
 
-def launched(words: Sequence[str]) -> str:
+def launch_advice(words: Sequence[str]) -> str:
     """Return sentences that say how to start a script with a launcher.
 
     `words` are what Python was started with: a module, its options and a script.

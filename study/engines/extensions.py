@@ -249,7 +249,7 @@ def obstacle(name: str) -> Obstacle | None:
 
 
 def missing_header(failure: str) -> Obstacle | None:
-    """Return the obstacle that the header of Python is missing. None if the header exists.
+    """Return an Obstacle if Python's C header Python.h is missing, otherwise None.
 
     `failure` says what fails without it.
     """

@@ -68,7 +68,7 @@ def run(script: Path, arguments: Sequence[str]) -> None:
             frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
             _globals[:] = [frame.f_globals for frame in frames if frame.f_code.co_filename == str(script)][:1]
             if isinstance(error, Exception) and cpu_launch.lacks_launcher(error):
-                terminal.print_error(cpu_launch.launched([*_module, str(script), *arguments]))
+                terminal.print_error(cpu_launch.launch_advice([*_module, str(script), *arguments]))
                 raise SystemExit(1) from error
             remedy = cpu_launch.remedy(error) if isinstance(error, Exception) else None
             if remedy is not None and os.environ.get("LOCAL_RANK", "0") == "0":

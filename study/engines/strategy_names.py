@@ -1,4 +1,4 @@
-"""Parse the name of a strategy: "zero3_cpu_offload" is ZeRO stage 3 with its states in host memory."""
+"""Parse and sort names of strategies: "zero3_cpu_offload" is ZeRO stage 3 with its states in host memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STAGE = re.compile(r"zero([0-3])")
 
 @dataclass(frozen=True)
 class StrategyName:
-    """The name of a strategy in two parts: the engine, and the rest.
+    """The name of a strategy in two parts, for example zero3 (the engine) and cpu_offload (its variation).
 
     If a user chose the name, the engine is its first word.
     """

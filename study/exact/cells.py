@@ -68,7 +68,7 @@ class Cell:
 
 @cache
 def strategy_for(name: str, num_ranks: int) -> Strategy:
-    """Return a shipped strategy, adapted to this number of ranks.
+    """Return one of the project's strategies, adapted to this number of ranks.
 
     If its mesh has another number of ranks, the number of shards in each replica is changed.
     """

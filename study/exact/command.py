@@ -37,7 +37,7 @@ def run(
     output: Path | None = None,
     as_json: bool = False,
 ) -> Verdict | Answer:
-    """Train exactly as requested, print the results, and return the verdict, or the answer for JSON.
+    """Run the requested trainings with exact arithmetic, print the results, and return the verdict or the JSON answer.
 
     `only` has names of strategies, and `ranks` numbers of processes, separated by commas. With `fault_names`, only
     trainings with the planted faults whose names contain one of these texts are run. A training that is not bitwise

@@ -116,7 +116,10 @@ DIVISIONS: dict[str, Callable[[list[Tensor]], Tensor]] = {
 
 
 def explained(weights: Values) -> dict[str, int]:
-    """Return how many weights each rule of division explains, after one step of SGD on three ranks."""
+    """Return, for each rule of when gradients are divided, how many trained weights it explains.
+
+    The weights are those after one step of SGD on three ranks.
+    """
     model = build_model()
     gradients = [gradients_of(model, 0, 0, rank, 1) for rank in range(3)]
     counts = dict.fromkeys(DIVISIONS, 0)
@@ -234,7 +237,7 @@ def same_bits(first: Values, second: Values) -> bool:
 
 
 def order_of(name: str) -> str:
-    """Return over what an engine adds first: "micro batches" or "ranks". "neither" if neither explains its bits."""
+    """Return whether an engine adds over "micro batches" or "ranks" first, or "neither" if its bits fit no order."""
     weights = launch(name, 2, "adamw")
     loops = {"micro batches": True, "ranks": False}
     matching = [order for order, first in loops.items() if same_bits(train_without_engine(2, first), weights)]

@@ -35,7 +35,7 @@ class Outcome:
 
     @property
     def difference(self) -> dict[str, Any] | None:
-        """The first difference from the reference. None if there is none.
+        """The first value that differs from the reference. None if there is none.
 
         If several ranks found one, the earliest step counts.
         """
@@ -50,7 +50,7 @@ class Outcome:
 
     @property
     def word(self) -> str:
-        """The outcome in at most two words, for a narrow column."""
+        """The outcome in one or two words, for a narrow column of a table."""
         if self.refusal or self.failure:
             return "refused" if self.refusal else "FAILED"
         return "same bits" if self.is_same else "DIFFERENT"

@@ -23,7 +23,7 @@ Role = Literal["position", "date", "run", "training", "evaluation", "internal"]
 
 
 class Meaning(NamedTuple):
-    """What a column of a log means: the name of the column in an imported run, and its unit."""
+    """The meaning of a column of a log: the name of the column in an imported run, its role, and its unit."""
 
     column: str  # its name in the public run
     role: Role = "training"
@@ -131,7 +131,7 @@ class Rows:
         self._by_label: dict[tuple[tuple[str, str], ...], Runs] = {}
 
     def meaning(self, name: str) -> Meaning | None:
-        """Return the meaning of a column. None if there are already too many columns, or if its name is too long.
+        """Return the meaning of a column. None if the log has too many columns, or if the column's name is too long.
 
         If several columns have the same meaning, it belongs to the first one, and the others keep the log's name.
         """
@@ -150,7 +150,7 @@ class Rows:
         return self._meanings[name]
 
     def add(self, values: Iterable[tuple[str, object]], where: Place, is_trained: bool = False) -> Draft:
-        """Add one row, and return the draft of the run to which it belongs.
+        """Add one row of the log, and return the run to which it belongs.
 
         A row has pairs of a name and a value, which is a number or a text. A row that has only a position is left out,
         unless it is the row of a training step.
@@ -203,7 +203,7 @@ class Rows:
         self.runs, self._label = self._by_label[key], label
 
     def finish(self) -> list[Draft]:
-        """Return the drafts of all runs. Raises Refusal if no column has a known name."""
+        """Return all runs in the log. Raises Refusal if no column has a known name."""
         columns = {known.column for known in self._meanings.values()}
         if not columns & {*COLUMNS, "_step"}:
             shown = ", ".join(map(repr, list(self._meanings)[:8])) or "none"
@@ -217,7 +217,7 @@ class Rows:
         own = {known.column: name for name, known in self._meanings.items() if name not in self._known}
         for draft in drafts:
             if "seconds" in own:
-                draft.keep_no_clock(self._own_name(own["seconds"]))
+                draft.rename_if_no_clock(self._own_name(own["seconds"]))
         is_above_1 = any(draft.evaluation.largest("accuracy") > 1 for draft in drafts)
         for draft in drafts if "accuracy" in own and is_above_1 else ():  # a percentage, perhaps
             draft.evaluation.rename("accuracy", self._own_name(own["accuracy"]))

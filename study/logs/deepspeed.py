@@ -127,14 +127,14 @@ class _Log:
             runs.latest.largest("host_bytes", _in_bytes(match[1]))
         elif match := _RELEASE.search(text):
             self.end_step()
-            runs.stating.version("deepspeed", match[1])
+            runs.draft_for_statements.version("deepspeed", match[1])
         elif match := _SETTING.search(text):
             self.end_step()
-            _read_setting(runs.stating, match[1], match[2])
+            _read_setting(runs.draft_for_statements, match[1], match[2])
         elif "launch.py" in text:
             self.end_step()
             for name, value in _LAUNCHED.findall(text):
-                runs.stating.state(_FIELDS[name], number(value))
+                runs.draft_for_statements.state(_FIELDS[name], number(value))
             if "exits successfully" in text:
                 runs.current.ending = "finished"
             elif "exits with return code" in text:

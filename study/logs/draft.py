@@ -1,4 +1,4 @@
-"""Collect what a log says about a run (a draft): its setting, its tables, and what is unusual."""
+"""Collect what a log says about its runs. A draft is a run that is still being read."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Table:
         return set(self._columns)
 
     def series(self) -> Series | None:
-        """Return the rows that were kept, and the last row. None if there is no row."""
+        """Return the columns with the rows that were kept, and the last row. None if there is no row."""
         if self._last is not None:
             self._keep(self._last)
             self._last = None
@@ -167,7 +167,7 @@ class Draft:
     # ------------------------------------------------ setting
 
     def state(self, name: str, value: object) -> None:
-        """Note a field of the setting that the log states. A value that the field cannot have becomes a note."""
+        """Note a field of the run's setting that the log states. A value that the field cannot have becomes a note."""
         value = cleaned(value) if isinstance(value, str) else value
         if value in (None, "") or name in self._several or self.setting.get(name) == value:
             return
@@ -195,12 +195,12 @@ class Draft:
             self.other.setdefault(cleaned(name), value)
 
     def version(self, package: str, version: str) -> None:
-        """Note the version of a package."""
+        """Note the version of a package that the run used."""
         if len(self.versions) < MOST_NOTES:
             self.versions.setdefault(cleaned(package), cleaned(version))
 
     def total(self, name: str, value: Number | None) -> None:
-        """Note a value of the whole run, such as its duration. A later value replaces it.
+        """Note a value of the whole run, such as its duration. A later value replaces an earlier one.
 
         `name` is one of the names of `COLUMNS`.
         """
@@ -230,7 +230,7 @@ class Draft:
         """Count the seconds of the run from this time on, given in seconds since 1970."""
         self.began = time
 
-    def is_before(self, step: Number | None) -> bool:
+    def begins_another_run(self, step: Number | None) -> bool:
         """Return whether a row with this step must belong to another run, because the steps begin again.
 
         That is so if it is not after the first step, but before the last.
@@ -277,8 +277,8 @@ class Draft:
                 self.marks.add(f"{name} is not a finite number", where)
         return row
 
-    def keep_no_clock(self, to: str) -> None:
-        """Rename the column `seconds` to `to` if its values are not elapsed time.
+    def rename_if_no_clock(self, to: str) -> None:
+        """Rename the column `seconds` to `to` if its values cannot be elapsed time.
 
         They are not if they fall too often while the steps rise, or never rise.
         """
@@ -313,8 +313,8 @@ class Runs:
         self._next: Draft | None = None  # what is stated after rows: it belongs to the next run, if there is one
 
     @property
-    def stating(self) -> Draft:
-        """Return the draft to which a statement in the log belongs. After rows, the statement may begin another run."""
+    def draft_for_statements(self) -> Draft:
+        """The run to which a statement in the log belongs. A statement after logged rows may begin another run."""
         if not self.current.has_rows:
             return self.current
         self._next = self._next or Draft()
@@ -322,11 +322,11 @@ class Runs:
 
     @property
     def latest(self) -> Draft:
-        """Return the draft for a value that may belong to the training or to its preparation."""
+        """The run to which a value belongs that may come before or during the training."""
         return self._next or self.current
 
     def begin(self) -> Draft:
-        """Begin another run, and return its draft. Raises Refusal if the file has too many runs."""
+        """Begin another run, and return it. Raises Refusal if the file has too many runs."""
         if len(self._before) + 1 >= MOST_RUNS:
             raise Refusal(f"it seems to have more than {MOST_RUNS:,} runs, because its steps begin again so often")
         self._before.append(self.current)
@@ -334,19 +334,19 @@ class Runs:
         return self.current
 
     def train(self, row: Mapping[str, Number], where: Place, time: float | None = None) -> Draft:
-        """Add a logged training step, and return the draft of its run."""
+        """Add a logged training step, and return the run to which it belongs."""
         self._begin_if_before(row, where)
         self.current.train(row, where, time)
         return self.current
 
     def evaluate(self, row: Mapping[str, Number], where: Place, time: float | None = None) -> Draft:
-        """Add an evaluation, and return the draft of its run."""
+        """Add an evaluation, and return the run to which it belongs."""
         self._begin_if_before(row, where)
         self.current.evaluate(row, where, time)
         return self.current
 
     def _begin_if_before(self, row: Mapping[str, Number], where: Place) -> None:
-        if self.current.is_before(row.get("step")):
+        if self.current.begins_another_run(row.get("step")):
             self.begin()
         self._absorb()
         self.current.ending = "unknown"  # it was resumed
@@ -360,7 +360,7 @@ class Runs:
             self._next = None
 
     def finished(self) -> list[Draft]:
-        """Return the drafts of the runs that have at least one row."""
+        """Return the runs that have at least one row."""
         self._absorb()
         drafts = [draft for draft in (*self._before, self.current) if draft.has_rows]
         for draft in drafts:

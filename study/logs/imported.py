@@ -1,4 +1,4 @@
-"""Turn the runs in logs into runs that can be compared: with names, a source, and settings that the user states."""
+"""Turn the runs in logs into runs that can be compared, with names, sources, and settings that the user states."""
 
 from __future__ import annotations
 

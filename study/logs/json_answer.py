@@ -16,7 +16,7 @@ MARK = "import/odd-log"
 
 
 def of(found: Sequence[Imported], new: Sequence[PublicRun], output: Path, verdict: Verdict) -> Answer:
-    """Return the answer with the runs that were read, and which of them are new in the folder.
+    """Return the answer of `import --json`: the runs that were read, and which of them are new in the folder.
 
     What is unusual in a log is a note.
     """

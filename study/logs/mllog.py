@@ -121,7 +121,7 @@ class _Log:
         elif key in _BENCHMARK:
             self._benchmark[key] = str(event.value)
         elif key in _SETTING:
-            self._rows.runs.stating.state(_SETTING[key], event.value)
+            self._rows.runs.draft_for_statements.state(_SETTING[key], event.value)
         elif key in _EVALUATED:
             is_several = isinstance(event.value, dict)  # boxes and masks in one benchmark
             values = {f"{key}/{name}": value for name, value in event.value.items()} if is_several else {}
@@ -129,7 +129,7 @@ class _Log:
         elif key in _TRAINED:
             self._add(event.value if isinstance(event.value, dict) else {key: event.value}, event)
         elif key not in _NOT_NOTED and event.metadata.get("tensor") is None:
-            self._rows.runs.stating.note(key, event.value)
+            self._rows.runs.draft_for_statements.note(key, event.value)
 
     def _begin(self) -> Draft:
         self._conclude()

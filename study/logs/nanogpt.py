@@ -66,11 +66,13 @@ def read(path: Path) -> list[Draft]:
             rows.runs.current.total("peak_allocated_bytes", int(match[1]) * MIB)
             rows.runs.current.total("peak_reserved_bytes", int(match[2]) * MIB if match[2] else None)
         elif match := _VERSION.match(text):
-            rows.runs.stating.version({"pytorch": "torch"}.get(match[1].lower(), match[1].lower()), match[2])
+            rows.runs.draft_for_statements.version(
+                {"pytorch": "torch"}.get(match[1].lower(), match[1].lower()), match[2]
+            )
             if match[3]:
-                rows.runs.stating.version("cuda", match[3])
+                rows.runs.draft_for_statements.version("cuda", match[3])
         elif match := _CARD.match(text):
-            draft = rows.runs.stating
+            draft = rows.runs.draft_for_statements
             draft.state("gpu", match[2])
             draft.other["GPUs that nvidia-smi lists"] = int(match[1]) + 1
     return rows.finish()

@@ -85,7 +85,7 @@ def _date(text: str) -> float | str:
 def _read_setting(text: str, rows: Rows) -> None:
     if not any(word in text for word in _WORDS):
         return
-    draft = rows.runs.stating
+    draft = rows.runs.draft_for_statements
     if match := _MODEL.search(text):
         draft.state("model", match[1])
         draft.state("parameters", number(match[2].replace(",", "")))

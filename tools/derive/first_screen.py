@@ -82,7 +82,7 @@ def _of_ddp() -> pd.Series:
 def _ratios(column: str) -> pd.Series:
     """Return a time or rate of each strategy relative to DDP's: the geometric mean over six series of runs."""
     ratios = {name: getattr(row, column) for name, row in speeds_by_strategy().items()}
-    return pd.Series({name: frontier.over_series(series)[0] for name, series in ratios.items() if len(series) > 1})
+    return pd.Series({name: frontier.mean_over_series(series)[0] for name, series in ratios.items() if len(series) > 1})
 
 
 def _of_series(said: str, what: str, strategy: str) -> Number:

@@ -1,4 +1,4 @@
-"""Contain the rules that decide claims, one module per kind of rule, and the type of the value that a rule returns."""
+"""Define what all rules for claims share. Each kind of rule has a module of its own in this folder."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def around(value: float, factor: float) -> tuple[float, float]:
     return value / factor, value * factor
 
 
-def against(ratio: float, band: tuple[float, float]) -> float:
+def log_distance_outside(ratio: float, band: tuple[float, float]) -> float:
     """Return the logarithm of the factor by which a ratio is outside the expected range. It is negative inside it."""
     below = math.log(band[0] / ratio) if band[0] > 0 else -math.inf
     return max(below, math.log(ratio / band[1]) if ratio > 0 else -math.inf)

@@ -1,4 +1,4 @@
-"""Decide claims about code lines by what current engines did with the lines, from the committed results of snippets.py.
+"""Decide claims about code lines by the committed results of running them with current engines (snippets.py).
 
 A result contains the digest of its rule. If the rule has changed since, the result is not used.
 """

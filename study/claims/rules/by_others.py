@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from study.claims.rules import Observed, Text, against, around
+from study.claims.rules import Observed, Text, around, log_distance_outside
 from study.files import StrictModel
 from study.theory import measured_by_others
 from study.theory.measured_by_others import TIMES, MeasuredCase
@@ -86,7 +86,7 @@ def observe(rule: ByOthers, band: tuple[float, float] | None) -> Observed:
     if rule.quantity == "fits":
         return _fits(rule)
     assert band is not None
-    ordered = sorted(pairs(rule), key=lambda pair: against(pair.ratio, band))
+    ordered = sorted(pairs(rule), key=lambda pair: log_distance_outside(pair.ratio, band))
     if not ordered:
         raise ValueError(
             f"no two rows of grade {_grades(rule)} differ only in {', '.join(rule.differs)}. Name other rows."

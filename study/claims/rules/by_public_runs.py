@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from study.claims.rules import Observed, Text, against, around
+from study.claims.rules import Observed, Text, around, log_distance_outside
 from study.files import StrictModel
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def observe(rule: ByPublicRuns, band: tuple[float, float]) -> Observed:
         )
     if not values:
         raise ValueError(f"no two public runs that can be compared have a {rule.quantity}. Name other runs.")
-    ordered = sorted(values, key=lambda value: against(value, band))
+    ordered = sorted(values, key=lambda value: log_distance_outside(value, band))
     decides = ordered[-1 if rule.asks == "every" else 0]
     extreme = "the worst" if rule.asks == "every" else "the best"
     which = (

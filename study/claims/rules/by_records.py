@@ -96,7 +96,7 @@ def loss_difference(
 
 
 def different_bits(strategy: str, control: str) -> Observed:
-    """Return in how many settings a strategy trains other bits than a control, although the order of all sums is fixed.
+    """Return in how many settings a strategy and a control end with different bits, with the order of all sums fixed.
 
     The settings are those of the studies `bits` and `bits-learned` in which both strategies round alike.
     """
@@ -197,7 +197,7 @@ def state_bytes_per_parameter(strategy: str, world_size: int, precision: str, pa
 
 
 def state_ratio(strategy: str, part: str, precision: str, world_size: int, to_world_size: int) -> Observed:
-    """Return `state_bytes_per_parameter` with `world_size` ranks divided by that with `to_world_size` ranks."""
+    """Return the bytes per parameter of a memory part on `world_size` ranks, divided by those on `to_world_size`."""
     above, below = (
         state_bytes_per_parameter(strategy, count, precision, part) for count in (world_size, to_world_size)
     )
@@ -255,7 +255,7 @@ def _largest_part(run: RecordFile, part: str) -> int:
 def peak_ratio(
     of: str, to: str, precision: str | None = None, study: str = "peaks-real", label: str | None = None
 ) -> Observed:
-    """Return the peak tensor memory of one strategy divided by that of another, each of the process that uses the most.
+    """Return the peak tensor memory of one strategy divided by that of another, for the process that uses the most.
 
     The interval is from the smallest to the largest ratio over the models, numbers of processes and precisions of the
     study. If `precision` or `label` is given, only runs with it are used. In bf16, DDP uses autocast.
@@ -302,7 +302,7 @@ def _moved(r: Record, kinds: tuple[str, ...] | None = None) -> int:
 
 
 def volume_ratio(of: dict[str, Any], to: dict[str, Any]) -> Observed:
-    """Return `volume` with the arguments `of` divided by `volume` with the arguments `to`."""
+    """Return the communicated bytes (`volume`) of the training `of`, divided by those of the training `to`."""
     return _ratio(volume(**of), volume(**to), "lowest to highest")
 
 
@@ -316,7 +316,7 @@ def reduced_ratio(strategy: str, world_size: int, accumulation: int) -> Observed
 
 
 def uses_collective(strategy: str, world_size: int, collective: str) -> Observed:
-    """Return whether a training step uses a collective operation for anything else than losses and norms."""
+    """Return whether a training step uses this collective operation for more than losses and norms."""
     runs = _sending(strategy, world_size, 1)
     kind = collective.replace("-", "_")
     shares = [_moved(f.record, (kind,)) / _moved(f.record) for f in runs]

@@ -76,7 +76,7 @@ class Case(_Typed):
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any], subject: str = "arguments") -> Case:
-        """Return a Case from the arguments that a rule of the ledger gives.
+        """Return the training that the arguments of a rule in the ledger describe.
 
         Raises ValueError with the key if a key is missing, unknown or of another type.
         """
@@ -248,14 +248,14 @@ def paper_offload_reduction(world_size: int, precision: PrecisionClass) -> Obser
 
 
 def paper_volume(zero_stage: int, accumulation: int) -> Observed:
-    """Return how many elements a rank sends in a step, divided by the number of parameters, by the ZeRO paper."""
+    """Return how many elements a rank sends per step and parameter, by the ZeRO paper's formulas."""
     value = communication.paper_volume(zero_stage, 1, accumulation)
     micro_steps = f"{accumulation} micro step{'' if accumulation == 1 else 's'}"
     return Observed(float(value), (f"stage {zero_stage}, {micro_steps}: {value:g}",))
 
 
 def paper_volume_ratio(of: dict[str, Any], to: dict[str, Any]) -> Observed:
-    """Return `paper_volume` with the arguments `of` divided by `paper_volume` with the arguments `to`."""
+    """Return `paper_volume` (what a rank sends) in the setting `of`, divided by that in the setting `to`."""
     above, below = paper_volume(**of), paper_volume(**to)
     return Observed(above.number / below.number, (*above.evidence, *below.evidence))
 
@@ -328,7 +328,7 @@ def largest_model(strategy: str, gpu: str, gpus: int, node: str | None = None) -
 
 
 def capacity_ratio(of: dict[str, Any], to: dict[str, Any]) -> Observed:
-    """Return `largest_model` with the arguments `of` divided by `largest_model` with the arguments `to`."""
+    """Return the size of the largest GPT that fits in the setting `of`, divided by that in the setting `to`."""
     above, below = largest_model(**of), largest_model(**to)
     ends = (above.ends[0] / below.ends[1], above.ends[1] / below.ends[0])
     return Observed(above.number / below.number, (*above.evidence, *below.evidence), ends)
@@ -369,7 +369,7 @@ def _peak_in_words(case: Case) -> str:
 def engine_volume(
     strategy: str, model: str | dict[str, Any], world_size: int, accumulation: int, checkpointing: bool
 ) -> Observed:
-    """Return how many elements a rank of current DeepSpeed sends in a step, divided by the number of parameters.
+    """Return how many elements a rank of current DeepSpeed sends per step and parameter.
 
     The value is that of a simulation in bf16.
     """
@@ -391,7 +391,7 @@ def speed_ratio(of: dict[str, Any], to: dict[str, Any]) -> Observed:
 
 
 def speed_ratio_change(of: dict[str, Any], to: dict[str, Any], along: str, start: Any, end: Any) -> Observed:
-    """Return by how much `speed_ratio` increases if one argument of both trainings is changed.
+    """Return by how much the ratio of two predicted speeds increases if one argument of both trainings is changed.
 
     `along` is the name of the argument, which changes from `start` to `end`.
     """

@@ -26,7 +26,7 @@ def read() -> dict[str, Any]:
 
 
 def engine_schema(engine: Literal["accelerate", "deepspeed"], name: str) -> Any:
-    """Return what the table says about an installed engine, under a name such as fields, sections or types."""
+    """Return what the table of keys says about an engine, for one of its entries such as fields, sections or types."""
     return read()["installed"][engine][name]
 
 

@@ -46,7 +46,7 @@ def ddp_of(model: Any) -> DistributedDataParallel | None:
 
 
 def inner_module(model: Any) -> torch.nn.Module:
-    """Return the module whose flag `training` is valid. DeepSpeed's engine does not change its own flag."""
+    """Return the module whose flag `training` is right, because DeepSpeed's engine does not change its own flag."""
     is_wrapper = is_deepspeed(model) or isinstance(model, DistributedDataParallel)
     module: torch.nn.Module = uncompiled(model.module) if is_wrapper else model
     return module
@@ -63,7 +63,7 @@ def engine_optimizer(model: Any, optimizer: Any) -> Any:
 
 
 def base_optimizer(optimizer: Any) -> torch.optim.Optimizer:
-    """Return the optimizer that does the arithmetic, without all wrappers. Raises ValueError if there is none."""
+    """Return the optimizer that does the arithmetic, without any wrappers. Raises ValueError if there is none."""
     optimizer = unwrapped_optimizer(optimizer)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(
@@ -73,7 +73,7 @@ def base_optimizer(optimizer: Any) -> torch.optim.Optimizer:
 
 
 def unwrapped_optimizer(optimizer: Any) -> Any:
-    """Return the innermost object in the wrappers of an optimizer."""
+    """Return what remains of an optimizer without all its wrappers."""
     while hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
     return optimizer

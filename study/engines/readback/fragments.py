@@ -1,4 +1,4 @@
-"""Find which elements of which parameter a tensor contains that an optimizer updates.
+"""Find which elements of which parameter are in each tensor that an optimizer updates.
 
 ZeRO and FSDP1 give the optimizer flat tensors with parts of several parameters. Reads only this rank, without
 collectives.

@@ -63,7 +63,7 @@ def have_moments(optimizer: Any, parameters: Iterable[Any]) -> bool:
 
 
 def link_states(optimizer: Any) -> None:
-    """Make a ZeRO optimizer of stage 1 or 2 find the states of all parameters.
+    """Make a ZeRO optimizer of stage 1 or 2 find the optimizer states of all parameters.
 
     DeepSpeed 0.19.8 looks for them only once, after its first parameter group has stepped. The other groups have no
     states at that time.

@@ -1,4 +1,4 @@
-"""Return the plain name, the whole shape, this rank's shard and the full value of an engine's parameter.
+"""Read the plain name, the whole shape, this rank's shard and the full value of an engine's parameters.
 
 Wrappers add parts to names. An engine's checkpoint may have them, but a folder for `from_pretrained` must not.
 
@@ -167,7 +167,7 @@ def local_shard(parameter: Any) -> torch.Tensor:
 
 @contextmanager
 def gathered(parameter: Any) -> Iterator[torch.Tensor]:
-    """Yield the full value of a parameter, with which the model computes, for a `with` block. Do not change it.
+    """Yield the full value of a parameter, as the model computes with it, for a `with` block. Do not change it.
 
     FSDP1's parameters are not gathered.
     """
@@ -182,6 +182,6 @@ def gathered(parameter: Any) -> Iterator[torch.Tensor]:
 
 
 def full_value(parameter: Any) -> torch.Tensor:
-    """Return a copy of a parameter's full value, with which the model computes."""
+    """Return a copy of the full value of a parameter, as the model computes with it."""
     with gathered(parameter) as value:
         return value if hasattr(parameter, "full_tensor") else value.clone()

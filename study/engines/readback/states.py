@@ -48,7 +48,7 @@ class StorageCounter:
         self.by_device: dict[str, int] = {}
 
     def claim(self, tensors: Iterable[torch.Tensor]) -> tuple[int, int]:
-        """Count the storages of these tensors that were not claimed before.
+        """Count the bytes of these tensors' storages, without storages that were counted before.
 
         Return the bytes of these storages, and the bytes of them that the tensors cover.
         """

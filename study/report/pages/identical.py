@@ -34,7 +34,7 @@ class Bits:
                 reference = "ddp" if "ddp" in grid else "fsdp2"
                 title = f"{TITLES[is_fixed]}: same bits as {reference}?"
                 head = captions.Head(title, captions.MEASURED, captions.readable(heading))
-                yield plots.bits(grid, bits.heads(cells), head, reference)
+                yield plots.bits(grid, bits.column_headings(cells), head, reference)
 
     def in_words(self, has_explanation: bool = True) -> Markdown:
         """Return all comparisons as text, with or without the explanation of the words in it."""

@@ -74,7 +74,7 @@ def roundings() -> str:
 def plain(cell: bits.Cell | None) -> str:
     """Say what a cell of the view `bits` says, in the words of the guides."""
     if cell is None or cell.step is not None:
-        return bits.shown(cell)
+        return bits.cell_text(cell)
     return "(reference)" if cell.is_reference else "identical"
 
 
@@ -115,7 +115,7 @@ def cells_in_fp32() -> dict[tuple[str, str], dict[str, bits.Cell | None]]:
         for heading, column_groups in bits.settings([CPU / "bits"]).items()
         if ", fp32, " in heading
         for group in column_groups
-        for head, column in zip(bits.heads(group), group, strict=True)
+        for head, column in zip(bits.column_headings(group), group, strict=True)
     }
     return {
         setting: {strategy: row[0] for strategy, row in bits.grid([columns[setting]]).items()} for setting in WEIGHTS
@@ -176,7 +176,7 @@ def learned_bits() -> str:
     for heading, column_groups in bits.settings([CPU / "bits-learned"]).items():
         workload, precision, steps, seed = heading.split(", ")[:4]
         for columns in column_groups:
-            for head, column in zip(bits.heads(columns), columns, strict=True):
+            for head, column in zip(bits.column_headings(columns), columns, strict=True):
                 pins = "fixed order" if "fixed order" in head else "unmodified"
                 cells_by_setting[f"{workload.split('-')[0].upper()}, {steps}, {seed}, {precision}, {pins}"] = {
                     name: plain(cells[0]) for name, cells in bits.grid([column]).items()

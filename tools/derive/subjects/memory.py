@@ -20,7 +20,7 @@ def overview() -> str:
     """Give memory, time and largest model of each strategy together, for a GPT of 124M parameters in fp32."""
     runs = runs_by_strategy("124m")
     times = {
-        name: "{:.2f}x ({:.2f} to {:.2f})".format(*frontier.over_series(row.equal_ratios))
+        name: "{:.2f}x ({:.2f} to {:.2f})".format(*frontier.mean_over_series(row.equal_ratios))
         for name, row in speeds_by_strategy().items()
         if len(row.equal_ratios) > 1
     }

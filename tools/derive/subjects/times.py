@@ -34,7 +34,7 @@ def series() -> str:
     def with_interval(ratios: tuple[float, ...]) -> str:
         if len(ratios) < 2:
             return ", ".join(f"{ratio:.2f}" for ratio in ratios)
-        middle, low, high = frontier.over_series(ratios)
+        middle, low, high = frontier.mean_over_series(ratios)
         return f"{middle:.2f} ({low:.2f} to {high:.2f}; {len(ratios)})"
 
     table_rows = [
@@ -56,7 +56,7 @@ def batches() -> str:
             num_series = len(rows[name].equal_ratios)
             failed = num_series - len(ratios)
             batch = f"{rows[name].batch}" + f" (out of memory in {failed} of {num_series} series)" * bool(failed)
-            cells.append([f"`{name}`", batch, "{:.2f}x ({:.2f} to {:.2f})".format(*frontier.over_series(ratios))])
+            cells.append([f"`{name}`", batch, "{:.2f}x ({:.2f} to {:.2f})".format(*frontier.mean_over_series(ratios))])
     head = "strategy", "largest batch, in sequences per step", "throughput compared with DDP (95 % interval)"
     return tabulate(head, cells)
 
