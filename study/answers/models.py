@@ -269,7 +269,7 @@ class Machine(Closed):
 
 
 class AdviseAnswer(OpenAnswer):
-    """The answer of `advise`. Its keys depend on the request, and the key `units` says in which units they are.
+    """The output of `advise --json`. Its keys depend on the request, and the key `units` says in which units they are.
 
     One model on one machine: `strategies`, `recommended`, `reason`, `why_not`, `remedies`, `launch`. Several machines:
     `cheapest`, `fastest`, `machines`. Without --gpus: `fewest_gpus`. Without --model: `largest_models`. --gpu list:
@@ -304,7 +304,7 @@ class AdviseAnswer(OpenAnswer):
 
 
 class CheckAnswer(Answer):
-    """The answer of `check`."""
+    """The output of `check --json`."""
 
     configuration_files: list[str]
     lock_files: list[str]
@@ -318,7 +318,7 @@ class CheckAnswer(Answer):
 
 
 class ClaimsAnswer(Answer):
-    """The answer of `claims`. With --check or --write, the list of sentences is empty."""
+    """The output of `claims --json`. With --check or --write, the list of sentences is empty."""
 
     sentences: list[dict[str, Any]]
 
@@ -367,7 +367,7 @@ class ComparedGroup(Closed):
 
 
 class CompareAnswer(Answer):
-    """The answer of `compare`. The short view has `groups`. All other views, and imported runs, have `tables`."""
+    """The output of `compare --json`. The short view has `groups`. Other views, and imported runs, have `tables`."""
 
     view: str
     groups: list[ComparedGroup]
@@ -377,7 +377,7 @@ class CompareAnswer(Answer):
 
 
 class ConformanceAnswer(Answer):
-    """The answer of `conformance`. With --exact, the trainings are in `exact_cells` instead of `cells`."""
+    """The output of `conformance --json`. With --exact, the trainings are in `exact_cells` instead of `cells`."""
 
     is_exact: bool
     versions: dict[str, str | None]
@@ -409,7 +409,7 @@ class Difference(Closed):
 
 
 class DiffAnswer(Answer):
-    """The answer of `diff`."""
+    """The output of `diff --json`."""
 
     same: bool
     steps_compared: int
@@ -450,7 +450,7 @@ class CheckOfMachine(Closed):
 
 
 class DoctorAnswer(Answer):
-    """The answer of `doctor`. Without files, it has `checks` of this machine."""
+    """The output of `doctor --json`. Without files, it has `checks` of this machine."""
 
     files: list[FileOfDoctor]
     checks: list[CheckOfMachine]
@@ -459,7 +459,7 @@ class DoctorAnswer(Answer):
 
 
 class DryRunAnswer(Answer):
-    """The answer of `dry-run`."""
+    """The output of `dry-run --json`."""
 
     file: str
     world_size: int
@@ -485,7 +485,7 @@ class ImportedRun(Closed):
 
 
 class ImportAnswer(Answer):
-    """The answer of `import`."""
+    """The output of `import --json`."""
 
     folder: str
     runs: list[ImportedRun]
@@ -506,7 +506,7 @@ class PlannedRun(Closed):
 
 
 class PlanAnswer(Answer):
-    """The answer of `plan`, which has no verdict. With --slurm, it has only the name of the study and the script."""
+    """The output of `plan --json`, which has no verdict. With --slurm, it has only the study's name and the script."""
 
     study: str
     slurm_script: str | None
@@ -523,7 +523,7 @@ class PlanAnswer(Answer):
 
 
 class PredictAnswer(Answer):
-    """The answer of `predict`, which has no verdict."""
+    """The output of `predict --json`, which has no verdict."""
 
     written: list[str]
     studies: list[dict[str, Any]]
@@ -531,7 +531,7 @@ class PredictAnswer(Answer):
 
 
 class ProveAnswer(Answer):
-    """The answer of `prove`. Without --strict, `exit_status` is the exit status of the script."""
+    """The output of `prove --json`. Without --strict, `exit_status` is the exit status of the script."""
 
     proofs: list[dict[str, Any]]
     """The content of each proof.json, one per model of the script."""
@@ -552,7 +552,7 @@ class SavedModel(Closed):
 
 
 class SavedAnswer(Answer):
-    """The answer of `saved`."""
+    """The output of `saved --json`."""
 
     folder: str
     status: int
@@ -561,7 +561,7 @@ class SavedAnswer(Answer):
 
 
 class UpgradeAnswer(Answer):
-    """The answer of `upgrade`."""
+    """The output of `upgrade --json`."""
 
     vulns: list[dict[str, Any]]
     """Each change that can concern the training, in the OSV format."""
@@ -571,7 +571,7 @@ class UpgradeAnswer(Answer):
 
 
 class WhyAnswer(Answer):
-    """The answer of `why`."""
+    """The output of `why --json`."""
 
     cause: dict[str, Any] | None
     other_causes: list[dict[str, Any]]

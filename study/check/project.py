@@ -101,7 +101,7 @@ def names_settings(path: Path) -> bool:
 
 
 def is_lock(path: Path) -> bool:
-    """Return whether a file's name is that of a file that pins releases."""
+    """Return whether a file's name is that of a lock file, which pins the releases of packages."""
     return LOCK.fullmatch(path.name) is not None
 
 

@@ -250,7 +250,7 @@ def _parts_sections(record_files: list[RecordFile]) -> list[str]:
 
 
 def crossings(folders: Sequence[Path]) -> list[Crossing]:
-    """Return the model size from which on each strategy has a lower peak than the control, for each setting."""
+    """Return, by setting and strategy, the model size from which the strategy's peak memory is below the control's."""
     return [row for _, runs in _by_setting(records.find(folders)) for row in _crossings(runs)]
 
 
@@ -270,7 +270,7 @@ def _peak_of(r: Record) -> RunPeak | None:
 
 
 def _crossings(runs: list[RunPeak]) -> list[Crossing]:
-    """Return the model size from which on each strategy has a lower peak than the control.
+    """Return, by strategy, the model size from which on its peak memory is below the control's.
 
     Strategies that were run with fewer than three sizes are left out.
     """

@@ -60,7 +60,7 @@ def tables(
     head: Sequence[str],
     rows: Callable[[list[T]], Iterable[Sequence[Any]]],
 ) -> list[str]:
-    """Return Markdown tables of items: a table with its title for all items that have the same title.
+    """Return Markdown tables with titles, one for each group of items that have the same title.
 
     `order` is the key by which the items are sorted.
     """

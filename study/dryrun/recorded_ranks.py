@@ -75,7 +75,7 @@ class Training(NamedTuple):
 
 
 def main() -> None:
-    """Carry out the trainings in the first argument, and send the results to the process that started this one.
+    """Carry out the trainings that the first argument describes, and send the results to the parent process.
 
     The result has an entry per training: the proofs of its ranks, and why it failed, or None. If the first training
     fails or trains nothing, it is the only entry.

@@ -42,7 +42,7 @@ class Table:
         self.num_rows = 0  # that were added
 
     def add(self, row: Mapping[str, Number]) -> None:
-        """Add a row. Columns without a value in it get a missing value."""
+        """Add a row. A column that is not in the row gets a missing value."""
         if not row:
             return
         self.num_rows += 1

@@ -302,7 +302,7 @@ def _moved(r: Record, kinds: tuple[str, ...] | None = None) -> int:
 
 
 def volume_ratio(of: dict[str, Any], to: dict[str, Any]) -> Observed:
-    """Return the communicated bytes (`volume`) of the training `of`, divided by those of the training `to`."""
+    """Return the communicated bytes (see `volume`) of the training `of`, divided by those of the training `to`."""
     return _ratio(volume(**of), volume(**to), "lowest to highest")
 
 
