@@ -48,9 +48,9 @@ class Finding(Closed):
     """error and warning make the verdict "found"; a note does not."""
     place: Place
     text: str
-    """What is the case, in sentences."""
+    """What was found, in sentences."""
     remedy: str
-    """What to do. Empty if nothing is known."""
+    """What to do. Empty if no remedy is known."""
 
 
 class Checked(Closed):
@@ -66,7 +66,7 @@ class NotChecked(Closed):
     what: str
     why: str
     requested: bool
-    """Without this check, the verdict is "unknown" if nothing was found."""
+    """Whether the check was requested or is essential. The verdict is then "unknown" if nothing was found."""
 
 
 class Error(Closed):
@@ -92,7 +92,7 @@ class Envelope(Closed):
     checked: list[Checked]
     could_not_check: list[NotChecked]
     error: Error | None
-    """None if there is an answer."""
+    """None if the command gave an answer."""
 
 
 class ErrorAnswer(Envelope):
@@ -147,7 +147,7 @@ class TracedMemory(Closed):
     reserved_bytes: float | None
     collectives_per_step: Any
     seconds: float
-    """How long tracing took."""
+    """The seconds that tracing took."""
 
 
 class PlaceBytes(Closed):
@@ -166,9 +166,9 @@ class AdvisedStrategy(Closed):
     lacking: str | None
     """What the machine has too little of, other than memory of the GPU."""
     peak_bytes_per_gpu: int
-    """The tensors at the peak."""
+    """The bytes of the tensors at the peak."""
     needed_bytes_per_gpu: int
-    """The tensors at the peak, and what the allocator reserves beyond them."""
+    """The bytes of the tensors at the peak, and what the allocator reserves beyond them."""
     needed_bytes_rests_on: str | None
     free_bytes_per_gpu: int
     """Negative if the strategy does not fit."""
@@ -176,9 +176,9 @@ class AdvisedStrategy(Closed):
     """The free share of the usable memory, at most 1."""
     shown_by_nvidia_smi_bytes_per_gpu: int
     memory: dict[str, int]
-    """The bytes at the peak by part."""
+    """The bytes at the peak, by part of the memory."""
     highest_moment: str
-    """When in a step the peak is."""
+    """The moment of a step at which the peak occurs."""
     paper_model_state_bytes: PlaceBytes | None
     """What the ZeRO papers' formulas give. None if only a part of the weights is trained."""
     precision: str
@@ -187,7 +187,7 @@ class AdvisedStrategy(Closed):
     global_batch_size: int
     activation_checkpointing: str
     largest_micro_batch_size: int
-    """0 if none fits."""
+    """0 if no micro batch fits."""
     seconds_per_step: float
     seconds_per_step_low: float
     seconds_per_step_high: float | None
@@ -197,7 +197,7 @@ class AdvisedStrategy(Closed):
     mfu: float
     """The share of the GPU's dense peak rate that the model's arithmetic uses."""
     communicated_bytes_per_step: int
-    """Sent by one rank."""
+    """The bytes that one rank sends in a step."""
     collectives_per_step: list[Collective]
     dollars_per_billion_tokens: float | None
     images_per_second_per_gpu: float | None = None
@@ -243,7 +243,7 @@ class Launch(Closed):
     files: dict[str, str]
     """The content of each file by its name."""
     settings: list[str]
-    """What the program has to set itself."""
+    """Settings that the training program has to set itself."""
 
 
 class Machine(Closed):
@@ -258,7 +258,7 @@ class Machine(Closed):
     free_share: float
     seconds_per_step: float
     tokens_per_second: float
-    """Of all GPUs."""
+    """The tokens per second of all GPUs together."""
     images_per_second: float | None = None
     images_per_second_per_gpu: float | None = None
     dollars_per_hour: float | None
@@ -284,13 +284,13 @@ class AdviseAnswer(OpenAnswer):
     recommended: str | None = None
     """The recommended strategy. None if none fits."""
     strategies: list[AdvisedStrategy] | None = None
-    """The predictions for the question as it was asked, without `recommended_change`."""
+    """The predictions for the request without `recommended_change`."""
     why_not: dict[str, str] | None = None
-    """By strategy, why another one is recommended."""
+    """For each strategy, why another one is recommended."""
     remedies: list[Change] | None = None
     """Changes of the request with which a strategy fits, in the order of the printed answer."""
     recommended_change: RecommendedChange | None = None
-    """The change that is recommended. `launch` and `why_not` are then of the training with it."""
+    """The recommended change. If there is one, `launch` and `why_not` are about the changed training."""
     launch: Launch | None = None
     launch_without_change: Launch | None = None
     assumed: dict[str, str] | None = None
@@ -298,7 +298,7 @@ class AdviseAnswer(OpenAnswer):
     cheapest: Machine | None = None
     fastest: Machine | None = None
     enough: Machine | None = None
-    """The smallest machine that would keep the limits."""
+    """The smallest machine that satisfies the limits."""
     machines: list[Machine] | None = None
     units: dict[str, str] | None = None
 
@@ -310,7 +310,7 @@ class CheckAnswer(Answer):
     lock_files: list[str]
     checkpoints: list[str]
     lock_files_compared_with: str | None
-    """The commit with whose lock files those of the project were compared."""
+    """The commit whose lock files were compared with the current ones."""
     deepspeed_release: str | None
     """The release whose known faults were looked up, such as deepspeed==0.19.8."""
     accepted_findings: list[dict[str, Any]]
@@ -372,7 +372,7 @@ class CompareAnswer(Answer):
     view: str
     groups: list[ComparedGroup]
     not_ok: list[str]
-    """Lines on runs that did not end well."""
+    """Lines about runs that did not finish."""
     tables: list[Table]
 
 
@@ -400,9 +400,9 @@ class Difference(Closed):
     name: str
     ranks: list[int]
     distance: float | None
-    """Relative to the norm of A's tensor. None if it is not finite."""
+    """The distance relative to the norm of A's tensor. None if it is not finite."""
     bound: float | None
-    """What rounding explains, relative to the norm of A's tensor."""
+    """The largest distance that rounding explains, relative to the norm of A's tensor."""
     factor: float | None
     missing: str | None
     broken: str
@@ -466,7 +466,7 @@ class DryRunAnswer(Answer):
     exchange: Literal["real", "pretended"]
     notes: list[str]
     ranks: dict[str, dict[str, Any]]
-    """By rank: its calls in their order, and for a model the bytes and the seconds of its third step."""
+    """For each rank, its calls in order, and for a model the bytes and the seconds of its third step."""
 
 
 class ImportedRun(Closed):
@@ -499,10 +499,10 @@ class PlannedRun(Closed):
     num_ranks: int
     action: Literal["run", "keep", "skip"]
     reason: str | None
-    """Its earlier status if it is kept, or why it is skipped."""
+    """The earlier status of a run that is kept, or why a run is skipped."""
     estimated_seconds: float | None
     num_earlier_runs: int | None
-    """On how many runs the estimate is based. 0: it is a guess."""
+    """The number of runs on which the estimate is based. If it is 0, the estimate is a guess."""
 
 
 class PlanAnswer(Answer):
@@ -566,7 +566,7 @@ class UpgradeAnswer(Answer):
     vulns: list[dict[str, Any]]
     """Each change that can concern the training, in the OSV format."""
     left_out: dict[str, list[str]]
-    """By reason, the ids of changes that cannot concern the training."""
+    """The ids of changes that cannot concern the training, by reason."""
     packages: dict[str, dict[str, str | None]]
 
 
