@@ -360,7 +360,7 @@ class ComparedRow(Closed):
 
 
 class ComparedGroup(Closed):
-    """Rows whose runs train the same and differ in the strategy. The first row is the control."""
+    """Rows for the same training with different strategies. The first row is the control."""
 
     training: str
     rows: list[ComparedRow]

@@ -97,7 +97,7 @@ class Effect(NamedTuple):
 
     @property
     def word(self) -> str:
-        """The effect in words: better, worse or no difference. If the repeats cannot decide, the reason why."""
+        """The effect in words: better, worse, no difference, or the reason why the repeats cannot decide."""
         if self.low is None or self.high is None:
             return "one repeat"
         if max(abs(self.low), abs(self.high)) <= WITHIN:

@@ -50,7 +50,7 @@ LEARNED_HEAD = ["strategy", "processes", "seed", "held out", "first losses", "la
 
 
 def _sections(record_files: list[RecordFile]) -> list[str]:
-    """Return the lines of the page: a table per group of runs that train the same, then what each run learned."""
+    """Return the lines of the page: a table per group of runs of the same training, then what each run learned."""
     runs = finished(record_files)
     lines = []
     groups = [list(members) for _, members in groupby(sorted(runs, key=same_training), key=same_training)]
@@ -122,7 +122,7 @@ def heading(r: Record, seeds: Sequence[int] = ()) -> str:
 
 
 def order(file: RecordFile) -> tuple[bool, int, int, int, str, str]:
-    """Return a sort key for runs that train the same. The best reference for the other runs comes first.
+    """Return a sort key for runs of the same training. The best reference for the other runs comes first.
 
     The order is ddp, single, the other strategies, and FSDP2 last.
 
@@ -135,7 +135,7 @@ def order(file: RecordFile) -> tuple[bool, int, int, int, str, str]:
 
 
 def incomparable(r: Record, partner: Record) -> str | None:
-    """Return why two runs that train the same cannot be compared. None if they can."""
+    """Return why two runs of the same training cannot be compared. None if they can."""
     run, reference = (
         {**each.config, **require_proof(each).model_dump(), "world_size": each.world_size} for each in (r, partner)
     )

@@ -1,4 +1,4 @@
-"""Compare published runs in pairs: each model was trained once with each of two settings.
+"""Compare published runs in pairs: the same training was run once with each of two settings.
 
 A single pair has no repeats. Therefore, the differences of all pairs of a comparison are shown next to those of pairs
 in which only the cluster differs.
@@ -23,7 +23,7 @@ NOT_NAMED = ("entry", "seed", "log", "date", "strategy", "engine")
 
 
 class PairedComparison(BaseModel):
-    """A question about two settings, with each of which published runs trained the same models."""
+    """A question about two settings that pairs of published runs answer."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

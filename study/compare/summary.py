@@ -42,7 +42,7 @@ MOST_NAMES = 4  # listed in a sentence
 
 
 def table(folders: Sequence[Path], each: bool = False) -> str:
-    """Return the view `short` as text: a table for each group of runs that train the same, with one row per strategy.
+    """Return the view `short` as text: a table for each group of runs of the same training, with one row per strategy.
 
     Runs that differ only in seed and repeat share a row. With `each`, every run has a row of its own.
     """
@@ -62,7 +62,7 @@ def table(folders: Sequence[Path], each: bool = False) -> str:
 
 
 def _groups(runs: Sequence[RecordFile], each: bool) -> list[list[RecordFile]]:
-    """Group runs that train the same, the largest group first."""
+    """Group runs of the same training, the largest group first."""
     block_of: Callable[[RecordFile], str] = parity.same_training if each else parity.same_training_of_any_seed
     members = groupby(sorted(runs, key=block_of), key=block_of)
     return sorted((sorted(group, key=parity.order) for _, group in members), key=len, reverse=True)

@@ -160,7 +160,7 @@ def settings(cell: Cell) -> dict[str, Any]:
 
 
 def uses_muon(name: str, num_dimensions: int) -> bool:
-    """Return whether Muon trains a parameter in the cells of DeepSpeed's Muon, which trains all others with Adam."""
+    """Return whether DeepSpeed's Muon optimizer trains a parameter by Muon. It trains all other parameters by Adam."""
     return num_dimensions > 1 and not name.startswith("embedding")
 
 

@@ -16,7 +16,10 @@ OTHER_BITS, UNSEEN = "conformance/other-bits", "conformance/unseen-fault"
 
 
 def of(verdict: Verdict, outcomes: Sequence[Outcome], faulty: Sequence[Outcome], content: Mapping[str, Any]) -> Answer:
-    """Return the answer for exact trainings. `content` is what --output writes. Its cells become `exact_cells`."""
+    """Return the answer for exact trainings. `content` is what --output writes.
+
+    The list of cells in `content` becomes `exact_cells`.
+    """
     fields = {("exact_cells" if key == "cells" else key): value for key, value in content.items()}
     return envelope.answer("conformance", verdict, findings(outcomes, faulty), {**fields, "is_exact": True})
 

@@ -21,7 +21,7 @@ Names = Annotated[tuple[Text, ...], Field(strict=False)]  # lists of the YAML fi
 
 
 class Between(StrictModel):
-    """Two settings, with each of which a source of reports/public ran the same trainings."""
+    """Two settings of one source in reports/public, which ran the same trainings with both."""
 
     source: Text
     control: dict[str, Any]  # field of the setting -> value
