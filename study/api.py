@@ -1,4 +1,4 @@
-"""Provide the commands of zero-study as functions, which return what the commands print with --json, as typed objects.
+"""The commands of zero-study as functions. Each returns what the command prints with --json, as a typed object.
 
     from zero_study import api
 
@@ -64,8 +64,8 @@ def advise(
 def check(*paths: str | Path, since: str | None = None) -> CheckAnswer:
     """Check the configuration files, lock files and checkpoints of a project, by default those of the current folder.
 
-    A checkpoint is checked only if it is named. Lock files are compared with those of the commit `since`, by default
-    HEAD.
+    A checkpoint is checked if `paths` name its folder or, without `paths`, if the project's settings list it. Lock
+    files are compared with those of the commit `since`, by default HEAD.
     """
     return _ask(CheckAnswer, "check", paths, since=since)
 
