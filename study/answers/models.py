@@ -269,11 +269,11 @@ class Machine(Closed):
 
 
 class AdviseAnswer(OpenAnswer):
-    """The answer of `advise`. Which keys it has depends on the question, and the key `units` has their units.
+    """The answer of `advise`. Its keys depend on the question, and the key `units` contains their units.
 
-    One model on one machine: `strategies`, `recommended`, `reason`, `why_not`, `remedies`, `launch`. Several machines:
-    `cheapest`, `fastest`, `machines`. Without --gpus: `fewest_gpus`. Without --model: `largest_models`. --gpu list:
-    `gpus`. --model list: `models`.
+    For one model on one machine, the keys are `strategies`, `recommended`, `reason`, `why_not`, `remedies`, `launch`.
+    For several machines, they are `cheapest`, `fastest` and `machines`. Without --gpus, the key is `fewest_gpus`, and
+    without --model, it is `largest_models`. With --gpu list, it is `gpus`, and with --model list, it is `models`.
     """
 
     model: str | None = None
@@ -284,13 +284,13 @@ class AdviseAnswer(OpenAnswer):
     recommended: str | None = None
     """The recommended strategy. None if none fits."""
     strategies: list[AdvisedStrategy] | None = None
-    """The predictions for the question as it was asked, without `recommended_change`."""
+    """The predictions for the training as requested, without `recommended_change`."""
     why_not: dict[str, str] | None = None
-    """By strategy, why another one is recommended."""
+    """The reason why a strategy is not recommended, by strategy."""
     remedies: list[Change] | None = None
-    """Changes of the request with which a strategy fits, in the order of the printed answer."""
+    """Changes of the request that make a strategy fit, in the order of the printed answer."""
     recommended_change: RecommendedChange | None = None
-    """The change that is recommended. `launch` and `why_not` are then of the training with it."""
+    """The recommended change of the request. If there is one, `launch` and `why_not` describe the changed training."""
     launch: Launch | None = None
     launch_without_change: Launch | None = None
     assumed: dict[str, str] | None = None
@@ -298,7 +298,7 @@ class AdviseAnswer(OpenAnswer):
     cheapest: Machine | None = None
     fastest: Machine | None = None
     enough: Machine | None = None
-    """The smallest machine that would keep the limits."""
+    """The cheapest larger machine that keeps the user's limits, if none of `machines` keeps them."""
     machines: list[Machine] | None = None
     units: dict[str, str] | None = None
 
@@ -310,7 +310,7 @@ class CheckAnswer(Answer):
     lock_files: list[str]
     checkpoints: list[str]
     lock_files_compared_with: str | None
-    """The commit with whose lock files those of the project were compared."""
+    """The commit whose lock files were compared with those of the project."""
     deepspeed_release: str | None
     """The release whose known faults were looked up, such as deepspeed==0.19.8."""
     accepted_findings: list[dict[str, Any]]
@@ -318,7 +318,7 @@ class CheckAnswer(Answer):
 
 
 class ClaimsAnswer(Answer):
-    """The answer of `claims`. With --check and --write there are no sentences."""
+    """The answer of `claims`. With --check or --write, it contains no sentences."""
 
     sentences: list[dict[str, Any]]
 
@@ -450,7 +450,7 @@ class CheckOfMachine(Closed):
 
 
 class DoctorAnswer(Answer):
-    """The answer of `doctor`. Without files, it has `checks` of this machine."""
+    """The answer of `doctor`. Without files, `checks` contains the checks of this machine."""
 
     files: list[FileOfDoctor]
     checks: list[CheckOfMachine]
@@ -466,7 +466,7 @@ class DryRunAnswer(Answer):
     exchange: Literal["real", "pretended"]
     notes: list[str]
     ranks: dict[str, dict[str, Any]]
-    """By rank: its calls in their order, and for a model the bytes and the seconds of its third step."""
+    """For each rank, its collectives in order. For a model, also the bytes and seconds of the third step."""
 
 
 class ImportedRun(Closed):
@@ -531,7 +531,7 @@ class PredictAnswer(Answer):
 
 
 class ProveAnswer(Answer):
-    """The answer of `prove`. Without --strict, `exit_status` is that of the script."""
+    """The answer of `prove`. Without --strict, `exit_status` is the exit status of the script."""
 
     proofs: list[dict[str, Any]]
     """The content of each proof.json, one per model of the script."""
@@ -566,7 +566,7 @@ class UpgradeAnswer(Answer):
     vulns: list[dict[str, Any]]
     """Each change that can concern the training, in the OSV format."""
     left_out: dict[str, list[str]]
-    """By reason, the ids of changes that cannot concern the training."""
+    """The ids of changes that cannot concern the training, by the reason why they cannot."""
     packages: dict[str, dict[str, str | None]]
 
 
