@@ -120,7 +120,7 @@ def import_log(*logs: str | Path, output: str | Path, name: str | None = None, *
 def prove(script: str | Path, *arguments: str, ranks: int = 1, reference: bool = False) -> ProveAnswer:
     """Run a training script as `ranks` processes, and check the engine, its settings and one optimizer step.
 
-    What the script prints goes to standard error. With `reference`, the gradients are compared with gradients that are
+    What the script prints goes to standard error. With `reference`, the gradients are compared with gradients
     computed without the engine. This takes memory for the whole model on every rank.
     """
     if not Path(script).is_file():

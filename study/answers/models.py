@@ -272,8 +272,8 @@ class AdviseAnswer(OpenAnswer):
     """The answer of `advise`. Its keys depend on the question, and the key `units` contains their units.
 
     For one model on one machine, the keys are `strategies`, `recommended`, `reason`, `why_not`, `remedies`, `launch`.
-    For several machines, they are `cheapest`, `fastest` and `machines`. Without --gpus, the key is `fewest_gpus`, and
-    without --model, it is `largest_models`. With --gpu list, it is `gpus`, and with --model list, it is `models`.
+    For several machines, they are `cheapest`, `fastest` and `machines`. Without --gpus, the key is `fewest_gpus`;
+    without --model, `largest_models`; with --gpu list, `gpus`; and with --model list, `models`.
     """
 
     model: str | None = None
@@ -566,7 +566,7 @@ class UpgradeAnswer(Answer):
     vulns: list[dict[str, Any]]
     """Each change that can concern the training, in the OSV format."""
     left_out: dict[str, list[str]]
-    """The ids of changes that cannot concern the training, by the reason why they cannot."""
+    """The ids of changes that cannot concern the training, by reason."""
     packages: dict[str, dict[str, str | None]]
 
 
