@@ -1,4 +1,6 @@
-"""The commands of zero-study as functions. Each returns what the command prints with --json, as a typed object.
+"""Run the commands of zero-study as Python functions.
+
+Each function returns what its command prints with --json, as a typed object.
 
     from zero_study import api
 
@@ -7,12 +9,14 @@
         for finding in answer.findings:
             print(finding.id, finding.place.line, finding.text, finding.remedy)
 
-A request that the command refuses raises Refusal, whose message says what is wrong and what to do. Further options have
-the names of the command line, with underscores: `global_batch_size=64` stands for `--global-batch-size 64`, `True` for
-an option without a value, and a list for an option that is repeated. Nothing is printed to standard output.
+A request that the command refuses raises Refusal, whose message says what is wrong and what to do. Nothing is printed
+to standard output.
 
-These functions, their parameters, and the fields of the answers stay in later releases: a field is only added, and a
-parameter only gets a further default.
+Further options have the names of the command line, with underscores: write `global_batch_size=64` for
+`--global-batch-size 64`. Write `True` for an option without a value, and a list for an option that is repeated.
+
+Later releases keep these functions, their parameters, and the fields of the answers. They can add fields, and
+parameters that have a default value.
 """
 
 from __future__ import annotations
@@ -71,7 +75,10 @@ def check(*paths: str | Path, since: str | None = None) -> CheckAnswer:
 
 
 def claims(source: str | None = None, *, search: str | None = None) -> ClaimsAnswer:
-    """Return what published sources say about ZeRO, with verdicts, filtered by a source's name or by search words."""
+    """Return published sentences about ZeRO with their verdicts.
+
+    `source` selects the sentences of one source, and `search` the sentences that contain the given words.
+    """
     return _ask(ClaimsAnswer, "claims", [] if source is None else [source], search=search)
 
 
@@ -96,7 +103,7 @@ def dry_run(
 ) -> DryRunAnswer:
     """Simulate a training on `world` ranks without GPUs, and find ranks that would wait for each other forever.
 
-    `strategy` is an accelerate file or the name of a strategy. Without a script, a known model is trained (`model`).
+    `strategy` is an accelerate file or the name of a strategy. Without a script, the option `model` names the model.
     """
     words = [strategy] if script is None else [strategy, script, *arguments]
     return _ask(DryRunAnswer, "dry-run", words, world=world, **options)
@@ -114,8 +121,8 @@ def import_log(*logs: str | Path, output: str | Path, name: str | None = None, *
 def prove(script: str | Path, *arguments: str, ranks: int = 1, reference: bool = False) -> ProveAnswer:
     """Run a training script as `ranks` processes, and check the engine, its settings and one optimizer step.
 
-    What the script prints goes to standard error. With `reference`, the gradients are compared with those without the
-    engine, which takes memory for the whole model on every rank.
+    What the script prints goes to standard error. With `reference`, the gradients are compared with gradients
+    computed without the engine. This takes memory for the whole model on every rank.
     """
     if not Path(script).is_file():
         raise Refusal(f"{script}: no such file. Name a script, and then its arguments.")
@@ -149,7 +156,8 @@ def upgrade(
 def why(*logs: str | Path, **options: Option) -> WhyAnswer:
     """Find the first cause in the logs of a run that failed, hung, was slow or trained wrongly.
 
-    `logs` are those of one run, for instance one per rank. The options describe the setting: model, gpu, gpus, ...
+    `logs` are the logs of one run, for instance one per rank. The options describe the training: `model`, `gpu`,
+    `gpus` and others.
     """
     return _ask(WhyAnswer, "why", logs, **options)
 

@@ -269,11 +269,11 @@ class Machine(Closed):
 
 
 class AdviseAnswer(OpenAnswer):
-    """The output of `advise --json`. Its keys depend on the request, and the key `units` says in which units they are.
+    """The answer of `advise`. Its keys depend on the question, and the key `units` contains their units.
 
-    One model on one machine: `strategies`, `recommended`, `reason`, `why_not`, `remedies`, `launch`. Several machines:
-    `cheapest`, `fastest`, `machines`. Without --gpus: `fewest_gpus`. Without --model: `largest_models`. --gpu list:
-    `gpus`. --model list: `models`.
+    For one model on one machine, the keys are `strategies`, `recommended`, `reason`, `why_not`, `remedies`, `launch`.
+    For several machines, they are `cheapest`, `fastest` and `machines`. Without --gpus, the key is `fewest_gpus`;
+    without --model, `largest_models`; with --gpu list, `gpus`; and with --model list, `models`.
     """
 
     model: str | None = None
@@ -284,13 +284,13 @@ class AdviseAnswer(OpenAnswer):
     recommended: str | None = None
     """The recommended strategy. None if none fits."""
     strategies: list[AdvisedStrategy] | None = None
-    """The predictions for the request without `recommended_change`."""
+    """The predictions for the training as requested, without `recommended_change`."""
     why_not: dict[str, str] | None = None
-    """For each strategy, why another one is recommended."""
+    """The reason why a strategy is not recommended, by strategy."""
     remedies: list[Change] | None = None
-    """Changes of the request with which a strategy fits, in the order of the printed answer."""
+    """Changes of the request that make a strategy fit, in the order of the printed answer."""
     recommended_change: RecommendedChange | None = None
-    """The recommended change. If there is one, `launch` and `why_not` are about the changed training."""
+    """The recommended change of the request. If there is one, `launch` and `why_not` describe the changed training."""
     launch: Launch | None = None
     launch_without_change: Launch | None = None
     assumed: dict[str, str] | None = None
@@ -298,7 +298,7 @@ class AdviseAnswer(OpenAnswer):
     cheapest: Machine | None = None
     fastest: Machine | None = None
     enough: Machine | None = None
-    """The smallest machine that satisfies the limits."""
+    """The cheapest larger machine that keeps the user's limits, if none of `machines` keeps them."""
     machines: list[Machine] | None = None
     units: dict[str, str] | None = None
 
@@ -310,7 +310,7 @@ class CheckAnswer(Answer):
     lock_files: list[str]
     checkpoints: list[str]
     lock_files_compared_with: str | None
-    """The commit whose lock files were compared with the current ones."""
+    """The commit whose lock files were compared with those of the project."""
     deepspeed_release: str | None
     """The release whose known faults were looked up, such as deepspeed==0.19.8."""
     accepted_findings: list[dict[str, Any]]
@@ -318,7 +318,7 @@ class CheckAnswer(Answer):
 
 
 class ClaimsAnswer(Answer):
-    """The output of `claims --json`. With --check or --write, the list of sentences is empty."""
+    """The answer of `claims`. With --check or --write, it contains no sentences."""
 
     sentences: list[dict[str, Any]]
 
@@ -450,7 +450,7 @@ class CheckOfMachine(Closed):
 
 
 class DoctorAnswer(Answer):
-    """The output of `doctor --json`. Without files, it has `checks` of this machine."""
+    """The answer of `doctor`. Without files, `checks` contains the checks of this machine."""
 
     files: list[FileOfDoctor]
     checks: list[CheckOfMachine]
@@ -466,7 +466,7 @@ class DryRunAnswer(Answer):
     exchange: Literal["real", "pretended"]
     notes: list[str]
     ranks: dict[str, dict[str, Any]]
-    """For each rank, its calls in order, and for a model the bytes and the seconds of its third step."""
+    """For each rank, its collectives in order. For a model, also the bytes and seconds of the third step."""
 
 
 class ImportedRun(Closed):
@@ -531,7 +531,7 @@ class PredictAnswer(Answer):
 
 
 class ProveAnswer(Answer):
-    """The output of `prove --json`. Without --strict, `exit_status` is the exit status of the script."""
+    """The answer of `prove`. Without --strict, `exit_status` is the exit status of the script."""
 
     proofs: list[dict[str, Any]]
     """The content of each proof.json, one per model of the script."""

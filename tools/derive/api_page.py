@@ -25,7 +25,8 @@ def page() -> str:
     first, example, shared = parts.groups()
     lines = [
         "# Python functions", "", joined(first), "", "```python", textwrap.dedent(example), "```", "",
-        "The types of the answers are in `zero_study.api`, and [JSON](json.md) describes what all answers have. The "
+        "`zero_study.api` contains the types of the answers. [Read answers as JSON](json.md) describes the keys that "
+        "all answers have. The "
         "[schemas](json.md#schemas-and-ids) list the fields of the types that answers contain, such as "
         "`AdvisedStrategy`.", "",
         joined(shared), "", "## Functions", "",
