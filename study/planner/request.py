@@ -654,9 +654,9 @@ class Request(BaseModel):
         if self.sequence_ranks == 1:
             return None
         if self.uses_ulysses:
-            return None if chosen.zero_stage else f"{chosen.name} is not stage 1, 2 or 3 of ZeRO, which Ulysses needs"
+            return None if chosen.zero_stage else "DeepSpeed's Ulysses needs stage 1, 2 or 3 of ZeRO"
         if chosen.distributed_type != "FSDP":
-            return f"{chosen.name} is not FSDP2, which torch's context parallelism needs"
+            return "PyTorch's context parallelism needs FSDP2"
         if chosen.offloads:
             return "context parallelism is not predicted with offload"
         # accelerate/parallelism_config.py: several replicas need more shards than GPUs that share a sequence.
