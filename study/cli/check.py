@@ -394,7 +394,8 @@ def _saved(
     multiple=True,
     metavar="TEXT",
     help="Check only the configurations whose names contain this text, or only those without a special feature "
-    "(plain). With --exact: train only these strategies, separated by commas. Can be repeated. [default: all]",
+    "(plain). With --exact: train only these strategies, separated by commas. The option can be repeated. [default: "
+    "all]",
 )
 @click.option("--ranks", metavar="NUMBERS", help="Numbers of processes, separated by commas. [default: 1,2]")
 @click.option(
@@ -414,7 +415,7 @@ def _saved(
     "fault_names",
     multiple=True,
     metavar="TEXT",
-    help="With --exact: train only with the planted faults whose names contain this text. Can be repeated.",
+    help="With --exact: train only with the planted faults whose names contain this text. The option can be repeated.",
 )
 @click.option(
     "--release",
@@ -422,7 +423,7 @@ def _saved(
     multiple=True,
     metavar="PACKAGE==VERSION",
     help="Use another release of deepspeed, accelerate or torch, and check only the configurations without a special "
-    "feature. Can be repeated. [default: the installed releases]",
+    "feature. The option can be repeated. [default: the installed releases]",
 )
 @click.option(
     "--known",
@@ -435,8 +436,8 @@ def _saved(
     "optimizers",
     multiple=True,
     metavar="NAME",
-    help="Check the configurations with this optimizer, or with every optimizer (all). Can be repeated. [default: "
-    "AdamW]",
+    help="Check the configurations with this optimizer, or with every optimizer (all). The option can be repeated. "
+    "[default: AdamW]",
 )
 @click.option("--adapters", is_flag=True, help="Check the configurations that train a LoRA adapter of a frozen model.")
 @click.option("--output", type=PATH, metavar="FILE", help="JSON file to write.")

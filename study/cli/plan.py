@@ -407,8 +407,8 @@ def _advise_by_traces(model: str, request: Request) -> Advice:
 def _predict(study: str | None, gpu: str | None, num_gpus: int | None, output: Path, as_json: bool) -> Answer | None:
     """Predict a study's runs on other GPUs.
 
-    Writes predicted memory and time to a JSON file. Without a study, all predictions of the project's reports are
-    written.
+    The command writes predicted memory and time to a JSON file. Without a study, it writes all predictions of the
+    project's reports.
     """
     from study.running import json_answer, predictions, studies
 

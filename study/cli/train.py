@@ -75,8 +75,8 @@ def _train(
 ) -> int:
     """Train one model under one strategy.
 
-    Writes a record to the run directory (--output-dir) and prints a summary. For a run on several machines, start the
-    command on each of them.
+    The command writes a record to the run directory (--output-dir) and prints a summary. For a run on several machines,
+    start the command on each machine.
     """
     from study.compare import summary
     from study.run import make_run

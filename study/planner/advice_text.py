@@ -419,7 +419,7 @@ def _evidence(advice: Advice) -> list[str]:
         names.setdefault(sentence, []).append(option.strategy.name)
         lacks.setdefault(sentence, {}).update(dict.fromkeys(found.lacks if found else ()))
     return [
-        f"{', '.join(sharing)}: {'. '.join(filter(None, [sentence, intervals.missing_times(lacks[sentence])]))}."
+        f"With {', '.join(sharing)}: {'. '.join(filter(None, [sentence, intervals.missing_times(lacks[sentence])]))}."
         for sentence, sharing in names.items()
     ]
 
@@ -468,7 +468,7 @@ def _memory_evidence(advice: Advice) -> list[str]:
     names: dict[str, list[str]] = {}
     for option in advice.options:
         names.setdefault(memory_evidence(option), []).append(option.strategy.name)
-    return [f"{', '.join(sharing)}: {sentence}." for sentence, sharing in names.items()]
+    return [f"With {', '.join(sharing)}: {sentence}." for sentence, sharing in names.items()]
 
 
 def _size(shape: ModelShape) -> str:
