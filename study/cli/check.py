@@ -185,8 +185,8 @@ def _prove(
 @click.option(
     "--ranks",
     metavar="R,R",
-    help="Ranks to run. [default: all ranks of a script with up to 8 processes. Otherwise the first rank, the last "
-    "rank, and each rank whose number occurs in a comparison in the script]",
+    help="Ranks to run. [default: all ranks of a script with up to 8 processes; in other cases, the first rank, the "
+    "last rank, and each rank whose number occurs in a comparison in the script]",
 )
 @click.option("--per-machine", type=NUMBER, default=8, help="Number of processes per machine.")
 @click.option(

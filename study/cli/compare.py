@@ -74,7 +74,7 @@ WITH_CONTROL = ("differences",)  # the tables that compare with one strategy
     metavar="STUDY",
     help="Judge the runs of this study by the rules that its file fixed before the first run.",
 )
-@click.option("--markdown", is_flag=True, help="Print the tables in Markdown. By default, they are plain text.")
+@click.option("--markdown", is_flag=True, help="Print the tables in Markdown. By default, the tables are plain text.")
 @json_option
 def _compare(
     records: tuple[Path, ...],

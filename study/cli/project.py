@@ -44,7 +44,7 @@ def _check(
     In a folder, the command finds the configuration files of all tools that `zero-study doctor` knows. It skips files
     that git ignores. Lock files (requirements, uv, poetry, conda and others) are compared with those of the last
     commit, as by `zero-study upgrade`. If they pin a release of DeepSpeed, the configuration files are also checked for
-    its known faults. If you name a folder with a checkpoint, it is checked as by `zero-study saved`.
+    its known faults. If you name a folder with a checkpoint, the command checks it like `zero-study saved`.
 
     Settings are in pyproject.toml, under [tool.zero-study]: `exclude`, `checkpoints`, `since`, and the findings that
     the project accepts, each with a reason.
