@@ -72,14 +72,14 @@ class RunConfig(BaseModel):
     )
     weights: Path | None = option(
         None,
-        "Folder of a model to start from, as save_pretrained writes it. It may be the model/ of another run. A "
-        "missing head is initialized from --seed.",
+        "Folder with the initial weights, as save_pretrained writes it, for instance the folder model/ of another run. "
+        "A missing head is initialized from --seed.",
         TRAINED,
     )
     nudge_seed: int | None = option(
         None,
-        "Move every initial weight to a neighboring number, up or down by this seed. This shows how much the smallest "
-        "possible change affects a training. [default: no weight is moved]",
+        "Move every initial weight to the next larger or smaller floating-point number, as this seed decides. This "
+        "shows how much the smallest possible change affects a training. [default: no weight is moved]",
         TRAINED,
         ge=0,
     )
@@ -176,23 +176,23 @@ class RunConfig(BaseModel):
     )
     share_device: bool = option(
         False,
-        "Run all processes of a machine on its first GPU, with gloo, to measure memory and traffic. The times of such "
-        "runs cannot be used.",
+        "Run all processes of a machine on its first GPU, with gloo, to measure memory and communication. The times of "
+        "such runs mean nothing.",
         ARITHMETIC,
     )
 
     memory_cap: float | None = option(
         None,
-        "Limit of the memory of each process in GiB: on a GPU, its share of the GPU; on a CPU, by a control group or "
-        "RLIMIT_DATA. [default: no limit]",
+        "Largest memory of each process in GiB. On a GPU, PyTorch enforces this limit. On a CPU, a control group or "
+        "RLIMIT_DATA does. [default: no limit]",
         ARITHMETIC,
         gt=0,
     )
 
     digest_every: int | None = option(
         None,
-        "Record SHA-256 digests of the weights and of Adam's moments after every so many optimizer steps. [default: "
-        "only of the final weights]",
+        "Number of optimizer steps after which SHA-256 digests of the weights and of Adam's moments are recorded. "
+        "[default: only digests of the final weights]",
         FILES,
         ge=1,
     )

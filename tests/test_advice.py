@@ -145,7 +145,7 @@ def test_other_precisions_have_a_mark():
     lines = [line for line in text.splitlines() if line.split()[1:2] == ["*"]]
     assert [line.split()[0] for line in lines] == ["ddp"]
     assert (
-        "*: these strategies train fp32 parameters under bf16 autocast. The others train bf16 parameters"
+        "*: these strategies train fp32 parameters under bf16 autocast. The other strategies train bf16 parameters"
         in " ".join(text.split())
     )
     axolotl = advice_text.text(ask(("llama-3.1-8b", "a100-80gb", 8, {"stack": "axolotl"})))

@@ -294,7 +294,7 @@ def test_a_short_step_has_no_upper_end(capsys):
     arguments += ["--sequence-length", "512", "--micro-batch-size"]
     for size, is_short in (("1", True), ("64", False)):
         text = printed(capsys, *arguments, size, "--all")
-        assert ("\nNote: short steps " in text, "-?)" in text) == (is_short, is_short)
+        assert ("\nNote: the steps of " in text, "-?)" in text) == (is_short, is_short)
         assert ("This range is based on" in " ".join(text.split())) != is_short
         (option,) = told(capsys, *arguments, size)["strategies"]
         assert (option["seconds_per_step_high"] is None) == (option["seconds_per_step_rests_on"] is None) == is_short

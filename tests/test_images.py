@@ -155,7 +155,7 @@ def test_a_frozen_tower_is_in_the_answer_and_the_launch():
     advice = of("llava-1.5-7b", 8, images=1, freeze_vision_tower=True, sequence_length=2048)
     text = advice_text.text(advice)
     assert "6,759,919,616 trainable parameters of 7,063,427,072" in " ".join(text.split())
-    assert "576 of them of 1 image" in " ".join(text.split())
+    assert "of which 1 image takes 576" in " ".join(text.split())
     assert any("vision_tower.requires_grad_(False)" in setting for setting in launch.launch(advice).settings)
     content = advice_text.content(advice)
     assert content["num_params"] == content["num_total_params"] == 7_063_427_072

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from typing import Any
 
 import pytest
@@ -38,7 +39,7 @@ def test_each_number_of_gpus_has_the_answer_that_this_number_gets() -> None:
 def test_the_answer_names_the_first_number_that_is_comfortable() -> None:
     first, second, *_ = numbers().machines
     assert (first.is_comfortable, second.is_comfortable) == (False, True)
-    assert "2 x h100-sxm are comfortable" in machines_text.answer_of_numbers(numbers())
+    assert "use 2 x h100-sxm: " in machines_text.answer_of_numbers(numbers())
 
 
 def test_a_whole_training_is_its_steps() -> None:
@@ -68,6 +69,14 @@ def test_the_cheapest_and_the_fastest_machine_keep_the_limits() -> None:
     assert compared(budget=0.01).cheapest is None
     assert compared(budget=0.01).verdict.num_findings == 1
     assert "None of " in machines_text.answer_of_comparison(compared(budget=0.01))
+
+
+def test_the_budget_that_is_enough_also_keeps_the_deadline() -> None:
+    missed = compared(budget=1.0, deadline=6.0)
+    in_time = [m.training.dollars or 0 for m in missed.machines if m.training is not None and m.training.hours <= 6]
+    assert min(in_time) > (missed.machines[0].cost or 0)  # the cheapest machine misses the deadline
+    assert missed.enough is None
+    assert f"a budget of at least ${math.ceil(min(in_time)):,}," in machines_text.answer_of_comparison(missed)
 
 
 def test_more_gpus_are_named_if_they_would_keep_the_deadline() -> None:

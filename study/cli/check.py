@@ -36,23 +36,30 @@ if TYPE_CHECKING:
         "be made)",
     ),
 )
-@click.argument("paths", type=PATH, nargs=-1, metavar="[FILE]...", help="configuration files, as listed below")
-@click.option("--all", "everything", is_flag=True, help="list all keys, including those that work as written")
+@click.argument(
+    "paths", type=PATH, nargs=-1, metavar="[FILE]...", help="Configuration files of the kinds that are named above."
+)
+@click.option("--all", "everything", is_flag=True, help="List all keys, including those that work as written.")
 @json_option
-@click.option("--fix", type=PATH, metavar="OUT", help="write a corrected copy of FILE to this new file")
-@click.option("--disk", type=PATH, metavar="DIR", help="without FILE: a folder on the disk to be measured [default: .]")
+@click.option("--fix", type=PATH, metavar="OUT", help="Write a corrected copy of FILE to this new file.")
 @click.option(
-    "--for", "release", metavar="deepspeed==VERSION", help="also list the known faults of this release that affect FILE"
+    "--disk", type=PATH, metavar="DIR", help="Without FILE: a folder on the disk whose speed is measured. [default: .]"
+)
+@click.option(
+    "--for",
+    "release",
+    metavar="deepspeed==VERSION",
+    help="Also list the known faults of this release that affect FILE.",
 )
 def _doctor(
     paths: tuple[Path, ...], everything: bool, as_json: bool, fix: Path | None, disk: Path | None, release: str | None
 ) -> Verdict | Answer:
     """Check configuration files, or this machine.
 
-    With one FILE or several, the command says what each key that accelerate, DeepSpeed or FSDP read really does with
-    the supported versions. It knows files of accelerate, DeepSpeed, Trainer (fsdp_config and TrainingArguments), TRL,
-    axolotl, LLaMA-Factory, ms-swift and torchtitan, and also checks the DeepSpeed and FSDP files that they name.
-    Without FILE, it checks this machine for everything that would stop a run.
+    For each FILE, the command says what every key really does in the supported versions of accelerate, DeepSpeed and
+    FSDP. It knows files of accelerate, DeepSpeed, Trainer (fsdp_config and TrainingArguments), TRL, axolotl,
+    LLaMA-Factory, ms-swift and torchtitan, and also checks the DeepSpeed and FSDP files that they name. Without FILE,
+    the command looks for problems of this machine that would stop a run.
     """
     if not paths:
         about_a_file = {"--all": everything, "--fix": fix, "--for": release}
@@ -124,29 +131,31 @@ def _check_files(paths: tuple[Path, ...], release: str | None, everything: bool,
         "with --strict, something could not be checked",
     ),
 )
-@click.option("--strict", is_flag=True, help="fail if training is wrong, is not as requested, or could not be checked")
-@click.option("--allow-known-bad", is_flag=True, help="continue with a release that is known to train wrongly")
+@click.option("--strict", is_flag=True, help="Fail if training is wrong, is not as requested, or could not be checked.")
+@click.option("--allow-known-bad", is_flag=True, help="Continue with a release that is known to train wrongly.")
 @click.option(
     "--reference",
     is_flag=True,
-    help="compare the gradients with those of the same samples without the engine, which takes memory for the whole "
-    "model on every rank",
+    help="Compare the gradients with those that one process without an engine has for the same samples. Every rank "
+    "then needs memory for the whole model.",
 )
 @json_option
-@click.argument("script", type=PATH, metavar="SCRIPT", help="the training script")
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, help="the arguments of the script")
+@click.argument("script", type=PATH, metavar="SCRIPT", help="The training script.")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, help="The arguments of the script.")
 def _prove(
     strict: bool, allow_known_bad: bool, reference: bool, as_json: bool, script: Path, arguments: tuple[str, ...]
 ) -> int:
     """Check a training script without changing it.
 
-    The command runs SCRIPT in one process. It prints the engine that the script builds, what differs from the request,
-    faults of the training, and the memory and messages of the third optimizer step, and writes them to proof.json.
+    The command runs SCRIPT in one process. It prints which engine the script builds, which settings are not as
+    requested, and which faults the training has. It also prints the memory and the messages of the third optimizer
+    step. The file proof.json contains the same facts.
 
     For several processes, use a launcher: accelerate launch -m zero_study.prove SCRIPT, or torchrun --nproc-per-node 2
     -m zero_study.prove SCRIPT.
 
-    With --json, all that the script prints goes to standard error, and rank 0 prints the answer when the script ends.
+    With --json, everything that the script prints goes to standard error, and rank 0 prints the answer when the script
+    ends.
     """
     require("torch")
     if not script.is_file():
@@ -172,33 +181,33 @@ def _prove(
         "nothing could be compared, because a script was run as a single rank, or issues no collectives",
     ),
 )
-@click.option("--world", "world_size", type=NUMBER, required=True, help="number of simulated processes")
+@click.option("--world", "world_size", type=NUMBER, required=True, help="Number of simulated processes.")
 @click.option(
     "--ranks",
     metavar="R,R",
-    help="the ranks to run [default: all ranks of a script with up to 8 processes, otherwise the first, the last, and "
-    "each rank whose number the script compares with something]",
+    help="Ranks to run. [default: all ranks of a script with up to 8 processes; in other cases, the first rank, the "
+    "last rank, and each rank whose number occurs in a comparison in the script]",
 )
-@click.option("--per-machine", type=NUMBER, default=8, help="processes per machine")
+@click.option("--per-machine", type=NUMBER, default=8, help="Number of processes per machine.")
 @click.option(
-    "--model", metavar="NAME", default="gpt2", help="a known name (gpt2-xl, llama-2-7b, ...) or a config.json"
+    "--model", metavar="NAME", default="gpt2", help="A known name (gpt2-xl, llama-2-7b, ...) or a config.json."
 )
-@click.option("--micro-batch-size", type=NUMBER, default=1, help="sequences per process and forward pass")
+@click.option("--micro-batch-size", type=NUMBER, default=1, help="Number of sequences per process and forward pass.")
 @click.option(
     "--sequence-length",
     type=NUMBER,
-    help="tokens per sequence [default: 1024, or fewer if the model has fewer positions]",
+    help="Number of tokens per sequence. [default: 1024, or fewer if the model has fewer positions]",
 )
-@click.option("--gradient-accumulation-steps", type=NUMBER, default=1, help="micro batches per optimizer step")
+@click.option("--gradient-accumulation-steps", type=NUMBER, default=1, help="Number of micro batches per step.")
 @click.option(
-    "--activation-checkpointing", is_flag=True, help="recompute the activations of each block in the backward pass"
+    "--activation-checkpointing", is_flag=True, help="Recompute the activations of each block in the backward pass."
 )
-@click.option("--mixed-precision", type=click.Choice(("no", "bf16")), help="precision [default: that of the file]")
-@click.option("--output", type=PATH, metavar="FILE", help="JSON file to write, with all collectives in their order")
+@click.option("--mixed-precision", type=click.Choice(("no", "bf16")), help="Precision. [default: that of the file]")
+@click.option("--output", type=PATH, metavar="FILE", help="JSON file to write, with all collectives in their order.")
 @json_option
-@click.argument("strategy", metavar="STRATEGY", help=f"an accelerate file, or one of {', '.join(file.names())}")
+@click.argument("strategy", metavar="STRATEGY", help=f"An accelerate file, or one of {', '.join(file.names())}.")
 @click.argument(
-    "script", nargs=-1, type=click.UNPROCESSED, help="a script to run instead of a model, and its arguments"
+    "script", nargs=-1, type=click.UNPROCESSED, help="A script to run instead of a model, and its arguments."
 )
 def _dry_run(
     strategy: str, script: tuple[str, ...], world_size: int, ranks: str | None, per_machine: int, output: Path | None,
@@ -227,34 +236,37 @@ def _dry_run(
     ),
 )
 @click.argument(
-    "old", type=PATH, metavar="OLD", help="a lock file, requirements.txt, environment.yml or the output of `pip freeze`"
+    "old",
+    type=PATH,
+    metavar="OLD",
+    help="A lock file, requirements.txt, environment.yml or the output of `pip freeze`.",
 )
-@click.argument("new", type=PATH, metavar="NEW", help="the same file after the upgrade")
+@click.argument("new", type=PATH, metavar="NEW", help="The same file after the upgrade.")
 @click.option(
     "--config",
     type=PATH,
     metavar="FILE",
-    help="leave out changes that cannot affect a training with this accelerate file or DeepSpeed JSON",
+    help="Leave out changes that cannot affect a training with this accelerate file or DeepSpeed JSON.",
 )
 @click.option(
     "--script",
     type=PATH,
     metavar="FILE",
-    help="leave out changes of packages that neither this training script nor its own modules use",
+    help="Leave out changes of packages that neither this training script nor the modules in its folder use.",
 )
 @click.option(
     "--imports",
     metavar="NAMES",
-    help="the packages that the training imports, separated by commas, in place of --script",
+    help="The packages that the training imports, separated by commas, in place of --script.",
 )
-@click.option("--stage", type=click.IntRange(0, 3), help="the ZeRO stage, if --config does not name it")
-@click.option("--optimizer", metavar="NAME", help="the optimizer, for instance adamw, if --config does not name it")
+@click.option("--stage", type=click.IntRange(0, 3), help="The ZeRO stage, if --config does not name it.")
+@click.option("--optimizer", metavar="NAME", help="The optimizer, for instance adamw, if --config does not name it.")
 @click.option(
     "--python",
     metavar="VERSION",
-    help="evaluate environment markers for this version of Python [default: compare for every version]",
+    help="Evaluate environment markers for this version of Python. [default: compare for every version]",
 )
-@click.option("--output", type=PATH, metavar="FILE", help="JSON file to write, with each change in the OSV format")
+@click.option("--output", type=PATH, metavar="FILE", help="JSON file to write, with each change in the OSV format.")
 @json_option
 def _upgrade(
     old: Path, new: Path, config: Path | None, script: Path | None, imports: str | None, stage: int | None,
@@ -290,9 +302,11 @@ def _upgrade(
         "ended early, or because no weights are updated",
     ),
 )
-@click.argument("a", type=PATH, metavar="A", help="folder with a recorded training, and with its runs with noise")
-@click.argument("b", type=PATH, metavar="B", help="folder with the other recorded training")
-@click.option("--output", type=PATH, metavar="FILE", help="JSON file to write, with all differences")
+@click.argument(
+    "a", type=PATH, metavar="A", help="Folder with a recorded training, and with its recordings with noise."
+)
+@click.argument("b", type=PATH, metavar="B", help="Folder with the other recorded training.")
+@click.option("--output", type=PATH, metavar="FILE", help="JSON file to write, with all differences.")
 @json_option
 def _diff(a: Path, b: Path, output: Path | None, as_json: bool) -> Verdict | Answer:
     """Find the first tensor in which two trainings differ by more than rounding.
@@ -332,21 +346,21 @@ def _diff(a: Path, b: Path, output: Path | None, as_json: bool) -> Verdict | Ans
         "could not be checked",
     ),
 )
-@click.argument("folder", type=PATH, metavar="FOLDER", help="folder of a checkpoint, a saved model or an adapter")
+@click.argument("folder", type=PATH, metavar="FOLDER", help="Folder of a checkpoint, a saved model or an adapter.")
 @click.option(
     "--against",
     type=PATH,
     metavar="OTHER",
-    help="another such folder, or a recording of `zero-study diff`, to compare with",
+    help="Compare with another folder of this kind, or with a recording of `zero-study diff`.",
 )
 @click.option(
     "--model",
     type=PATH,
     metavar="FOLDER",
-    help="folder with the config.json of the model, or of an adapter's base model",
+    help="Folder with the config.json of the model, or of an adapter's base model.",
 )
-@click.option("--strict", is_flag=True, help="end with exit status 3 if something could not be checked")
-@click.option("--trust-pickle", is_flag=True, help="also load pickle files, which can run code when they are loaded")
+@click.option("--strict", is_flag=True, help="End with exit status 3 if something could not be checked.")
+@click.option("--trust-pickle", is_flag=True, help="Also load pickle files, which can run code when they are loaded.")
 @json_option
 def _saved(
     folder: Path, against: Path | None, model: Path | None, strict: bool, trust_pickle: bool, as_json: bool
@@ -355,7 +369,7 @@ def _saved(
 
     The command reads checkpoints of DeepSpeed (ZeRO-0 to 3 and universal), of FSDP2 (DCP) and of accelerate, and
     folders of transformers and PEFT. It finds empty, missing, partial, untied and wrongly typed tensors, and files that
-    do not belong together. With --against, it also compares the values.
+    do not belong together. With --against, it also compares the values of the tensors.
     """
     require("torch", "safetensors")
     from study.saved.command import command as check_saved
@@ -371,61 +385,62 @@ def _saved(
         "a configuration is wrong or crashed (with --exact: the bits of a training differ, or a planted fault was not "
         "found)",
         "the request is refused",
-        "no configuration could be compared, or one that is right in the file of --known is refused now (with --exact: "
-        "a strategy that --only names could not be trained)",
+        "no configuration could be compared, or a configuration that is right in the file of --known is refused now "
+        "(with --exact: a strategy that --only names could not be trained)",
     ),
 )
 @click.option(
     "--only",
     multiple=True,
     metavar="TEXT",
-    help="check only the configurations whose names contain this text, or only those without a special feature "
-    "(plain). With --exact: train only these strategies, separated by commas. Can be repeated. [default: all]",
+    help="Check only the configurations whose names contain this text, or only those without a special feature "
+    "(plain). With --exact: train only these strategies, separated by commas. The option can be repeated. [default: "
+    "all]",
 )
-@click.option("--ranks", metavar="NUMBERS", help="numbers of processes, separated by commas [default: 1,2]")
+@click.option("--ranks", metavar="NUMBERS", help="Numbers of processes, separated by commas. [default: 1,2]")
 @click.option(
     "--exact",
     is_flag=True,
-    help="train a model whose sums are never rounded with every strategy of this project, and compare every bit",
+    help="Train a model whose sums are never rounded, with every strategy of this project, and compare every bit.",
 )
-@click.option("--quick", is_flag=True, help="with --exact: train only five strategies, on two and three processes")
+@click.option("--quick", is_flag=True, help="With --exact: train only five strategies, on two and three processes.")
 @click.option(
     "--faults",
     "with_faults",
     is_flag=True,
-    help="with --exact: also train with planted faults, and check that each of them is found",
+    help="With --exact: also train with planted faults, and check that each of them is found.",
 )
 @click.option(
     "--fault",
     "fault_names",
     multiple=True,
     metavar="TEXT",
-    help="with --exact: train only with the planted faults whose names contain this text. Can be repeated.",
+    help="With --exact: train only with the planted faults whose names contain this text. The option can be repeated.",
 )
 @click.option(
     "--release",
     "package_versions",
     multiple=True,
     metavar="PACKAGE==VERSION",
-    help="check the configurations without a special feature with another release of deepspeed, accelerate or torch. "
-    "Can be repeated. [default: the installed releases]",
+    help="Use another release of deepspeed, accelerate or torch, and check only the configurations without a special "
+    "feature. The option can be repeated. [default: the installed releases]",
 )
 @click.option(
     "--known",
     type=PATH,
     metavar="FILE",
-    help="an earlier --output file. Configurations that failed there in the same way do not count as failures.",
+    help="A file that --output wrote earlier. Failures that this file already contains do not count.",
 )
 @click.option(
     "--optimizer",
     "optimizers",
     multiple=True,
     metavar="NAME",
-    help="check the configurations with this optimizer, or with every optimizer (all). Can be repeated. [default: "
-    "AdamW]",
+    help="Check the configurations with this optimizer, or with every optimizer (all). The option can be repeated. "
+    "[default: AdamW]",
 )
-@click.option("--adapters", is_flag=True, help="check the configurations that train a LoRA adapter of a frozen model")
-@click.option("--output", type=PATH, metavar="FILE", help="JSON file to write")
+@click.option("--adapters", is_flag=True, help="Check the configurations that train a LoRA adapter of a frozen model.")
+@click.option("--output", type=PATH, metavar="FILE", help="JSON file to write.")
 @json_option
 def _conformance(
     only: tuple[str, ...],
@@ -444,9 +459,10 @@ def _conformance(
     """Check whether the installed engines train correctly.
 
     The command trains a small model in every configuration that the engines offer, and compares each training with a
-    reference that uses no engine. It runs on a CPU and takes some minutes. With --exact, the model is made so that no
-    sum is rounded. Every gradient, weight and momentum must then have the same bits as a reference that computes in
-    integers, and the numbers of processes are 1,2,3,4,8 by default.
+    reference that uses no engine. It runs on a CPU and takes some minutes.
+
+    With --exact, the model is made so that no sum is rounded. Every gradient, weight and momentum must then have the
+    same bits as a reference that computes in integers. By default, the numbers of processes are then 1,2,3,4,8.
     """
     of_exact = {"--quick": quick, "--faults": with_faults, "--fault": fault_names}
     of_matrix = {
@@ -571,16 +587,16 @@ def _chosen_optimizers(names: tuple[str, ...]) -> list[str]:
         "with --check or --write, a claim could not be decided because its records are absent",
     ),
 )
-@click.argument("name", required=False, metavar="[SOURCE|CLAIM]", help="the name of a source, or of a claim")
-@click.option("--search", metavar="WORDS", help="list the sentences that contain all these words")
+@click.argument("name", required=False, metavar="[SOURCE|CLAIM]", help="The name of a source, or of a claim.")
+@click.option("--search", metavar="WORDS", help="List the published sentences that contain all these words.")
 @json_option
-@click.option("--check", is_flag=True, help="decide every claim again, and list the differences")
-@click.option("--write", is_flag=True, help="decide every claim again, and write the verdicts")
+@click.option("--check", is_flag=True, help="Decide every claim again, and list the differences.")
+@click.option("--write", is_flag=True, help="Decide every claim again, and write the verdicts.")
 def _claims(name: str | None, search: str | None, as_json: bool, check: bool, write: bool) -> Verdict | Answer | None:
     """Show the verdicts on published claims.
 
-    With the name of a source or of a claim, the command prints its verdicts; without a name, it prints a summary of all
-    sources.
+    With the name of a source or of a claim, the command prints the verdicts on it. Without a name, it prints a summary
+    of all sources.
     """
     from study.claims import in_terminal, json_answer
 
@@ -646,25 +662,28 @@ def _decide_claims(write: bool, as_json: bool) -> Verdict | Answer:
     type=PATH,
     nargs=-1,
     metavar="[LOG]...",
-    help="one or several files with the output of one run [default: standard input, also written as -]",
+    help="One or several files with the output of one run. [default: standard input, also written as -]",
 )
 @click.option(
     "--model",
     metavar="NAME",
-    help="the model, as for advise. The answer then names the tensor that did not fit, and changes that help.",
+    help="The model, as for advise. The answer then names the tensor that did not fit, and changes that help.",
 )
 @click.option(
-    "--gpu", metavar="NAME", help="the GPU, as for advise [default: a GPU with the memory that a message states]"
+    "--gpu", metavar="NAME", help="The GPU, as for advise. [default: a GPU with the memory that a message states]"
 )
-@click.option("--gpus", "num_gpus", type=NUMBER, metavar="N", help="the number of GPUs")
-@click.option("--strategy", metavar="NAME", help="the strategy, such as zero2 or fsdp2")
-@click.option("--micro-batch-size", type=NUMBER, metavar="N", help="sequences per GPU and micro step")
-@click.option("--sequence-length", type=NUMBER, metavar="N", help="tokens per sequence")
+@click.option("--gpus", "num_gpus", type=NUMBER, metavar="N", help="Number of GPUs.")
+@click.option("--strategy", metavar="NAME", help="The strategy, such as zero2 or fsdp2.")
+@click.option("--micro-batch-size", type=NUMBER, metavar="N", help="Number of sequences per GPU and micro step.")
+@click.option("--sequence-length", type=NUMBER, metavar="N", help="Number of tokens per sequence.")
 @click.option(
-    "--flight-recorder", type=PATH, metavar="DIR", help="the files of PyTorch's flight recorder, one per rank"
+    "--flight-recorder",
+    type=PATH,
+    metavar="DIR",
+    help="Folder with the files of PyTorch's flight recorder, one per rank.",
 )
-@click.option("--snapshot", type=PATH, metavar="FILE", help="a memory snapshot of PyTorch")
-@click.option("--trace", type=PATH, metavar="FILE", help="a trace of PyTorch's profiler (JSON)")
+@click.option("--snapshot", type=PATH, metavar="FILE", help="A memory snapshot of PyTorch.")
+@click.option("--trace", type=PATH, metavar="FILE", help="A trace of PyTorch's profiler (JSON).")
 @json_option
 def _why(
     logs: tuple[Path, ...],
@@ -676,10 +695,10 @@ def _why(
 ) -> Verdict | Answer:
     """Find out why a run failed, is slow or trains wrongly, from what it printed.
 
-    The command reads the output of any launcher, of one or of all ranks, finds the first cause among the lines that
-    follow it, and says what to change. It knows messages of PyTorch, NCCL, accelerate, DeepSpeed, transformers and
-    their launchers, and concludes from the numbers in them and from the logged steps. Nothing in a log is executed, no
-    network is used, and tokens and passwords are masked in the answer.
+    The command reads the output of one rank or of all ranks, from any launcher. It separates the first failure from the
+    errors that follow from it, and says what to change. It knows messages of PyTorch, NCCL, accelerate, DeepSpeed,
+    transformers and their launchers, and also uses the numbers in these messages and the logged steps. Nothing in a log
+    is executed, no network is used, and tokens and passwords are masked in the answer.
     """
     from study.why import answer, json_answer, recordings, text
     from study.why.setting import Setting

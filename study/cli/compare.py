@@ -53,7 +53,7 @@ WITH_CONTROL = ("differences",)  # the tables that compare with one strategy
     statuses=Statuses(
         "the tables were printed (with --verdict: the study shows that all strategies train to the same loss as the "
         "control)",
-        "with --verdict: the study does not show this for a strategy",
+        "with --verdict: for at least one strategy, the study does not show that it trains to the same loss",
         "the request is refused",
         "with --verdict: a condition of the protocol is not met, or a strategy has no run that counts",
     ),
@@ -64,7 +64,7 @@ WITH_CONTROL = ("differences",)  # the tables that compare with one strategy
     "--control",
     default="ddp",
     metavar="STRATEGY",
-    help="The strategy that the others are compared with. Only --view differences takes it.",
+    help="The strategy with which the other strategies are compared. Only --view differences uses it.",
 )
 @click.option(
     "--each", is_flag=True, help="List every run. By default, the short table has one row per strategy, with medians."
@@ -72,9 +72,9 @@ WITH_CONTROL = ("differences",)  # the tables that compare with one strategy
 @click.option(
     "--verdict",
     metavar="STUDY",
-    help="Judge the runs of a study by the protocol that its file fixed before the runs were made.",
+    help="Judge the runs of this study by the rules that its file fixed before the first run.",
 )
-@click.option("--markdown", is_flag=True, help="Print the tables in Markdown. By default, they are plain text.")
+@click.option("--markdown", is_flag=True, help="Print the tables in Markdown. By default, the tables are plain text.")
 @json_option
 def _compare(
     records: tuple[Path, ...],
@@ -87,9 +87,9 @@ def _compare(
 ) -> Verdict | Answer | None:
     """Compare runs: loss, memory, time.
 
-    By default, a short table: one row per strategy, with the ratio to the control (DDP, if it is there). --view selects
-    tables with details, for instance `differences` with confidence intervals. Runs that `zero-study import` made from
-    logs have a table of their own.
+    By default, the command prints a short table with one row per strategy, and its ratio to the control (DDP, if the
+    runs include it). --view selects tables with details, for instance `differences` with confidence intervals. Runs
+    that `zero-study import` made from logs have a separate table.
     """
     from study.compare import plain_text
 
@@ -204,8 +204,8 @@ def _page(records: tuple[Path, ...], view: str, control: str, each: bool, markdo
 def _report(study: str | None, records: tuple[Path, ...], output: Path | None, picture: bool) -> None:
     """Execute the notebooks for a study's records.
 
-    Writes the executed notebooks and the picture of the first one. Without a study, every notebook of the project is
-    executed with the project's own records.
+    The command writes the executed notebooks and the picture of the first notebook. Without a study, it executes every
+    notebook of the project with the project's own records.
     """
     require_clone("the notebooks")
     require("papermill")
@@ -243,15 +243,16 @@ def _report(study: str | None, records: tuple[Path, ...], output: Path | None, p
 @click.option(
     "--merge",
     is_flag=True,
-    help="If the run trained an adapter, add it to the model's weights, and write that model. By default, the adapter "
-    "is written.",
+    help="If the run trained an adapter, add it to the model's weights, and write the whole model. By default, only "
+    "the adapter is written.",
 )
 def _export(run: Path, folder: Path | None, data_dir: Path | None, merge: bool) -> None:
     """Export a run's model for from_pretrained.
 
-    Writes the unsharded fp32 weights of the newest checkpoint. If the run trained an adapter, it writes the adapter for
-    PeftModel.from_pretrained, or the merged model. To check the export, the command computes the loss on the run's
-    held-out examples, and prints it next to the loss that the run recorded. It never runs code from the checkpoint.
+    The command writes the unsharded fp32 weights of the newest checkpoint. If the run trained an adapter, it writes the
+    adapter for PeftModel.from_pretrained, or with --merge the merged model. To check the export, the command computes
+    the loss on the run's held-out examples, and prints it next to the loss that the run recorded. It never runs code
+    from the checkpoint.
     """
     require(*TRAINING)
     from study.training import export

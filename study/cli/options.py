@@ -68,7 +68,10 @@ class Command(command_line.Command):
         with formatter.section("Exit status"):
             formatter.write_dl(
                 [
-                    (str(status), f"{meaning}: {text}." if text else f"{meaning}. This command never ends with it.")
+                    (
+                        str(status),
+                        f"{meaning}: {text}." if text else f"{meaning}. This command never ends with this status.",
+                    )
                     for (status, meaning), text in zip(MEANINGS.items(), self.statuses, strict=True)
                 ]
             )
@@ -82,7 +85,7 @@ class Command(command_line.Command):
 
 command = functools.partial(click.command, cls=Command)
 PATH = click.Path(path_type=Path)
-json_option = click.option("--json", "as_json", is_flag=True, help="print the answer as JSON (docs/json.md)")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON (docs/json.md).")
 
 # The options of a command that is started on every machine of a run. Accelerate's launcher uses the same names.
 MACHINES = [
@@ -90,7 +93,7 @@ MACHINES = [
         ["--num-machines"],
         group="Several machines",
         type=NUMBER,
-        help="Number of machines. Start this command on each of them. [default: 1]",
+        help="Number of machines. Start the command on each machine. [default: 1]",
     ),
     Option(
         ["--machine-rank"],
@@ -103,14 +106,14 @@ MACHINES = [
         ["--main-process-ip"],
         group="Several machines",
         metavar="ADDRESS",
-        help="Address of machine 0, as the other machines reach it.",
+        help="Address at which the other machines reach machine 0.",
     ),
     Option(
         ["--main-process-port"],
         group="Several machines",
         type=NUMBER,
         default=29500,
-        help="Port of machine 0 at which all machines meet.",
+        help="Port of machine 0 to which all machines connect.",
     ),
 ]
 

@@ -94,29 +94,30 @@ POSITIVE = _PositiveNumber()
             group=GPUS,
             type=POSITIVE,
             metavar="DOLLARS",
-            help="Find the machines on which the whole training costs at most this. Needs --tokens or --examples.",
+            help="Find the machines on which the whole training costs at most this amount. Needs --tokens or "
+            "--examples.",
         ),
         Option(
             ["--deadline"],
             group=GPUS,
             type=POSITIVE,
             metavar="HOURS",
-            help="Find the machines on which the whole training takes at most this long.",
+            help="Find the machines on which the whole training takes at most this number of hours.",
         ),
         Option(
             ["--measured-step-seconds"],
             group=OUTPUT,
             type=POSITIVE,
             metavar="SECONDS",
-            help="The measured time of a step of the training that the other options and --strategy describe. The "
-            "predictions for the other strategies are multiplied by the same factor.",
+            help="Time of an optimizer step that you measured with --strategy and the other options. The ratio of the "
+            "measured to the predicted time is then applied to the predictions for the other strategies.",
         ),
         Option(
             ["--measured"],
             group=OUTPUT,
             type=PATH,
             metavar="LOG",
-            help="The same, read from a log of a training in any format that `zero-study import` knows.",
+            help="Log from which to read the measured time of a step, in any format that `zero-study import` knows.",
         ),
         *(
             Option([f"--{name}-parallel"], group=GPUS, hidden=True, metavar="INTEGER", callback=_refuse_parallelism)
@@ -168,8 +169,8 @@ def _advise(
 ) -> Verdict | Answer | None:
     """Choose a strategy for a model and GPUs.
 
-    Without --model, it finds the largest model. Without --gpus, it finds how many GPUs the model needs. Without --gpu,
-    or with several names, it compares machines.
+    Without --model, the command finds the largest GPT for the GPUs. Without --gpus, it finds how many GPUs the model
+    needs. Without --gpu, or with the names of several GPUs, it compares machines.
     """
     from study import planner
     from study.planner import advice_text, json_answer, launch, machines, machines_text
@@ -409,8 +410,8 @@ def _advise_by_traces(model: str, request: Request) -> Advice:
 def _predict(study: str | None, gpu: str | None, num_gpus: int | None, output: Path, as_json: bool) -> Answer | None:
     """Predict a study's runs on other GPUs.
 
-    Writes predicted memory and time to a JSON file. Without a study, all predictions of the project's reports are
-    written.
+    The command writes predicted memory and time to a JSON file. Without a study, it writes all predictions of the
+    project's reports.
     """
     from study.running import json_answer, predictions, studies
 

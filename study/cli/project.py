@@ -26,23 +26,25 @@ if TYPE_CHECKING:
         "nothing in the project could be checked, or something that was named could not be",
     ),
 )
-@click.argument("paths", type=PATH, nargs=-1, metavar="[PATH]...", help="files and folders [default: this folder]")
-@click.option("--since", metavar="COMMIT", help="compare lock files with those of this commit [default: HEAD]")
-@click.option("--all", "everything", is_flag=True, help="also list notes, which need no change")
+@click.argument("paths", type=PATH, nargs=-1, metavar="[PATH]...", help="Files and folders. [default: this folder]")
+@click.option("--since", metavar="COMMIT", help="Compare lock files with those of this commit. [default: HEAD]")
+@click.option("--all", "everything", is_flag=True, help="Also list notes, which need no change.")
 @json_option
-@click.option("--sarif", type=PATH, metavar="FILE", help="also write the findings as SARIF, for code hosts and editors")
-@click.option("--markdown", type=PATH, metavar="FILE", help="also write the report as Markdown, for a comment")
-@click.option("--accept", is_flag=True, help="print the lines of pyproject.toml that accept what is found, and stop")
+@click.option(
+    "--sarif", type=PATH, metavar="FILE", help="Also write the findings as SARIF, for code hosts and editors."
+)
+@click.option("--markdown", type=PATH, metavar="FILE", help="Also write the report as Markdown, for a comment.")
+@click.option("--accept", is_flag=True, help="Print the lines for pyproject.toml that accept all findings, and exit.")
 def _check(
     paths: tuple[Path, ...], since: str | None, everything: bool, as_json: bool, sarif: Path | None,
     markdown: Path | None, accept: bool,
 ) -> Verdict | Answer | int:  # fmt: skip
     """Check a project: its configuration files, its lock files, and the checkpoints that you name.
 
-    In folders, the command finds the files of the tools that doctor knows, without those that git ignores. Lock files
-    (requirements, uv, poetry, conda and others) are compared with those of the last commit, as `zero-study upgrade`
-    does. If they pin a release of DeepSpeed, the configuration files are also checked for its known faults. A folder
-    with a checkpoint is checked as `zero-study saved` does, if you name it.
+    In a folder, the command finds the configuration files of all tools that `zero-study doctor` knows. It skips files
+    that git ignores. Lock files (requirements, uv, poetry, conda and others) are compared with those of the last
+    commit, as by `zero-study upgrade`. If they pin a release of DeepSpeed, the configuration files are also checked for
+    its known faults. If you name a folder with a checkpoint, the command checks it like `zero-study saved`.
 
     Settings are in pyproject.toml, under [tool.zero-study]: `exclude`, `checkpoints`, `since`, and the findings that
     the project accepts, each with a reason.
@@ -72,12 +74,12 @@ def _check(
     "skills",
     statuses=Statuses("the skill was printed or installed", None, "the folder is refused, and nothing was written"),
 )
-@click.argument("action", type=click.Choice(("install", "print")), help="install the skill, or print its text")
+@click.argument("action", type=click.Choice(("install", "print")), help="Install the skill, or print its text.")
 @click.option(
     "--target",
     type=PATH,
     metavar="DIR",
-    help="folder of skills, such as .claude/skills [default: .agents/skills]",
+    help="Folder of skills, such as .claude/skills. [default: .agents/skills]",
 )
 def _skills(action: str, target: Path | None) -> int:
     """Install the skill for coding agents, or print it.

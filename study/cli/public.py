@@ -33,15 +33,15 @@ MOST_MARKS = 3  # that are printed for each run
     ),
 )
 @click.argument("logs", type=PATH, nargs=-1, required=True, metavar="LOG...", help="Files with the logs of trainings.")
-@click.option("--output", type=PATH, required=True, help="Folder to write to. Each run becomes one file in it.")
-@click.option("--name", help="Name of the run, if there is one log. [default: the log's name]")
+@click.option("--output", type=PATH, required=True, help="Folder to write to, with one file per run.")
+@click.option("--name", help="Name of the run, if you give a single log. [default: the log's name]")
 @click.option(
     "--set",
     "setting",
     multiple=True,
     metavar="FIELD=VALUE",
-    help="State a field that the log does not state, such as gpu=h100, num_gpus=8 or strategy=zero3. Repeat it for "
-    "other fields.",
+    help="Add a fact that the log does not state, such as gpu=h100, num_gpus=8 or strategy=zero3. Repeat the option to "
+    "add several facts.",
 )
 @json_option
 def _import(
@@ -49,10 +49,10 @@ def _import(
 ) -> Verdict | Answer:
     """Turn logs of other trainings into runs that can be compared.
 
-    It recognizes the format of each log: MLPerf's :::MLLOG lines, text of nanoGPT and modded-nanogpt, the Trainer's
-    trainer_state.json, lines of torchtitan and DeepSpeed, Lightning's metrics.csv, exports of Weights & Biases,
-    TensorBoard's event files, Megatron-LM's golden values, and any CSV, JSON or JSON lines with named columns. What a
-    log does not state stays unknown.
+    The command recognizes the format of each log: MLPerf's :::MLLOG lines, text of nanoGPT and modded-nanogpt, the
+    Trainer's trainer_state.json, lines of torchtitan and DeepSpeed, Lightning's metrics.csv, exports of Weights &
+    Biases, TensorBoard's event files, Megatron-LM's golden values, and any CSV, JSON or JSON lines with named columns.
+    A fact that a log does not state stays unknown.
     """
     from study.logs import imported, json_answer
     from study.public_runs import folder

@@ -75,8 +75,8 @@ def _train(
 ) -> int:
     """Train one model under one strategy.
 
-    Writes a record to the run directory (--output-dir) and prints a summary. For a run on several machines, start the
-    command on each of them.
+    The command writes a record to the run directory (--output-dir) and prints a summary. For a run on several machines,
+    start the command on each machine.
     """
     from study.compare import summary
     from study.run import make_run
@@ -123,7 +123,7 @@ def _of_a_study(command: Any) -> Any:
         click.argument("study", help=A_STUDY),
         click.option("--data-dir", type=PATH, help=DATA_FOLDER),
         click.option(
-            "--runs-dir", type=PATH, default="runs", help="Folder to write to. Each study has a folder in it."
+            "--runs-dir", type=PATH, default="runs", help="Folder of all studies. Each study has its own subfolder."
         ),
         click.option(
             "--only",
@@ -151,7 +151,8 @@ def _of_a_study(command: Any) -> Any:
 @click.option(
     "--per-machine",
     type=NUMBER,
-    help="Largest number of processes on one machine. Larger runs are divided equally among machines. [default: all]",
+    help="Largest number of processes on one machine. Runs with more processes are divided equally among machines. "
+    "[default: no limit]",
 )
 @json_option
 def _plan(
@@ -168,8 +169,8 @@ def _plan(
 ) -> Answer | None:
     """List a study's runs, and how long they take.
 
-    The plan says how many runs are to be run, are kept because they are finished, or are skipped, and why. It writes
-    nothing.
+    The plan lists the runs that would start, the finished runs that are kept, and the runs that are skipped, with the
+    reason. The command starts nothing and writes nothing.
     """
     from study.progress import after_two_seconds
     from study.running import json_answer, plan, studies
@@ -209,15 +210,15 @@ def _plan(
 @click.option(
     "--minutes",
     type=NUMBER,
-    help="Stop after this many minutes. No run is started that is expected to take longer than the remaining time, and "
-    "none that failed in an earlier call. [default: none]",
+    help="Stop after this many minutes. Runs that failed in an earlier call, and runs that are expected to take longer "
+    "than the remaining time, are not started. [default: no limit]",
 )
 @click.option(
     "--fork",
     is_flag=True,
     help="Fork the runs from one process that has imported PyTorch and the engines, if this machine has no GPU. This "
     "saves most of the time of a short run. Runs that need an extension of DeepSpeed that is not built yet come last. "
-    "The record says that a run was forked, because its resident memory cannot be compared with that of others.",
+    "The record says that a run was forked, because its resident memory cannot be compared with that of other runs.",
 )
 def _run(
     study: str,
@@ -233,8 +234,8 @@ def _run(
 ) -> int:
     """Run a study, or continue it.
 
-    The runs are made one after another. Finished runs are kept, and an interrupted run resumes from its checkpoint if
-    it has one. Each run has a folder RUNS_DIR/STUDY/RUN with its record, outcome and logs.
+    The runs are executed one after another. Finished runs are kept, and an interrupted run resumes from its checkpoint
+    if it has one. Each run has a folder RUNS_DIR/STUDY/RUN with its record, outcome and logs.
     """
     from study.running import plan, runner, studies
     from study.training import pretraining
@@ -256,7 +257,7 @@ def _run(
         click.Argument(["run_id"], metavar="RUN", help="The id of the run, as `zero-study plan` lists it."),
         click.Option(["--data-dir"], type=PATH, help=DATA_FOLDER),
         click.Option(
-            ["--runs-dir"], type=PATH, default="runs", help="Folder to write to. Each study has a folder in it."
+            ["--runs-dir"], type=PATH, default="runs", help="Folder of all studies. Each study has its own subfolder."
         ),
         click.Option(["--timeout"], type=NUMBER, default=1800, help="Number of seconds after which the run is ended."),
         click.Option(["--checkpoint-every"], type=NUMBER, metavar="STEPS", help=CHECKPOINT_EVERY),
@@ -275,7 +276,7 @@ def _job(
 ) -> int:
     """Run one run of a study as a scheduler's job.
 
-    Other runs of the study may run at the same time, here or elsewhere.
+    Other runs of the study may run at the same time, on this machine or on others.
     """
     from study.running import plan, runner, studies
     from study.training import pretraining

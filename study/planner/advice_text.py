@@ -142,7 +142,7 @@ def legend(options: Sequence[StrategyPrediction], request: Request) -> list[str]
         precisions = PRECISIONS if request.lora_rank is None else PRECISIONS_OF_ADAPTERS
         meanings = " or ".join(precisions.get(other, other).format(kind=kind) for other in sorted(others))
         usual = precisions.get(request.chosen_precision, "{kind}").format(kind=kind)
-        sentences.append(f"{MARK}: these strategies train {meanings}. The others train {usual}.")
+        sentences.append(f"{MARK}: these strategies train {meanings}. The other strategies train {usual}.")
     return sentences
 
 
@@ -185,7 +185,11 @@ def setting_line(advice: Advice) -> str:
     why = ""
     if request.has_other_default_batch:
         why = f" ({each} per GPU, because the default of {SEQUENCES_PER_GPU} is not a multiple of it)"
-    batch = f"{advice.shape.name} on {box.num_gpus} x {box.gpu.name}{hourly}, global batch {each * request.num_groups}"
+    nodes = f" in {box.num_nodes} nodes" if box.num_nodes > 1 else ""
+    batch = (
+        f"{advice.shape.name} on {box.num_gpus} x {box.gpu.name}{nodes}{hourly}, "
+        f"global batch {each * request.num_groups}"
+    )
     if advice.shape.reads_images:
         return f"{batch} images of {advice.shape.image}{why}"
     return (
@@ -199,7 +203,8 @@ def _images_in_words(shape: ModelShape) -> str:
     """Return the images of each sequence in words. The text is empty without images."""
     if not shape.num_images:
         return ""
-    return f", {shape.num_image_tokens:,} of them of {terminal.count(shape.num_images, 'image')}"
+    takes = "takes" if shape.num_images == 1 else "take"
+    return f", of which {terminal.count(shape.num_images, 'image')} {takes} {shape.num_image_tokens:,}"
 
 
 def adapter_lines(shape: ModelShape) -> list[str]:
@@ -253,7 +258,7 @@ def _reasons(advice: Advice) -> list[str]:
     names: dict[str, list[str]] = {}
     for name, phrase in reasons.why_not(advice).items():
         names.setdefault(phrase, []).append(name)
-    is_of_one = ("takes ", "lacks ", "leaves ")  # these phrases would need a plural
+    is_of_one = ("is ", "takes ", "lacks ", "leaves ")  # these phrases would need a plural
     together = {
         label: phrase
         for phrase, sharing in names.items()
@@ -276,7 +281,7 @@ def _changes(advice: Advice) -> list[str]:
     title = "Changes that help"
     if advice.change is not None:
         title = f"Other changes that help, in place of {advice.change.flags}"
-    title += " (run the command again with the options of a line for its launch command and files):"
+    title += " (to get the launch command and the files of a change, run the command again with its options):"
     return ["", *wrapped([title]), *lines, *wrapped(reasons.price_of_changes(advice))] if lines else []
 
 
@@ -337,13 +342,12 @@ def text_of_all(advice: Advice, path: Path | None = None) -> str:
     """
     asked, advice = advice, advice.to_start
     request, box, shape = advice.request, advice.box, advice.shape
-    nodes = f" in {box.num_nodes} nodes" if box.num_nodes > 1 else ""
     usable = gib(advice.options[0].prediction.usable_bytes)
     lines = [
         reasons.answer(asked),
         *filter(None, [whole_training_sentence(advice)]),
         "",
-        f"{setting(asked)}{nodes}. The model has {_size(shape)}. {usable} GiB of each GPU are usable.",
+        f"{setting(asked)}. The model has {_size(shape)}. {usable} GiB of each GPU are usable.",
         f"{_basis(advice)}.",
         *adapter_lines(shape),
         *(f"Note: {note}." for note in advice.notes),
@@ -415,7 +419,7 @@ def _evidence(advice: Advice) -> list[str]:
         names.setdefault(sentence, []).append(option.strategy.name)
         lacks.setdefault(sentence, {}).update(dict.fromkeys(found.lacks if found else ()))
     return [
-        f"{', '.join(sharing)}: {'. '.join(filter(None, [sentence, intervals.missing_times(lacks[sentence])]))}."
+        f"With {', '.join(sharing)}: {'. '.join(filter(None, [sentence, intervals.missing_times(lacks[sentence])]))}."
         for sentence, sharing in names.items()
     ]
 
@@ -464,7 +468,7 @@ def _memory_evidence(advice: Advice) -> list[str]:
     names: dict[str, list[str]] = {}
     for option in advice.options:
         names.setdefault(memory_evidence(option), []).append(option.strategy.name)
-    return [f"{', '.join(sharing)}: {sentence}." for sentence, sharing in names.items()]
+    return [f"With {', '.join(sharing)}: {sentence}." for sentence, sharing in names.items()]
 
 
 def _size(shape: ModelShape) -> str:

@@ -9,6 +9,7 @@ from study.errors import Refusal
 from study.planner import choose, launch, reasons, remedies, stack_options
 from study.planner.choose import Advice, Remedy, StrategyPrediction
 from study.planner.request import Request, find_model
+from study.terminal import listed
 from study.theory import hardware
 from study.theory.shapes import ModelShape
 
@@ -81,11 +82,11 @@ def _short(options: Sequence[StrategyPrediction]) -> list[str]:
     short = [option for option in options if option.is_short]
     if not short:
         return []
-    whose = "all" if len(short) == len(options) else ", ".join(option.strategy.name for option in short)
+    whose = "all strategies" if len(short) == len(options) else listed([option.strategy.name for option in short])
     warning = (
-        f"short steps ({whose}): they compute for less than {1e3 * choose.SHORTEST:g} ms per layer and micro step, so "
-        "most of the time may go into launching kernels, which the prediction hardly includes. Published steps of this "
-        "kind took 1.3 to 6.1 times as long as predicted (median 3.6), so the predicted time has no upper limit"
+        f"the steps of {whose} compute for less than {1e3 * choose.SHORTEST:g} ms per layer and micro step. Such short "
+        "steps may spend most of their time launching kernels, which the prediction hardly includes. Published steps "
+        "of this kind took 1.3 to 6.1 times as long as predicted (median 3.6), so the predicted time has no upper limit"
     )
     lacks = dict.fromkeys(lack for option in short for lack in option.prediction.step.evidence.lacks)
     return [warning, *([f"there is no published time for {' or for '.join(lacks)}"] if lacks else [])]

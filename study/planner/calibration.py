@@ -102,11 +102,13 @@ def sentences(calibration: Calibration) -> list[str]:
     """Return what the measured time means."""
     measured, factor = calibration.measured, calibration.factor
     step = measured.prediction.step
-    high = "without an upper end" if measured.is_rough else f"to {significant(step.high, 2)} s"
+    low = significant(step.low, 2)
+    interval = f"at least {low} s" if measured.is_rough else f"{low} to {significant(step.high, 2)} s"
     where = "inside" if calibration.is_inside else "outside"
     lines = [
-        f"Measured: {significant(calibration.seconds)} s per step with {measured.strategy.name}, {factor:.2f} times "
-        f"the predicted {significant(step.total)} s, and {where} its interval ({significant(step.low, 2)} s {high})."
+        f"You measured {significant(calibration.seconds)} s per step with {measured.strategy.name}. This is "
+        f"{factor:.2f} times the predicted {significant(step.total)} s, and {where} the predicted interval "
+        f"({interval})."
     ]
     if not measured.fits:
         lines.append("The prediction says that this training does not fit, but your run shows that it does.")
@@ -117,8 +119,8 @@ def sentences(calibration: Calibration) -> list[str]:
         )
     elif factor < 1 - CLOSE and not calibration.is_inside:
         lines.append(
-            "A step that is much shorter than predicted often computes less: a smaller batch, shorter sequences, or "
-            "fewer trained parameters than the question has."
+            "A step that is much shorter than predicted often computes less: it has a smaller batch, shorter "
+            "sequences, or fewer trained parameters than the options of this command say."
         )
     return lines
 

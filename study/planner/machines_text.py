@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from study import terminal
@@ -33,14 +34,15 @@ def answer_of_numbers(numbers: NumbersOfGpus) -> str:
     first, comfortable = machines[0], next((each for each in machines if each.is_comfortable), None)
     if first is comfortable:
         sentence = f"{_count(first)} {'is' if first.num_gpus == 1 else 'are'} enough for {name}: {_state(first)}."
-        larger = machines[1:2]
+        larger = [] if len(machines) == 1 else [f"With {_count(machines[1])}, {_state(machines[1])}."]
     else:
         need = "offload to the host" if first.option.offloads else "almost all of the memory"
         verb = "needs" if first.num_gpus == 1 else "need"
         sentence = f"{_count(first)} {verb} {need} for {name}: {_state(first)}."
-        larger = [] if comfortable is None else [comfortable]
-    more = [f"{_count(each)} {'is' if each.num_gpus == 1 else 'are'} comfortable: {_state(each)}." for each in larger]
-    return " ".join([sentence, *more])
+        larger = [] if comfortable is None else [f"Without offload, use {_count(comfortable)}: {_state(comfortable)}."]
+        if comfortable is not None and not first.option.offloads:
+            larger = [f"To keep more memory free, use {_count(comfortable)}: {_state(comfortable)}."]
+    return " ".join([sentence, *larger])
 
 
 def _count(machine: Machine) -> str:
@@ -50,12 +52,12 @@ def _count(machine: Machine) -> str:
 def _state(machine: Machine) -> str:
     """Return strategy, free memory and speed of a machine, and time and price of the whole training if it is named."""
     option, training = machine.option, machine.training
-    words = [f"{option.strategy.name} leaves {percent(option.free_share)} free"]
-    words.append(f"{machine.tokens_per_second:,.0f} {unit_of(option.shape).plural} per second")
+    words = [f"{option.strategy.name} leaves {percent(option.free_share)} of each GPU free"]
+    words.append(f"trains {machine.tokens_per_second:,.0f} {unit_of(option.shape).plural} per second")
     if training is not None:
-        dollars = "" if training.dollars is None else f" for ${training.dollars:,.0f}"
-        words.append(f"the whole training in {duration(training.hours)}{dollars}")
-    return ", ".join(words)
+        dollars = "" if training.dollars is None else f" and ${training.dollars:,.0f}"
+        words.append(f"needs {duration(training.hours)}{dollars} for the whole training")
+    return terminal.listed(words)
 
 
 def text_of_numbers(numbers: NumbersOfGpus, everything: bool = False) -> str:
@@ -183,25 +185,28 @@ def answer_of_comparison(comparison: Comparison) -> str:
 def _answer_beyond_limits(comparison: Comparison) -> str:
     """Return that no machine keeps the limits, which machines come nearest, and what would keep them."""
     machines, enough = comparison.machines, comparison.enough
-    least, soonest = machines[0], min(machines, key=_hours)
+    least, soonest, unit = machines[0], min(machines, key=_hours), unit_of(comparison.shape).plural
     limits = [
         *([f"the budget of ${comparison.budget:,.0f}"] if comparison.budget is not None else []),
         *([f"the deadline of {comparison.deadline:g} h"] if comparison.deadline is not None else []),
     ]
     if least is soonest:
-        no_machine = "No machine keeps" if len(machines) > 1 else "This machine does not keep"
-        parts = [f"{no_machine} {' and '.join(limits)}. {_count(least)}: {_state(least)}."]
+        no_machine = "No machine stays" if len(machines) > 1 else "This machine does not stay"
+        parts = [f"{no_machine} within {' and '.join(limits)}. On {_count(least)}, {_state(least)}."]
     else:
-        parts = [f"None of {len(machines)} machines keeps {' and '.join(limits)}. The cheapest is {_count(least)}:"]
-        parts.append(f"{_state(least)}. The fastest is {_count(soonest)}: {_state(soonest)}.")
+        parts = [f"None of the {len(machines)} compared machines stays within {' and '.join(limits)}."]
+        parts.append(f"The cheapest is {_count(least)}: {_state(least)}.")
+        parts.append(f"The fastest is {_count(soonest)}: {_state(soonest)}.")
+    in_time = [each for each in machines if comparison.deadline is None or _hours(each) <= comparison.deadline]
     if enough is not None:
-        parts.append(f"More GPUs would keep {'both' if len(limits) > 1 else 'it'}: {_count(enough)}: {_state(enough)}.")
-    elif comparison.deadline is None or (comparison.budget is not None and _hours(soonest) <= comparison.deadline):
-        parts.append(f"A budget of ${least.cost or 0:,.0f} would be enough, or a shorter training.")
+        parts.append(f"More GPUs would be enough: on {_count(enough)}, {_state(enough)}.")
+    elif comparison.budget is not None and in_time:
+        needed = min(each.cost or 0 for each in in_time)
+        parts.append(f"Use a budget of at least ${math.ceil(needed):,}, or train fewer {unit}.")
     else:
         parts.append(
-            "No larger machine or cluster of these GPUs is predicted to keep these limits. Allow more time or money, "
-            "train fewer tokens, or name another GPU."
+            "No larger machine or cluster of these GPUs is predicted to be enough. Allow more time or money, train "
+            f"fewer {unit}, or name another GPU."
         )
     return " ".join(parts)
 
@@ -224,7 +229,9 @@ def text_of_comparison(comparison: Comparison, everything: bool = False) -> str:
         "are compared in one node only."
     ]
     if comparison.without_price:
-        notes.append(f"No price is known for {', '.join(comparison.without_price)}. Name them with --gpu.")
+        notes.append(
+            f"No price is known for {', '.join(comparison.without_price)}. To include them, name them with --gpu."
+        )
     if len(kept) > len(shown):
         notes.append(f"--all shows {len(kept) - len(shown)} more machines.")
     return "\n".join(

@@ -148,7 +148,7 @@ def _whole_sequences(advice: Advice) -> str | None:
     if advice.request.sequence_ranks > 1:
         return "Use more GPUs that share each sequence, shorter sequences, or GPUs with more memory."
     return (
-        f"Only adding GPUs does not help, because each GPU computes whole sequences of {length:,} tokens. Use shorter "
+        f"Adding GPUs alone does not help, because each GPU computes whole sequences of {length:,} tokens. Use shorter "
         "sequences, GPUs with more memory, or more GPUs that share each sequence (--context-parallel for FSDP2, "
         "--sequence-parallel for ZeRO)."
     )
@@ -186,7 +186,7 @@ def _why(advice: Advice, option: StrategyPrediction) -> str:
     if not option.offloads and any(other.offloads and other.fits for other in advice.options):
         which += " without offload"
     needs_offload = option.offloads and not any(other.fits and not other.offloads for other in advice.options)
-    begin = "No strategy fits without offload. This one is" if needs_offload else "It is"
+    begin = f"No strategy fits without offload. {option.strategy.name} is" if needs_offload else "It is"
     if len(candidates) == 1:
         return f"{begin} the only strategy that {which}"
     if fastest is option:
@@ -341,13 +341,14 @@ def _why_not(advice: Advice, option: StrategyPrediction) -> str:
     near = choose.equally_fast(choose.preferred(advice.options))
     if option in near:
         is_same = abs(option.seconds / chosen.seconds - 1) <= EQUALLY_FAST
-        return f"{'as fast' if is_same else f'{time}, which hardly matters'}, {_less_simple(option, chosen)}"
+        return f"{'is as fast' if is_same else f'{time}, which hardly matters'}, {_less_simple(option, chosen)}"
     fastest = fastest_of_preferred(advice) or chosen
     is_simpler = choose.complexity(option) < choose.complexity(chosen)
     if is_simpler and option.has_enough_free and not option.offloads and not chosen.offloads:
         limit = f"{100 * choose.tolerance(option, fastest):.0f} %"
         than = "" if fastest is chosen else f" than {fastest.strategy.name}"
-        return f"simpler, but {_compared(option.seconds / fastest.seconds)}{than} (up to {limit} would be acceptable)"
+        time = _compared(option.seconds / fastest.seconds)
+        return f"is simpler, but {time}{than} (up to {limit} would be acceptable)"
     if option.offloads and not chosen.offloads and option.seconds <= chosen.seconds:
         return f"{time}, but needs host memory, and the difference is smaller than the error of the prediction"
     within = option.seconds <= chosen.slowest_seconds and not chosen.is_rough and option.seconds > chosen.seconds
@@ -367,7 +368,7 @@ def _less_simple(option: StrategyPrediction, chosen: StrategyPrediction) -> str:
         return "but it leaves less memory free"
     if has_file != file_of_chosen:
         return "but it has buffer sizes that you must choose"
-    return "and as simple, so either is fine"
+    return "and is as simple, so you can use either"
 
 
 def lacks(option: StrategyPrediction) -> str:

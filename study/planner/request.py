@@ -79,8 +79,8 @@ class Request(BaseModel):
     )
     gpu_memory: float | None = option(
         None,
-        "Memory of the GPU. Use the three options --gpu-memory, --gpu-tflops and --gpu-bandwidth for a GPU without a "
-        "name, or some of them to change a GPU that --gpu names.",
+        "Memory of the GPU. For a GPU that --gpu does not know, give --gpu-memory, --gpu-tflops and --gpu-bandwidth. "
+        "Together with --gpu, each of them replaces a number of the named GPU.",
         GPUS,
         metavar="GIB",
         unit="GiB",
@@ -141,58 +141,60 @@ class Request(BaseModel):
     )
     stack: StackName = option(
         DEFAULT_STACK,
-        "The program that trains. It decides the defaults of the settings below, which the answer lists.",
+        "The program that trains. The settings below have its defaults.",
         SETTINGS,
         is_common=True,
     )
     activation_checkpointing: Checkpointing | None = option(
         None,
-        "Recompute the activations of every block (full), of every second one (selective), or of some operators in "
-        "every block (selective-op, as torchtitan does) in the backward pass. "
-        "[default: that of --stack. If it is off there, full is used if it makes a strategy fit or faster]",
+        "Activations that the backward pass recomputes: those of every block (full), of every second block "
+        "(selective), or of some operators in every block (selective-op, as torchtitan does). "
+        "[default: that of --stack. If that is none, full is used if it makes a strategy fit or faster]",
         SETTINGS,
     )
     kernels: Kernels = option(
         None,
-        "fused: norms, activation functions and loss are one kernel each. transformers: several kernels, as its models "
-        "do. [default: that of --stack]",
+        "fused: each norm, activation function and loss is one kernel. transformers: each of them is several kernels, "
+        "as in the models of transformers. [default: that of --stack]",
         SETTINGS,
     )
     compile: bool = option(
-        False, "Assume torch.compile, which fuses these kernels and the copies of the logits.", SETTINGS
+        False, "Assume torch.compile, which fuses small kernels and the copies of the logits.", SETTINGS
     )
     attention: Attention = option(
         None,
-        "sdpa: PyTorch's (FlashAttention-2 if GPU and precision support it). eager: separate operators. flash-1: "
-        "FlashAttention of 2022. flash-3: FlashAttention-3, which needs a Hopper GPU. [default: that of --stack]",
+        "sdpa: PyTorch's function (FlashAttention-2 if GPU and precision support it). eager: separate operators. "
+        "flash-1: FlashAttention of 2022. flash-3: FlashAttention-3, which needs a Hopper GPU. [default: that of "
+        "--stack]",
         SETTINGS,
     )
     dropout: bool = option(False, "Assume dropout.", SETTINGS)
     loss_kernel: LossKernel | None = option(
         None,
-        "How the loss handles logits: fp32 logits and copies, fp32 logits, 16-bit logits, or never all logits at once. "
-        "[default: that of --stack, or the one that fits --kernels]",
+        "Logits from which the loss is computed. eager: fp32 logits and copies of them. upcast: fp32 logits. fused: "
+        "16-bit logits. chunked: a few logits at a time. [default: that of --stack, or the one that fits --kernels]",
         SETTINGS,
     )
     optimizer: Optimizer = option(
-        "adamw", "Optimizer, which determines the optimizer states. sgd is without momentum.", SETTINGS
+        "adamw", "Optimizer, which determines the optimizer states. sgd has no momentum.", SETTINGS
     )
     optimizer_kernel: OptimizerKernel = option(
         None,
-        "PyTorch's default is foreach, which needs one more copy of the updated weights. Under ZeRO, loop needs two "
-        "more copies, because the parameters are a few large tensors. [default: that of --stack]",
+        "Implementation of the optimizer's step. PyTorch's default is foreach, which needs one more copy of the "
+        "updated weights. Under ZeRO, loop needs two more copies, because the parameters are a few large tensors. "
+        "[default: that of --stack]",
         SETTINGS,
     )
     grad_accum_dtype: GradientType = option(
         None,
-        "Type in which DeepSpeed accumulates gradients (grad_accum_dtype): fp32, or the model's type. [default: as the "
-        "stack]",
+        "Type in which DeepSpeed accumulates gradients (grad_accum_dtype): fp32, or the model's type. [default: that "
+        "of --stack]",
         SETTINGS,
     )
     sync_each_batch: bool = option(
         None,
-        "Whether FSDP2 reduces gradients in every micro step. Otherwise every GPU keeps unsharded gradients until the "
-        "last micro step. [default: that of --stack]",
+        "Reduce FSDP2's gradients in every micro step. Otherwise every GPU keeps unsharded gradients until the last "
+        "micro step. [default: that of --stack]",
         SETTINGS,
     )
     reduce_dtype: GradientType = option(
@@ -208,7 +210,8 @@ class Request(BaseModel):
     )
     lora_target: str | None = option(
         None,
-        "Modules with an adapter: names with commas, such as q_proj,v_proj, or all-linear. [default: as PEFT chooses]",
+        "Modules with an adapter: names separated by commas, such as q_proj,v_proj, or all-linear. [default: as PEFT "
+        "chooses]",
         ADAPTER,
         metavar="NAMES",
     )
@@ -257,21 +260,21 @@ class Request(BaseModel):
     )
     shard_group_size: int | None = option(
         None,
-        "GPUs that share one copy of the model states (hybrid sharding, ZeRO-1 within nodes). [default: for hybrid "
-        "sharding, the GPUs of a node]",
+        "Number of GPUs that share one copy of the model states (hybrid sharding, ZeRO-1 within nodes). [default: for "
+        "hybrid sharding, the GPUs of a node]",
         STRATEGY,
     )
 
     context_parallel: int | None = option(
         None,
-        "GPUs that share each sequence under FSDP2 (accelerate's cp_size): attention passes keys and values from GPU "
-        "to GPU. [default: 1]",
+        "Number of GPUs that share each sequence under FSDP2 (accelerate's cp_size). They pass the keys and values of "
+        "attention to each other. [default: 1]",
         STRATEGY,
     )
     sequence_parallel: int | None = option(
         None,
-        "GPUs that share each sequence under ZeRO (accelerate's sp_size, DeepSpeed's Ulysses): each computes attention "
-        "for some of the heads. [default: 1]",
+        "Number of GPUs that share each sequence under ZeRO (accelerate's sp_size, DeepSpeed's Ulysses). Each of them "
+        "computes some heads of attention. [default: 1]",
         STRATEGY,
     )
 
@@ -651,9 +654,9 @@ class Request(BaseModel):
         if self.sequence_ranks == 1:
             return None
         if self.uses_ulysses:
-            return None if chosen.zero_stage else f"{chosen.name} is not stage 1, 2 or 3 of ZeRO, which Ulysses needs"
+            return None if chosen.zero_stage else "DeepSpeed's Ulysses needs stage 1, 2 or 3 of ZeRO"
         if chosen.distributed_type != "FSDP":
-            return f"{chosen.name} is not FSDP2, which torch's context parallelism needs"
+            return "PyTorch's context parallelism needs FSDP2"
         if chosen.offloads:
             return "context parallelism is not predicted with offload"
         # accelerate/parallelism_config.py: several replicas need more shards than GPUs that share a sequence.

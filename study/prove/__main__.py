@@ -41,19 +41,19 @@ def main(words: Sequence[str] | None = None) -> None:
     """Run a script as Python would, and check the training of its models."""
     parser = _Parser("python -m zero_study.prove", allow_abbrev=False, description=__doc__)
     parser.add_argument(
-        "--strict", action="store_true", help="fail if training is wrong, is not as requested, or could not be checked"
+        "--strict", action="store_true", help="Fail if training is wrong, is not as requested, or could not be checked."
     )
     parser.add_argument(
-        "--allow-known-bad", action="store_true", help="continue with a release that is known to train wrongly"
+        "--allow-known-bad", action="store_true", help="Continue with a release that is known to train wrongly."
     )
     parser.add_argument(
         "--reference",
         action="store_true",
-        help="compare the gradients with those of the same samples without the engine, which takes memory for the "
-        "whole model on every rank",
+        help="Compare the gradients with those that one process without an engine has for the same samples. Every rank "
+        "then needs memory for the whole model.",
     )
     parser.add_argument(
-        "--json", action="store_true", help="print the result as JSON, and everything else to standard error"
+        "--json", action="store_true", help="Print the result as JSON, and everything else to standard error."
     )
     given = scripts.parse(parser, words)
     output = _move_output() if given.json else None

@@ -122,10 +122,11 @@ class Evidence:
             models += f"{''.join(f', {each}' for each in further[:-1])}{last}"
         return (
             f"A real step should take between {1 / self.spread:.2f} and {self.spread:g} times the predicted time. This "
-            f"range is based on {self.cases} step times that {self.sources} sources published ({rows}). To test it, we "
-            f"predicted each of these times {models}. The median error of these predictions is {100 * self.median:.0f} "
-            f"%, and the largest is {100 * abs(self.worst):.0f} %. We also calculated the range without each "
-            f"predicted time: it then contained {self.held} of {self.tried} published times"
+            f"range is based on {self.cases} step times that {self.sources} sources published ({rows}). To test this "
+            f"range, we predicted each of these times {models}. The median error of these predictions is "
+            f"{100 * self.median:.0f} %, and the largest is {100 * abs(self.worst):.0f} %. For each prediction, we "
+            f"also calculated the range without the times that its model left out. In {self.held} of {self.tried} "
+            "cases, this range contained the published time"
         )
 
 

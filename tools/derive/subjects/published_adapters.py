@@ -59,10 +59,11 @@ def adapters_that_fit() -> str:
 
 
 def adapters_that_trained() -> str:
-    """Say how many published configurations with adapters trained although they are predicted not to fit."""
+    """Say how many published configurations with adapters that trained are predicted to fit."""
     predicted = predicted_to_fit(trained=True)
-    wrong = predicted.count(False)
-    return f"Of {len(predicted)} published configurations that trained, {wrong or 'none'}"
+    right = predicted.count(True)
+    share = "All" if right == len(predicted) else f"{right} of"
+    return f"{share} {len(predicted)} published configurations that trained"
 
 
 def adapter_peaks() -> str:
