@@ -75,7 +75,9 @@ def planner_times() -> str:
         for name, members in sorted(sources.items())
     ]
     by_source_head = ["source", "strategies", "published times", error]
-    return f"{tabulate(head, rows)}\n\nThe next table has the same times by source:\n\n{tabulate(by_source_head, of_source)}"
+    return "\n\n".join(
+        [tabulate(head, rows), "The next table has the same times by source:", tabulate(by_source_head, of_source)]
+    )
 
 
 def planner_intervals() -> str:
