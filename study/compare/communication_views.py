@@ -89,8 +89,8 @@ def _summary(cells: list[Messages]) -> list[str]:
     deviating = [c for c in cells if not c.is_equal_in_counts]
     equal = len(cells) - len(deviating)
     lines = [
-        f"Theory predicts the bytes of {len(cells) - len(beyond)} of {len(cells)} runs within {100 * TOLERANCE:.0f} %, and "
-        f"the number of messages exactly for {equal} of them."
+        f"Theory predicts the bytes of {len(cells) - len(beyond)} of {len(cells)} runs within {100 * TOLERANCE:.0f} %, "
+        f"and the number of messages exactly for {equal} of them."
     ]
     if worst.error:
         lines.append(f"The worst prediction of bytes has an error of {worst.error:.4%} ({worst.record.run_id}).")
