@@ -333,8 +333,8 @@ def _peaks_summary(cells: list[StepPeak]) -> str:
     within, nearly = (sum(abs(c.error) <= limit for c in cells) for limit in (TARGET_ERROR, MAX_ERROR))
     return (
         f"{within} of {len(cells)} predictions are within {100 * TARGET_ERROR:.0f} %, and {len(cells) - nearly} have "
-        f"an error above {100 * MAX_ERROR:.0f} %. The worst error is {worst.error:+.1%} ({worst.record.run_id}). If the "
-        "measurements may be too large by the bound below, the worst error is "
+        f"an error above {100 * MAX_ERROR:.0f} %. The worst error is {worst.error:+.1%} ({worst.record.run_id}). If "
+        "the measurements may be too large by the bound below, the worst error is "
         f"{max((c.error_beyond for c in cells), key=abs):+.1%}."
     )
 
