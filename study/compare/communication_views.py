@@ -40,17 +40,17 @@ WORDS = {
 
 EXPLANATION = """\
 Ranks exchange gradients and parameters in every step. The tables show the bytes that rank 0 sent in a step after the
-warm-up, divided by the bytes of all parameters: as measured (sent), as theory predicts them message by message
+warm-up, divided by the bytes of all parameters: as measured (sent), as our formulas predict them message by message
 (theory), and according to the ZeRO paper (paper)."""
 COLUMNS = """\
-- sent: an all-reduce counts twice (arXiv:1910.02054, sec. 7.1). The factor (N - 1) / N of a ring is left out, so
-  two ranks send half of it.
-- by gloo: the bytes that gloo, the backend for CPUs, sends. Its reduce-scatter is an all-reduce.
-- paper: its section 7, extended to gradient accumulation.
-- error: the bytes in which theory differs, summed over the kinds of collectives, divided by all bytes.
-- collectives: the number of messages of each kind. If theory has another number, it follows in parentheses.
-- DeepSpeed's all-reduce of 4 bytes for the norm at stage 0 is in neither number.
-- adapters (LoRA): theory leaves out messages of a few bytes, so its number of messages can be too low."""
+- "sent" counts an all-reduce twice (arXiv:1910.02054, sec. 7.1). It leaves out the factor (N - 1) / N of a ring of
+  N ranks, so two ranks really send half of this value.
+- "paper" extends section 7 of the ZeRO paper to gradient accumulation.
+- "error" is the number of bytes that theory predicts wrongly, divided by all bytes.
+- "by gloo" is what gloo, the backend for CPUs, sends. It runs an all-reduce for each reduce-scatter.
+- "collectives" counts the messages of each kind. If theory predicts another number, it follows in parentheses.
+- Measurement and theory leave out DeepSpeed's all-reduce of 4 bytes for the gradient norm at stage 0.
+- For adapters (LoRA), theory leaves out messages of a few bytes, so its number of messages can be too low."""
 HEAD = ["strategy", "sent", "theory", "paper", "error", "by gloo", "collectives"]
 
 
@@ -88,13 +88,18 @@ def _summary(cells: list[Messages]) -> list[str]:
     beyond = [c for c in cells if c.error > TOLERANCE]
     deviating = [c for c in cells if not c.is_equal_in_counts]
     equal = len(cells) - len(deviating)
-    lines = [f"{len(cells)} runs: bytes within {TOLERANCE:.0%} in {len(cells) - len(beyond)}, counts equal in {equal}."]
+    lines = [
+        f"Theory predicts the bytes of {len(cells) - len(beyond)} of {len(cells)} runs within {100 * TOLERANCE:.0f} %, "
+        f"and the number of messages exactly for {equal} of them."
+    ]
     if worst.error:
-        lines.append(f"The worst in bytes is {worst.record.run_id}, {worst.error:.4%} off.")
+        lines.append(f"The worst prediction of bytes has an error of {worst.error:.4%} ({worst.record.run_id}).")
     else:
-        lines.append("No byte differs in any.")
-    lines += [f"- beyond {TOLERANCE:.0%}: {c.record.run_id}, {c.error:.2%}" for c in beyond]
-    lines += [f"- other counts: {c.record.run_id}, {terminal.escape_markdown(_counts(c))}" for c in deviating]
+        lines.append("The predicted bytes are exact in all runs.")
+    lines += [f"- error above {TOLERANCE:.0%}: {c.record.run_id}, {c.error:.2%}" for c in beyond]
+    lines += [
+        f"- wrong number of messages: {c.record.run_id}, {terminal.escape_markdown(_counts(c))}" for c in deviating
+    ]
     return lines
 
 
@@ -148,21 +153,20 @@ COMMUNICATION = View("communication", "Traffic of a step", EXPLANATION, _section
 
 NETWORK_EXPLANATION = """\
 These tables show what a machine sends per step, and how long a step takes on a slower network. The runs are on CPUs
-with gloo. The machines of a laboratory are network namespaces on one computer. Bytes are those of one machine in
-one step, divided by the bytes of all parameters.
+with gloo. Simulated machines are network namespaces on one computer. Bytes are those of one machine in one step,
+divided by the bytes of all parameters.
 
-- counted: what one rank requested; an all-reduce counts twice (arXiv:1910.02054, sec. 7.1).
-- by gloo: what gloo's algorithms send to other machines for that.
-- on the wire: the counter of the network interface. It counts one header per segment that the kernel passes on
-  whole.
-- by theory: the predicted collectives, sent by gloo.
-- NCCL's rings: the same collectives, sent by the rings of NCCL. This is predicted: no GPU has run it, and NCCL may
-  use trees.
-- loss, from one machine: the largest relative difference of a step's loss from the same run on one machine.
-- seconds: the median step of the slowest rank, over all repeats. In parentheses: the error of the prediction.
-- rate: as `tc` shows it, or as the laboratory was configured.
+- "counted": the bytes of the collectives that one rank requested. An all-reduce counts twice (arXiv:1910.02054,
+  sec. 7.1).
+- "by gloo": the bytes that gloo's algorithms send to other machines for these collectives.
+- "on the wire": the bytes that the network interface counted. It counts only one header for a large segment.
+- "by theory": the bytes that gloo sends for the collectives that theory predicts.
+- "NCCL's rings": the bytes that the rings of NCCL would send. No GPU has run this, and NCCL may use trees.
+- "loss, from one machine": the largest relative difference of a step's loss from the same run on one machine.
+- "seconds a step": the median step time of the slowest rank, over all repeats. The error of the prediction follows
+  in parentheses. The network rate is the one that `tc` shows, or that of the simulation.
 
-Why stages 1 and 2 take longer than predicted: reports/cpu/README.md."""
+reports/cpu/README.md explains why stages 1 and 2 take longer than predicted."""
 
 PAYS = 1.25  # times the control's step time; also fixed before the first run
 CONTROL = "ddp"
@@ -371,4 +375,6 @@ def _paying(block: list[NetworkCell]) -> list[str]:
     ]
     if not rest:
         return []
-    return [f"At most {PAYS:g} times `{CONTROL}`'s step: {'; '.join(paying) or 'none'}.", ""]
+    if not paying:
+        return [f"No strategy has a step of at most {PAYS:g} times `{CONTROL}`'s.", ""]
+    return [f"These strategies have a step of at most {PAYS:g} times `{CONTROL}`'s: {'; '.join(paying)}.", ""]

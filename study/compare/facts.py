@@ -173,8 +173,8 @@ def has_computed_buckets(r: Record) -> bool:
 def computed_buckets(runs: Iterable[Record]) -> list[str]:
     """Return lines that name the runs whose bytes of DDP's buckets were computed. Empty if all were measured."""
     old = sorted({r.run_id for r in runs if has_computed_buckets(r)})
-    reason = "DDP's buckets are computed from the parameters, not measured, in these runs, which are older than that"
-    return [f"{reason} measurement: {', '.join(old)}.", ""] if old else []
+    reason = "In these older runs, DDP's buckets were not measured, but computed from the parameters"
+    return [f"{reason}: {', '.join(old)}.", ""] if old else []
 
 
 def shown_adapter(r: Record) -> list[str]:

@@ -45,8 +45,8 @@ parameter of the model, and compare them with the ZeRO paper (arXiv:1910.02054, 
 - The ratios divide the value of the rank that uses the most memory by the paper's value, without and with
   communication buffers. The paper does not count these buffers.
 - If a value differs from the paper's by more than 0.5 %, the paper's value follows in parentheses, and r1, r2 ...
-  refer to the reasons at the end. *unexplained*: the known reasons do not add up to the measured difference.
-- Between two steps, the paper's gradients count as released."""
+  refer to the reasons at the end. *unexplained* means that the known reasons do not add up to the difference.
+- The paper's value between two steps contains no gradients."""
 
 
 def _states_sections(record_files: list[RecordFile]) -> list[str]:
@@ -184,12 +184,13 @@ PARTS_EXPLANATION = """\
 The memory of a training is largest at one moment of a step, its peak. The tables show the parts of this peak in
 GiB, for the rank with the highest peak, in a step after the warm-up.
 
-- theory: the predicted peak.
-- process: the largest memory of any whole process during training, including Python and the libraries.
-- parameters to communication buffers: what the rank keeps between two steps. more: the rest of the peak."""
+- "theory" is the predicted peak.
+- "process" is the largest memory of any whole process during training, including Python and the libraries.
+- The columns from "parameters" to "communication buffers" have the memory that the rank keeps between two steps.
+  "more" is the rest of the peak."""
 CROSSINGS = """\
-The smallest model, among those that were run, from which on a strategy's peak is below that of {}; and the same
-according to theory."""
+The smallest size from which on a strategy's peak is below that of {}, among the sizes that were run. "measured" is from
+the measured peaks, and "by theory" from the predicted ones."""
 
 
 class Crossing(NamedTuple):
@@ -309,12 +310,12 @@ PEAKS_EXPLANATION = """\
 The memory of a training is largest at one moment of a step, its peak. The tables show the bytes of all tensors at this
 moment, on GPU and host together.
 
-- measured: the bytes on the rank that uses the most memory, in a step after the warm-up.
-- theory: the bytes and the moment that `study/theory/peaks.py` predicts."""
+- "measured": the bytes on the rank that uses the most memory, in a step after the warm-up.
+- "theory" and "highest at": the bytes and the moment that `study/theory/peaks.py` predicts."""
 PEAKS_COLUMNS = """\
-On a CPU, PyTorch's allocator counts the bytes, and DDP's buckets are added if no gradient is stored in them. "too
-large by": an upper bound of what the measurement counts too much, because threads of gloo release some tensors only
-at the end of the step. In older records, the bound is everything that the collectives worked on."""
+On a CPU, PyTorch's allocator counts the bytes, and DDP's buckets are added if no gradient is stored in them. The
+measurement can be too large, because threads of gloo release some tensors only at the end of the step. "too large by"
+is an upper bound of this excess. In older records, the bound is the size of all tensors in the step's collectives."""
 PEAKS_HEAD = ["strategy", "batch x tokens", "measured, MB", "theory, MB", "error", "too large by, MB", "differs in",
               "highest at"]  # fmt: skip
 
@@ -331,8 +332,9 @@ def _peaks_summary(cells: list[StepPeak]) -> str:
     worst = max(cells, key=lambda c: abs(c.error))
     within, nearly = (sum(abs(c.error) <= limit for c in cells) for limit in (TARGET_ERROR, MAX_ERROR))
     return (
-        f"{len(cells)} runs: {within} within {TARGET_ERROR:.0%}, {len(cells) - nearly} beyond {MAX_ERROR:.0%}; the "
-        f"worst is {worst.record.run_id}, {worst.error:+.1%}. Beyond what may be counted too much the worst is "
+        f"{within} of {len(cells)} predictions are within {100 * TARGET_ERROR:.0f} %, and {len(cells) - nearly} have "
+        f"an error above {100 * MAX_ERROR:.0f} %. The worst error is {worst.error:+.1%} ({worst.record.run_id}). If "
+        "the measurements may be too large by the bound below, the worst error is "
         f"{max((c.error_beyond for c in cells), key=abs):+.1%}."
     )
 
@@ -374,15 +376,15 @@ PEAKS = View("peaks", "Peak memory of a step", PEAKS_EXPLANATION, _peaks_section
 # ---------------------------------------------------------------- theory's errors, by strategy
 
 THEORY_EXPLANATION = """\
-Theory predicts model states, traffic and the peak of a step before a run starts. Each table compares it with every
-run here that ended well and measured the quantity, for all models that theory knows. No run is left out. Errors are
-relative to the measurement. The median is that of absolute errors, and the worst error is shown with its run."""
+Theory predicts model states, messages and the peak of a step before a run starts. Each table compares theory with all
+runs below these folders that ended well and measured the quantity, if theory knows their models. Errors are relative
+to the measurement. "median error" is the median of the absolute errors."""
 PEAKS_NOTE = """\
-PyTorch's profiler counts the peak on a CPU. It does not notice when a thread of gloo releases a tensor, and counts
-the tensor until the end of the step. Newer runs wait for these threads and record what was missed. For older runs
-of several processes, the excess is at most what the collectives of the step worked on. "counted too much, at most":
-the largest such share of a measured peak. "worst beyond it": the worst error that this cannot explain. If theory is
-above the measurement, the whole difference counts as an error."""
+PyTorch's profiler counts the peak on a CPU. If a thread of gloo releases a tensor, the profiler does not notice it, and
+counts the tensor until the end of the step. Newer runs wait for these threads and record the memory that was counted
+too much. For older runs of several processes, it is at most the size of all tensors in the step's collectives. "counted
+too much, at most" is the largest share of a measured peak that may be too much. "worst beyond it" is the worst error
+that this memory cannot explain. If theory is above the measurement, the whole difference counts as an error."""
 
 
 class Error(NamedTuple):
@@ -431,7 +433,12 @@ def _theory_sections(record_files: list[RecordFile]) -> list[str]:
     head = ["strategy", "runs", "median error", "worst error", "the worst run"]
     peaks_head = [*head[:-1], "counted too much, at most", "worst beyond it", head[-1]]
     return [
-        *("## Model states and buffers, of the worse moment", "", *_errors_table(head, every.states, 4), ""),
+        *(
+            "## Model states and buffers, at the moment with the larger error",
+            "",
+            *_errors_table(head, every.states, 4),
+            "",
+        ),
         *("## Messages of a step, in bytes", "", *_errors_table(head, every.messages, 4), ""),
         *("## Peak of a step", "", PEAKS_NOTE, "", *_errors_table(peaks_head, every.peaks, 1), ""),
     ]
@@ -439,7 +446,7 @@ def _theory_sections(record_files: list[RecordFile]) -> list[str]:
 
 def _errors_table(head: list[str], run_errors: list[Error], digits: int) -> list[str]:
     if not run_errors:
-        return ["No run here measured it."]
+        return ["No run below these folders measured this quantity."]
     names = in_order({error.strategy for error in run_errors})
     rows = [
         _of_strategy(name, [error for error in run_errors if error.strategy == name], head, digits) for name in names

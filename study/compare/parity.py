@@ -27,11 +27,11 @@ EXPLANATION = f"""\
 The same training should give the same losses and weights under every strategy, except for rounding. Each run is
 compared with a run that has the same data, configuration and seed: a DDP run or, if there is none, the first run.
 
-- within {WITHIN:g}: whether all relative differences are at most this large.
-- loss, gradient norm: the largest difference over all steps.
-- sums: the larger difference of the final parameters' sum of absolute values and sum of squares.
-- weights at first, at last: whether the initial weights and the final weights are bit-identical to those of the other
-  run.
+- "within {WITHIN:g}": "yes" if no relative difference is larger.
+- "loss" and "gradient norm": the largest relative difference over all steps.
+- "sums": the relative difference of the final parameters' sum of absolute values, or of squares if it is larger.
+- "weights at first, at last": whether the initial and the final weights are bit-identical to those of the run in
+  "compared with".
 - Runs with dropout draw different masks, and cannot be compared, if they differ in the number of processes, the
   micro batch or the device."""
 
@@ -39,11 +39,11 @@ HEAD = ["run", f"within {WITHIN:g}", "loss", "gradient norm", "sums", "weights a
         "processes x micro batch", "compared with"]  # fmt: skip
 
 LEARNED = f"""\
-- first losses, last losses: means over the first and the last {STEPS_AT_AN_END} steps (in a shorter run, over a
-  third of the steps). If the losses rise under all strategies, no strategy is the cause.
-- held out: evaluated on examples that were not trained on.
-- s/step: the slowest rank's median, without warm-up and without the step in which memory is measured. On a shared
-  machine, times cannot be compared."""
+- "first losses" and "last losses": the mean training loss over the first and the last {STEPS_AT_AN_END} steps. In a
+  short run it is the mean over a third of the steps. If the losses rise under all strategies, no strategy is the cause.
+- "held out": the accuracy or perplexity on examples that the run did not train on.
+- "s/step": the median seconds per step of the slowest rank, without warm-up and without the step in which memory is
+  measured. On a shared machine, times cannot be compared."""
 
 LEARNED_HEAD = ["strategy", "processes", "seed", "held out", "first losses", "last losses", "steps", "s/step",
                 "peak RSS, GiB"]  # fmt: skip

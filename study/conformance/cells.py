@@ -96,7 +96,7 @@ ADAMW = "adamw"
 # The optimizers that are tested in cells of their own. Where DeepSpeed's file can name an optimizer, DeepSpeed builds
 # it. The others are built by the script.
 OPTIMIZERS = {
-    "deepspeed_adamw": "AdamW, built by DeepSpeed from its file: FusedAdam, or its CPU Adam under offload",
+    "deepspeed_adamw": "AdamW that DeepSpeed builds from its file: FusedAdam, or DeepSpeed's CPU Adam under offload",
     "adamw_fused": "torch.optim.AdamW(fused=True)",
     "sgd": "torch.optim.SGD with momentum",
     "adafactor": "torch.optim.Adafactor",

@@ -321,7 +321,8 @@ def refuting() -> str:
             f"one run; the limits are the prediction divided by {1 + error:.2f} and by {1 - error:.2f}",
         ],
         [
-            "the measured peaks of two strategies that a semicolon separates in the table of orders are reversed",
+            "the measured peaks of two strategies have the opposite order, and a semicolon separates the two "
+            "strategies in the table of orders",
             "one pair, if the measured peaks differ by more than 1 %",
         ],
         [

@@ -113,9 +113,9 @@ def _default_bucket() -> str:
 
 NUMBERS = [
     Number("500", "million elements in the default buckets of `zero3`", "peaks-real", _default_bucket),
-    Number("1.57", "peak of tensors of `zero3`, compared with DDP", "peaks-real", lambda: f"{_of_ddp()['zero3']:.2f}"),
-    Number("0.56", "peak of tensors of `fsdp2`, compared with DDP", "peaks-real", lambda: f"{_of_ddp()['fsdp2']:.2f}"),
-    Number("124", "million parameters: largest model under 3 GiB, `ddp`", "frontier", lambda: largest_models()["ddp"]),
+    Number("1.57", "peak memory of tensors, `zero3` divided by DDP", "peaks-real", lambda: f"{_of_ddp()['zero3']:.2f}"),
+    Number("0.56", "peak memory of tensors, `fsdp2` divided by DDP", "peaks-real", lambda: f"{_of_ddp()['fsdp2']:.2f}"),
+    Number("124", "million parameters of DDP's largest model under 3 GiB", "frontier", lambda: largest_models()["ddp"]),
     _of_series("1.37", "time per step", "fsdp2"),
     Number(
         "1.63",

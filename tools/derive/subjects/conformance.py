@@ -41,7 +41,7 @@ def supported() -> str:
             (finding, [version for *_, version in group]) for finding, group in groupby(findings, lambda row: row[:2])
         ]
         rows += [[f"`{package}`", first_and_last(versions), *finding] for finding, versions in reversed(groups)]
-    return tabulate(["package", "releases (how many)", "wrong or crashed cells", "supported"], rows)
+    return tabulate(["package", "releases (how many)", "wrong or crashed test cases", "supported"], rows)
 
 
 def optimizers_by_release() -> str:
@@ -53,7 +53,7 @@ def optimizers_by_release() -> str:
             for version, matrix in results.read("deepspeed", results.OPTIMIZERS).items()
         ]
         rows += [[f"`{optimizer}`", *row] for row in _by_release(findings)]
-    return tabulate(["optimizer", "DeepSpeed", "cells at stages 0 to 3"], rows)
+    return tabulate(["optimizer", "DeepSpeed", "test cases at stages 0 to 3"], rows)
 
 
 def _optimizer_result(
@@ -74,7 +74,7 @@ def _optimizer_result(
     words += [f"{of_states} with states of a wrong type only"] if of_states else []
     words += [f"{verdicts['crashed']} crashed"] if verdicts["crashed"] else []
     words += [f"{verdicts['refused']} refused"] if verdicts["refused"] else []
-    return f"of {len(names)}: {', '.join(words)}" if words else f"all {len(names)} right"
+    return f"{', '.join(words)} (of {len(names)})" if words else f"all {len(names)} right"
 
 
 def installed_optimizers() -> str:
@@ -97,9 +97,9 @@ def installed_optimizers() -> str:
 MUON_CASES = {
     "stage 0": "zero0/fp32/2-ranks/accumulation-1/muon",
     "stage 2": "zero2/fp32/2-ranks/accumulation-1/muon",
-    "stage 2, clipping not written": "zero2/fp32/2-ranks/accumulation-1/clipping_absent/muon",
+    "stage 2, no key for clipping": "zero2/fp32/2-ranks/accumulation-1/clipping_absent/muon",
     "stage 3, 4 micro batches": "zero3/fp32/2-ranks/accumulation-4/muon",
-    "stage 3, clipping not written": "zero3/fp32/2-ranks/accumulation-1/clipping_absent/muon",
+    "stage 3, no key for clipping": "zero3/fp32/2-ranks/accumulation-1/clipping_absent/muon",
     "stage 3, zero.Init": "zero3/fp32/2-ranks/accumulation-1/zero_init/muon",
 }
 

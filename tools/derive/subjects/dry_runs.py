@@ -98,7 +98,7 @@ def dry_run_reserved() -> str:
     num_reserved, num_used = (quantities.count(name) for name in published_rows.RESERVED_OR_USED)
     return (
         f"{num_reserved + num_used} measurements that others published. {num_reserved} of them are of reserved memory. "
-        f"The other {num_used} are of all memory in use on the GPU"
+        f"The other {num_used} measurements are of all memory in use on the GPU"
     )
 
 

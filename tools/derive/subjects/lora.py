@@ -82,10 +82,7 @@ def errors_of_adapters() -> str:
     errors = [error for error in against_theory().peaks if error.run.startswith("lora/")]
     within = number_of(sum(abs(error.error) <= theory.NEARLY_EXACT for error in errors), len(errors))
     worst = max(errors, key=lambda error: abs(error.error))
-    return (
-        f"{within} peaks of these runs within 1 %. The worst prediction is {too_high_or_low(worst.error)} "
-        f"(`{worst.run}`)"
-    )
+    return f"{within} peaks within 1 %. The worst prediction is {too_high_or_low(worst.error)} (`{worst.run}`)"
 
 
 TABLES: dict[tuple[str, str], Callable[[], str]] = {

@@ -51,14 +51,14 @@ def _expected(each: public_errors.Summary) -> str:
     if limit is None:
         return ""
     parts = {
-        "at least {:.0f} % inside": limit.inside and 100 * limit.inside,
-        "median at most {:.0f} %": limit.median and 100 * limit.median,
-        "all at most {:.0f} %": limit.most and 100 * limit.most,
-        "80 % of them at most {:.0f} %": limit.fourth_fifth and 100 * limit.fourth_fifth,
-        "measured at least {:g} times as long": limit.too_short,
+        "at least {:.0f} % of times inside": limit.inside and 100 * limit.inside,
+        "median error at most {:.0f} %": limit.median and 100 * limit.median,
+        "every error at most {:.0f} %": limit.most and 100 * limit.most,
+        "80 % of errors at most {:.0f} %": limit.fourth_fifth and 100 * limit.fourth_fifth,
+        "measured at least {:g} times as long as predicted": limit.too_short,
     }
     said = [text.format(value) for text, value in parts.items() if value]
-    return ", ".join([*said, *(["all right"] if limit.is_right else [])])
+    return ", ".join([*said, *(["all predictions right"] if limit.is_right else [])])
 
 
 def public_overall() -> str:
@@ -73,11 +73,11 @@ def public_overall() -> str:
     fits = [row for row in public_errors.compared() if row.quantity == "fits"]
     num_failed = sum(not row.measured for row in fits)
     return (
-        f"{sum(met)} of the {len(met)} expectations in the table were met. Over the {len(inside)} sources with "
-        f"intervals, the median of the shares of times inside is {100 * share:.0f} % (expected: at least 75 %). "
-        f"{sum(too_fast)} of {len(too_fast)} steps whose interval has no upper end are faster than its lower end "
-        f"(expected: at most 5 %). Of the {len(fits)} trainings of which we predicted whether they fit, {num_failed} "
-        "ran out of memory."
+        f"{sum(met)} of the {len(met)} expectations in the table were met. For {len(inside)} sources, we know how many "
+        f"times are inside their intervals: the median share is {100 * share:.0f} % (expected: at least 75 %). For "
+        f"{len(too_fast)} steps, the interval has no upper end. {sum(too_fast)} of these steps are faster than the "
+        f"lower end (expected: at most 5 %). We predicted for {len(fits)} trainings whether they fit into memory; "
+        f"{num_failed} of them ran out of memory."
     )
 
 

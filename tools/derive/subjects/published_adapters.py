@@ -15,7 +15,7 @@ OF_ADAPTERS = {  # quantities of published rows with adapters, as a reader names
     "peak_allocated_bytes": "peak of tensors",
     "peak_reserved_bytes": "peak reserved by PyTorch's allocator",
     "used_bytes": "memory used on the whole card",
-    "peak_unknown_bytes": "peak, tool not named",
+    "peak_unknown_bytes": "peak, without the name of the measuring tool",
     "allocated_bytes": "tensors between two steps",
     "seconds_per_step": "seconds per step",
     "tokens_per_second_per_gpu": "seconds per step, from tokens per second",

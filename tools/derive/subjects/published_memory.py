@@ -13,8 +13,8 @@ from study.theory import peaks as peaks_of
 
 MEASUREMENTS = {  # of published memory, as a reader names them
     "peak of tensors": "peak of tensors",
-    published_rows.ACTIVATIONS: "of these: peaks in forward or backward, where activations count",
-    "peak, instrument not named": "peak, tool not named",
+    published_rows.ACTIVATIONS: "of these: peaks in the forward or backward pass",
+    "peak, instrument not named": "peak, without the name of the measuring tool",
     "peak reserved by the allocator": "peak reserved by PyTorch's allocator",
     "whole card": "memory used on the whole card",
     "tensors between steps": "tensors between two steps",
@@ -90,14 +90,18 @@ def planner_fits() -> str:
     for label, trained in (("other sources, trained", True), ("other sources, out of memory", False)):
         mine = [verdict for verdict in verdicts if verdict.trained == trained]
         wrong += [
-            f"- {verdict.case.family}: {verdict.case.name}: {'trained' if trained else 'ran out of memory'}"
+            f"- {verdict.case.family}: {verdict.case.name}: it {'trained' if trained else 'ran out of memory'}"
             for verdict in mine
             if verdict.predicted != trained
         ]
         yes = sum(verdict.predicted for verdict in mine)
         rows.append([label, str(len(mine)), str(yes), str(len(mine) - yes)])
     table = tabulate(["configurations", "number", "predicted to fit", "predicted not to fit"], rows)
-    return "\n\n".join([table, "The wrong predictions are:", "\n".join(wrong)])
+    legend = (
+        "These configurations are predicted wrongly. `1024 tokens x 32 x 2` means 1,024 tokens per sequence, 32 "
+        "sequences per micro batch and 2 micro batches per step:"
+    )
+    return "\n\n".join([table, legend, "\n".join(wrong)])
 
 
 # Families of published rows that ran out of memory and were added after the margin for the allocator was chosen.

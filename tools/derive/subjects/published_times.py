@@ -75,7 +75,9 @@ def planner_times() -> str:
         for name, members in sorted(sources.items())
     ]
     by_source_head = ["source", "strategies", "published times", error]
-    return f"{tabulate(head, rows)}\n\nThe same times by source:\n\n{tabulate(by_source_head, of_source)}"
+    return "\n\n".join(
+        [tabulate(head, rows), "The next table has the same times by source:", tabulate(by_source_head, of_source)]
+    )
 
 
 def planner_intervals() -> str:
@@ -85,7 +87,7 @@ def planner_intervals() -> str:
         "zero3": "ZeRO-3",
         "resident": "one process, DDP, ZeRO-0 to ZeRO-2",
         "usual": "any engine without offload, 16 bits, fused attention, not compiled",
-        "compiled": "the same with torch.compile",
+        "compiled": "one process, DDP, ZeRO-0 to ZeRO-2, with torch.compile",
         "offload": "offload",
     }
     machines = {
@@ -117,10 +119,10 @@ def left_out() -> str:
 
 
 LEFT_OUT = {  # why, by how published.yaml begins to say it
-    "small steps": "small steps: the GPU waits for the CPU to launch kernels, which the model hardly counts",
-    "the engine's timers": "the source printed DeepSpeed's own timers, which leave out loading data and more",
+    "small steps": "small steps: the GPU waits for the CPU to launch kernels, and the model hardly counts this time",
+    "the engine's timers": "the source used DeepSpeed's own timers, which leave out data loading and other work",
     "the source contradicts itself": "the source contradicts itself",
-    "uneven lengths": "sequences of different lengths: every rank waits for the one with the longest batch, and only "
+    "uneven lengths": "sequences of different lengths: every rank waits for the rank with the longest batch, and only "
     "the mean length is published",
 }
 

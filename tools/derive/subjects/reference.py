@@ -51,9 +51,12 @@ def decided(kind: str) -> str:
     for name, rule in allowed.rules(kind).items():
         groups.setdefault(rule, []).append(f"`{'--' * (kind == 'flags')}{name}`")
     rows = [
-        [("refused", "accepted")[rule.is_accepted], ", ".join(names), rule.reason] for rule, names in groups.items()
+        [("refused", "accepted")[rule.is_accepted], ", ".join(names), rule.reason[0].upper() + rule.reason[1:]]
+        for rule, names in groups.items()
     ]
-    explanation = "accepted: where the record shows its effect; refused: what it would do, and what to do instead"
+    explanation = (
+        "where the record shows its effect (if accepted), or what it would do and what to do instead (if refused)"
+    )
     return tabulate(["verdict", kind, explanation], sorted(rows, key=lambda r: r[0]))
 
 

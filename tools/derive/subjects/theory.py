@@ -30,7 +30,8 @@ def close(errors: list[float]) -> int:
 def close_peaks_and_worst(errors: list[memory_views.Error]) -> str:
     """Count the peaks that are predicted within 5 %, and name the run with the worst prediction."""
     worst = max(errors, key=lambda error: abs(error.error))
-    return f"{close([error.error for error in errors])} within 5 %; the worst {percent(worst.error)}, `{worst.run}`"
+    num_close = close([error.error for error in errors])
+    return f"{num_close} within 5 %; the worst error is {percent(worst.error)} (`{worst.run}`)"
 
 
 def inexact_states() -> list[memory_views.Error]:
@@ -42,18 +43,21 @@ def planner_accuracy() -> str:
     """Compare the planner's formulas with the committed runs."""
     sent = [cell for run in runs() if run.world_size > 1 and (cell := predicted.messages(run))]
     inexact = inexact_states()
-    states = [f"{len(runs()) - len(inexact)} within 0.001 %", *(f"{percent(e.error, 2)} `{e.run}`" for e in inexact)]
+    errors_text = ", ".join(f"{percent(each.error, 2)} (`{each.run}`)" for each in inexact)
+    states = f"{len(runs()) - len(inexact)} within 0.001 %; the other errors are {errors_text}"
     exactly_sent = [cell for cell in sent if cell.error <= EXACT]
     furthest = max(sent, key=lambda cell: cell.error)
     peaks = against_theory().peaks
     exact = [error for error in peaks if error.overcount <= NEARLY_EXACT]
     beyond = [error.beyond for error in peaks]
-    inside = f"{close(beyond)} within 5 % of the range; the worst is {percent(max(beyond, key=abs))} outside"
+    furthest_peak = percent(max(beyond, key=abs))
+    inside = f"{close(beyond)} within 5 % of the range; the worst prediction is {furthest_peak} outside the range"
     rows = [
-        ["model states", f"the sizes of the engines' own tensors: all {len(runs())} runs", ", ".join(states)],
-        ["bytes communicated per step", f"the recorded collectives: all {len(sent)} runs of several processes",
-         f"{len(exactly_sent)} within 0.001 %; the worst {percent(furthest.error)} `{furthest.record.run_id}`"],
-        ["peak of the tensors in a step", f"the measured peak: all {len(peaks)} runs that measured it",
+        ["model states", f"the sizes of the tensors that the engines hold, in all {len(runs())} runs", states],
+        ["bytes communicated per step", f"the recorded collectives, in all {len(sent)} runs of several processes",
+         f"{len(exactly_sent)} within 0.001 %; the worst error is {percent(furthest.error)} "
+         f"(`{furthest.record.run_id}`)"],
+        ["peak of the tensors in a step", f"the measured peak, in all {len(peaks)} runs that measured it",
          close_peaks_and_worst(peaks)],
         ["the same peak", f"the {len(exact)} of these runs whose measurement is at most {percent(NEARLY_EXACT, 0)} too "
          "large", close_peaks_and_worst(exact)],
