@@ -84,9 +84,10 @@ class Waiting(NamedTuple):
     def __str__(self) -> str:
         if not self.operation:
             return f"collective number {self.number:,}"
+        noun = "element" if self.elements == 1 else "elements"
         if not self.number:
-            return f"a call of {self.operation}" + (f" with {self.elements:,} elements" if self.elements else "")
-        size = "" if self.elements is None else f", a call of {self.operation} with {self.elements:,} elements"
+            return f"a call of {self.operation}" + (f" with {self.elements:,} {noun}" if self.elements else "")
+        size = "" if self.elements is None else f", a call of {self.operation} with {self.elements:,} {noun}"
         return f"collective number {self.number:,}{size or f' ({self.operation})'}"
 
 

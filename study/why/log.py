@@ -171,10 +171,7 @@ def mask(text: str) -> str:
 
 
 def parts(text: str) -> Iterator[tuple[int | None, str]]:
-    """Split a line at the prefixes of ranks. Several ranks may have written into one line at the same time.
-
-    Yields the rank and the text of each part.
-    """
+    """Yield each rank in a line with its text, because several ranks may have written into one line."""
     text = text[:LONGEST]
     if "\x1b" in text:
         text = _ANSI.sub("", text)

@@ -332,7 +332,7 @@ def _are_others_the_cause(message: OutOfMemory, total: int) -> bool:
 
 
 def _certainty_of_others(message: OutOfMemory, total: int) -> Certainty:
-    """Return how certain it is that other processes are the cause. This process may nearly fill the GPU itself."""
+    """Return how certain it is that other processes are the cause: less, if this process nearly fills the GPU."""
     if (message.reserved or 0) >= NEARLY_ALL * total:
         return "possible"
     return "certain" if message.processes and (message.others or 0) > 2 * message.tried else "likely"

@@ -58,7 +58,7 @@ class OutOfMemory:
         """Bytes of other processes on the GPU. None if the message does not state them.
 
         In a container, PyTorch does not know which of the listed processes it runs in. The process whose memory is
-        nearest to PyTorch's reserved memory is then taken as this one.
+        nearest to PyTorch's reserved memory is then treated as this process.
         """
         if self.reserved is None:
             return None
