@@ -1,4 +1,4 @@
-"""The answer of `zero-study why`: the first cause in a log, the others, and what is said if none is known."""
+"""Answer why a run failed: find the first cause in its log, further causes, and the most important lines."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ENDS = ("ChildFailedError", "CalledProcessError", "SignalException", "SystemExi
 
 @dataclass(frozen=True)
 class Answer:
-    """Why a run failed, as far as its log says."""
+    """The causes that a log shows, the first one first, and what was read from the log."""
 
     causes: tuple[Cause, ...]  # the first one is the answer
     lines: tuple[Line, ...]  # the first lines that matter
@@ -38,12 +38,14 @@ class Answer:
     steps: Steps
     setting: Setting
     remedies: tuple[dict[str, Any], ...] = ()  # of the planner, for memory of a GPU
-    faults: tuple[Fault, ...] = ()  # known ones of the releases that the log states, if the training runs wrong
+    faults: tuple[
+        Fault, ...
+    ] = ()  # known faults of the releases that the log states, if the training gives wrong results
     has_signs: bool = False  # of trouble, so that the log is not called sound
 
     @property
     def cause(self) -> Cause | None:
-        """The first cause. None if only consequences are known, and an unknown exception came before them."""
+        """The first cause. None if only consequences are known and an unknown exception came before them."""
         if not self.causes or (self.causes[0].is_consequence and self.first_failure is not None):
             return None
         return self.causes[0]
@@ -72,15 +74,20 @@ class Answer:
 
     @property
     def verdict(self) -> Verdict:
-        """Return the verdict: a cause, nothing wrong in the steps that are there, or unknown."""
-        unknown = [] if self.num_found or self.is_sound else [NotChecked("the cause", "no known sign of one", True)]
+        """Return the verdict: a cause was found, the logged steps show nothing wrong, or the cause is unknown."""
+        unknown = (
+            []
+            if self.num_found or self.is_sound
+            else [NotChecked("the cause", "the log has no known sign of one", True)]
+        )
         return Verdict.of(self.num_found, [Checked(self.log.num_lines, "line", "read")], unknown)
 
 
 def answer(paths: Iterable[Path], requested: Setting | None = None, recorded: Sequence[Cause] = ()) -> Answer:
-    """Return why a run failed, from its logs. Several files are the logs of several ranks, or parts of one.
+    """Return why a run failed, from one or more log files.
 
-    `recorded` are the causes that recordings show. Raises Refusal if a file cannot be read, or has no line.
+    Several files are the logs of several ranks, or consecutive parts of one log. `recorded` are the causes that
+    recordings of PyTorch show. Raises Refusal if a file cannot be read, or if the log is empty.
     """
     files = list(paths)
     log_content = _read(line for path in files for line in _lines(path))
@@ -91,13 +98,13 @@ def answer(paths: Iterable[Path], requested: Setting | None = None, recorded: Se
 
 
 def answer_lines(lines: Iterable[str], requested: Setting | None = None, recorded: Sequence[Cause] = ()) -> Answer:
-    """Return why a run failed, from the lines that it printed. Raises Refusal if there is none."""
+    """Return why a run failed, from the lines that it printed. Raises Refusal if there are no lines."""
     return _answer(_read(lines), requested, recorded)
 
 
 @dataclass
 class _Read:
-    """What the lines of a log say."""
+    """Everything that was read from the lines of a log."""
 
     log: Log
     steps: Steps
@@ -115,7 +122,7 @@ def _read(lines: Iterable[str]) -> _Read:
 
 
 def _add_imported(steps: Steps, path: Path) -> None:
-    """Add the steps of a log in a format that `zero-study import` reads, if it is one."""
+    """Add the steps of a log, if `zero-study import` can read its format."""
     try:
         _, drafts = formats.read(path)
     except Refusal:
@@ -130,7 +137,7 @@ def _add_imported(steps: Steps, path: Path) -> None:
 def _answer(log_content: _Read, requested: Setting | None, recorded: Sequence[Cause]) -> Answer:
     log, steps = log_content.log, log_content.steps
     if not log.num_lines and not recorded:
-        raise Refusal("The log is empty. Name the file that has what the run printed, or write it to standard input.")
+        raise Refusal("The log is empty. Name the file with the output of the run, or pipe the output to this command.")
     setting = log_content.stated.setting(requested or Setting())
     messages = memory.messages(log)
     if setting.gpu is None and messages:
@@ -182,9 +189,9 @@ def _first_unknown(log: Log, causes: Iterable[Cause]) -> Failure | None:
 
 
 def _of_end(log_content: _Read, setting: Setting, found: Sequence[Cause]) -> Iterator[Cause]:
-    """Yield what the end of a log says in which nothing failed.
+    """Yield causes from the last lines of a log without a failure.
 
-    A run that has trained does not hang at its start, and neither does one of which the log explains that it is slow.
+    A hang at the start is excluded if the log has training steps, or if it shows why the run is slow.
     """
     may_hang = not log_content.steps.num_steps and not any(cause.kind == "slow" for cause in found)
     for cause in known.causes_of_end(log_content.log, setting.features):
@@ -193,9 +200,9 @@ def _of_end(log_content: _Read, setting: Setting, found: Sequence[Cause]) -> Ite
 
 
 def _not_refuted(causes: Iterable[Cause], steps: Steps) -> Iterator[Cause]:
-    """Yield the causes without warnings that the logged numbers refute.
+    """Yield the causes, without warnings that the logged numbers disprove.
 
-    Where norms are logged, gradients arrive. Where all losses are above 0, most samples count for the loss.
+    Logged gradient norms show that gradients arrive. If all losses are above 0, most samples count for the loss.
     """
     losses = [row.loss for row in steps.rows if row.loss is not None]
     refuted = {
@@ -206,7 +213,7 @@ def _not_refuted(causes: Iterable[Cause], steps: Steps) -> Iterator[Cause]:
 
 
 def _faults(setting: Setting) -> Iterator[Fault]:
-    """Yield the known faults of the stated releases that make a training wrong, if the strategy may have them."""
+    """Yield known faults of the logged releases that give wrong results and can affect the strategy."""
     stage = {"zero1": 1, "zero2": 2, "zero3": 3}.get(setting.strategy or "")
     releases = dict(setting.versions)
     for change in known_faults():
@@ -225,7 +232,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _first_lines(log: Log) -> Iterator[Line]:
-    """Yield the lines that matter most if no cause is known: the first exception of each kind, or the first others."""
+    """Yield the lines to show if no cause is known: the first exception of each kind, or else the first kept lines."""
     seen: set[str] = set()
     for failure in log.failures:
         if failure.kind in _ENDS or failure.kind in seen or failure.is_handled:
@@ -239,7 +246,7 @@ def _first_lines(log: Log) -> Iterator[Line]:
 
 
 def content(answer: Answer) -> dict[str, Any]:
-    """Return the answer for JSON."""
+    """Return the answer as a dictionary that can be written as JSON."""
     return {
         **answer.verdict.content(),
         "cause": answer.cause.content() if answer.cause else None,
@@ -264,7 +271,7 @@ def content(answer: Answer) -> dict[str, Any]:
 
 
 def _failure(failure: Failure) -> dict[str, Any]:
-    """Return an exception for JSON."""
+    """Return an exception as a dictionary that can be written as JSON."""
     return {
         "line": failure.number,
         "rank": failure.rank,

@@ -1,4 +1,4 @@
-"""A cause of a failure: what happened, why, how sure that is, what to change, and how to check it."""
+"""Describe the cause of a failure: what happened, why, how certain this is, what to change, and how to check it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CERTAINTIES: tuple[Certainty, ...] = ("certain", "likely", "possible")
 
 @dataclass(frozen=True)
 class Cause:
-    """What may have made a run fail. Causes are compared by `rank_causes`."""
+    """A possible cause of a failure. `rank_causes` orders several causes."""
 
     id: str  # such as "memory/logits"
     kind: Kind
@@ -31,9 +31,9 @@ class Cause:
     is_consequence: bool = False  # something else in the log came first, if the log has it
     is_open: bool = False  # the log states what happened, and not why
     is_note: bool = False  # it explains what the log shows, and nothing is wrong
-    reason: Certainty | None = None  # of `because`, if it is less sure than that this is the cause
-    symptom: Certainty = "certain"  # of `happened`: nearly always, the log states it
-    strength: int = 0  # of causes that are equally certain, those with a higher number say more
+    reason: Certainty | None = None  # certainty of `because`, if it is lower than `certainty`
+    symptom: Certainty = "certain"  # certainty of `happened`, which the log nearly always states
+    strength: int = 0  # if two causes are equally certain, the one with the higher number comes first
 
     @property
     def line(self) -> int:
@@ -41,11 +41,11 @@ class Cause:
 
     @property
     def sureness(self) -> Certainty:
-        """How sure the reason is. It is never surer than what happened."""
+        """How certain the reason is. It is never more certain than what happened."""
         return max(self.certainty, self.reason or self.certainty, self.symptom, key=CERTAINTIES.index)
 
     def content(self) -> dict[str, Any]:
-        """Return the cause for JSON."""
+        """Return the cause as a dictionary that can be written as JSON."""
         return {
             "id": self.id, "kind": self.kind, "what_happened": self.happened, "why": self.because,
             "certainty": self.sureness, "certainty_of_what_happened": self.symptom,
@@ -59,10 +59,10 @@ class Cause:
 
 
 def rank_causes(causes: Iterable[Cause]) -> list[Cause]:
-    """Return causes, the first and surest one first.
+    """Return the causes in order, the most certain first, each of them once.
 
-    What follows from another failure, such as a time-out of the ranks that wait for a rank that ended, comes last.
-    Among causes that are equally sure, that of the earliest line comes first. A cause is listed once.
+    Consequences of another failure come last, such as the time-out of ranks that wait for a rank that ended. If two
+    causes are equally certain, the one with the earlier line comes first.
     """
     ranked = sorted(
         causes,

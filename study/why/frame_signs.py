@@ -1,4 +1,4 @@
-"""Signs in the frames of a traceback, as files of rules state them: patterns for `file:function`."""
+"""Recognize what a traceback shows by patterns for `file:function` of its frames, which YAML files list."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from study.why.log import Frame
 
 
 class FrameSigns(BaseModel):
-    """Patterns of which one is found in a frame, if the frames are of this kind."""
+    """Patterns for one kind of traceback. The kind is recognized if a frame matches one of them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -23,7 +23,7 @@ class FrameSigns(BaseModel):
     innermost: int = 0  # only so many frames are examined, from the innermost one; 0: all
 
     def fit(self, names: Sequence[str]) -> bool:
-        """Return whether one of the frames, as `names_of` writes them, shows these signs."""
+        """Return whether a pattern matches one of the frames, which are given as `names_of` writes them."""
         pattern = _compiled(self.frames)
         return any(pattern.search(name) for name in names[-self.innermost :])
 
@@ -42,5 +42,5 @@ def names_of(frames: Iterable[Frame]) -> list[str]:
 
 
 def read(file: Path, kind: type[Signs]) -> tuple[Signs, ...]:
-    """Return the signs of a file. Raises pydantic's ValidationError if the file is wrong."""
+    """Return the patterns in a file. Raises pydantic's ValidationError if the file is wrong."""
     return tuple(kind.model_validate(entry) for entry in yaml.safe_load(file.read_text(encoding="utf-8")))

@@ -28,6 +28,6 @@ def _of(failure: Failure, setting: Setting) -> Cause | None:
 
 
 def _with_lines(cause: Cause, failures: Sequence[Failure]) -> Cause:
-    """Return a cause with all lines that it explains, so that none of them counts as unknown."""
+    """Return the cause with the lines of all failures that it explains, so that none of them counts as unknown."""
     lines = {failure.number: Line(failure.number, failure.rank, failure.first_line) for failure in failures}
     return replace(cause, evidence=tuple(lines[number] for number in sorted(lines)))

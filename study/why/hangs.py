@@ -1,8 +1,8 @@
-"""Why ranks waited for each other: what the watchdogs of PyTorch say on each rank, and what its flight recorder wrote.
+"""Explain why ranks waited for each other, from the messages of PyTorch's watchdogs and from its flight recorder.
 
-NCCL's collectives have no time-out of their own. PyTorch's watchdog ends a process whose collective took too long, and
-says its number in the sequence, its kind and its size. If all ranks wait in the same collective, the network or a GPU
-stands still. If they wait in different ones, their programs took different ways.
+NCCL's collectives have no time-out. PyTorch's watchdog ends a process whose collective took too long, and prints the
+number of the collective in its sequence, its kind and its size. If all ranks wait in the same collective, the network
+or a GPU has failed. If they wait in different collectives, the ranks took different code paths.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _REDUCTIONS = ("ALLREDUCE", "REDUCE", "REDUCE_SCATTER", "REDUCE_SCATTER_BASE")
 
 
 class Waiting(NamedTuple):
-    """The collective in which a rank waited until its time was over."""
+    """The collective in which a rank waited until the time-out."""
 
     line: Line
     rank: int | None
@@ -78,21 +78,22 @@ class Waiting(NamedTuple):
 
     @property
     def call(self) -> tuple[int, str, int | None]:
-        """What must be the same on all ranks that wait in one collective: the number, the kind, and mostly the size."""
+        """The number, kind and, for most kinds, size of the call. They are equal on all ranks of one collective."""
         return self.number, self.operation, None if self.operation in _UNEVEN else self.elements
 
     def __str__(self) -> str:
         if not self.operation:
             return f"collective number {self.number:,}"
+        noun = "element" if self.elements == 1 else "elements"
         if not self.number:
-            return f"a call of {self.operation}" + (f" with {self.elements:,} elements" if self.elements else "")
-        size = "" if self.elements is None else f", a call of {self.operation} with {self.elements:,} elements"
+            return f"a call of {self.operation}" + (f" with {self.elements:,} {noun}" if self.elements else "")
+        size = "" if self.elements is None else f", a call of {self.operation} with {self.elements:,} {noun}"
         return f"collective number {self.number:,}{size or f' ({self.operation})'}"
 
 
 @dataclass(frozen=True)
 class _Picture:
-    """What all ranks together show."""
+    """The waiting, silent and failed ranks of a log."""
 
     waiting: tuple[Waiting, ...]
     ranks: tuple[int, ...]  # that waited
@@ -123,7 +124,7 @@ def waiting(log: Log) -> list[Waiting]:
 
 
 def _rank_of(line: Line, end: int, log: Log) -> int | None:
-    """Return the rank that a line of a watchdog names, or the line before it if the message is wrapped."""
+    """Return the rank in a watchdog's line, or in the line before it if the message is wrapped."""
     before = next((each.text for each in log.lines if each.number == line.number - 1), "")
     for text in (line.text[:end], before if "Watchdog" in before else ""):
         if own := _OWN_RANK.search(text):
@@ -132,7 +133,7 @@ def _rank_of(line: Line, end: int, log: Log) -> int | None:
 
 
 def _silent_ranks(log: Log) -> dict[int, Line]:
-    """Return the ranks that waited without saying in which call, with the line that says so."""
+    """Return the ranks whose messages do not name the call in which they waited, each with its line."""
     ranks: dict[int, Line] = {}
     for line, _ in log.search(_WAITED):
         own = _OWN_RANK.search(line.text)
@@ -143,7 +144,7 @@ def _silent_ranks(log: Log) -> dict[int, Line]:
 
 
 def _without_call(rank: int, line: Line) -> Waiting:
-    """Return in which collective a rank waited, by a line that does not say which call it was."""
+    """Return the collective in which a rank waited, from a line that contains at most its number."""
     number = _WAITED_IN.search(line.text) or _ENQUEUED.search(line.text)
     return Waiting(line, rank, int(number[1]) if number else 0, "", None, 0)
 
@@ -172,7 +173,7 @@ def causes(log: Log, steps: Steps, setting: Setting) -> list[Cause]:
 
 
 def _last_enqueued(log: Log) -> dict[int, int]:
-    """Return the number of the last collective that each rank had put into its queue, if its watchdog says it."""
+    """Return the number of the last collective that each rank had enqueued, for the ranks whose watchdog prints it."""
     numbers: dict[int, int] = {}
     for line, match in log.search(_ENQUEUED):
         own = _OWN_RANK.search(line.text)
@@ -183,7 +184,7 @@ def _last_enqueued(log: Log) -> dict[int, int]:
 
 
 def _stuck(log: Log, steps: Steps) -> Iterator[Cause]:
-    """Yield what is known if the watchdog itself did not get an answer."""
+    """Yield the cause if the log says that the watchdog itself was blocked."""
     line = next((line for line, _ in log.search(_WATCHDOG_STUCK)), None)
     if line is None:
         return
@@ -195,7 +196,7 @@ def _stuck(log: Log, steps: Steps) -> Iterator[Cause]:
 
 
 def _without_numbers(log: Log, steps: Steps) -> Iterator[Cause]:
-    """Yield what is known of a time-out whose message is not in the log, or that is not of NCCL."""
+    """Yield the causes of a time-out if the log lacks its message, or if it is not a time-out of NCCL."""
     line = next((line for line, _ in log.search(_STORE_TIMEOUT)), None) or next(
         (line for line, _ in log.search(_WATCHDOG_FRAME)), None
     )
@@ -204,7 +205,7 @@ def _without_numbers(log: Log, steps: Steps) -> Iterator[Cause]:
     rank = "A rank" if line.rank is None else f"Rank {line.rank}"
     limit = _MILLISECONDS.search(line.text)
     time = f" for {float(limit[1]) / 1000:,.0f} seconds" if limit else ""
-    happened = f"{rank} waited{time} for the others, until its time was over."
+    happened = f"{rank} waited{time} for the other ranks, until the time-out."
     if (bar := _preparation(steps)) is not None:
         yield _prepared(bar, happened, (line,))
         return
@@ -220,7 +221,7 @@ def _prepared(bar: Bar, happened: str, evidence: tuple[Line, ...]) -> Cause:
 
 
 def _alone(steps: Steps, line: Line, happened: str, evidence: tuple[Line, ...]) -> Iterator[Cause]:
-    """Yield the cause that some ranks evaluate, generate or save while others do not, if the log shows it."""
+    """Yield the cause that only some ranks evaluate, generate or save, if the log shows it."""
     before = [(each, text) for each, text in steps.activities if each.number <= line.number]
     bars = [
         (bar.line, bar.name) for name, bar in steps.bars.items() if name != "steps" and bar.line.number <= line.number
@@ -277,7 +278,7 @@ def _conclude(picture: _Picture, steps: Steps, log: Log, setting: Setting) -> It
 def _by_setting(
     picture: _Picture, first: Waiting, happened: str, evidence: tuple[Line, ...], steps: Steps, setting: Setting
 ) -> Iterator[Cause]:
-    """Yield the usual causes for what the log states of the model, the data and the place in the epoch."""
+    """Yield usual causes for the model, the data and the position in the epoch that the log states."""
     features = setting.features
     is_of_weights = (first.elements or 0) > FEW and first.operation in (*_GATHERS, *_REDUCTIONS)
     has_begun = bool(steps.num_steps) or first.number > START
@@ -290,7 +291,7 @@ def _by_setting(
         certainty: Certainty | None = "possible" if picture.absent else None
         yield conclude("hang/uneven-batches", evidence, certainty, happened=happened, where=where)
     elif has_begun and "stream" in features:
-        where = "The data are a stream, which has no length that the ranks could agree on."
+        where = "The data are a stream without a known length."
         yield conclude("hang/uneven-batches", evidence, happened=happened, where=where)
     if "reinforcement" in features and not picture.failures:
         yield conclude("hang/rollout", evidence, happened=happened)
@@ -308,7 +309,7 @@ def _end_of_epoch(steps: Steps) -> str:
 
 
 def _preparation(steps: Steps) -> Bar | None:
-    """Return the bar of data that is not at its end. None if there is none, or if training had begun."""
+    """Return the unfinished progress bar of data preparation. None without one, or if training had begun."""
     if steps.rows:
         return None
     bars = [bar for name, bar in steps.bars.items() if _DATA.search(name) and bar.done < bar.total]
@@ -337,10 +338,10 @@ def _different_calls(picture: _Picture, evidence: tuple[Line, ...], minutes: flo
 
 
 def _unlike(picture: _Picture) -> tuple[Waiting, Waiting] | None:
-    """Return two ranks that made unlike calls with the same number. None if there are none.
+    """Return two ranks that made different calls with the same number, or None.
 
-    This is where the programs of the ranks went apart. Ranks that wait in a later call came through this one: a rank
-    that sends need not wait for all others.
+    At this call, the ranks took different code paths. Ranks that wait in a later call have completed this one, because
+    a rank that only sends need not wait for all others.
     """
     for first, second in itertools.combinations(picture.waiting, 2):
         if first.number == second.number and first.call != second.call:
@@ -349,7 +350,7 @@ def _unlike(picture: _Picture) -> tuple[Waiting, Waiting] | None:
 
 
 def _behind(picture: _Picture) -> list[Waiting]:
-    """Return the ranks that came least far: by the last call that each put into its queue, if all say it."""
+    """Return the ranks that are behind, by the last call that each rank enqueued if all of them print it."""
     ranks = [wait.rank for wait in picture.waiting]
     queued = [picture.enqueued[rank] for rank in ranks if rank is not None and rank in picture.enqueued]
     places = queued if len(queued) == len(ranks) and len(set(queued)) > 1 else [wait.number for wait in picture.waiting]
@@ -357,16 +358,16 @@ def _behind(picture: _Picture) -> list[Waiting]:
 
 
 def _of_sizes(call: Waiting) -> str:
-    """Return a sentence that says what usually has another size on one rank, for a kind of call. Empty if unknown."""
+    """Return a sentence on what usually differs in size between ranks for this kind of call, or an empty text."""
     if call.operation == "BROADCAST":
         return (
-            " A broadcast in each step is usually that of DDP, which sends the buffers of the model to all ranks "
-            "before each forward pass: a buffer whose size depends on the sample has grown on some ranks only."
+            " A broadcast in each step usually comes from DDP, which sends the buffers of the model to all ranks "
+            "before each forward pass: only on some ranks, a buffer whose size depends on the sample has grown."
         )
     if call.operation in _REDUCTIONS and (call.elements or 0) > FEW:
         return (
-            " A reduction of this kind is of gradients: a part of the model took part on some ranks only, such as the "
-            "vision tower for a batch without images."
+            " A reduction of this kind reduces gradients: only some ranks used a part of the model, such as the vision "
+            "tower, which a batch without images does not use."
         )
     return ""
 
@@ -388,7 +389,7 @@ def _different_steps(steps: Steps, line: Line, happened: str, evidence: tuple[Li
 
 
 def _by_size(picture: _Picture, first: Waiting, happened: str, evidence: tuple[Line, ...], log: Log) -> Iterator[Cause]:
-    """Yield what the kind and size of the collective say of it."""
+    """Yield the cause that the kind and size of the collective suggest."""
     operation, elements = first.operation, first.elements
     absent = (
         f" The log has no time-out of {_list('rank', picture.absent)}."
@@ -435,7 +436,7 @@ def _list(noun: str, ranks: Sequence[int]) -> str:
 
 
 def causes_of_recordings(entries: Mapping[int, Sequence[Mapping[str, object]]]) -> list[Cause]:
-    """Return what the recordings of several ranks show: the first call that not all of them made alike.
+    """Return the cause that recordings of several ranks show: the first call that differs between ranks.
 
     `entries` has the list of calls of each rank, as PyTorch's flight recorder writes it.
     """

@@ -1,4 +1,4 @@
-"""The answer of `zero-study why --json`."""
+"""Make the answer of `zero-study why --json`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from study.why.answer import Answer
 
 
 def of(answer: Answer, file: str | None = None) -> envelope.Answer:
-    """Return the answer on a log. `file` is its file, if there is only one."""
+    """Return the answer with its findings. `file` is the log file, if there is only one."""
     return envelope.answer("why", answer.verdict, findings(answer, file), answers.content(answer))
 
 
 def findings(answer: Answer, file: str | None = None) -> Iterator[envelope.Finding]:
-    """Yield the causes, the first one as an error. If the first cause is not known, the others are notes."""
+    """Yield the causes as findings. The first cause is an error; if it is not known, all causes are notes."""
     for cause in answer.causes:
         severity: Severity = "error" if cause is answer.cause else "warning"
         if cause.is_note or answer.cause is None:
@@ -40,5 +40,5 @@ def id_of(cause: str) -> str:
 
 
 def ids() -> dict[str, str]:
-    """Return the ids of all causes that are known, with what they mean. Values of a log are left out."""
+    """Return the ids of all known causes with their meaning, without values from a log."""
     return {id_of(rule.id): re.sub(r"\{\w+\}", "...", rule.because) for rule in known.rules()}

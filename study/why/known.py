@@ -1,4 +1,4 @@
-"""The messages that are known: rules/*.yaml has them, each with its cause, the change and the check."""
+"""Match a log with the known messages in rules/*.yaml, which state their causes, changes and checks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FOLDER = Path(__file__).parent / "rules"
 MOST_EVIDENCE = 3  # lines of a rule that are shown
 _PLACE = re.compile(r"\{(\w+)\}")  # of a value in a sentence
 SHORTEST_WORD = 3  # letters of a text by which rules are chosen before their patterns are searched
-_ENDS = ("where", "code", "sizes")  # values of a traceback that are added to the value before them
+_ENDS = ("where", "code", "sizes")  # values of a traceback that are appended to the value before them
 _PLACES = re.compile(r"(?:\{\w+\})+")
 LONGEST_GROUP = 120  # characters of a text from the log that are quoted in a sentence
 LONGEST_MESSAGE = 240  # characters of the message of an exception that are quoted in a sentence
@@ -38,9 +38,9 @@ def compiled(pattern: str) -> re.Pattern[str]:
 
 @cache
 def words_of(pattern: str) -> tuple[str, ...]:
-    """Return texts of which one is in every text that a pattern matches, in lower case. Empty if there are none.
+    """Return words in lower case. Every text that the pattern matches contains at least one of them.
 
-    Searching for them is far faster than searching for the pattern.
+    Searching for words is far faster than searching for the pattern. The result is empty if no word is long enough.
     """
     try:
         parsed = re._parser.parse(pattern)  # type: ignore[attr-defined]
@@ -50,7 +50,7 @@ def words_of(pattern: str) -> tuple[str, ...]:
 
 
 def _words(parsed: Any) -> list[str] | None:
-    """Return the texts of which one is in every match, for a parsed pattern. None if no text is long enough."""
+    """Return the words for a parsed pattern, as `words_of` describes them. None if no word is long enough."""
     found: list[list[str]] = []
     literal = ""
     for operation, argument in [*parsed, (None, None)]:
@@ -75,10 +75,10 @@ def _words(parsed: Any) -> list[str] | None:
 
 
 class Rule(BaseModel):
-    """What is said of a cause: what happened, why, and what to change.
+    """The texts for one cause: what happened, why, what to change, and how to check it.
 
-    A rule with a pattern is a message that is known. Groups of the pattern with a name can be used in the sentences as
-    {name}. A rule without a pattern is a conclusion: a program finds it (`conclude`), and gives the values by name.
+    A rule with a pattern recognizes a message. Its sentences can contain named groups of the pattern as {name}. A rule
+    without a pattern is a conclusion: Python code draws it (`conclude`), and passes the values by name.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -149,7 +149,7 @@ class Rule(BaseModel):
         return self.cause(tuple(line for line, _ in matches[:MOST_EVIDENCE]), self._values(groups))
 
     def found_in(self, failure: Failure, traceback: Traceback, features: frozenset[Feature]) -> Cause | None:
-        """Return the cause if a rule for unknown exceptions fits an exception and its traceback, or None."""
+        """Return the cause if this rule for unknown exceptions matches an exception and its traceback, or None."""
         match = compiled(self.match or "").search(failure.text)
         if match is None or self._is_excluded(failure.text) or not self._has_frame(failure):
             return None
@@ -171,7 +171,7 @@ class Rule(BaseModel):
         return replace(cause, basis="the message and its traceback") if failure.frames else cause
 
     def _found_cut_off(self, log: Log) -> Cause | None:
-        """Return the cause if the functions of a traceback without its last line show it."""
+        """Return the cause if the functions of an incomplete traceback match `cut_off`, or None."""
         if self.cut_off is None or not log.open_frames:
             return None
         texts = [*map(str, log.open_frames[-CUT_OFF_FRAMES:]), *log.open_code]
@@ -182,18 +182,18 @@ class Rule(BaseModel):
             self.cause((line,), self._values({})),
             certainty="possible" if self.certainty == "possible" else "likely",
             symptom="likely",
-            basis="the last functions of a traceback whose last line is missing",
+            basis="the last functions of an incomplete traceback",
         )
 
     def _values(self, groups: Mapping[str, str]) -> dict[str, str | None]:
         return {name: groups.get(name) for name in compiled(self.match or "").groupindex}
 
     def cause(self, evidence: Sequence[Line], values: Mapping[str, str | None]) -> Cause:
-        """Return the cause with values in its sentences.
+        """Return the cause, with the values filled into its sentences.
 
-        Names side by side, such as {old}{new}, are values of which one is known. A value that is None is shown as a
-        question mark, or left out if it stands alone in brackets. Other braces stay as they are: changes have lines of
-        JSON and Python.
+        Of adjacent names such as {old}{new}, the first known value is used. An unknown value becomes a question mark,
+        or is removed if it is alone in parentheses. Other braces stay as they are, because changes contain JSON and
+        Python.
         """
 
         def filled(sentence: str) -> str:
@@ -227,7 +227,7 @@ class Rule(BaseModel):
         )
 
     def _matches(self, log: Log) -> Iterator[tuple[Line, re.Match[str]]]:
-        """Yield exceptions before lines: a traceback also quotes the code that raised, which has no values in it."""
+        """Yield matches in exceptions before those in lines, because quoted code in a traceback contains no values."""
         if self.match is None:
             return
         pattern = compiled(self.match)
@@ -257,7 +257,7 @@ class Rule(BaseModel):
 
 
 def _innermost(traceback: Traceback) -> Iterator[str]:
-    """Yield the innermost frames with their lines of code, without those of Python's own library."""
+    """Yield the innermost frames with their lines of code, without those of Python's standard library."""
     own = [frame for frame in traceback.frames if package_of(frame) != "python"] or list(traceback.frames)
     for frame in own[-INNERMOST:]:
         yield f"{frame.file}:{frame.function}: {frame.code}"
@@ -280,7 +280,7 @@ def conclude(
     strength: int | None = None,
     **values: str,
 ) -> Cause:
-    """Return a conclusion with values in its sentences, and another certainty or strength if these are given."""
+    """Return a conclusion with the values filled in. `certainty` and `strength` replace those of the rule."""
     cause = _conclusions()[id].cause(evidence, values)
     return replace(
         cause,
@@ -295,7 +295,7 @@ def _conclusions() -> dict[str, Rule]:
 
 
 def causes(log: Log, features: frozenset[Feature] = frozenset()) -> list[Cause]:
-    """Return the causes that known messages name. `features` are what the log states of the setting."""
+    """Return the causes of all known messages in a log. `features` are the features of the setting that it states."""
     texts = [failure.text for failure in log.failures] + [line.text for line in log.lines]
     whole = "\n".join(texts).lower()
     return [
@@ -307,7 +307,7 @@ def causes(log: Log, features: frozenset[Feature] = frozenset()) -> list[Cause]:
 
 
 def general_cause(failure: Failure, traceback: Traceback, features: frozenset[Feature] = frozenset()) -> Cause | None:
-    """Return what an exception that no other rule knows means, by its kind, its message and its traceback."""
+    """Return the cause of an exception that no other rule knows, from its kind, message and traceback, or None."""
     text = failure.text.lower()
     causes_of_rules = [
         cause
@@ -319,12 +319,12 @@ def general_cause(failure: Failure, traceback: Traceback, features: frozenset[Fe
 
 
 def causes_of_end(log: Log, features: frozenset[Feature] = frozenset()) -> list[Cause]:
-    """Return what the last lines of a log say, if nothing in it failed: the run may stand still there."""
+    """Return the causes that the last lines of a log without a failure suggest: the run may hang at this point."""
     return [cause for rule in rules() if rule.where == "end" if (cause := rule.found(log, features)) is not None]
 
 
 def _may_match(rule: Rule, whole: str) -> bool:
-    """Return whether a word that each match of a rule has is in the text."""
+    """Return whether the text contains one of the words that each match of the rule contains."""
     if rule.match is None:
         return False
     words = words_of(rule.match)

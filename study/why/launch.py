@@ -1,4 +1,4 @@
-"""What launchers say at the end of a run: exit codes and signals. Often they only say that there is a cause."""
+"""Explain the exit codes and signals that launchers print. Often they show only that a process failed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KNOWN = (signal.SIGHUP, signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SI
 
 
 def causes(log: Log) -> Iterator[Cause]:
-    """Yield what exit codes and signals say. Signal 9 has rules of its own."""
+    """Yield the causes for exit codes and signals. Signal 9 has separate rules."""
     lines: dict[int, Line] = {}
     for line, match in log.search(_EXIT):
         code = int(match[1])
@@ -34,7 +34,7 @@ def causes(log: Log) -> Iterator[Cause]:
 
 
 def _hidden_gpus(log: Log) -> Iterator[Cause]:
-    """Yield that more processes were started than GPUs are visible, if the log states which GPUs are."""
+    """Yield the cause that more processes were started than GPUs are visible, if the log states the visible GPUs."""
     raised = next(
         (
             Line(failure.number, failure.rank, failure.first_line)

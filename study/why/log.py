@@ -1,6 +1,6 @@
-"""Read what a failed run printed, in one pass and in constant memory: who said it, exceptions, and lines that matter.
+"""Read the output of a failed run in one pass and in constant memory: its ranks, exceptions and relevant lines.
 
-Launchers mark the lines of a rank in several ways, and the lines of ranks may be mixed, even within a line. Nothing in
+Launchers mark the lines of a rank in several ways, and the output of ranks may be mixed, even within a line. Nothing in
 a log is executed. Tokens and passwords in a log are masked, because users paste answers into public threads.
 """
 
@@ -101,7 +101,7 @@ _RAISES = ("Error", "Exception", "Interrupt", "Timeout", "Exit", "Failure", "Emp
 
 
 class Frame(NamedTuple):
-    """A line of a traceback."""
+    """A frame of a traceback, with its file, function and line of code."""
 
     file: str
     line: int
@@ -113,7 +113,7 @@ class Frame(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line of a log, without the marks of its rank and without control characters."""
+    """A line of a log, without the prefix of its rank and without control characters."""
 
     number: int
     rank: int | None  # None if the line does not say it
@@ -122,7 +122,7 @@ class Line(NamedTuple):
 
 @dataclass
 class Failure:
-    """An exception that a log shows."""
+    """An exception in a log, with its traceback and the lines before it."""
 
     number: int  # of its line
     rank: int | None
@@ -145,7 +145,7 @@ class Failure:
 
 @dataclass
 class Log:
-    """What was kept of a log."""
+    """The exceptions and relevant lines of a log."""
 
     num_lines: int = 0
     ranks: set[int] = field(default_factory=set)
@@ -171,7 +171,7 @@ def mask(text: str) -> str:
 
 
 def parts(text: str) -> Iterator[tuple[int | None, str]]:
-    """Yield the rank and the rest of each part of a line. A line has several parts if ranks wrote into it together."""
+    """Yield each rank in a line with its text, because several ranks may have written into one line."""
     text = text[:LONGEST]
     if "\x1b" in text:
         text = _ANSI.sub("", text)
@@ -201,27 +201,27 @@ def _plain(text: str) -> str:
 
 
 class Taker(Protocol):
-    """What also wants to see the lines of a log."""
+    """The interface of objects that also receive the lines of a log."""
 
     @property
     def wants_all(self) -> bool:
-        """Whether the next line is of interest whatever it is."""
+        """Whether the next line is needed, whatever it contains."""
         ...
 
     def concerns(self, text: str) -> bool:
-        """Return whether a line may say something. It must not depend on the digits of the line."""
+        """Return whether a line may be relevant. The result must not depend on the digits of the line."""
         ...
 
     def take(self, line: Line) -> None:
-        """Process a line that concerns this object."""
+        """Process a line for which `concerns` or `wants_all` is true."""
         ...
 
 
 class Reader:
-    """Takes the lines of a log one by one, and keeps what matters.
+    """Reads the lines of a log one by one, and keeps the relevant ones.
 
-    Most lines of a long log differ from earlier ones only in their digits. Whether such a line concerns anybody is
-    remembered by its shape, which is the line without its digits.
+    Most lines of a long log differ from earlier ones only in their digits. The reader therefore remembers for each line
+    without its digits whether it is relevant.
     """
 
     def __init__(self, others: Sequence[Taker] = ()) -> None:
@@ -235,7 +235,7 @@ class Reader:
         self._earlier: dict[int | None, tuple[Failure, bool]] = {}  # an exception that led to the next one
 
     def read(self, lines: Iterable[str]) -> Log:
-        """Read all lines, and return what was kept."""
+        """Read all lines, and return the log."""
         for text in lines:
             self.log.num_lines += 1
             for rank, part in parts(text.rstrip("\r\n")):
@@ -272,7 +272,7 @@ class Reader:
 
     @staticmethod
     def _concerns(text: str) -> bool:
-        """Return whether a line may be of a failure. It does not depend on digits."""
+        """Return whether a line may belong to a failure. The result does not depend on its digits."""
         lower = text.lower()
         return not text.strip() or any(word in lower for word in MATTERING) or any(word in text for word in _SIGNS)
 
@@ -285,7 +285,7 @@ class Reader:
         before.append(text)
 
     def _read(self, line: Line) -> None:
-        """Read a line that may be of a failure."""
+        """Read a line that may belong to a failure."""
         log, rank = self.log, line.rank
         if not line.text.strip():
             self._open.pop(rank, None)
@@ -347,7 +347,7 @@ class Reader:
         return _AFTER_FRAMES.match(text) if has_frames else None
 
     def _keep(self, line: Line) -> None:
-        """Keep a line that may matter. Of many, the first are kept: what comes first is the cause."""
+        """Keep a line that may be relevant. Of too many lines, keep the first ones, because the cause comes first."""
         if len(self.log.lines) < MOST_LINES:
             self.log.lines.append(line)
         else:
@@ -386,5 +386,5 @@ class Reader:
 
 
 def read(lines: Iterable[str]) -> Log:
-    """Return what matters in the lines of a log."""
+    """Return the exceptions and the relevant lines of a log."""
     return Reader().read(lines)

@@ -23,8 +23,8 @@ OUTSIDE, FAR_OUTSIDE = 4 * GIB, 8 * GIB  # bytes of a process outside of PyTorch
 SMALL = 0.5  # share of the allocated memory that model states take if activations are most of it
 NEARLY_ALL = 0.9  # share of a GPU with which a process nearly fills it by itself
 UNUSED = 0.1  # share of a GPU that is reserved and unallocated if fragmentation is named as the cause
-ALIKE = 0.01  # relative difference of sizes that are the same as printed
-LARGE = 0.2  # share of a GPU that one tensor has if its size is the question
+ALIKE = 0.01  # relative difference of printed sizes that count as equal
+LARGE = 0.2  # share of a GPU from which the size of a single tensor is explained
 LONG_SAMPLE = 8.0  # times the typical length
 WHOLE_MODEL = 3.0  # times the memory of a step
 NEAR = 30  # lines between what a program announces and a message
@@ -70,7 +70,7 @@ _BY_PHASE: dict[Phase | None, str] = {
 
 
 def messages(log: Log) -> list[OutOfMemory]:
-    """Return what a log says of memory of a GPU that ran out: in exceptions, and in lines that quote one."""
+    """Return the out-of-memory messages of a log, from exceptions and from lines that quote them."""
     found = [message for failure in log.failures if (message := memory_messages.read(failure)) is not None]
     known_lines = {message.failure.number for message in found}
     # Warnings and reports of other programs quote the message.
@@ -83,7 +83,7 @@ def messages(log: Log) -> list[OutOfMemory]:
 
 
 def causes(found: Sequence[OutOfMemory], steps: Steps, setting: Setting) -> list[Cause]:
-    """Return the causes of the out-of-memory messages of a log, without `too-large` if another cause is known."""
+    """Return the causes of out-of-memory messages. `memory/too-large` is left out if another cause is known."""
     causes_of_all = [cause for message in found[:MOST] for cause in _of(message, steps, setting)]
     known = [cause for cause in causes_of_all if cause.id != "memory/too-large"]
     return known or causes_of_all
@@ -102,17 +102,17 @@ _OFTEN_MEMORY: tuple[Phase | None, ...] = (
 
 
 def of_cut_off(log: Log) -> list[Cause]:
-    """Return likely causes of a traceback that is cut off before the line with its exception.
+    """Return likely causes for a traceback that ends before the line with its exception.
 
-    The list is empty if its frames do not suggest that memory ran out.
+    The list is empty if the frames do not suggest that memory ran out.
     """
     if not log.open_frames:
         return []
     if any(map(_ENGINE_START.search, frame_signs.names_of(log.open_frames[-3:]))):
         line = Line(log.num_lines, None, str(log.open_frames[-1]))
         happened = (
-            "The traceback ends where the inference engine reserves its memory at its start, without its last line, "
-            "which names the exception. There, it is most often that memory of the GPU runs out."
+            "The traceback ends where the inference engine reserves its memory at its start. The last line, which "
+            "names the exception, is missing. The usual exception at this point is that the GPU has too little memory."
         )
         return [
             replace(
@@ -124,11 +124,11 @@ def of_cut_off(log: Log) -> list[Cause]:
     if phase is None or phase not in _OFTEN_MEMORY:
         return []
     happened = (
-        f"The traceback ends {phases.place_of(phase)}, without its last line, which names the exception. There, it is "
-        "most often that memory of the GPU runs out."
+        f"The traceback ends {phases.place_of(phase)}. The last line, which names the exception, is missing. The usual "
+        "exception at this point is that the GPU has too little memory."
     )
     line = Line(log.num_lines, None, str(log.open_frames[-1]))
-    basis = "the last functions of a traceback whose last line is missing"
+    basis = "the last functions of an incomplete traceback"
     cause = conclude(
         _BY_PHASE[phase], (line,), "possible", happened=happened, tensor="", late="", short="", basis=basis
     )  # fmt: skip
@@ -155,7 +155,7 @@ def _of(message: OutOfMemory, steps: Steps, setting: Setting) -> Iterator[Cause]
 def _by_place(
     message: OutOfMemory, phase: Phase | None, happened: str, evidence: tuple[Line, ...], setting: Setting, steps: Steps
 ) -> Iterator[Cause]:
-    """Yield causes that certain functions of the traceback show, or what the log states of the setting."""
+    """Yield the causes that certain functions in the traceback show, or the setting that the log states."""
     frames = "\n".join(frame_signs.names_of(message.failure.frames))
     code = "\n".join(message.failure.before)
     features = setting.features
@@ -203,26 +203,26 @@ def _is_full(message: OutOfMemory) -> int:
 
 
 def _stated_states(setting: Setting) -> tuple[float, str] | None:
-    """Return the bytes of the model states on a GPU and what they are, if model and method are stated. None if not."""
+    """Return the bytes of model states per GPU with a description. None if the log lacks the model or the method."""
     shape = tensors.shape_of(setting.model)
     if shape is None:
         return None
     if {"adapter", "quantized"} & setting.features:
-        return BYTES_OF_WEIGHT * shape.num_params, "the frozen weights in 16 bits, beside small adapters"
+        return BYTES_OF_WEIGHT * shape.num_params, "the frozen weights in 16 bits; the adapters are small"
     ranks = setting.num_gpus or 1
     if setting.strategy in SHARDED and ranks > 1:
         size = BYTES_OF_STATES * shape.num_params / ranks
-        return size, f"weights, gradients and Adam states, divided by {ranks} GPUs"
+        return size, f"weights, gradients and Adam states, sharded over {ranks} GPUs"
     return None
 
 
 def _of_full(message: OutOfMemory, setting: Setting) -> str:
-    """Return sentences on what a GPU that is full of tensors excludes and points to. Empty if it is not full."""
+    """Return sentences on a GPU that is full of tensors of this process. Empty if it is not full."""
     full, shape = _is_full(message), tensors.shape_of(setting.model)
     if not full or "engine" in setting.features:
         return ""
     size = bytes_text(full)
-    text = f" {size} are tensors of this process, so that fragmentation and other processes explain little of it."
+    text = f" {size} are tensors of this process, so that fragmentation and other processes explain little."
     weights = BYTES_OF_WEIGHT * shape.num_params if shape is not None else full
     if weights < SMALL * full:
         text += (
@@ -233,7 +233,7 @@ def _of_full(message: OutOfMemory, setting: Setting) -> str:
 
 
 def _tokens(message: OutOfMemory, setting: Setting) -> str:
-    """Return a sentence that says how many tokens the allocation is for, if it has a row of logits for each token."""
+    """Return a sentence with the number of tokens whose logits the allocation would hold, or an empty text."""
     vocabulary = tensors.vocabulary_of(setting, message.failure.before)
     if vocabulary is None or message.tried < 1 << 26:
         return ""
@@ -266,23 +266,23 @@ def _happened(message: OutOfMemory, phase: Phase | None, steps: Steps) -> str:
     if message.free is not None and message.free < message.tried:
         text += f", of which {bytes_text(message.free)} {'was' if message.free else 'were'} free"
     if message.reserved is not None:
-        text += f"; PyTorch had allocated {bytes_text(message.allocated or 0)} there"
+        text += f"; PyTorch had allocated {bytes_text(message.allocated or 0)} on it"
         if message.unused:
             text += f" and reserved another {bytes_text(message.unused)}"
     total, rest = message.total or 0, message.others or 0
     if not message.processes and message.own is None and rest >= OTHERS * total > 0:
         text += (
-            f". Another {bytes_text(rest)} are neither free nor PyTorch's, and the message does not say whose "
-            "(libraries such as NCCL in this process, or other processes)"
+            f". A further {bytes_text(rest)} are not free and not used by PyTorch. The message does not say what uses "
+            "them (libraries such as NCCL in this process, or other processes)"
         )
     if (line := _same_size(message)) is not None:
-        text += f". A line before states the same size: {line!r}"
-    text += f". It happened {phases.place_of(phase)}" if phase else ". The log does not show in which phase"
+        text += f". An earlier line states the same size: {line!r}"
+    text += f". It happened {phases.place_of(phase)}" if phase else ". The log does not show the phase"
     return f"{text}, after {count(steps.num_steps, 'step')}." if steps.num_steps else f"{text}."
 
 
 def _same_size(message: OutOfMemory) -> str | None:
-    """Return a line before a message that states the size that could not be allocated. Programs write GB for GiB."""
+    """Return an earlier line that states the size of the failed allocation. Programs often write GB for GiB."""
     for text in message.failure.before:
         for number, unit in _STATED_SIZE.findall(text):
             size = float(number) * (GIB if unit.startswith("G") else 1 << 20)
@@ -294,7 +294,7 @@ def _same_size(message: OutOfMemory) -> str | None:
 def _by_numbers(
     message: OutOfMemory, happened: str, evidence: tuple[Line, ...], is_shared: bool = False
 ) -> Iterator[Cause]:
-    """Yield the causes that the numbers of the message alone show. An inference engine may share the GPU."""
+    """Yield the causes that the numbers of the message show. `is_shared`: an inference engine may use the same GPU."""
     total = message.total or 80 * GIB
     others, unused, outside = message.others, message.unused, message.outside
     if others is not None and _are_others_the_cause(message, total):
@@ -303,7 +303,7 @@ def _by_numbers(
         who = listed if message.processes else "Other processes, or libraries"
         basis = (
             "the numbers of the message" if message.processes
-            else "the memory of the GPU that PyTorch in this process does not have"
+            else "the memory of the GPU that PyTorch in this process does not use"
         )  # fmt: skip
         yield conclude(
             "memory/other-process-engine" if is_shared and message.processes else "memory/other-process",
@@ -321,10 +321,10 @@ def _by_numbers(
 
 
 def _are_others_the_cause(message: OutOfMemory, total: int) -> bool:
-    """Return whether the memory of other processes is what is missing.
+    """Return whether the allocation failed because of the memory of other processes.
 
-    Memory that a message does not explain may also be of libraries in this process. It is of others only if this
-    process would fit even with far more than libraries usually take.
+    Libraries in this process may also use memory that a message does not explain. Other processes are the cause only if
+    this process would fit even with far more memory for libraries than usual.
     """
     if message.others is None or message.others < max(OTHERS * total, message.tried - (message.free or 0), GIB // 2):
         return False
@@ -332,7 +332,7 @@ def _are_others_the_cause(message: OutOfMemory, total: int) -> bool:
 
 
 def _certainty_of_others(message: OutOfMemory, total: int) -> Certainty:
-    """Return how sure it is that other processes are the cause. A process that nearly fills the GPU may be it, too."""
+    """Return how certain it is that other processes are the cause: less, if this process nearly fills the GPU."""
     if (message.reserved or 0) >= NEARLY_ALL * total:
         return "possible"
     return "certain" if message.processes and (message.others or 0) > 2 * message.tried else "likely"
@@ -364,7 +364,7 @@ def _growth(message: OutOfMemory, happened: str, evidence: tuple[Line, ...], ste
 
 
 def _whole_model(message: OutOfMemory, happened: str, evidence: tuple[Line, ...], steps: Steps) -> Cause | None:
-    """Return the cause that far more is gathered than for a training step, if the log states what a step needs."""
+    """Return the cause that far more memory was gathered than a step uses, if the log states the memory of a step."""
     used = [row.memory for row in steps.rows if row.memory]
     if not used or message.allocated is None or message.allocated < WHOLE_MODEL * max(used) * GIB:
         return None
@@ -383,23 +383,23 @@ def _by_phase(
     tensor: tensors.Tensor | None,
     setting: Setting,
 ) -> Cause:
-    """Return the cause that the training as it is needs too much in its phase."""
+    """Return the cause that the training needs too much memory in the phase of the message."""
     missing = None if message.free is None else message.tried - message.free
-    short = f" At least {bytes_text(missing)} more are needed." if missing and missing > 0 else ""
+    short = f" At least {bytes_text(missing)} are missing." if missing and missing > 0 else ""
     late = ""
     if steps.num_steps >= LATE and phase in ("forward", "backward", "attention", "recomputation", "loss", None):
         late = (
-            f" {steps.num_steps:,} steps fitted before: this batch is larger than those (longer samples), or something "
-            "has grown since."
+            f" {steps.num_steps:,} earlier steps fitted: this batch is larger (longer samples), or memory use has "
+            "grown since then."
         )
     id = "memory/logits" if tensor is not None and tensor.kind == "logits" else _BY_PHASE[phase]
-    named = f" What could not be allocated has the size of {tensor.name}." if tensor is not None else ""
+    named = f" The failed allocation has the size of {tensor.name}." if tensor is not None else ""
     if not named and id == "memory/logits":
         named = _tokens(message, setting)
-    basis = "the functions of the traceback" if phase else "only the message: there is no traceback"
+    basis = "the functions of the traceback" if phase else "only the message, without a traceback"
     if phase and not message.failure.frames:
         basis = "the lines before the message"
     if tensor is not None and phase is None:
-        basis = "the size of what could not be allocated"
+        basis = "the size of the failed allocation"
     full = _of_full(message, setting) if id == "memory/too-large" else ""
     return conclude(id, evidence, happened=happened, tensor=named, late=late, short=short, full=full, basis=basis)

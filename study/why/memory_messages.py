@@ -1,4 +1,4 @@
-"""Read the messages with which PyTorch says that a GPU has no memory left, in all forms since 2.0."""
+"""Read PyTorch's messages that a GPU has no memory left, in all their forms since PyTorch 2.0."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CONTEXT = 700 << 20  # bytes of a CUDA context with the libraries that PyTorch l
 
 @dataclass(frozen=True)
 class OutOfMemory:
-    """What a message states, in bytes. None is not stated."""
+    """The numbers of an out-of-memory message, in bytes. None if the message does not state the number."""
 
     failure: Failure
     tried: int  # 0 if the numbers of the message are not in the log
@@ -55,10 +55,10 @@ class OutOfMemory:
 
     @property
     def others(self) -> int | None:
-        """Bytes of other processes on the GPU. None if nothing is said of them.
+        """Bytes of other processes on the GPU. None if the message does not state them.
 
-        In a container, PyTorch cannot tell which process is its own. The one whose memory is nearest to what PyTorch
-        reserved is taken as its own then.
+        In a container, PyTorch does not know which of the listed processes it runs in. The process whose memory is
+        nearest to PyTorch's reserved memory is then treated as this process.
         """
         if self.reserved is None:
             return None
@@ -75,7 +75,7 @@ class OutOfMemory:
 
     @property
     def outside(self) -> int | None:
-        """Bytes of this process that are not PyTorch's: the CUDA context, NCCL, and other libraries."""
+        """Bytes that this process uses outside PyTorch: for the CUDA context, NCCL, and other libraries."""
         own = self.own
         if own is None and len(self.processes) == 1:
             own = self.processes[0][1]
@@ -83,7 +83,7 @@ class OutOfMemory:
 
 
 def read(failure: Failure) -> OutOfMemory | None:
-    """Return what an exception says of memory. None if it is not about the memory of a GPU."""
+    """Return the numbers of an out-of-memory exception. None if it is not about the memory of a GPU."""
     text = " ".join(failure.text.split())
     tried = _TRIED.search(text)
     if tried is None:

@@ -1,4 +1,4 @@
-"""In which phase of a training an exception was raised, by the frames of its traceback. phases.yaml has the signs."""
+"""Determine in which phase of a training an exception was raised, from its traceback and phases.yaml."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _signs() -> tuple[_Signs, ...]:
 
 
 def phase_of(frames: Sequence[Frame], code: Sequence[str] = ()) -> Phase | None:
-    """Return the phase to which a traceback belongs. None if neither its frames nor its code say it."""
+    """Return the phase in which a traceback was raised. None if neither its frames nor its code show the phase."""
     names = frame_signs.names_of(frames)
     for signs in _signs():
         if signs.fit(names):
@@ -44,5 +44,5 @@ def phase_of(frames: Sequence[Frame], code: Sequence[str] = ()) -> Phase | None:
 
 
 def place_of(phase: Phase) -> str:
-    """Return how a sentence names a phase, such as "in the backward pass"."""
+    """Return the phase as words for a sentence, such as "in the backward pass"."""
     return next(signs.place for signs in _signs() if signs.phase == phase)

@@ -1,7 +1,7 @@
-"""Read a pickle that has plain data only: numbers, texts, lists and dictionaries. Everything else is refused.
+"""Read a pickle that contains only numbers, texts, lists and dictionaries, and refuse everything else.
 
-PyTorch's flight recorder and its memory snapshots are such pickles. A pickle can name any function to be called, so
-that an unknown one must not be loaded as usual.
+PyTorch's flight recorder and its memory snapshots are such pickles. A pickle can call any function while it is loaded,
+so that pickle.load would be dangerous for files of unknown origin.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Plain(pickle.Unpickler):
 
 
 def read(path: Path, what: str) -> Any:
-    """Return the content of a pickle. Raises Refusal if it is none, too large, or has more than plain data."""
+    """Return the content of a pickle. Raises Refusal if the file is no pickle, too large, or contains other data."""
     if path.is_file() and path.stat().st_size > LARGEST:
         raise Refusal(f"{path}: it has more than 1 GiB, too much for {what}. Record fewer entries.")
     content = read_whole(path)

@@ -1,4 +1,4 @@
-"""What the planner says of a run whose log was read: changes with which it fits, and whether its steps are slow."""
+"""Ask the planner about a logged run: with which changes it fits, and whether its steps are slower than predicted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from study.why.steps import Steps
 
 GIB = 1 << 30
 SAME_MEMORY = 0.35  # GiB by which the memory that a message states may differ from that of a GPU in the list
-AS_IT_IS = "the settings as they are, so that the run probably used others (zero-study prove TRAIN.py shows which)"
+AS_IT_IS = "these settings fit, so that the run probably used others (zero-study prove TRAIN.py shows which)"
 # The usual one of several GPUs with the same memory.
 _USUAL = (
     "t4",
@@ -62,7 +62,7 @@ def request_of(setting: Setting) -> tuple[str, Request] | None:
 
 
 def remedies(setting: Setting) -> tuple[dict[str, Any], ...]:
-    """Return the smallest changes with which the planner predicts that the training fits. Empty if it cannot say."""
+    """Return the smallest changes with which the training is predicted to fit. Empty without a prediction."""
     asked = request_of(setting)
     if asked is None:
         return ()
@@ -78,7 +78,7 @@ def remedies(setting: Setting) -> tuple[dict[str, Any], ...]:
 
 
 def _content(option: StrategyPrediction, options: str, kind: str, what: str) -> dict[str, Any]:
-    """Return a change with its prediction, as numbers and as a sentence."""
+    """Return a change and its prediction, as numbers and as a text."""
     needed, seconds = float(option.needed_bytes), float(option.seconds)
     return {
         "options": options,
@@ -91,7 +91,7 @@ def _content(option: StrategyPrediction, options: str, kind: str, what: str) -> 
 
 
 def slower_than_predicted(steps: Steps, setting: Setting) -> list[Cause]:
-    """Return the cause that steps take longer than the planner's interval. Empty if they do not, or it cannot say."""
+    """Return the cause that steps take longer than predicted. Empty if they do not, or without a prediction."""
     asked = request_of(setting)
     times = [row.seconds for row in steps.rows[3:] if row.seconds] or [seconds for _, seconds in steps.bar_times[3:]]
     if asked is None or setting.strategy is None or setting.micro_batch_size is None or len(times) < 3:

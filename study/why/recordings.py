@@ -1,4 +1,4 @@
-"""Read what PyTorch records: the flight recorder's calls, a memory snapshot, and the profiler's trace."""
+"""Read recordings of PyTorch: the calls of its flight recorder, a memory snapshot, or a trace of its profiler."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from study.why.known import conclude
 
 GIB = 1 << 30
 IDLE, EXPOSED, COPIED = 0.35, 0.25, 0.15  # shares of the time from which a cause is named
-PIECES = 0.15  # share of the reserved memory that is free in pieces if memory is called fragmented
+PIECES = 0.15  # share of the reserved memory that is free from which memory is called fragmented
 LARGEST_TRACE = 2 * GIB  # bytes
 _RANK = re.compile(r"(\d+)(?:\.\w+)*$")
 
 
 def flight_recordings(folder: Path) -> list[Cause]:
-    """Return what the flight recorder's files of a folder show, one file per rank. Raises Refusal if it has none."""
+    """Return the causes that the flight recorder's files of a folder show. Raises Refusal if the folder has none."""
     paths = sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else [folder]
     entries: dict[int, Sequence[Mapping[str, object]]] = {}
     for path in paths:
@@ -44,11 +44,13 @@ def flight_recordings(folder: Path) -> list[Cause]:
 
 
 def snapshot(path: Path) -> list[Cause]:
-    """Return what a memory snapshot shows. Raises Refusal if the file is none."""
+    """Return the causes that a memory snapshot shows. Raises Refusal if the file is not a memory snapshot."""
     content = plain_pickle.read(path, "a memory snapshot of PyTorch")
     segments = content.get("segments") if isinstance(content, dict) else None
     if not isinstance(segments, list) or not segments or not all(isinstance(each, dict) for each in segments):
-        raise Refusal(f"{path}: this is not a memory snapshot of PyTorch (torch.cuda.memory._dump_snapshot). Name one.")
+        raise Refusal(
+            f"{path}: this is not a memory snapshot of PyTorch (torch.cuda.memory._dump_snapshot). Name its file."
+        )
     reserved = sum(int(each.get("total_size", 0)) for each in segments)
     allocated = sum(int(each.get("allocated_size", 0)) for each in segments)
     free = [
@@ -89,7 +91,7 @@ def _place(frames: object) -> str:
 
 
 def trace(path: Path) -> list[Cause]:
-    """Return where the time of a trace of PyTorch's profiler goes. Raises Refusal if the file is none."""
+    """Return the causes that a trace of PyTorch's profiler shows. Raises Refusal if the file is not a trace."""
     events = _events(path)
     kernels = [each for each in events if each.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
     if len(kernels) < 10:
@@ -155,7 +157,7 @@ def _events(path: Path) -> list[dict[str, Any]]:
 
 
 def _union(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return spans of time without overlaps, in order."""
+    """Merge overlapping time spans, and return them in order."""
     merged: list[tuple[float, float]] = []
     for start, stop in sorted(spans):
         if merged and start <= merged[-1][1]:

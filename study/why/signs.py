@@ -1,6 +1,6 @@
-"""Signs of trouble that a log shows without an exception: long compilations, recompilation, slow ranks, slow data.
+"""Find signs of trouble without an exception: long compilations, recompilations, slow ranks, slow data preparation.
 
-A log that has one of them is never called sound.
+A log with such a sign is never called sound.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _Time(NamedTuple):
 
 @dataclass
 class Signs:
-    """Takes the lines of a log, and keeps signs of trouble."""
+    """Reads the lines of a log, and keeps signs of trouble."""
 
     compiled: list[_Time] = field(default_factory=list)
     recompiled: list[Line] = field(default_factory=list)
@@ -85,7 +85,7 @@ class Signs:
 
     @staticmethod
     def concerns(text: str) -> bool:
-        """Return whether a line may show a sign. It does not depend on digits."""
+        """Return whether a line may show a sign. The result does not depend on its digits."""
         if "traggler" in text or any(word in text for word in _OF_COMPILERS):
             return True
         if "peak" in text and "alloc" in text:
@@ -95,7 +95,7 @@ class Signs:
         return ("ank" in text and (" s" in text or "ms" in text or "s " in text)) or "slow" in text
 
     def take(self, line: Line) -> None:
-        """Take what a line shows."""
+        """Read the sign that a line shows."""
         text = line.text[:1000]
         may_be_compiled = any(word in text for word in _OF_COMPILERS)
         if may_be_compiled and (match := _COMPILED.search(text) or _CAPTURED.search(text)):
@@ -147,7 +147,7 @@ class Signs:
         )
 
     def causes(self, steps: Steps) -> Iterator[Cause]:
-        """Yield what the signs show."""
+        """Yield the causes that the signs show."""
         yield from self._compilation(steps)
         if len(self.recompiled) >= OFTEN:
             guard = max(set(self.guards), key=self.guards.count, default="")
@@ -172,7 +172,7 @@ class Signs:
         yield conclude(id, tuple(time.line for time in longest), what=labels, total=f"{total:,.3g}")
 
     def _peak(self) -> Iterator[Cause]:
-        """Yield a note that nearly all memory is of activations, if the log states what stays and the peak."""
+        """Yield a note that activations take most memory, if the log states the peak and the memory between steps."""
         line, stays, peak = max(self.peaks, key=lambda peak_of_line: peak_of_line[2], default=(None, 0.0, 0.0))
         if line is not None and peak > max(MANY_ACTIVATIONS * stays, LARGE_PEAK):
             yield conclude("memory/peak-of-activations", (line,), stays=f"{stays:.1f}", peak=f"{peak:.1f}")
@@ -203,7 +203,7 @@ class Signs:
 
 
 def _slow_data(steps: Steps) -> Iterator[Cause]:
-    """Yield that data are prepared far more slowly than a function on texts takes."""
+    """Yield the cause that data preparation is far slower than usual for texts."""
     for name, bar in steps.bars.items():
         is_of_samples = name != "steps" and re.search(r"(?i)map|filter|tokeni|process|convert|pack", name)
         if is_of_samples and bar.seconds >= SLOW_SAMPLE and bar.done >= FEW_SAMPLES and bar.seconds < float("inf"):

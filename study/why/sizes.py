@@ -1,4 +1,4 @@
-"""How the two sizes in a message about shapes are related, which often shows what was done to one of them."""
+"""Find how the two sizes in a message about shapes are related, which often shows why they differ."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LISTS = (
 
 
 def relation(text: str) -> str:
-    """Return a sentence on how the two sizes in a message are related, after a space. Empty if it shows nothing."""
+    """Return a space and a sentence on how the two sizes in a message are related, or an empty text."""
     if match := _MATRICES.search(text):
         rows, inner, expected, columns = map(int, match.groups())
         return _of_matrices(rows, inner, expected, columns)
@@ -41,34 +41,34 @@ def _numbers(text: str) -> list[int]:
 
 
 def _of_matrices(rows: int, inner: int, expected: int, columns: int) -> str:
-    """Compare the length of the input with the length that the weight expects."""
+    """Return a sentence on the length of an input and the length that the weight expects."""
     if expected == 1 and inner > 1 and (2 * columns) % inner == 0:
         outputs = 2 * columns // inner
         return (
-            f" A weight of 1x{columns:,} is {inner:,}x{outputs:,} packed in 4 bits: it must be used by its own layer, "
-            "and not directly."
+            f" A weight of 1x{columns:,} is {inner:,}x{outputs:,} packed in 4 bits: call its layer, "
+            "and do not use the weight directly."
         )
     if 0 in (rows, inner, expected, columns):
-        return " A size of 0 is what ZeRO-3 leaves of a parameter that is not gathered."
+        return " Under ZeRO-3, a parameter that is not gathered has a size of 0."
     return _times(inner, expected)
 
 
 def _of_sizes(first: int, second: int, dimension: str) -> str:
     small, large = sorted((first, second))
     if small == 0:
-        return " A size of 0 is what ZeRO-3 leaves of a parameter that is not gathered, or an empty batch."
+        return " Under ZeRO-3, a parameter that is not gathered has a size of 0. An empty batch also has a size of 0."
     if large - small == 1:
-        return " They differ by 1: one of the two was shifted by a token, or has a token more at its end."
+        return " They differ by 1: one of the two was shifted by a token, or has one more token at its end."
     if dimension == "0" and small >= FEWEST_TOKENS and large <= (1 + NEAR) * small:
         return (
-            f" They differ by {large - small:,}, as a vocabulary (or the share of it that one rank has) does before "
-            "and after tokens were added."
+            f" They differ by {large - small:,}, like the vocabulary (or the shard of it on one rank) before and "
+            "after tokens were added."
         )
     return _times(first, second)
 
 
 def _of_shapes(first: list[int], second: list[int]) -> str:
-    """Compare two shapes: a flat piece, an empty one, or the first size that differs."""
+    """Return a sentence on two shapes: a flattened shard, an empty tensor, or the first size that differs."""
     for one, other in ((first, second), (second, first)):
         if len(one) == 1 and len(other) > 1:
             return _flat(one[0], other)
@@ -82,13 +82,13 @@ def _of_shapes(first: list[int], second: list[int]) -> str:
 def _flat(length: int, shape: list[int]) -> str:
     total = math.prod(shape)
     if length == 0:
-        return " A length of 0 is what ZeRO-3 leaves of a parameter that is not gathered."
+        return " Under ZeRO-3, a parameter that is not gathered has a length of 0."
     if length == 1:
         return ""
-    share = f"about 1/{round(total / length):,} of them" if length < total else "all of them"
+    share = f"a ratio of about 1/{round(total / length):,}" if length < total else "the same number"
     return (
-        f" One has {length:,} numbers in a row and the other one {total:,} as a table ({share}): FSDP keeps parameters "
-        "in such flat pieces, one for each rank."
+        f" One shape is flat with {length:,} numbers, and the other has {total:,} numbers ({share}): FSDP keeps "
+        "parameters in such flat shards, one per rank."
     )
 
 

@@ -1,4 +1,4 @@
-"""Why steps take long: their times against a prediction, and the pattern of the times."""
+"""Explain why steps take long, from the pattern of their times and from the setting that the log states."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ FEW = 12  # steps of which nothing is concluded
 
 
 def causes(steps: Steps, setting: Setting) -> list[Cause]:
-    """Return what the times of the steps show."""
+    """Return the causes that the times of the steps show."""
     times = _times(steps)
     patterns = list(_patterns(times, steps)) if len(times) >= 3 else []
     return [*_other_work(steps), *_waiting(steps), *patterns, *(() if patterns else _stated(times, steps, setting))]
 
 
 def _stated(times: Sequence[tuple[float, float]], steps: Steps, setting: Setting) -> Iterator[Cause]:
-    """Yield a note on what the log states that usually makes long steps longer, the most likely first."""
+    """Yield a note on a logged setting that usually makes steps slow. The most likely one comes first."""
     usual = statistics.median(seconds for _, seconds in times) if times else 0.0
     if usual < NOTED:
         return
@@ -59,7 +59,7 @@ def _other_work(steps: Steps) -> Iterator[Cause]:
 
 
 def _waiting(steps: Steps) -> Iterator[Cause]:
-    """Yield that the steps wait for their data, if the log states both times."""
+    """Yield the cause that steps wait for data, if the log states both times."""
     waiting = steps.waiting
     if waiting is not None and waiting.count >= FEW_WAITS and waiting.share >= WAITING:
         yield conclude(
@@ -70,7 +70,7 @@ def _waiting(steps: Steps) -> Iterator[Cause]:
 
 
 def _times(steps: Steps) -> list[tuple[float, float]]:
-    """Return the steps and their seconds, from what rows state, or from the progress bar."""
+    """Return the steps and their seconds, from the logged rows or from the progress bar."""
     stated = [
         (row.step if row.step is not None else place, row.seconds)
         for place, row in enumerate(steps.rows)

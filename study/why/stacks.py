@@ -1,4 +1,4 @@
-"""What the stacks of a running process show, as `py-spy dump` prints them: a compiler that is active."""
+"""Find an active compiler in the stacks of a running process, as `py-spy dump` prints them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Thread:
 
 @dataclass
 class Stacks:
-    """Takes the lines of a log, and keeps the stacks of running processes."""
+    """Reads the lines of a log, and keeps the stacks of running processes."""
 
     threads: list[_Thread] = field(default_factory=list)
 
@@ -45,11 +45,11 @@ class Stacks:
 
     @staticmethod
     def concerns(text: str) -> bool:
-        """Return whether a line may be of a stack. It does not depend on digits."""
+        """Return whether a line may belong to a stack. The result does not depend on its digits."""
         return "Thread " in text or (".py:" in text and text.rstrip()[-1:] == ")" and text[:1].isspace())
 
     def take(self, line: Line) -> None:
-        """Take a line of a stack."""
+        """Read a line of a stack."""
         if header := _THREAD.match(line.text):
             if len(self.threads) < MOST:
                 self.threads.append(_Thread(line, header["state"] == "active"))
@@ -59,7 +59,7 @@ class Stacks:
                 frames.append(Frame(frame["file"], int(frame["line"]), frame["function"]))
 
     def causes(self) -> Iterator[Cause]:
-        """Yield that a compiler is active. If the log has several stacks, the last one counts."""
+        """Yield the cause that a compiler is active. If the log has several stacks, the last one counts."""
         active = [thread for thread in self.threads if thread.is_active and thread.frames]
         if not active:
             return
@@ -75,9 +75,9 @@ class Stacks:
 
 
 def compiled(frames: Sequence[Frame]) -> tuple[Frame, Frame | None] | None:
-    """Return the function that compiles and the one that called the compiler, for frames with the innermost first.
+    """Return the compiling function and its caller, from frames with the innermost first.
 
-    None if the innermost frames are not of a compiler. The caller is None if it is not among the frames.
+    None if the innermost frames do not belong to a compiler. The caller is None if the frames do not contain it.
     """
     inner = []
     for frame in frames:

@@ -1,7 +1,7 @@
-"""The steps that a log shows: losses, gradient norms, learning rates, loss scales, times and memory, by rank.
+"""Read the training steps in a log: losses, gradient norms, learning rates, loss scales, times and memory, by rank.
 
-The readers of `zero-study import` each know the whole format of one program. The logs of failed runs are mixed from
-several, so that here every line is read by itself.
+Each reader of `zero-study import` knows the whole format of one program. The logs of failed runs mix the output of
+several programs, so that this module reads every line independently.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ _IMPORTED = {
 
 
 class Row(NamedTuple):
-    """What a line says of a step. None is not said."""
+    """The values of a step in one line of a log. None if the line does not contain the value."""
 
     line: Line
     loss: float | None = None
@@ -180,7 +180,7 @@ class Lengths(NamedTuple):
 
 @dataclass
 class Constant:
-    """A number that was logged several times. It is a constant as long as `differs` is false."""
+    """A value that was logged several times. It is constant as long as `differs` is false."""
 
     line: Line
     value: float
@@ -190,7 +190,7 @@ class Constant:
 
 @dataclass
 class Waiting:
-    """How long the steps of a log waited for their data. The first steps, which start the workers, do not count."""
+    """The time for which steps waited for data. The first steps, which start the workers, are left out."""
 
     line: Line  # of the longest wait
     longest: float
@@ -205,7 +205,7 @@ class Waiting:
 
 @dataclass
 class Steps:
-    """All steps of a log."""
+    """Reads the lines of a log, and keeps its steps, progress bars and metrics."""
 
     by_rank: dict[int | None, Series] = field(default_factory=dict)
     bars: dict[str, Bar] = field(default_factory=dict)  # by what they count
@@ -229,19 +229,19 @@ class Steps:
 
     @property
     def wants_all(self) -> bool:
-        """Whether a dictionary has begun that is printed on several lines."""
+        """Whether the reader is inside a dictionary that is printed on several lines."""
         return bool(self._printed)
 
     @staticmethod
     def concerns(text: str) -> bool:
-        """Return whether a line may say something of a step. It does not depend on digits."""
+        """Return whether a line may contain values of a step. The result does not depend on its digits."""
         if any(word in text for word in _CONCERNING) or text.rstrip().endswith("{"):
             return True
         may_be_activity = "ing" in text or "aved" in text or "fit" in text
         return may_be_activity and _ACTIVITY.search(text[:LONGEST_ACTIVITY]) is not None
 
     def take(self, line: Line) -> None:
-        """Take what a line says of a step."""
+        """Read the values of a step from a line."""
         text = line.text
         joined = self._join(line)
         if joined is not None:
@@ -286,7 +286,7 @@ class Steps:
             self.constants[name] = Constant(line, value)
 
     def finish(self) -> None:
-        """Read the last lines of a long log. It is called once, after all lines were taken."""
+        """Read the last lines of a long log. Call this once, after all lines were passed to `take`."""
         for line in self._last_bars:
             self._take_bar(line)
         for line in self._last_lines:
@@ -295,7 +295,7 @@ class Steps:
         self._last_lines.clear()
 
     def _join(self, line: Line) -> Line | None:
-        """Return a dictionary that is printed over several lines as one line when it ends. None until then."""
+        """Join a dictionary that is printed on several lines. Return it as one line when it ends, and None before."""
         text = line.text.rstrip()
         if text.endswith("{") and len(text) < LONGEST_ACTIVITY:
             self._printed[line.rank] = [line._replace(text="{")]
@@ -308,7 +308,7 @@ class Steps:
         return None
 
     def add_series(self, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Add rows from the columns of an imported log. They have no lines."""
+        """Add rows from the columns of an imported log, which have no line numbers."""
         count = max(map(len, columns.values()), default=0)
         numbered = {own: columns.get(name, ()) for own, name in _IMPORTED.items()}
         series = self.by_rank.setdefault(None, Series())
@@ -319,26 +319,26 @@ class Steps:
 
     @property
     def rows(self) -> list[Row]:
-        """The rows of the rank that logged most."""
+        """The rows of the rank that logged the most steps."""
         series = max(self.by_rank.values(), key=lambda each: each.count, default=None)
         return [] if series is None else series.rows
 
     @property
     def num_steps(self) -> int:
-        """How many steps were trained at least, by rows and bars."""
+        """The least number of trained steps, from the logged rows and the progress bars."""
         bar = self.step_bar
         steps = [int(row.step) for row in self.rows if row.step is not None and math.isfinite(row.step)]
         return max(len(self.rows), int(bar.done) if bar else 0, max(steps, default=0), self.num_engine_steps)
 
     @property
     def usual_seconds(self) -> float | None:
-        """The seconds that a step usually takes, by rows or the progress bar. None if the log does not state them."""
+        """The usual seconds per step, from the logged rows or the progress bar. None if the log does not state them."""
         times = [row.seconds for row in self.rows if row.seconds] or [seconds for _, seconds in self.bar_times]
         return statistics.median(times) if times else None
 
     @property
     def step_bar(self) -> Bar | None:
-        """The bar of the training's steps."""
+        """The progress bar of the training steps, or None."""
         return self.bars.get("steps")
 
     def _take_bar(self, line: Line) -> None:
@@ -401,7 +401,7 @@ class Steps:
         self.by_rank.setdefault(line.rank, Series()).add(Row(line, **values, seconds=seconds), is_odd)
 
     def _take_waiting(self, line: Line, times: Mapping[str, float], step: float | None) -> None:
-        """Add the time for which a step waited for its data. Some programs state it beside the rest of the step."""
+        """Add the time for which a step waited for data. Some programs log it together with the rest of the step."""
         data, whole = times["data"], times.get("whole")
         if whole is None and "rest" not in times:
             return

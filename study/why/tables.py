@@ -1,6 +1,6 @@
-"""What tables of numbers in a log show: columns that become NaN or stand still, and rows that differ by a factor.
+"""Find signs in tables of numbers: columns that become NaN or stay constant, and rows that differ by a factor.
 
-People paste such tables from dashboards and scripts: cells between bars, or columns of numbers with a header.
+People paste such tables from dashboards and scripts, with cells between bars or with columns below a header.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Table:
 
 @dataclass
 class Tables:
-    """Takes the lines of a log, and keeps those that are rows of tables."""
+    """Reads the lines of a log, and keeps those that are rows of tables."""
 
     tables: list[_Table] = field(default_factory=list)
     _num_rows: int = 0
@@ -50,11 +50,11 @@ class Tables:
 
     @staticmethod
     def concerns(text: str) -> bool:
-        """Return whether a line may be a row of a table. It does not depend on digits."""
+        """Return whether a line may be a row of a table. The result does not depend on its digits."""
         return text.count("|") >= 1 and "%|" not in text and "://" not in text and len(text) < 500
 
     def take(self, line: Line) -> None:
-        """Take a row of a table."""
+        """Read a row of a table."""
         cells = [cell.strip(" *`") for cell in line.text.strip().strip("|").split("|")]
         if len(cells) < 2 or self._num_rows >= MOST_ROWS or not any(cells):
             return
@@ -71,14 +71,14 @@ class Tables:
             last.rows.append(cells)
 
     def causes(self) -> Iterator[Cause]:
-        """Yield what the tables show."""
+        """Yield the causes that the tables show."""
         for table in self.tables:
             yield from list(_of(table))[:1]
             yield from _releases(table)
 
 
 def _begins_another(cells: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
-    """Return whether a row is the header of another table: it has other cells, or words below numbers."""
+    """Return whether a row is the header of another table: it has another number of cells, or words below numbers."""
     if len(cells) != len(rows[0]):
         return True
     has_numbers = len(rows) > 1 and any(_value(cell) is not None for cell in rows[-1])
@@ -116,7 +116,7 @@ def _of(table: _Table) -> Iterator[Cause]:
 
 
 def _releases(table: _Table) -> Iterator[Cause]:
-    """Yield that a later release is slower in all rows of a table with a column of speeds for each of two releases."""
+    """Yield the cause that a later release is slower in all rows of a table with the speeds of two releases."""
     series = _series(table)
     named = [(column, release[1]) for column in series if (release := _RELEASE.search(column.name)) is not None]
     if len(named) != 2 or len({release for _, release in named}) != 2:
@@ -145,7 +145,7 @@ def _releases(table: _Table) -> Iterator[Cause]:
 
 
 def _stands_still(values: Sequence[float]) -> bool:
-    """Return whether the last numbers are all the same, with decimals, as gradients never are."""
+    """Return whether the last numbers are equal in all digits and have decimals, which gradients never do."""
     last = values[-FEW:]
     return bool(last[-1]) and len({f"{value:.9g}" for value in last}) == 1 and last[-1] != int(last[-1])
 

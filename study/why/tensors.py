@@ -1,6 +1,6 @@
-"""Which tensor an allocation of a size may be: logits, a weight, a layer, a bucket, or a buffer of all parameters.
+"""Identify the tensor of an allocation by its size: logits, a weight, a layer, a bucket, or all parameters.
 
-PyTorch's allocator rounds sizes up before it names them: to 2 MiB, to 20 MiB between 1 and 10 MiB, and to multiples of
+PyTorch's allocator rounds sizes up before it prints them: to 2 MiB, to 20 MiB between 1 and 10 MiB, and to multiples of
 2 MiB above (c10/cuda/CUDACachingAllocator.cpp, get_allocation_size). Messages print two decimals.
 """
 
@@ -38,7 +38,7 @@ class Tensor(NamedTuple):
 
 
 def rounded(num_bytes: float) -> int:
-    """Return the bytes that PyTorch's allocator asks for, for a tensor of this size."""
+    """Return the bytes that PyTorch's allocator requests for a tensor of this size."""
     if num_bytes <= MIB:
         return 2 * MIB
     if num_bytes < 10 * MIB:
@@ -47,7 +47,7 @@ def rounded(num_bytes: float) -> int:
 
 
 def identify(num_bytes: int, phase: Phase | None, setting: Setting) -> Tensor | None:
-    """Return the tensor that has the size of an allocation. None if no tensor or several kinds of tensors have it."""
+    """Return the tensor that has the size of an allocation. None if no kind of tensor, or more than one, has it."""
     tolerance = 0.006 * (GIB if num_bytes >= GIB else MIB)
     candidates = {
         tensor.kind: tensor
@@ -75,13 +75,13 @@ def _candidates(setting: Setting) -> Iterator[tuple[float, Tensor]]:
         block = shape.block_params
         yield size * block, Tensor("layer", f"all parameters of one layer in {type_name}")
         for ranks in {1, setting.num_gpus or 1}:
-            share = f" divided by {ranks} ranks" if ranks > 1 else ""
+            share = f", sharded over {ranks} ranks" if ranks > 1 else ""
             yield size * shape.num_params / ranks, Tensor("all parameters", f"all parameters in {type_name}{share}")
 
 
 @cache
 def shape_of(model: str | None) -> ModelShape | None:
-    """Return the shape of a model that the project knows without a network. None for others.
+    """Return the shape of a model if it is known without a download, or None.
 
     A log often names a folder, such as /data/Qwen2.5-7B-Instruct, instead of an id of the hub.
     """

@@ -15,7 +15,7 @@ from study.why.training import LARGE_NORM
 _SURE = {
     "certain": "The log states this cause",
     "likely": "This reason is likely",
-    "possible": "This reason is possible, and one of several usual ones",
+    "possible": "This is one of several possible reasons",
 }
 _HAPPENED = {
     "certain": "The log states what happened. ",
@@ -66,9 +66,9 @@ def _cause(cause: Cause) -> list[str]:
 
 
 def _sure(cause: Cause) -> str:
-    """Return how sure what happened and its reason are."""
+    """Return a sentence on how certain the description and the reason are."""
     if cause.is_open:
-        return f"{_HAPPENED[cause.symptom]}It does not state why."
+        return f"{_HAPPENED[cause.symptom]}The log does not state why."
     sure = _SURE["certain"] if cause.sureness == "certain" else _HAPPENED[cause.symptom] + _SURE[cause.sureness]
     return f"{sure} (from {cause.basis})."
 
@@ -95,13 +95,13 @@ def _unknown(answer: Answer) -> list[str]:
         if (bar := answer.stopped_at) is not None:
             start = f"No failure was found up to step {bar.done:,.0f} of {bar.total:,.0f}, where the log ends"
             end = (
-                " If the run ended or stands still there, the log does not say why: py-spy dump --pid PID shows where "
-                "each rank is."
+                " If the run ended or hangs at this step, the log does not say why: py-spy dump --pid PID shows what "
+                "each rank is doing."
             )
         return [
             terminal.wrap(
                 f"{start}. Its losses, gradient norms and times show none of the signs that this command knows."
-                f"{_large_norms(answer)} What it does not state was not checked.{end}{speed}"
+                f"{_large_norms(answer)} Values that the log does not contain were not checked.{end}{speed}"
             )
         ]
     lines = terminal.count(answer.log.num_lines, "line")
@@ -112,19 +112,19 @@ def _unknown(answer: Answer) -> list[str]:
     if not answer.log.failures and not answer.log.lines:
         return [
             terminal.wrap(
-                f"No sign of a failure was found in {lines}, and no step of a training that could be checked. If the "
-                "run failed, its message is elsewhere: give the standard error and the logs of all ranks, too."
+                f"In {lines}, no sign of a failure was found, and no training step that could be checked. If the run "
+                "failed, the message is in other output: pass the standard error and the logs of all ranks, too."
             )
         ]
     return [
         terminal.wrap(
-            f"The cause is not known: none of the {lines} has a sign that this command knows. These lines seem to "
-            "matter most:"
+            f"The cause is not known: none of the {lines} has a sign that this command knows. The most relevant lines "
+            "are probably:"
         ),
         *[_quoted(line) for line in answer.lines[:MOST_SHOWN]],
         "",
         terminal.wrap(
-            "If the run had several ranks, give the logs of all of them: the first failure may be in another one."
+            "If the run had several ranks, pass the logs of all of them: the first failure may be in another log."
         ),
     ]
 
@@ -134,11 +134,11 @@ def _large_norms(answer: Answer) -> str:
     norms = [row.norm for row in answer.steps.rows if row.norm is not None and math.isfinite(row.norm)]
     if not norms or (middle := statistics.median(norms)) <= LARGE_NORM:
         return ""
-    return f" The gradient norms are large ({middle:,.4g} in the middle), which may be usual for this model or not."
+    return f" The gradient norms are large (median {middle:,.4g}), which is usual for some models."
 
 
 def _note(answer: Answer, cause: Cause) -> list[str]:
-    """Return what is said of a log without a failure that explains something."""
+    """Return the lines for a log without a known failure that has a note."""
     has_failure = answer.first_failure is not None or bool(answer.log.open_frames)
     is_described = answer.is_sound or has_failure
     start = _unknown(answer) if is_described else [terminal.wrap("No failure was found in this log.")]
@@ -148,22 +148,22 @@ def _note(answer: Answer, cause: Cause) -> list[str]:
 
 
 def _cut_off(answer: Answer) -> list[str]:
-    """Return what is said of a traceback whose last line is not in the log."""
+    """Return the lines for a traceback whose last line is not in the log."""
     frames = [terminal.wrap(f"  {frame}", "  ", "    ") for frame in answer.log.open_frames[-3:]]
     return [
         terminal.wrap(
-            "The cause is not known: the log has a traceback without its last line, which names the exception. Its "
-            "last functions are:"
+            "The cause is not known: the log has a traceback without its last line, which names the exception. The "
+            "last functions in it are:"
         ),
         *frames,
         *[_quoted(line) for line in answer.lines[:MOST_SHOWN]],
         "",
-        terminal.wrap("Give the log to its end, or the logs of all ranks."),
+        terminal.wrap("Pass the complete log, or the logs of all ranks."),
     ]
 
 
 def _unknown_failure(answer: Answer, failure: Failure) -> list[str]:
-    """Return what is said of an exception that is not known."""
+    """Return the lines for an exception whose cause is not known."""
     who = "A process" if failure.rank is None else f"Rank {failure.rank}"
     own = next((frame for frame in reversed(failure.frames) if "site-packages" not in frame.file), None)
     where = "" if own is None else f", in {own.function} ({own.file}, line {own.line})"
@@ -178,8 +178,8 @@ def _unknown_failure(answer: Answer, failure: Failure) -> list[str]:
         _quoted(Line(failure.number, failure.rank, failure.first_line)),
         "",
         terminal.wrap(
-            "This exception is not in the list of known messages, so that its cause is not known. Begin with it: later "
-            "errors are usually consequences of it."
+            "This exception is not in the list of known messages, so that its cause is not known. Solve it first: "
+            "later errors are usually its consequences."
         ),
     ]
     if answer.causes:
@@ -189,17 +189,17 @@ def _unknown_failure(answer: Answer, failure: Failure) -> list[str]:
 
 
 def _remedies(answer: Answer) -> list[str]:
-    lines = ["Predicted to fit, by zero-study advise:"]
+    lines = ["Predicted to fit (by zero-study advise):"]
     for remedy in answer.remedies:
         lines.append(terminal.wrap(f"* {remedy['text']}", "  ", "    "))
     return lines
 
 
 def _faults(answer: Answer) -> list[str]:
-    """Return the known faults of the releases that the log states."""
+    """Return the lines about known faults of the releases in the log."""
     if not answer.faults:
         return []
-    lines = ["", terminal.wrap("The releases that the log states have known faults that make a training wrong:")]
+    lines = ["", terminal.wrap("The package releases in the log have known faults that make training results wrong:")]
     for fault in answer.faults[:MOST_OTHERS]:
         until = f" Fixed in {fault.package} {fault.fixed}." if fault.fixed else ""
         lines.append(terminal.wrap(f"* {fault.package}: {fault.summary or fault.what}{until}", "  ", "    "))

@@ -1,4 +1,4 @@
-"""What the frames of a traceback say: what the program was doing, who called which library, and what it executed."""
+"""Read a traceback: what the program was doing, which code called which library, and which line raised."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _signs() -> tuple[_Signs, ...]:
 
 
 def package_of(frame: Frame) -> str:
-    """Return the package of a frame, "python" for Python's own library, and "" for the user's program."""
+    """Return the package of a frame, "python" for Python's standard library, and "" for the user's program."""
     path = frame.file.replace("\\", "/")
     if match := _PACKAGE.search(path):
         return match[1]
@@ -57,7 +57,7 @@ def package_of(frame: Frame) -> str:
 
 @dataclass(frozen=True)
 class Traceback:
-    """What a traceback says beside its last line."""
+    """What the frames of a traceback show, without its last line."""
 
     frames: tuple[Frame, ...]
     task: str  # of tasks.yaml, or a phase of phases.yaml; "" if the frames do not say it
@@ -65,7 +65,7 @@ class Traceback:
 
     @property
     def inner(self) -> Frame | None:
-        """The innermost frame that is not of Python's own library and does more than to pass a call on."""
+        """The innermost frame outside Python's standard library that does more than pass a call on."""
         own = [frame for frame in self.frames if package_of(frame) != "python"]
         telling = [frame for frame in own if not _PASSES.match(frame.function)]
         candidates = telling or own or list(self.frames)
@@ -83,7 +83,7 @@ class Traceback:
 
     @property
     def packages(self) -> list[str]:
-        """The packages from the innermost frame outward, each once. "" is the user's program."""
+        """The packages of the frames, the innermost first and each once. "" stands for the user's program."""
         names = [package_of(frame) for frame in reversed(self.frames) if not _PASSES.match(frame.function)]
         return list(dict.fromkeys(name for name in names if name != "python"))
 
@@ -94,7 +94,7 @@ class Traceback:
 
     @property
     def values(self) -> dict[str, str]:
-        """Texts for the sentences of rules. They are empty if the traceback does not say them."""
+        """Values for the sentences of rules. A value is empty if the traceback does not show it."""
         inner, user, packages = self.inner, self.user, self.packages
         code = (inner.code if inner else "") or self.raised
         library = next((name for name in packages if name), "")
@@ -118,12 +118,12 @@ def _place(frame: Frame) -> str:
 
 
 def of(failure: Failure) -> Traceback:
-    """Return what the traceback of an exception says."""
+    """Return the traceback of an exception in an evaluated form."""
     return read(failure.frames, failure.before)
 
 
 def read(frames: Sequence[Frame], code: Sequence[str] = ()) -> Traceback:
-    """Return what frames say, and the lines of code before the exception if there are no frames."""
+    """Evaluate the frames of a traceback, or the lines of code before the exception if there are no frames."""
     names = frame_signs.names_of(frames)
     for signs in _signs():
         if signs.fit(names):

@@ -1,4 +1,4 @@
-"""What the steps of a training say is wrong with it: losses, gradient norms, learning rates and loss scales."""
+"""Find out what is wrong with a training from its losses, gradient norms, learning rates and loss scales."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _KL = re.compile(r"""["']?(?<![\w/])kl["']?\s*[:=]\s*["']?([\d.]+(?:e-?\d+)?)"""
 
 
 def causes(steps: Steps, setting: Setting) -> list[Cause]:
-    """Return what is wrong with the steps of a log."""
+    """Return the causes that the logged steps show."""
     rows = steps.rows
     found = [*_not_finite(rows, setting), *_zero(rows), *_scale(steps), *_ranks(steps)]
     if len(rows) > FEW_ROWS:
@@ -80,14 +80,14 @@ def _with(rows: Sequence[Row], name: str) -> list[tuple[Row, float]]:
 
 
 def _step(row: Row, rows: Sequence[Row]) -> str:
-    """Return the place of a row, such as "step 12" or "logged step 3"."""
+    """Return the name of a row's step, such as "step 12" or "logged step 3"."""
     if row.step is not None:
         return f"step {row.step:,.0f}"
     return f"logged step {rows.index(row) + 1:,}"
 
 
 def _not_finite(rows: Sequence[Row], setting: Setting) -> Iterator[Cause]:
-    """Yield the cause that a loss or a gradient norm is NaN or infinite, or is 0 because NaN was filtered out.
+    """Yield the cause that a loss or a gradient norm is NaN or infinite, or is 0 because NaN was replaced.
 
     Trainer logs a loss of 0.0 in place of NaN (logging_nan_inf_filter).
     """
@@ -118,7 +118,7 @@ def _not_finite(rows: Sequence[Row], setting: Setting) -> Iterator[Cause]:
         yield conclude(
             id, (first.line,) if spoiled is None else (first.line, spoiled.line), norm=str(first.norm), where=where,
             after=after, loss=f"{first.loss:.4g}", then=_then(later, spoiled),
-            rate=" The learning rate is 0 in this step, so that it is not the reason." if first.rate == 0.0 else "",
+            rate=" The learning rate is 0 in this step, so it is not the reason." if first.rate == 0.0 else "",
         )  # fmt: skip
     elif sound:
         loss = f"{sound[-1].loss:.4g}"
@@ -131,28 +131,28 @@ def _not_finite(rows: Sequence[Row], setting: Setting) -> Iterator[Cause]:
 
 
 def _then(later: Sequence[Row], spoiled: Row | None) -> str:
-    """Return a sentence that says what the losses after a gradient of NaN show of the weights. Empty for no losses."""
+    """Return a sentence on whether the losses after a gradient of NaN are NaN, too. Empty if no losses follow."""
     if spoiled is not None:
         shown = " (Trainer prints 0.0 instead of NaN)" if spoiled.loss == 0.0 else ""
         return f" Later losses are {spoiled.loss:g}{shown}, so that the NaN is in the weights, too."
     if later:
-        return " Later losses are finite, so that no NaN has come into the weights."
+        return " Later losses are finite, so that the weights contain no NaN."
     return ""
 
 
 def _parts_of_loss(line: Line) -> str:
-    """Return a sentence that says which parts of a loss are not finite. Empty if the line has none that differ."""
+    """Return a sentence that names the terms of a loss that are not finite. Empty if all or none of them are finite."""
     values = {name: float(value) for name, value in _PART.findall(line.text)}
     bad = [name for name, value in values.items() if not math.isfinite(value)]
     if not bad or len(bad) == len(values):
         return ""
     more = f" and {len(bad) - MOST_PARTS} more" if len(bad) > MOST_PARTS else ""
     names = ", ".join(bad[:MOST_PARTS])
-    return f" Of {len(values)} parts of the loss in that line, {len(bad)} are not finite: {names}{more}."
+    return f" Of {len(values)} parts of the loss in this line, {len(bad)} are not finite: {names}{more}."
 
 
 def _by_setting(first: Row, where: str, sound: Sequence[Row], setting: Setting) -> Cause | None:
-    """Return what usually makes NaN for what the log states of the model and its types. None if nothing is known."""
+    """Return the usual cause of NaN for the logged model and data types. None if no cause is known."""
     model = (setting.model or "").lower()
     if ("gemma-2" in model or "gemma2" in model) and not sound:
         return conclude("wrong/nan-softcap", (first.line,), where=where)
@@ -162,7 +162,7 @@ def _by_setting(first: Row, where: str, sound: Sequence[Row], setting: Setting) 
 
 
 def _is_skipped(rows: Sequence[Row]) -> bool:
-    """Return whether the norms that are not finite are of steps that a loss scale of fp16 skipped, which is usual."""
+    """Return whether norms are only infinite or NaN in steps that the fp16 loss scale skipped, which is usual."""
     norms = [value for _, value in _with(rows, "norm")]
     return sum(map(math.isfinite, norms)) > len(norms) // 2
 
@@ -187,7 +187,7 @@ def _zero(rows: Sequence[Row]) -> Iterator[Cause]:
 def _of_policy(losses: Sequence[tuple[Row, float]]) -> Cause | None:
     """Return a note on losses near 0 in a training with rewards, if gradients and rewards show that it learns.
 
-    Losses of a policy are near 0 by construction, so that a user may take them for a fault.
+    A policy loss is near 0 by construction, which a user may take for an error.
     """
     rows = [(row, value) for row, value in losses if "reward" in row.line.text]
     near = [row for row, value in rows if abs(value) <= NEAR_ZERO]
@@ -270,7 +270,7 @@ def _norm(rows: Sequence[Row], setting: Setting) -> Iterator[Cause]:
 
 
 def _vocabulary_of_guess(losses: Sequence[float], setting: Setting) -> int | None:
-    """Return the vocabulary whose logarithm all losses are, as for an output that is uniform. None if there is none."""
+    """Return the vocabulary size whose logarithm all losses equal, as for a uniform output. None if none fits."""
     shape = shape_of(setting.model)
     stated = shape.vocabulary if shape is not None and shape.vocabulary else setting.vocabulary
     for vocabulary in VOCABULARIES if stated is None else (stated,):
@@ -280,7 +280,7 @@ def _vocabulary_of_guess(losses: Sequence[float], setting: Setting) -> int | Non
 
 
 def _constants(steps: Steps) -> Iterator[Cause]:
-    """Yield that a norm or a ratio, of whatever kind, is the same in all steps. Whole numbers may be a setting."""
+    """Yield the cause that a norm or a ratio is equal in all steps. Integers are left out, as they may be settings."""
     for name, constant in steps.constants.items():
         is_constant = constant.count >= SEVERAL and not constant.differs and math.isfinite(constant.value)
         if is_constant and constant.value != int(constant.value):
@@ -311,7 +311,7 @@ def _rate(rows: Sequence[Row], steps: Steps) -> Iterator[Cause]:
 
 
 def _first_after(rates: Sequence[tuple[Row, float]], last: Row) -> float | None:
-    """Return the step of the row after a row."""
+    """Return the step of the next row."""
     rows = [row for row, _ in rates]
     place = rows.index(last) + 1
     return rows[place].step if place < len(rows) else None
@@ -348,7 +348,7 @@ def _loss(rows: Sequence[Row], setting: Setting) -> Iterator[Cause]:
 
 
 def _first_losses(rows: Sequence[Row], setting: Setting) -> Iterator[Cause]:
-    """Yield the cause that a language model's first losses are far above that of a guess."""
+    """Yield the cause that the first losses of a language model are far above the loss of a random guess."""
     losses = [value for _, value in _with(rows[:5], "loss") if math.isfinite(value)]
     shape = shape_of(setting.model)
     if not losses:
@@ -371,7 +371,7 @@ def _first_losses(rows: Sequence[Row], setting: Setting) -> Iterator[Cause]:
 
 
 def _jump(rows: Sequence[Row], setting: Setting) -> Iterator[Cause]:
-    """Yield the cause that the loss jumped where a training was resumed."""
+    """Yield the cause that the loss jumped when the training was resumed."""
     steps = [row for row in rows if row.loss is not None and math.isfinite(row.loss)]
     if not setting.is_resumed or len(steps) < 2:
         return
@@ -411,7 +411,7 @@ def _ranks(steps: Steps) -> Iterator[Cause]:
 
 
 def _epoch(steps: Steps, setting: Setting) -> Iterator[Cause]:
-    """Yield the cause that the number of steps is not that of the examples and the batch."""
+    """Yield the cause that the number of steps does not fit the number of examples and the batch size."""
     batch = (setting.micro_batch_size or 0) * (setting.num_gpus or 0) * (setting.gradient_accumulation_steps or 1)
     bar = steps.step_bar
     total = setting.total_steps or (int(bar.total) if bar is not None else None)

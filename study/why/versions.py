@@ -1,4 +1,4 @@
-"""What an exception inside of installed packages says of their releases, if its message is not known."""
+"""Recognize releases of packages that do not fit each other, from an exception whose message is not known."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PACKAGE = re.compile(r"(?:site|dist)-packages/([A-Za-z_]\w*)")
 
 
 def of(failure: Failure) -> Iterator[Cause]:
-    """Yield that two installed packages do not fit each other, if an exception says so."""
+    """Yield the cause that two installed packages do not fit each other, if an exception suggests it."""
     if failure.kind in _KINDS and _OF_INTERFACE.search(failure.text) and "NoneType" not in failure.text:
         packages = _packages(failure.frames)
         if packages:
