@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def duration(hours: float) -> str:
-    """Return a time in the unit in which one would say it."""
+    """Return a time in words, in the unit in which one would say it, such as hours or days."""
     if hours < 2:
         return f"{terminal.significant(60 * hours, 2)} minutes"
     if hours < 72:
@@ -23,7 +23,7 @@ def duration(hours: float) -> str:
 
 
 def short_duration(hours: float) -> str:
-    """Return a time with the symbol of its unit, as a table has it."""
+    """Return a time with the symbol of its unit, as tables show it."""
     number, unit = duration(hours).split()
     return f"{number} { ({'minutes': 'min'}.get(unit) or unit[0]) }"
 

@@ -58,7 +58,7 @@ SAME = ("cpu", "num_cores", "gpus", "python", "libraries")
 
 
 def describe() -> dict[str, Any]:
-    """Return the description of this process's machine. Unknown values are None."""
+    """Return a description of the machine on which this process runs. Unknown values are None."""
     import torch
 
     return {
@@ -97,7 +97,7 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def arithmetic(described: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a recorded machine that change the arithmetic of its runs. Empty if there are none.
+    """Return the settings of a recorded machine that change the results of its arithmetic. Empty if there are none.
 
     A library whose files were changed after the installation is also listed, because its version does not tell what it
     computes.

@@ -44,7 +44,7 @@ Sizes = Annotated[tuple[Annotated[int, Field(ge=1, le=MOST_PROCESSES)], ...], A_
 
 
 class Part(files.StrictModel):
-    """A block of runs: every combination of its lists, all with the same flags."""
+    """A part of a study: every combination of its lists of options, all with the same flags."""
 
     flags: dict[str, Any] = Field(default_factory=dict)  # options of train.py, by the names of the fields of RunConfig
     # Names of strategies, or paths of accelerate files.
@@ -139,7 +139,7 @@ class Part(files.StrictModel):
                     yield name, fixed or world_size, cell
 
     def rung(self, config: RunConfig) -> tuple[str, int] | None:
-        """Return the option whose largest value is searched, and the position of a run on the ladder of its values.
+        """Return the option whose largest value is searched, and the position of a run's value among the tried ones.
 
         None if the part searches no largest value.
         """
@@ -159,7 +159,7 @@ class Part(files.StrictModel):
 
 
 def bisecting(rungs: list[Rung]) -> list[Rung]:
-    """Sort a ladder in the order of bisection: the middle first, then the middles of both halves, and so on."""
+    """Sort values in the order of bisection: the middle first, then the middles of both halves, and so on."""
     order: list[Rung] = []
     segments = [rungs]
     while segments:

@@ -1,4 +1,4 @@
-"""Check an adapter: what PEFT loads of it, its modules and ranks, and whether it was trained.
+"""Check a saved adapter: what PEFT loads of it, its modules and ranks, and whether it was trained.
 
 If the base model's configuration is there, PEFT itself decides which tensors it loads. The rules here explain what it
 does not load, and they are all that can be checked without a base model.
@@ -27,7 +27,7 @@ _HEADS = {"classifier", "score"}  # PEFT names both for a classification, and a 
 
 
 def check_adapter(saved: Saved, base: dict[str, Any] | None) -> None:
-    """Check an adapter against its configuration, and against that of its base model if it is there."""
+    """Report contradictions between a saved adapter and its configuration, and that of its base model if known."""
     config = saved.config
     if not saved.tensors:
         if not any(finding.kind == "unreadable" for finding in saved.findings):
@@ -106,7 +106,7 @@ def _num_labels(saved: Saved) -> int | None:
 
 
 def _check_names(saved: Saved, config: dict[str, Any]) -> None:
-    """Report names that PEFT does not load: with a wrapper's part, or without or with a doubled prefix of PEFT."""
+    """Report names that PEFT does not load: with a wrapper's prefix, or with a missing or doubled prefix of PEFT."""
     if config.get("num_virtual_tokens") is not None:  # a method that trains a prompt, and no modules
         if loading.PROMPT not in saved.tensors:
             saved.wrong(
@@ -143,7 +143,7 @@ def _check_names(saved: Saved, config: dict[str, Any]) -> None:
 
 
 def _num_rows(saved: Saved) -> int:
-    """Return the number of rows of the embeddings that an adapter has as a whole; 0 if it has none."""
+    """Return the number of rows of the token embeddings that an adapter saves unsharded; 0 if it saves none."""
     whole = [
         tensor
         for name, tensor in saved.tensors.items()
@@ -349,7 +349,7 @@ def _layer(module: str) -> int | None:
 
 
 def _check_saved_modules(saved: Saved, config: dict[str, Any]) -> None:
-    """Check that trained copies of whole modules are there, and that no weights of the base model are."""
+    """Check that trained copies of whole modules are saved, and that no weights of the base model are."""
     modules = _names(config.get("modules_to_save"))
     names = [base_name(name) for name in saved.tensors if not _OF_LORA.search(name) and _TOKENS not in name]
     if lost := _lost_copies(names, modules):

@@ -1,6 +1,7 @@
 """Read a checkpoint of DeepSpeed's ZeRO stages 0 to 3, and check whether its files belong together.
 
-Each rank saves its part of the fp32 master weights, of which stages 1 and 2 cut groups, and stage 3 cuts parameters.
+Each rank saves its part of the fp32 master weights. Stages 1 and 2 divide whole groups, and stage 3 divides each
+parameter.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ class _Files(NamedTuple):
 
 
 def is_one(folder: Path) -> bool:
-    """Return whether a folder such as global_step40 directly contains files of a ZeRO stage."""
+    """Return whether a folder such as global_step40 directly contains files of a DeepSpeed checkpoint."""
     return any(folder.glob("*mp_rank_*_states.pt")) and not (folder / "zero").is_dir()
 
 
 def read(folder: Path, trust: bool) -> Saved:
-    """Read the checkpoint in a folder such as global_step40."""
+    """Read the DeepSpeed checkpoint in a folder such as global_step40, and check it."""
     saved = Saved(folder, "DeepSpeed")
     listed = sorted(path for path in folder.iterdir() if path.is_file())
     skipped = [path.name for path in listed if _UNSUPPORTED_FILE.fullmatch(path.name)]

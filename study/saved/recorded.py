@@ -1,10 +1,10 @@
-"""Compare what was saved with the weights that a recording of `zero-study diff` has after one of its steps.
+"""Compare a saved model with the weights that a recording of `zero-study diff` has after one of its steps.
 
 A recording has a sketch of each weight (see `diff/sketch.py`). If 16-bit weights are compared with recorded fp32
 weights, the sketches differ by the rounding. Its size follows from the saved values: an error is as likely to be
 anywhere within half a unit of the last digit, so its mean square is a twelfth of the unit's square. That does not hold
-if the weights were 16-bit numbers before the first step and the updates are smaller than a unit. The square can then
-be anything up to three twelfths.
+if the weights were 16-bit numbers before the first step and the updates are smaller than a unit. The square can then be
+anything up to three twelfths.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Recorded = dict[str, tuple[np.ndarray, int]]  # the name of a weight -> its sket
 
 
 class _Own(NamedTuple):
-    """The sketch of a saved tensor, and the rounding that is to be expected in it."""
+    """The sketch of a saved tensor, and its expected rounding."""
 
     tensor: Tensor
     sums: np.ndarray
@@ -51,7 +51,7 @@ class _Own(NamedTuple):
 
 
 class _Fit(NamedTuple):
-    """How the saved weights compare with the recorded ones of one step."""
+    """The result of comparing the saved weights with the recorded ones of one step."""
 
     step: int
     weights: Recorded
@@ -60,12 +60,12 @@ class _Fit(NamedTuple):
 
     @property
     def is_too_far(self) -> bool:
-        """Whether the 16-bit tensors together differ by more than their rounding usually explains."""
+        """Whether the 16-bit tensors together differ by more than rounding usually explains."""
         return bool(self.ratios) and float(np.mean(self.ratios)) > 1 + self._margin
 
     @property
     def is_rounded(self) -> bool:
-        """Whether the 16-bit tensors together differ by as much as their rounding."""
+        """Whether the 16-bit tensors together differ by as much as rounding explains."""
         return bool(self.ratios) and abs(float(np.mean(self.ratios)) - 1) <= self._margin
 
     @property
@@ -78,7 +78,7 @@ class _Fit(NamedTuple):
 
 
 def compare_with_recording(saved: Saved, folder: Path) -> Comparison:
-    """Compare the tensors of a saved model with the weights that a recording of `zero-study diff` has.
+    """Compare the tensors of a saved model with the weights in a recording of `zero-study diff`.
 
     They are compared with the step that the checkpoint names, or with the last step of the recording. If another step
     fits better, that is a finding: the saved weights are stale. Raises Refusal if the recording cannot be read.
@@ -113,9 +113,9 @@ def _step_of(saved: Saved) -> int | None:
 
 
 def compare_all(saved: list[Saved], folder: Path, trust: bool) -> list[Comparison]:
-    """Compare the saved models of a folder with those of another one, or with a recording.
+    """Compare the saved models of a folder with those of another folder, or with a recording of `zero-study diff`.
 
-    Models that share names are compared. Raises Refusal if the other folder has neither.
+    Models that share names of tensors are compared. Raises Refusal if the other folder has neither.
     """
     if is_recording(folder):
         return [compare_with_recording(saved_part, folder) for saved_part in saved if saved_part.tensors]

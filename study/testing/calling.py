@@ -54,14 +54,14 @@ def module(name: str, path: str) -> ModuleType:
 
 
 def load(pickled: str, name: str, path: str) -> Callable[..., Any]:
-    """Return the function that a file has, whose module has this name and path."""
+    """Return the function in a pickle file. Its module has this name and path."""
     with open(pickled, "rb") as file:
         function: Callable[..., Any] = _Unpickler(file, name, path).load()
     return function
 
 
 def run(run_name: str, pickled: str, name: str, path: str, words: Sequence[str]) -> None:
-    """Load the function, and call it if this runs as a script. A word is the strategy, if the function takes it."""
+    """Load the function, and call it if this runs as a script. If there is a word, it is the strategy."""
     function = load(pickled, name, path)
     if run_name == _MAIN:
         function(**({"strategy": words[0]} if words else {}))

@@ -24,7 +24,7 @@ OF_PARAMETERS = ("weights", "gradient", "clipped", "update")  # kinds of differe
 
 
 class Strategy(NamedTuple):
-    """A strategy of the test, and what it is called in messages."""
+    """A strategy of the test, and its name in messages."""
 
     name: str
     file: Path
@@ -56,7 +56,7 @@ def compare(
     seconds: float,
     missing: str | None,
 ) -> None:
-    """Do what `assert_same_training` promises."""
+    """Raise AssertionError unless a function trains with each strategy as on one process."""
     __tracebackhide__ = True
     if ranks < 2:
         raise Refusal(f"ranks={ranks} compares one process with itself. Choose at least 2.")

@@ -1,4 +1,4 @@
-"""The share of the data sheet's rates that a GPU reaches, relative to the GPU for which step times are fitted.
+"""Estimate which share of its data sheet's rates a GPU reaches, relative to the GPU to which step times are fitted.
 
 Three rates depend on the card and not only on its generation: those of matrix products, of the operands of these
 products, and of fused attention.
@@ -46,9 +46,9 @@ _FP32_CORES_OF_OTHERS = 128
 
 
 def share_of_peak(gpu: Gpu) -> float | None:
-    """Return the share of its listed rate that a GPU reaches in large 16-bit matrix products.
+    """Return the share of its listed peak rate that a GPU reaches in large 16-bit matrix products.
 
-    None if neither it nor a card with the same chip was measured.
+    None if neither this GPU nor one with the same chip was measured.
     """
     name = gpu.name.removesuffix(CHANGED)
     same, factor = _SAME_ENERGY.get(name, (_SAME_CHIP.get(name, name), 1.0))

@@ -126,7 +126,7 @@ class Observer:
         )
 
     def load(self, ranks: Sequence[Observed]) -> Load | None:
-        """Return the processor load of other processes on this machine, whose ranks are the first ones in `ranks`.
+        """Return the processor load by other processes on this machine, whose ranks are the first ones in `ranks`.
 
         None if an earlier process trained a part of this run, because this process did not measure that part.
         """

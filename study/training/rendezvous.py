@@ -35,7 +35,7 @@ VERDICT_SECONDS = 10.0  # extra time for machine 0 to report its verdict after i
 
 
 def join(run: Run) -> Store | None:
-    """Wait for all machines and return the store that they share. None if there is only one machine.
+    """Wait for all machines, and return the store through which they exchange data. None if there is only one machine.
 
     Raises the same Refusal on every machine that is present. It names a machine that did not come within
     --collective-timeout, or a setting in which two machines differ. Collective: every rank must call this.

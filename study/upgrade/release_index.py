@@ -56,7 +56,7 @@ class Index:
 
 @cache
 def read() -> Index:
-    """Return the committed index."""
+    """Return the index of examined releases from its file."""
     content = json.loads(gzip.decompress(INDEX.read_bytes()))
     packages = {
         name: Package(**{**package, "distinguished": frozenset(package["distinguished"])})

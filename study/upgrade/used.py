@@ -95,7 +95,7 @@ class Conditions(Protocol):
 
 @dataclass(frozen=True)
 class Use:
-    """The facts that are certain about a training. None means unknown."""
+    """The facts about a training that are certain. None means unknown."""
 
     engine: str | None = None  # deepspeed, fsdp, ddp, or another word for anything else
     stage: int | None = None
@@ -193,7 +193,7 @@ class Use:
         return any(name.endswith("Trainer") and name not in INDEPENDENT for name in self.names or ())
 
     def first(self, classes: Sequence[str]) -> list[str]:
-        """Return classes with those first that the script names."""
+        """Sort classes so that those that the script names come first."""
         names = self.names or frozenset()
         return sorted(classes, key=lambda name: name.partition(".")[0] not in names)
 
@@ -235,7 +235,7 @@ def of(
     stage: int | None = None,
     optimizer: str | None = None,
 ) -> Use:
-    """Return what a training uses, from the options of `zero-study upgrade`.
+    """Return the facts about a training that the options of `zero-study upgrade` state.
 
     Raises Refusal if a file cannot be read or is of another kind, or if options contradict each other.
     """

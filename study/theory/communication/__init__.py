@@ -23,7 +23,7 @@ from study.theory.shapes import ModelShape
 
 @dataclass(frozen=True)
 class ExpectedCollective:
-    """One kind of collective in a steady optimizer step of rank 0."""
+    """The predicted calls of one kind of collective by rank 0 in an optimizer step after the warm-up."""
 
     kind: str
     count: int
@@ -31,7 +31,7 @@ class ExpectedCollective:
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes that a rank sends. An all-reduce sends its bytes twice (arXiv:1910.02054, sec. 7.1)."""
+        """The bytes that a rank sends. An all-reduce sends its bytes twice (arXiv:1910.02054, sec. 7.1)."""
         return self.bytes * (2 if self.kind.endswith("all_reduce") else 1)
 
 
@@ -81,7 +81,7 @@ Sums = dict[str, tuple[int, int]]  # kind -> count, bytes
 def parts(
     engine: Engine, shape: ModelShape, checkpointing: bool, dropout: bool, is_frozen: bool = False
 ) -> tuple[Sums, Sums]:
-    """Return the sums of the collectives that are issued once per optimizer step, and of those per micro step.
+    """Return the collectives that are issued once per optimizer step, and those per micro step, summed by kind.
 
     If the first micro step differs from the later ones, the second sum is that of a later one. The difference of the
     first one is in the first sum. `is_frozen` is for the frozen weights under an adapter.

@@ -1,4 +1,4 @@
-"""The collectives of gradient buckets: DistributedDataParallel and DeepSpeed's stages 0 to 2.
+"""Predict the collectives of gradient buckets in DistributedDataParallel and DeepSpeed's stages 0 to 2.
 
 DeepSpeed implements them in engine.py, zero/stage_1_and_2.py and bf16_optimizer.py.
 """
@@ -21,7 +21,7 @@ DDP_BUCKET_BYTES = 25 << 20  # default of bucket_cap_mb, which this project does
 
 
 def sent_bytes(engine: Engine, parameter: Parameter) -> int:
-    """Return the bytes per element with which a parameter is sent.
+    """Return the bytes per element in which a parameter's gradient is sent.
 
     Source: communication_data_type in DeepSpeed's engine.py, and torch_autocast.py.
     """
@@ -37,7 +37,7 @@ def reduced_bytes(engine: Engine, parameter: Parameter) -> int:
 
 
 def chunks(numels: Iterable[int], limit: int) -> Iterator[int]:
-    """Yield the sizes of flat tensors that are filled one after another until they exceed a limit (engine.py)."""
+    """Yield the sizes of the flat tensors into which tensors are packed until a limit is exceeded (engine.py)."""
     filled = 0
     for numel in numels:
         filled += numel
@@ -49,7 +49,7 @@ def chunks(numels: Iterable[int], limit: int) -> Iterator[int]:
 
 
 def full_buckets(engine: Engine, order: Sequence[Parameter]) -> Iterator[tuple[int, list[Parameter]]]:
-    """Yield the bytes per element and the parameters of each full bucket. Each communicated type has its own bucket."""
+    """Yield the bytes per element and the parameters of each full bucket. Each data type has its own buckets."""
     pending: dict[int, list[Parameter]] = defaultdict(list)
     elements: dict[int, int] = defaultdict(int)
     for parameter in order:

@@ -1,4 +1,4 @@
-"""The gathers and reductions of sharded parameters, module by module: DeepSpeed's stage 3 and FSDP2.
+"""Predict the gathers and reductions of sharded parameters, module by module: DeepSpeed's stage 3 and FSDP2.
 
 In DeepSpeed, zero/parameter_offload.py has the hooks, zero/partitioned_param_coordinator.py the gathers, and
 zero/stage3.py the reductions and the optimizer's step.
@@ -121,7 +121,7 @@ class Gather(NamedTuple):
 
 
 class Coordinator:
-    """Simulate the gathers, prefetches and releases of stage 3 in one micro step.
+    """A simulation of the gathers, prefetches and releases of stage 3 in one micro step.
 
     DeepSpeed implements them in zero/partitioned_param_coordinator.py. Every micro step begins and ends with the
     parameters that stay gathered between steps, so all micro steps are equal. With `splits_released`, parameters that
@@ -216,7 +216,7 @@ class Coordinator:
 
 
 class Whole(NamedTuple):
-    """The most elements that stage 3 has gathered at one time, by the phase of a micro step.
+    """The largest number of elements that stage 3 has gathered at one time, by the phase of a micro step.
 
     Elements that stay gathered between steps are not included. The last three include the copies that a gather makes.
     """
@@ -252,9 +252,9 @@ def whole_elements(engine: Engine, shape: ModelShape, job: StepConfig, is_frozen
 
 
 def gathered_elements(engine: Engine, shape: ModelShape, job: StepConfig) -> int:
-    """Return the elements that a micro step gathers.
+    """Return the number of elements that a micro step gathers.
 
-    With one process, it fetches them from where they are offloaded.
+    With one process, the elements are fetched from the host or disk to which they are offloaded.
     """
     return _gathered_elements(shape, _autocast(engine), Limits.of(engine), job.activation_checkpointing, job.dropout)
 

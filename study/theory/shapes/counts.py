@@ -1,4 +1,4 @@
-"""The counts of a traced forward and backward pass, from which memory and time follow for any batch.
+"""Counts of a traced forward and backward pass, from which memory and time follow for any batch.
 
 `study.dryrun.count` traces a model of `transformers` and makes these counts. hub_models.json contains the counts of
 widely used models. This module needs neither torch nor transformers.
@@ -20,19 +20,19 @@ Item: TypeAlias = "str | tuple[int, ...]"
 
 @dataclass(frozen=True)
 class Polynomial:
-    """A quantity of one micro step: for each sequence a constant, a part per token, and a part per pair of tokens."""
+    """A quantity of one micro step as a polynomial of the sequence length: constant, per token, per pair of tokens."""
 
     constant: float = 0.0
     per_token: float = 0.0
     per_pair: float = 0.0
 
     def of(self, batch: float, length: float) -> float:
-        """Return the quantity of `batch` sequences of `length` tokens each."""
+        """Return the quantity for `batch` sequences of `length` tokens each."""
         return batch * (self.constant + length * (self.per_token + length * self.per_pair))
 
     @property
     def content(self) -> list[float]:
-        """The three numbers, as a file has them."""
+        """The three coefficients, as JSON files store them."""
         return [_short(self.constant), _short(self.per_token), _short(self.per_pair)]
 
 
@@ -44,7 +44,7 @@ def _short(value: float) -> float:
 
 @dataclass(frozen=True)
 class SettingCounts:
-    """The bytes that one part of a model uses in one setting."""
+    """The bytes that one part of a model uses in one setting of precision and attention."""
 
     saved: Polynomial  # saved for the backward pass, without parameters and their casts
     entering: Polynomial  # the part's input, which is all that activation checkpointing saves
@@ -171,7 +171,7 @@ class ModelCounts:
 
 @dataclass(frozen=True)
 class ImageCounts:
-    """The counts of a vision-language model whose texts have one image each."""
+    """The counts of a vision-language model for texts with one image each."""
 
     size: str  # of an image, in words
     tokens: int  # of a text that an image becomes
@@ -179,7 +179,7 @@ class ImageCounts:
     frozen: ModelCounts | None  # with a frozen vision tower
 
     def of(self, number: int, freezes: bool) -> ModelCounts | None:
-        """Return the counts of texts with this number of images, which may be 0. None if they are not known."""
+        """Return the counts for texts with this number of images, which may be 0. None if they are not known."""
         counts = self.frozen if freezes else self.trained
         return None if counts is None else _with_images(counts, number)
 
@@ -240,7 +240,7 @@ def images_to_content(images: ImageCounts) -> dict[str, Any]:
 
 
 def images_from_content(content: Mapping[str, Any]) -> ImageCounts:
-    """Return the counts that `images_to_content` made plain data of."""
+    """Return the counts of a model with images from the plain data that `images_to_content` made."""
     trained, frozen = (from_content(content[name]) if name in content else None for name in ("trained", "frozen"))
     return ImageCounts(content["size"], content["tokens"], trained, frozen)
 
