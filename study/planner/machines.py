@@ -219,7 +219,7 @@ def compare(
 
 
 def _larger(comparison: Comparison, gpu: Gpu, than: int) -> Machine | None:
-    """Return the smallest machine with more than `than` GPUs of a kind that keeps the user's limits.
+    """Return the smallest machine with more than `than` GPUs of a kind that keeps the limits.
 
     None if no machine keeps them.
     """

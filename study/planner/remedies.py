@@ -61,7 +61,7 @@ def cause(option: StrategyPrediction) -> tuple[Cause, float]:
 
 
 def _chunked_loss(request: Request, shape: ModelShape) -> Changes | None:
-    """Compute the loss in chunks, so that all logits never exist at once. This affects models that predict each token."""
+    """Compute the loss in chunks, so that all logits never exist at once. Only for models that predict each token."""
     predicts_tokens = computation.num_logits(shape, request.job()) >= shape.vocabulary
     return {"loss_kernel": "chunked"} if request.job().loss != "chunked" and predicts_tokens else None
 

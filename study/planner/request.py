@@ -554,7 +554,10 @@ class Request(BaseModel):
             )
 
     def with_images(self, shape: ModelShape, length: int) -> ModelShape:
-        """Return a model's shape with the requested images in each sequence. Raises Refusal if it has no counts of images."""
+        """Return a model's shape with the requested images in each sequence.
+
+        Raises Refusal if images are not counted for the model.
+        """
         flag = "--freeze-vision-tower" if self.freeze_vision_tower else f"--images {self.images}"
         if self.images is None and not self.freeze_vision_tower:
             return shape

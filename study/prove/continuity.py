@@ -26,7 +26,7 @@ LARGEST_CHANCE = 0.1
 
 
 class States:
-    """The optimizer states after an update, to be compared with those before the next one.
+    """The optimizer states after an update, by the position of the tensor and the key of the state.
 
     The momentum of DeepSpeed's Muon is left out, because ZeRO advances it while it reduces the gradients.
     """
