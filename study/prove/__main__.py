@@ -270,13 +270,13 @@ class _Pairs:
         self._steps[id(optimizer)] = self._steps.get(id(optimizer), 0) + 1
         if id(optimizer) in self.paired:
             return
-        pair = around(list(self._called.values()), optimizer)
+        pair = model_and_caller(list(self._called.values()), optimizer)
         if pair is not None:
             self.paired.add(id(optimizer))
             self.waiting.append((*pair, optimizer))
 
 
-def around(called: Sequence[torch.nn.Module], optimizer: torch.optim.Optimizer) -> tuple[Any, Any] | None:
+def model_and_caller(called: Sequence[torch.nn.Module], optimizer: torch.optim.Optimizer) -> tuple[Any, Any] | None:
     """Return the model whose parameters an optimizer updates, and the module that the script calls.
 
     The called module is the engine, or the bare module inside it. None if there is no such model.

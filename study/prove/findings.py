@@ -259,7 +259,7 @@ def not_moved(model: Any, facts: dict[str, Any], optimizer: Any, before: Any, af
     ]
 
 
-def put_back(
+def reverted_weights(
     model: Any, facts: dict[str, Any], before: dict[str, Checksum], at_start: dict[str, Checksum], after: Any
 ) -> list[str]:
     """Return a finding if the step began with the weights from before an earlier update, which is then lost.

@@ -30,7 +30,7 @@ Shard = dict[str, Any]  # what a rank sends of a matrix; may be written as JSON
 
 
 def packed(values: torch.Tensor, start: int) -> dict[str, Any]:
-    """Return a part of a flattened matrix as a text in float32, with the number of its first element."""
+    """Encode a part of a flattened matrix as text (float32), with the index of its first element."""
     data = values.detach().reshape(-1).to("cpu", torch.float32).numpy().tobytes()
     return {"start": start, "values": base64.b64encode(data).decode()}
 

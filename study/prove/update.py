@@ -53,7 +53,7 @@ class UpdateReport(TypedDict):
 
 
 class Comparison(NamedTuple):
-    """Sums that compare a parameter's change with its formula. The sums of several ranks are added."""
+    """Sums that compare a parameter's change with its formula. Sums of several ranks can be added."""
 
     actual: float  # of squares of the change
     expected: float  # of squares of the change that the formula gives

@@ -527,7 +527,7 @@ class StepWatcher:
         wrong, untrained = findings.not_trained(self._model, self._optimizer, self._stepped.values(), unchanged)
         wrong = wrong or findings.not_moved(self._model, self._facts, self._optimizer, self._before, after)
         if max(self._rates, default=0.0) > 0:
-            wrong += findings.put_back(self._model, self._facts, self._before, step.weights, after)
+            wrong += findings.reverted_weights(self._model, self._facts, self._before, step.weights, after)
         wrong += findings.lost_ties(self._model) or ([] if self._ties is None else self._ties.findings())
         cut = step.cuts.names(self._trained())
         wrong += findings.cut_from_graph(cut, len(self._trained()))

@@ -100,7 +100,7 @@ Column = Annotated[list[float | int | None], Field(min_length=1)]
 
 
 class Series(PublicFacts):
-    """Values that were logged together: columns of equal length, by the names of `COLUMNS` or the log's own.
+    """Values that were logged together: columns of equal length, named as in `COLUMNS` or as in the log.
 
     None is a value that was not logged at that moment. A value that was logged and is not a finite number is None, too,
     and its position is in `not_finite`.

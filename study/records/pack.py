@@ -53,7 +53,7 @@ def collect(folders: Iterable[Path], folder: Path) -> Verdict:
     """Copy the records of all runs below the folders into one folder to commit. Return what was checked.
 
     A run without a record is kept as its outcome. A run that is already in the folder is replaced. Raises Refusal as
-    `find` and `put` do, before anything is written.
+    `find` and `copy_records` do, before anything is written.
     """
     finished = find(folders)
     for message in copy_records(finished, folder, replace=True):
@@ -244,7 +244,7 @@ def pack(folders: Sequence[Path], file: Path, replace: bool = False) -> Verdict:
 
 
 def merge(file: Path, folder: Path) -> Verdict:
-    """Copy the runs of a pack to a folder of collected records, as `put` does. Return what was checked.
+    """Copy the runs of a pack to a folder of collected records, as `copy_records` does. Return what was checked.
 
     The result of a benchmark replaces an earlier one with the same name.
 

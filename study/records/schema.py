@@ -119,7 +119,7 @@ class Proof(Facts):
 
 
 class ModelStateBytes(Facts):
-    """The bytes that one rank holds in memory. Shared storage counts once (arXiv:1910.02054, sec. 3.1)."""
+    """The bytes of one rank's model states and buffers. Shared storage counts once (arXiv:1910.02054, sec. 3.1)."""
 
     parameters: int
     gradients: int

@@ -277,7 +277,7 @@ def final_losses(verdict: Verdict, head: Head, control: str = "ddp") -> Figure:
 
 
 def lines(table: pd.DataFrame, x: tuple[str, str], y: tuple[str, str], head: Head, control: str = "ddp") -> Figure:
-    """Draw the median of a column at each value of another one, with one line per strategy, on logarithmic axes.
+    """Draw the median of one column at each value of another, with one line per strategy, on logarithmic axes.
 
     `x` and `y` are a column and the label of its axis. The name of each strategy is at the end of its line.
     """

@@ -226,10 +226,10 @@ def with_ratios(rows: pd.DataFrame, speeds: pd.DataFrame, control: str) -> pd.Da
 
 
 def centers(rows: pd.DataFrame) -> pd.Series:
-    """Return the ratio of each strategy, from the columns `ratio` and `is_alternated`.
+    """Return the typical step time of each strategy relative to the control's, from the columns of `with_ratios`.
 
-    For series of runs that alternated with the control's, it is the geometric mean, and otherwise the median. The
-    ratio of the control is 1.
+    For series of runs that alternated with the control's, it is the geometric mean, and otherwise the median. The ratio
+    of the control is 1.
     """
     by_strategy = rows.dropna(subset=["ratio"]).groupby("strategy", sort=False)
     ratios = {name: center(of["ratio"]) if of["is_alternated"].all() else of["ratio"].median()
@@ -283,7 +283,7 @@ def control_of(table: pd.DataFrame, control: str) -> str:
 
 
 def folders(records: str | Path | Sequence[str | Path]) -> list[Path]:
-    """Return the folders that a notebook's parameter names.
+    """Return the folders of runs that the parameter of a notebook lists.
 
     The parameter is a list, one name, or a list as JSON text, which papermill's -p passes. A name that does not exist
     in the current folder is looked up in the project, so that notebooks also run in their own folder. Raises Refusal if

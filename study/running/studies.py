@@ -121,11 +121,12 @@ class Part(files.StrictModel):
         return [{**size, **batch} for size in sizes for batch in batches]
 
     def round(self, index: int) -> Iterator[tuple[str, int, dict[str, Any]]]:
-        """Yield (strategy, processes, cell) for each run of one round, grouped into blocks of equal work.
+        """Yield the strategy, processes and sizes of each run of one round, in blocks of equal work.
 
-        A cell has the model size and the global batch size if the part lists them. The first strategy changes from
-        block to block and from round to round, and every other round goes through the strategies backwards. So no
-        strategy always runs first, when a machine is cold, or always after the same other strategy.
+        The yielded tuples are (strategy, processes, cell). A cell has the model size and the global batch size if the
+        part lists them. The first strategy changes from block to block and from round to round, and every other round
+        goes through the strategies backwards. So no strategy always runs first, when a machine is cold, or always after
+        the same other strategy.
         """
         step = max(1, len(self.strategies) // self.num_rounds)
         blocks = [(world_size, cell) for world_size in self.world_sizes for cell in self._cells()]

@@ -62,7 +62,7 @@ def compare(saved: Saved, other: Saved | Mapping[str, torch.Tensor], title: str 
     result.extra = [name for name, tensor in ours.items() if name not in theirs and id(tensor) not in own_groups]
     result.missing = [name for name in theirs if name not in ours]
     if not isinstance(other, Saved) or saved.is_adapter != other.is_adapter:
-        forgive(result, saved)
+        ignore_base_weights(result, saved)
     report(result)
     return result
 
@@ -96,7 +96,7 @@ def _narrowed(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
     return a.to(narrow), b.to(narrow)
 
 
-def forgive(result: Comparison, saved: Saved) -> None:
+def ignore_base_weights(result: Comparison, saved: Saved) -> None:
     """Do not report tensors of the base model as missing or extra if only one side of a comparison has them."""
     if saved.is_adapter:
         result.missing = [name for name in result.missing if ".lora_" in name]

@@ -72,7 +72,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def number_of(value: Any) -> float | None:
-    """Convert a counter to a number. None if it is not a finite number or such a tensor of one element."""
+    """Convert a counter, a number or a tensor of one element, to a number. None if it is neither or not finite."""
     if isinstance(value, torch.Tensor):
         value = value.item() if value.numel() == 1 and not value.is_meta and not value.is_complex() else None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -21,7 +21,7 @@ from ..diff.recorded import FILE, SIZE, Recording
 from ..diff.sketch import PART, sketch
 from ..engines.readback.parameters import name_among
 from . import consistency, folders
-from .against import WIDEST_FIRST, Comparison, compare, forgive, named_alike, report
+from .against import WIDEST_FIRST, Comparison, compare, ignore_base_weights, named_alike, report
 from .content import Finding, Saved, Tensor
 
 _SKETCH_TOLERANCE = 1e-12  # relative; the sums of a sketch are in fp64
@@ -98,7 +98,7 @@ def compare_with_recording(saved: Saved, folder: Path) -> Comparison:
     if step not in fits or step > completed:
         return _later(saved, max(fits.values(), key=_quality), step, completed)
     chosen = fits[step]
-    forgive(chosen.result, saved)
+    ignore_base_weights(chosen.result, saved)
     if chosen.result.num_compared:
         _look_for_better(chosen, [fit for fit in fits.values() if fit.step != step], own, checkpoint_step is not None)
     report(chosen.result)
@@ -221,7 +221,7 @@ def _quality(fit: _Fit) -> tuple[int, int, int, int]:
 def _later(saved: Saved, best: _Fit, step: int, completed: int) -> Comparison:
     """Return the comparison of a checkpoint whose step was not recorded, with the step that fits best."""
     result = best.result
-    forgive(result, saved)
+    ignore_base_weights(result, saved)
     reason = f"the checkpoint is of step {step}, and the recording ends after step {completed}"
     reason += f" (record it with --steps {step})"
     if result.num_compared and not result.different:

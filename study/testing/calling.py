@@ -35,7 +35,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def module(name: str, path: str) -> ModuleType:
-    """Import a module by its name. If this gives another file or none, execute the file under this name."""
+    """Import a module by its name, or execute its file under this name if the import finds another file or none."""
     alias = "zero_study_test" if name == _MAIN else name
     loaded = sys.modules.get(alias)
     if loaded is None and name != _MAIN:
@@ -61,7 +61,7 @@ def load(pickled: str, name: str, path: str) -> Callable[..., Any]:
 
 
 def run(run_name: str, pickled: str, name: str, path: str, words: Sequence[str]) -> None:
-    """Load the function, and call it if this runs as a script. If there is a word, it is the strategy."""
+    """Load the function, and call it if this runs as a script. The first word, if any, is the strategy."""
     function = load(pickled, name, path)
     if run_name == _MAIN:
         function(**({"strategy": words[0]} if words else {}))

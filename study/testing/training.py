@@ -41,7 +41,7 @@ class Strategy(NamedTuple):
         return cls(file.stem, file, package, str(content.get("mixed_precision", "no")), file.stem == str(given))
 
     def missing_packages(self) -> str:
-        """Return a text that names the packages that are not installed. Empty if there are all."""
+        """Return a text that names the packages that are not installed. Empty if all are installed."""
         absent = [each for each in (*NEEDED, self.package) if each and not programs.is_installed(each)]
         return f"{terminal.names(absent)} {'is' if len(absent) == 1 else 'are'} not installed" if absent else ""
 

@@ -301,7 +301,7 @@ def frozen_bytes(shape: ModelShape, engine: Engine) -> float:
 
 
 def frozen_bytes_of_rank(shape: ModelShape, engine: Engine) -> float:
-    """Return the bytes of a rank's frozen weights: whole at stages 0 to 2, and a shard of them at stage 3.
+    """Return the bytes of a rank's frozen weights: all of them at stages 0 to 2, and a shard at stage 3.
 
     These are the weights under adapters, and those of a frozen part of the model. DeepSpeed casts this part with the
     whole model to its type. FSDP2 keeps the type in which its weights were loaded, which is fp32 if the others have
@@ -367,7 +367,7 @@ def saved_for_weights(shape: ModelShape, arithmetic: str) -> float:
 
 
 def freed_before_peak(shape: ModelShape, engine: Engine, arithmetic: str) -> float:
-    """Return the bytes per token that a block saves for the gradients of its feed-forward weights only.
+    """Return the bytes per token that a block saves only for its feed-forward weights, and frees before its peak.
 
     The backward pass begins with the feed-forward part, and a trained block frees these tensors before its peak. A
     frozen block does not save them, so that its peak exceeds its saved tensors by as much more. The inputs that
@@ -436,7 +436,7 @@ def _products_per_token(shape: ModelShape, linear: Linear) -> int:
 
 
 def expert_gradient_flops(shape: ModelShape, tokens: float) -> float:
-    """Return the FLOPs of the gradients of routers and experts with an adapter, which a frozen parameter has not."""
+    """Return the FLOPs of the weight gradients of routers and experts that have an adapter."""
     return sum(2 * tokens * _products_per_token(shape, each) * each.elements for each in adapted_parameters(shape))
 
 

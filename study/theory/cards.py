@@ -67,16 +67,16 @@ def _measured_shares() -> dict[str, float]:
 
 
 def relative_share(gpu: Gpu, nearest: str) -> float | None:
-    """Return the share of its peak that a GPU reaches in products, relative to the card of the fitted constants.
+    """Return a GPU's share of its peak rate in matrix products, divided by that of the GPU behind the fits.
 
-    `nearest` is the generation of this card. None if the GPU was not measured.
+    `nearest` is the generation of the GPU to which step times are fitted. None if the GPU was not measured.
     """
     own, reference = share_of_peak(gpu), share_of_peak(_reference(nearest))
     return None if own is None or reference is None else own / reference
 
 
 def operand_share(gpu: Gpu, nearest: str, fitted: float, streamed: float) -> float:
-    """Return the share of a GPU's memory bandwidth at which operands of matrix products move.
+    """Return the share of a GPU's memory bandwidth at which the operands of matrix products move.
 
     `fitted` is this share of the card of the fitted constants, and `streamed` is the share that a copy reaches. The
     time of operands is that of a copy, plus a time on the chip. The time on the chip is inversely proportional to the

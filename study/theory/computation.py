@@ -326,7 +326,7 @@ def num_logits(shape: ModelShape, job: StepConfig) -> float:
 
 
 def moved_bytes(part: PartCounts, computed_in: Arithmetic, size: int, job: StepConfig) -> tuple[float, float]:
-    """Return the bytes that a part's kernels move forward and backward, except products and fused attention.
+    """Return the bytes that a part's kernels read and write in both passes, except products and fused attention.
 
     `size` is the bytes per element of the inputs of products. Dropout reads its input, and writes its output and a
     mask. With fused kernels, the dropout of attention's matrices writes only these.

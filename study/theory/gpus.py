@@ -344,7 +344,7 @@ def from_numbers(
 
 
 def generation_of(gpu: Gpu) -> str:
-    """Return the generation of a GPU's chip. For a GPU that was given by its numbers, it begins with LIKE.
+    """Return the generation of a GPU's chip. It begins with LIKE if the GPU was described by numbers.
 
     GeForce and workstation cards have generations of their own, because they have far less memory bandwidth than data
     center GPUs of the same time.

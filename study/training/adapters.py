@@ -1,4 +1,4 @@
-"""Add a LoRA adapter to the model of a run, with PEFT: its own weights are frozen, and only the adapter is trained.
+"""Add a LoRA adapter to the model of a run, with PEFT. The model's weights are frozen, and only the adapter is trained.
 
 The adapter's initial weights depend only on the seed, not on the strategy.
 """
@@ -74,7 +74,7 @@ def _without_warning() -> Iterator[None]:
 
 
 def quantization(config: RunConfig) -> dict[str, Any]:
-    """Return the arguments of `from_pretrained` that keep the model's matrices in 4 bits. Empty if they stay whole.
+    """Return the arguments of `from_pretrained` that keep the model's matrices in 4 bits. Empty without quantization.
 
     The settings are those of QLoRA: the data type NF4, whose scales are quantized too. Embeddings, norms and the head
     stay as they are.

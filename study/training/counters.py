@@ -28,7 +28,7 @@ class CounterReading(NamedTuple):
     stolen: float  # time in which a hypervisor ran another machine
 
 
-def moment() -> CounterReading:
+def read_processors() -> CounterReading:
     """Read the kernel's counters of the processors on which this process may run."""
     lines = (line.split() for line in STAT.read_text().splitlines())
     times = {
@@ -49,7 +49,7 @@ def own_seconds() -> float:
     return times.user + times.system + times.children_user + times.children_system
 
 
-def between(first: CounterReading, last: CounterReading, own: float) -> Load:
+def load_between(first: CounterReading, last: CounterReading, own: float) -> Load:
     """Return the processor load between two readings of the kernel's counters.
 
     `own` is the processor time in seconds that the run's processes on this machine used. If a control group limits the

@@ -68,7 +68,7 @@ def join(run: Run) -> Store | None:
         raise Refusal(verdict)
     # On Debian, a machine's own host name resolves to its loopback address. If MASTER_ADDR is the host name of machine
     # 0, machine 0 must therefore use the route to another machine to find its own address.
-    talk_from(own if run.machine_rank else own_address(store.get("address/1").decode()))
+    use_interface_of(own if run.machine_rank else own_address(store.get("address/1").decode()))
     return store
 
 
@@ -110,7 +110,7 @@ def own_address(peer: str) -> str:
     return ""
 
 
-def talk_from(address: str) -> None:
+def use_interface_of(address: str) -> None:
     """Make gloo use the network interface that has this address. By default, gloo uses the one of the host name.
 
     On Debian, the default is the loopback interface, which other machines cannot reach. A GLOO_SOCKET_IFNAME that the

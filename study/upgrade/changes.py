@@ -55,7 +55,7 @@ class Change(Fault):
 
     @property
     def changes_training(self) -> bool:
-        """Whether the upgrade can change the training by this, for better or worse.
+        """Whether this change can affect the training, for better or worse.
 
         A crash that ends changes no training, and neither does a fault of memory or time.
         """

@@ -146,7 +146,7 @@ class Adapters:
         self.runs = runs.assign(model=captions.short_names(runs), trained=trained)
 
     def measured(self, column: str) -> pd.DataFrame:
-        """Return a table of one measured column, by model and strategy, with a column per kind of trained weights."""
+        """Return a table of one measured quantity by model and strategy, with a column per kind of trained weights."""
         table = self.runs.pivot_table(index=["model", "strategy"], columns="trained", values=column, sort=False)
         return table.sort_index(level="model", sort_remaining=False).rename_axis(columns=None)
 

@@ -68,7 +68,7 @@ class Plan:
 def errors(by: str) -> pd.DataFrame:
     """Return the errors of predicted step times in groups: by "grade", or by "engine", which is the strategy.
 
-    Raises Refusal without a clone.
+    Raises Refusal if this is not a clone.
     """
     table = pd.DataFrame(published_rows.load().content["errors"])
     table = table.query(f"predictor == 'planner' and left_out == 'family' and count >= {FEWEST} and by == '{by}'")
@@ -78,7 +78,10 @@ def errors(by: str) -> pd.DataFrame:
 
 
 def errors_by_repository() -> pd.DataFrame:
-    """Return the errors of predicted step times by repository and grade. Raises Refusal without a clone."""
+    """Return the errors of predicted step times by repository and grade.
+
+    Raises Refusal if this is not a clone.
+    """
     urls = {case.name: case.url.replace("microsoft", "deepspeedai") for case in measured_by_others.cases()}
     unseen = pd.DataFrame(published_rows.load().content["unseen"]).query("outside == ''")
     repositories = ["/".join(urls.get(name, FOUNDRY).split("/")[3:5]) for name in unseen["name"]]

@@ -19,7 +19,7 @@ from study.report.pages.shown import markdown, show
 class PublicRuns:
     """The comparisons of public runs with these `names`, or all of them if it is empty.
 
-    Raises Refusal without a clone.
+    Raises Refusal if this is not a clone.
     """
 
     def __init__(self, names: Sequence[str] = ()) -> None:

@@ -21,7 +21,7 @@ TEST_MODEL = "Model with 3,520 parameters, fp32 and 16 bits, 2 processes on a CP
 class Releases:
     """The conformance results of a package's releases, for the cases that all of them were tested with.
 
-    Raises Refusal without a clone.
+    Raises Refusal if this is not a clone.
     """
 
     def __init__(self, package: str) -> None:

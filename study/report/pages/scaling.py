@@ -50,7 +50,7 @@ class Scaling:
         return pd.concat({title: self._by_processes(lead, column) for title, column in columns.items()}, axis="columns")
 
     def communication(self) -> tuple[pd.DataFrame, str]:
-        """Return a table of data sent and numbers of collectives per strategy, and the title of the second part."""
+        """Return a table of data sent and numbers of collectives per strategy, and the heading of the latter."""
         lead = self.lead.assign(times=self.lead["sent_gib_per_step"] * GIB / (4 * self.lead["parameters"]))
         sent = self._by_processes(lead, "times")
         kinds = tables.collectives(self.records)

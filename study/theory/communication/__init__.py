@@ -56,7 +56,7 @@ def paper_volume(zero_stage: int, num_params: int, gradient_accumulation_steps: 
 
 
 def collectives(engine: Engine, shape: ModelShape, job: StepConfig) -> list[ExpectedCollective]:
-    """Return the collectives that rank 0 issues in a steady optimizer step, one entry per kind.
+    """Return the collectives that rank 0 issues in an optimizer step after the warm-up, one entry per kind.
 
     Steps are steady from the third step on, because stage 3 first records the order of the modules. The collectives
     include the gradient norm that this project's trainer computes. DeepSpeed's own norm at stage 0 would add an

@@ -21,7 +21,7 @@ DDP_BUCKET_BYTES = 25 << 20  # default of bucket_cap_mb, which this project does
 
 
 def sent_bytes(engine: Engine, parameter: Parameter) -> int:
-    """Return the bytes per element in which a parameter's gradient is sent.
+    """Return the bytes per element in which a parameter or its gradient is sent.
 
     Source: communication_data_type in DeepSpeed's engine.py, and torch_autocast.py.
     """
@@ -83,7 +83,7 @@ def ddp_step(engine: Engine, shape: ModelShape, model: Model) -> Iterator[Collec
 
 
 def stage_0_step(engine: Engine, model: Model) -> Iterator[Collective]:
-    """Yield the reductions of allreduce_no_retain in engine.py, which takes parameters in the order of declaration."""
+    """Yield the gradient reductions of stage 0 (engine.py, allreduce_no_retain), in the order of declaration."""
     order = dict.fromkeys(p for module in modules_of(model.layout) for p in module)
     for elements in chunks((p.numel for p in order), ENGINE_BUCKET_ELEMENTS):
         yield "all_reduce", elements * engine.parameter_bytes
@@ -116,7 +116,7 @@ def partitioned_reductions(engine: Engine, model: Model) -> Iterator[Collective]
 
 
 def bf16_reductions(engine: Engine, model: Model) -> Iterator[Collective]:
-    """Yield the reductions of bf16_optimizer.py, which pads and casts flat fp32 gradients before it averages them."""
+    """Yield the gradient reductions of bf16_optimizer.py, which averages padded and cast flat fp32 gradients."""
     flat = [_partition_elements(engine, group) * engine.num_shards for group in model.groups]
     for elements in chunks(flat, ENGINE_BUCKET_ELEMENTS):
         yield "all_reduce", elements * engine.parameter_bytes

@@ -31,7 +31,7 @@ Layout = list[Module | str]  # modules in the order of a forward pass, and the b
 
 
 class Model:
-    """A model's modules by part, in the order of its forward pass, and its parameters in the orders of engines."""
+    """A model's modules in the order of its forward pass, and its parameters in the orders of engines."""
 
     def __init__(self, counts: ModelCounts, autocast: bool) -> None:
         self._autocast = autocast

@@ -23,7 +23,7 @@ Visit = tuple[str, Module]
 
 
 class Sections(NamedTuple):
-    """The module visits of one micro step by phase, with the blocks in the order of the backward pass."""
+    """The modules that one micro step visits, by phase. The blocks are in the order of the backward pass."""
 
     forward: list[Visit]
     after: list[Visit]  # backward pass of the modules after the blocks
@@ -36,10 +36,11 @@ class Sections(NamedTuple):
 
 
 def sections(model: Model, checkpointing: bool, dropout: bool, is_frozen: bool = False) -> Sections:
-    """Return the visits of modules in one micro step, as the hooks of zero/parameter_offload.py see them.
+    """Return the order in which one micro step enters and leaves modules, as DeepSpeed's hooks see it.
 
-    If the weights are frozen (`is_frozen`), the backward pass ends with the first adapter. This is in a block, so the
-    modules before the blocks, which are the embeddings, are not visited again.
+    The hooks are in zero/parameter_offload.py. If the weights are frozen (`is_frozen`), the backward pass ends with the
+    first adapter. This is in a block, so the modules before the blocks, which are the embeddings, are not visited
+    again.
     """
     blocks = [list(_backward_of_block(model, block, checkpointing, dropout, is_frozen)) for block in model.blocks[::-1]]
     before = [

@@ -134,7 +134,7 @@ def find_for_length(text: str, sequence_length: int | None = None) -> tuple[Mode
 
 
 def for_length(shape: ModelShape, sequence_length: int | None = None) -> tuple[ModelShape, int, list[str]]:
-    """Return a model's shape for a sequence length, the length in tokens, and notes on the model.
+    """Return a model's shape with enough positions for a sequence length, this length, and notes on the model.
 
     The rules are those of `find_for_length`. Raises NotRead if the model has fewer positions, and no formulas for more.
     """
