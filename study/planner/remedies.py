@@ -283,7 +283,7 @@ class _Search:
         return found
 
     def _try(self, kind: RemedyKind, changes: Changes, enough: float = ENOUGH_FREE) -> Remedy | None:
-        """Return the remedy that these changes are. None if they do not suffice, or if the program cannot do them.
+        """Return the change of the request as a remedy. None if it does not suffice, or if the program cannot do it.
 
         A strategy must leave this share of a GPU's memory free without offload.
         """
@@ -304,7 +304,7 @@ class _Search:
         return remedy if self.can_start(remedy) else None
 
     def _is_better(self, option: StrategyPrediction) -> bool:
-        """Return whether an option is worth a change: now nothing fits without offload, or it is faster or leaner."""
+        """Return whether an option is worth a change: nothing fits without offload yet, or it is faster or needs less."""
         now = self.advice.recommended
         if now is None or now.offloads or not now.has_enough_free:
             return True

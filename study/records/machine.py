@@ -86,7 +86,7 @@ def describe() -> dict[str, Any]:
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables that a record keeps, without private information.
 
-    Of a path only the last part is kept. User names and passwords are removed from addresses. Variables whose names
+    Only the last part of a path is kept. User names and passwords are removed from addresses. Variables whose names
     suggest a secret are left out.
     """
     return {

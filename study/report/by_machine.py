@@ -310,8 +310,8 @@ def measured(
 
     `records` are folders of runs or of collected records. Without any, they are those of `committed_on_gpus`. A run
     counts if it finished, if its model, adapter, GPU, number of GPUs, precision, tokens per sequence and compiling are
-    those of the prediction, and if each of its processes had a GPU of its own. Of several batches, the fastest one is
-    taken, as the planner does. The speed is the median of its runs, from the slowest to the fastest, and counts
+    those of the prediction, and if each of its processes had a GPU of its own. If several batches were run, the fastest
+    one is taken, as the planner does. The speed is the median of its runs, from the slowest to the fastest, and counts
     padding, as the predictions do. The memory is the largest peak of tensors.
     """
     folders = tables.folders(records) if isinstance(records, (str, Path)) or records else committed_on_gpus()

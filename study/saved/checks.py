@@ -319,7 +319,7 @@ def _check_norms(saved: Saved, model: Expected, tensors: dict[str, Tensor]) -> N
 
 
 def _starts_at_zero(model: Any, module: torch.nn.Module) -> bool:
-    """Return whether transformers initializes the weight of a norm with zeros, to which the norm adds one."""
+    """Return whether transformers initializes the weight of a norm with zeros, because the norm adds one to it."""
     with contextlib.suppress(Exception):  # a model may raise anything; then nothing is claimed
         own: Any = copy.deepcopy(module).to_empty(device="cpu")
         torch.nn.init.constant_(own.weight, 0.5)

@@ -295,7 +295,7 @@ def _may_skip(files: _Files) -> bool:
 
 
 def _check_scheduler(files: _Files, scheduler: int | None, step: int, allowed: set[int | None], may_lag: bool) -> None:
-    """Compare the number of the scheduler's steps with those that the other files say."""
+    """Compare the number of steps of the learning rate schedule with those that the other files state."""
     if scheduler is None or scheduler in allowed or (may_lag and scheduler < step):
         return
     files.saved.wrong(
@@ -338,7 +338,7 @@ def scheduler_steps(content: Any) -> int | None:
 
 
 def _loaded(saved: Saved, path: Path, trust: bool) -> Any:
-    """Return the content of a file of torch.save; None if it is damaged, which is reported, or would run code."""
+    """Return the content of a file of torch.save. None if it would run code, or if it is damaged, which is reported."""
     try:
         return pickles.load(path, trust)
     except pickles.Unreadable as reason:
@@ -465,7 +465,7 @@ def _check_manifest(files: _Files, folder: Path) -> None:
 
 
 def _check_lost_weights(saved: list[Saved], root: Path) -> None:
-    """Report optimizer states without weights, unless the folder of the optimizer itself was named."""
+    """Report optimizer states without weights, unless the user named the optimizer's own folder."""
     if any(saved_part.tensors for saved_part in saved):
         return
     for saved_part in saved:

@@ -100,7 +100,7 @@ def _load(saved: Saved, listed: Iterable[Path], trust: bool) -> _Files:
 
 
 def _forget_mixed(saved: Saved, files: _Files) -> None:
-    """Report model files of two trainings, and forget those that do not belong to the optimizer's files."""
+    """Report model files of two trainings, and ignore those that do not belong to the optimizer's files."""
     if -1 in files.model and len(files.model) > 1:
         names = [path.name for (kind, _), path in files.paths.items() if kind == "model"]
         saved.wrong(
@@ -155,7 +155,7 @@ def _check_ranks(saved: Saved, files: _Files) -> None:
 
 
 def _check_kind(saved: Saved, files: _Files, kind: str, ranks: list[int]) -> None:
-    """Check that the files of one kind are those of these ranks, and forget the others."""
+    """Check that the files of one kind are those of these ranks, and ignore the others."""
     noun, contents = ("model", files.model) if kind == "model" else ("optimizer", files.optimizer)
     stored_ranks = {rank for file_kind, rank in files.paths if file_kind == kind}
     further = stored_ranks - {*ranks}
@@ -368,7 +368,7 @@ def _read_masters(saved: Saved, files: _Files, stage: int, shapes: list[dict[str
 
 
 def _check_stored(saved: Saved, module: dict[str, Any], trained: set[str]) -> None:
-    """Report the tensors of the model that the checkpoint has in no form in which a resumed training reads them."""
+    """Report tensors of the model that no file of the checkpoint has in a form that a resumed training reads."""
     stored_names = {*saved.tensors, *saved.ties, *trained}
     if unknown := [name for name in module if name not in stored_names]:
         saved.wrong(
@@ -472,7 +472,7 @@ def _wrong_sizes(saved: Saved, group: dict[str, Any], parts: list[Any], need: in
 
 
 def _slice_of(name: str, shape: tuple[int, ...], parts: list[torch.Tensor], begin: int, end: int) -> Tensor:
-    """Return a tensor that is a stretch of the vector whose parts the ranks have."""
+    """Return a tensor that is a contiguous part of the flat vector whose parts the ranks have."""
 
     def whole() -> torch.Tensor:
         starts = [0]
@@ -489,7 +489,7 @@ def _slice_of(name: str, shape: tuple[int, ...], parts: list[torch.Tensor], begi
 
 
 def _read_stage_3(saved: Saved, files: _Files, shapes: list[dict[str, tuple[int, ...]]]) -> None:
-    """Read stage 3: each rank has a stretch of every parameter. The groups of a rank follow one another."""
+    """Read stage 3: each rank has a contiguous part of every parameter. A rank's groups follow one another."""
     world_size = len(files.optimizer)
     masters = _by_rank(files, lambda content: _masters_of(content)[1])
     flat: dict[str, tuple[int, ...]] = {}
@@ -544,7 +544,7 @@ def _check_padding(saved: Saved, files: _Files, sizes: list[int]) -> None:
 
 
 def _shares_of(name: str, shape: tuple[int, ...], ranks: list[list[torch.Tensor]], offset: int, share: int) -> Tensor:
-    """Return a tensor of which each rank has a stretch of `share` elements, in one or several of its groups."""
+    """Return a tensor of which each rank has `share` contiguous elements, in one or several of its groups."""
 
     def whole() -> torch.Tensor:
         parts = [_slice_of("", (share,), groups, offset, offset + share).read() for groups in ranks]

@@ -74,9 +74,10 @@ def _config_of(model: Path) -> dict[str, Any]:
 
 
 def _without_descriptions(saved: list[Saved]) -> tuple[list[Saved], dict[str, Any] | None]:
-    """Return the saved models, and the configuration that describes an engine's checkpoint.
+    """Return the saved models, and the configuration that they share with an engine's checkpoint.
 
-    A configuration without weights is not an incomplete model if it belongs to weights that have none of their own.
+    If a configuration without weights belongs to weights that have none of their own, it is not an incomplete model and
+    is left out.
     """
     models = [saved_part for saved_part in saved if saved_part.config is not None and not saved_part.is_adapter]
     shared_config = models[0].config if models else None
@@ -125,7 +126,7 @@ _READERS: list[tuple[Callable[[Path], bool], Callable[[Path, bool], Saved]]] = [
 
 
 def _find(folder: Path, trust: bool, depth: int) -> list[Saved]:
-    """Read a folder and the folders in it. Of several steps, only the newest is read."""
+    """Read a folder and the folders in it. If it has checkpoints of several steps, only the newest is read."""
     for recognizes, reader in _READERS:
         if recognizes(folder):
             return [_read(reader, folder, trust)]

@@ -51,7 +51,7 @@ def is_one(folder: Path) -> bool:
 
 
 def _is_of_model(path: Path) -> bool:
-    """Return whether a config.json describes a model. Other programs call their settings so, too."""
+    """Return whether a config.json describes a model. Other programs also call their settings so."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -123,7 +123,7 @@ def _read_set(saved: Saved, files: dict[str, Path], name: str, trust: bool) -> N
 
 
 def _compare_sets(saved: Saved, files: dict[str, Path], sets: list[str], trust: bool) -> None:
-    """Report other weights in the folder, which the loader ignores. They are wrong if their values are others."""
+    """Report other weights in the folder, which the loader ignores. It is a fault if their values differ."""
     loader = "PEFT" if saved.is_adapter else "transformers"
     for name in sets[1:]:
         ignored = Saved(saved.folder, saved.format)
@@ -313,5 +313,5 @@ def _check_shapes(saved: Saved, file: str) -> None:
 
 
 def _is_stack(shape: tuple[int, ...], size: int) -> bool:
-    """Return whether a tensor has the elements of several matrices of a size."""
+    """Return whether a tensor has the size of several stacked matrices."""
     return size > 0 and math.prod(shape) > size and math.prod(shape) % size == 0

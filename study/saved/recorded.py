@@ -303,7 +303,7 @@ def _is_undecided(chosen: _Fit, alternative: _Fit, own: Mapping[str, _Own]) -> b
 
 
 def _distance(first: _Fit, second: _Fit, name: str) -> float:
-    """Return the relative distance of a weight at two recorded steps."""
+    """Return the relative distance between the values of a weight at two recorded steps."""
     (a, _), (b, _) = first.weights[name], second.weights.get(name, first.weights[name])
     return float(np.linalg.norm(a - b)) / max(float(np.linalg.norm(a)), 1e-300)
 

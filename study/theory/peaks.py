@@ -380,7 +380,7 @@ def _stage_3_gradients(shape: ModelShape, engine: Engine, job: StepConfig, tied:
 
 
 def _around(shape: ModelShape) -> int:
-    """Return the elements outside the blocks that FSDP2 keeps gathered throughout a micro step.
+    """Return the elements outside the blocks that FSDP2 keeps gathered during a whole micro step.
 
     An embedding that is not tied to the head is a unit of its own and is not included.
     """

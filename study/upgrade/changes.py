@@ -175,7 +175,7 @@ def not_compared(old: Lock, new: Lock, use: Use | None = None) -> list[NotChecke
 
 
 def _why_unread(name: str, old: Lock, new: Lock) -> str:
-    """Return what stands in a file, or in both, instead of a release of a package."""
+    """Return what one or both files have in place of a release of a package."""
     if old.unread.get(name) == new.unread.get(name):
         return f"OLD and NEW have {old.unread[name]}"
     return "; ".join(
@@ -184,7 +184,7 @@ def _why_unread(name: str, old: Lock, new: Lock) -> str:
 
 
 def _is_fixed(name: str, old: Lock, new: Lock) -> bool:
-    """Return whether a package has the same unchangeable content in both files, although it is not one release."""
+    """Return whether both files pin a package to the same unchangeable content that is not a release."""
     return name in old.fixed and old.fixed.get(name) == new.fixed.get(name)
 
 
@@ -202,7 +202,7 @@ class Comparison(NamedTuple):
 def compare_locks(old: Lock, new: Lock, use: Use | None = None) -> Comparison:
     """Return the changes of a training between two lock files.
 
-    A fault of a package of which OLD names no release may also be in OLD, so it is no change that is known.
+    If OLD names no release of a package, its faults may also be in OLD, so they are not listed as changes.
     """
     changes = [
         replace(change, how="there", alarms=False)
@@ -220,7 +220,7 @@ def compare_locks(old: Lock, new: Lock, use: Use | None = None) -> Comparison:
 
 
 def _may_be_in(lock: Lock, package: str) -> bool:
-    """Return whether a file may have a package at a release that could not be read, also in an included file."""
+    """Return whether a file may have a package at a release that could not be read, or in an unread included file."""
     return package not in lock.pins and (package in lock.unread or any(name.startswith("-") for name in lock.unread))
 
 
@@ -266,7 +266,7 @@ def compare(old: Mapping[str, str], new: Mapping[str, str]) -> list[Change]:
 
 
 def _changed_faults(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[Change]:
-    """Yield what comes or goes of known_faults, and crashes of sets of releases that stay although a release changes.
+    """Yield the faults that begin or end with the upgrade, and crashes that stay although a release changes.
 
     A change of behavior may affect training in both directions. What becomes of the faults of a package that has no
     release in NEW is unknown.
@@ -383,7 +383,7 @@ def _is_listed_without_effect(package: str, name: str, change: _DefaultChange) -
 
 
 def _as_change(package: str, change: _DefaultChange, classes: Sequence[str], version: str) -> Change:
-    """Return the change of a default, with its summary."""
+    """Return the change of a default as a `Change`, with its summary."""
     key, before, after = change
     other_classes = f" (also of {', '.join(classes[1:])})" if classes[1:] else ""
     line = f"{classes[0]}.{key}{other_classes}: {before or 'missing'} -> {after or 'missing'}"

@@ -41,8 +41,8 @@ def words() -> tuple[str, ...]:
 def reviews() -> tuple[list[str], list[int]]:
     """Return reviews and their labels, sorted by label as in IMDB.
 
-    Of ten words, four have a sentiment on average. Nine of ten of these words have the sentiment of the label. All
-    other words are drawn by frequency. BERT tiny is well above chance after 30 steps of 8 reviews at learning rate
+    On average, four of ten words have a sentiment. For nine of ten of these words, it is the sentiment of the label.
+    All other words are drawn by frequency. BERT tiny is well above chance after 30 steps of 8 reviews at learning rate
     1e-3. After fewer steps, it is still at chance.
     """
     vocabulary = np.array(words())

@@ -175,7 +175,7 @@ def _parts_of_adapters(engine: Engine, shape: ModelShape, checkpointing: bool, d
 
 
 def _added(sums: Sums, first: Sums, later: Sums) -> Sums:
-    """Return `sums` plus the difference between the first micro step and a later one, which can be negative."""
+    """Return `sums` plus the difference between the first micro step and later ones, which can be negative."""
     added = {}
     for kind in {*sums, *first, *later}:
         (count, size), (more, more_size), (less, less_size) = (s.get(kind, (0, 0)) for s in (sums, first, later))
