@@ -304,7 +304,7 @@ class _Search:
         return remedy if self.can_start(remedy) else None
 
     def _is_better(self, option: StrategyPrediction) -> bool:
-        """Return whether an option is worth a change: nothing fits without offload yet, or it is faster or needs less."""
+        """Return whether an option is worth a change: nothing fits without offload, or it is faster or needs less."""
         now = self.advice.recommended
         if now is None or now.offloads or not now.has_enough_free:
             return True
