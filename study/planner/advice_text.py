@@ -14,7 +14,7 @@ from study.planner.choose import ENOUGH_FREE, HOST_BYTES_OF_SYSTEM, HOST_BYTES_P
 from study.planner.launch import Launch
 from study.planner.machines import whole_training
 from study.planner.request import CHECKPOINTED, SEQUENCES_PER_GPU, Request
-from study.planner.training_text import price_of, whole_training_sentence
+from study.planner.training_text import price_source_of, whole_training_sentence
 from study.planner.units import unit_of
 from study.strategy import file
 from study.theory import adapters, frozen, hardware, intervals, model_states, peaks, prediction
@@ -634,7 +634,7 @@ def content(advice: Advice, path: Path | None = None) -> dict[str, Any]:
         "usable_bytes_per_gpu": advice.options[0].prediction.usable_bytes,
         "price_per_gpu_hour": gpu.price_per_hour,
         "dollars_per_hour": None if gpu.price_per_hour is None else gpu.price_per_hour * advice.box.num_gpus,
-        "price_source": price_of(gpu),
+        "price_source": price_source_of(gpu),
         "notes": advice.notes,
         "strategies": [
             _option_content(option)

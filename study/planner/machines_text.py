@@ -10,7 +10,7 @@ from study.planner.advice_text import NARROW, aligned, images_content, training_
 from study.planner.choose import ENOUGH_FREE, gib
 from study.planner.machines import MOST_GPUS
 from study.planner.reasons import percent
-from study.planner.training_text import duration, price_of, short_duration
+from study.planner.training_text import duration, price_source_of, short_duration
 from study.planner.units import Unit, unit_of
 from study.theory.shapes import DEFAULT_LENGTH
 
@@ -123,7 +123,7 @@ def _legend(machines: list[Machine]) -> str:
 def _prices(machines: list[Machine]) -> list[str]:
     """Return the sources of the prices of these GPUs, which come from several providers."""
     gpus = {machine.gpu.name: machine.gpu for machine in machines if machine.dollars_per_hour is not None}
-    named = [f"{name} ${gpu.price_per_hour:,.2f} per hour: {price_of(gpu)}" for name, gpu in gpus.items()]
+    named = [f"{name} ${gpu.price_per_hour:,.2f} per hour: {price_source_of(gpu)}" for name, gpu in gpus.items()]
     return [f"Prices: {'; '.join(named)}."] if named else []
 
 
@@ -146,7 +146,7 @@ def content_of_machine(machine: Machine) -> dict[str, Any]:
         "dollars_per_hour": machine.dollars_per_hour,
         "dollars_per_billion_tokens": option.prediction.dollars_per_billion_tokens,
         **images,
-        "price_source": price_of(machine.gpu),
+        "price_source": price_source_of(machine.gpu),
         "whole_training": None if machine.training is None else training_content(machine.training, option.shape),
     }
 

@@ -295,10 +295,10 @@ def implied_outcome(run: Run, ended: Sequence[tuple[Run, OutcomeStatus]]) -> str
 
 
 def too_large_batch(run: Run, exhausted: Iterable[Run]) -> str | None:
-    """Return a text that names a finished run from which it follows that this run would run out of memory.
+    """Name the finished run from which it follows that this run would run out of memory, in a sentence.
 
-    The named run ran out of memory with a smaller global batch and no larger micro batch, and otherwise needs the same
-    memory. None if there is no such run.
+    The finished run ran out of memory with a smaller global batch and no larger micro batch, and otherwise needs the
+    same memory. None if there is no such run.
     """
     for exhausted_run in exhausted:
         alike = (run.strategy.name, run.world_size) == (exhausted_run.strategy.name, exhausted_run.world_size)
@@ -310,7 +310,7 @@ def too_large_batch(run: Run, exhausted: Iterable[Run]) -> str | None:
 
 
 def implied_by_ladder(run: Run, ended: Iterable[tuple[Run, OutcomeStatus]]) -> str | None:
-    """Return a text that names the run that already shows whether this run fits into memory.
+    """Name the run that already shows whether this run fits into memory, in a sentence.
 
     Both search for the largest model or batch that fits. If a larger one trained, this one fits. If a smaller one ran
     out of memory, this one does not fit. None if no run shows it.

@@ -67,7 +67,7 @@ def _measured_shares() -> dict[str, float]:
 
 
 def relative_share(gpu: Gpu, nearest: str) -> float | None:
-    """Return a GPU's share of its peak rate in matrix products, divided by that of the GPU behind the fits.
+    """Return a GPU's share of its peak rate in matrix products, relative to the GPU to which step times are fitted.
 
     `nearest` is the generation of the GPU to which step times are fitted. None if the GPU was not measured.
     """

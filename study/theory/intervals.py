@@ -1,4 +1,4 @@
-"""The intervals of predicted step times, and the published times that they are based on.
+"""Compute the intervals of predicted step times from the published times that they are based on.
 
 tools/derive/planner_accuracy.py predicts every published time with constants that were fitted to other times only. It
 writes the errors to measured_by_others/evidence.json.
