@@ -232,17 +232,17 @@ def test_load_is_what_others_took_of_the_processors_of_the_run(
     ticks, moments = os.sysconf("SC_CLK_TCK"), []
     for at, by_all, stolen, by_others in ((10.0, 0, 0, 0), (20.0, 15, 1, 9)):
         counters.STAT.write_text(STAT.format(by_all * ticks, stolen * ticks, by_others * ticks))
-        moments.append(counters.moment()._replace(at=at))
-    result = counters.between(*moments, own=12.0)
+        moments.append(counters.read_processors()._replace(at=at))
+    result = counters.load_between(*moments, own=12.0)
     assert (result.seconds, result.num_processors, result.own_seconds) == (10.0, num_processors, 12.0)
     assert (result.other_seconds, result.stolen_seconds) == (others, min(1.0, (quota or 9) / len(allowed)))
-    assert counters.between(*moments, own=30.0).other_seconds == 0  # clocks of the kernel tick
+    assert counters.load_between(*moments, own=30.0).other_seconds == 0  # clocks of the kernel tick
 
 
 def test_the_box_counts_this_process():
-    first, own = counters.moment(), counters.own_seconds()
+    first, own = counters.read_processors(), counters.own_seconds()
     while counters.own_seconds() - own < 0.2:
         sum(range(100_000))
-    result = counters.between(first, counters.moment(), counters.own_seconds() - own)
+    result = counters.load_between(first, counters.read_processors(), counters.own_seconds() - own)
     assert result.num_processors >= 1
     assert result.own_seconds >= 0.2

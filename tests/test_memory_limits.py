@@ -154,7 +154,7 @@ from study.training import counters
 launched = launch._environment(Run(build_config(), read_by_name("single"), 1, Path("run")))["OMP_NUM_THREADS"]
 pairs.share_cores(1)
 facts = machine.describe()
-measured = counters.between(counters.moment(), counters.moment(), 0.0).num_processors
+measured = counters.load_between(counters.read_processors(), counters.read_processors(), 0.0).num_processors
 print(launched, os.environ["OMP_NUM_THREADS"], facts["usable_cores"], len(facts["allowed_processors"]), measured)
 """
 

@@ -334,7 +334,7 @@ def request_of(requested: dict[str, Any]) -> Request:
 def _print_gpus() -> None:
     """Print all GPUs that --gpu accepts, with their main numbers and the sources of their prices."""
     from study import terminal
-    from study.planner.training_text import price_of
+    from study.planner.training_text import price_source_of
     from study.theory import gpus
 
     meaning = (
@@ -345,7 +345,7 @@ def _print_gpus() -> None:
     names: dict[str, list[str]] = {}
     for gpu in gpus.GPUS.values():
         if gpu.price_per_hour is not None:
-            names.setdefault(price_of(gpu), []).append(gpu.name)
+            names.setdefault(price_source_of(gpu), []).append(gpu.name)
     sources = [terminal.wrap(f"{', '.join(sharing)}: {source}", "  ", "    ") for source, sharing in names.items()]
     table = terminal.table(*gpus.table())
     print("\n".join([*table, "", terminal.wrap(meaning), "", "Prices, with their date:", *sources]))

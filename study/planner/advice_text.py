@@ -14,7 +14,7 @@ from study.planner.choose import ENOUGH_FREE, HOST_BYTES_OF_SYSTEM, HOST_BYTES_P
 from study.planner.launch import Launch
 from study.planner.machines import whole_training
 from study.planner.request import CHECKPOINTED, SEQUENCES_PER_GPU, Request
-from study.planner.training_text import price_of, whole_training_sentence
+from study.planner.training_text import price_source_of, whole_training_sentence
 from study.planner.units import unit_of
 from study.strategy import file
 from study.theory import adapters, frozen, hardware, intervals, model_states, peaks, prediction
@@ -36,9 +36,9 @@ MARK = "*"  # of rows with another precision than the requested one
 def text(advice: Advice, path: Path | None = None) -> str:
     """Return the advice as a text of 80 columns. `path` is the file that --write writes, or None.
 
-    It has the answer, a table with the meaning of its columns, why other strategies are not recommended, how to start
-    the training, and what is assumed. If the answer recommends a change of the request, all of them are of the training
-    with the change.
+    The text has the answer, a table with the meaning of its columns, why other strategies are not recommended, how to
+    start the training, and what is assumed. If the answer recommends a change of the request, the text describes the
+    training with the change.
     """
     start = advice.to_start
     lines = [reasons.answer(advice), *filter(None, [whole_training_sentence(start)])]
@@ -68,7 +68,7 @@ def text(advice: Advice, path: Path | None = None) -> str:
 
 
 def setting(advice: Advice) -> str:
-    """Return the setting of the recommended training, including the recommended change."""
+    """Return one line on the training that is recommended: model, machine, batch and the recommended change."""
     change = "" if advice.change is None else f", with {advice.change.flags}"
     return f"{setting_line(advice.to_start)}{change}"
 
@@ -85,7 +85,7 @@ def _more(advice: Advice, shown: int) -> str:
 
 
 def shown_line(advice: Advice) -> list[str]:
-    """Return what nvidia-smi will show for the recommended strategy, as a sentence. Empty if none is recommended."""
+    """Predict in a sentence what nvidia-smi will show for the recommended strategy. Empty if none is recommended."""
     option = advice.recommended
     if option is None:
         return []
@@ -104,7 +104,7 @@ def shown_line(advice: Advice) -> list[str]:
 
 
 def _shown(option: StrategyPrediction) -> tuple[float, float, float]:
-    """Return the bytes that nvidia-smi shows: those of the least, a usual, and the most generous allocator."""
+    """Return the bytes that nvidia-smi shows if PyTorch's allocator reserves little, as usual, or much."""
     peak, box = option.prediction.peak, option.prediction.box
     least, most = prediction.RESERVED_RANGE
     low, usual, high = (
@@ -114,7 +114,7 @@ def _shown(option: StrategyPrediction) -> tuple[float, float, float]:
 
 
 def legend(options: Sequence[StrategyPrediction], request: Request) -> list[str]:
-    """Return the meaning of the columns and of the marks that these options have."""
+    """Return the legend of the table: what its columns and marks mean."""
     kinds = {option.prediction.job.activation_checkpointing for option in options}
     marks = [
         *(["c: with activation checkpointing"] if True in kinds else []),
@@ -147,7 +147,7 @@ def legend(options: Sequence[StrategyPrediction], request: Request) -> list[str]
 
 
 def _of_host(options: Sequence[StrategyPrediction]) -> str:
-    """Return that the host's memory counts too, if an option leaves too little of it free."""
+    """Return a note that host memory limits the choice too, if an option leaves too little of it free."""
     is_of_host = any(option.fits and option.host_free_share < ENOUGH_FREE for option in options)
     return " of the GPU or of the host" if is_of_host else ""
 
@@ -177,7 +177,7 @@ def _autocast(request: Request) -> str:
 
 
 def setting_line(advice: Advice) -> str:
-    """Return model, machine, its price, and the batch that all rows of the table have."""
+    """Return one line with the model, the machine and its price, and the batch of all rows of the table."""
     box, length, request = advice.box, advice.request.sequence_length, advice.request
     price = box.gpu.price_per_hour
     hourly = "" if price is None else f" (${price * box.num_gpus:,.2f} per hour)"
@@ -200,7 +200,7 @@ def setting_line(advice: Advice) -> str:
 
 
 def _images_in_words(shape: ModelShape) -> str:
-    """Return the images of each sequence in words. The text is empty without images."""
+    """Describe the images in each sequence. The text is empty without images."""
     if not shape.num_images:
         return ""
     takes = "takes" if shape.num_images == 1 else "take"
@@ -208,7 +208,7 @@ def _images_in_words(shape: ModelShape) -> str:
 
 
 def adapter_lines(shape: ModelShape) -> list[str]:
-    """Return a sentence with the adapters or the frozen part, and the number of trainable parameters.
+    """Describe the adapters or the frozen weights in a sentence, with the number of trainable parameters.
 
     Nothing is returned if all parameters are trained.
     """
@@ -237,10 +237,10 @@ def _basis(advice: Advice) -> str:
 
 
 def short_list(advice: Advice) -> list[StrategyPrediction]:
-    """Return the strategies of the short table, in the order of `Advice.ranked`.
+    """Return the strategies that the short table lists, in the order of `Advice.ranked`.
 
-    They are the recommended one, or the one that lacks least memory if none fits; those of `FAMILIAR`; the fastest one
-    with offload that fits; and the fastest one with which the reason compares the recommended one.
+    They are the recommended one, or the one that lacks the least memory if none fits; those of `FAMILIAR`; the fastest
+    one with offload that fits; and the fastest one with which the reason compares the recommended one.
     """
     ranked, compared = advice.ranked, reasons.fastest_of_preferred(advice)
     offloading = next((option for option in ranked if option.offloads and option.fits), None)
@@ -273,7 +273,7 @@ def _reasons(advice: Advice) -> list[str]:
 
 
 def _changes(advice: Advice) -> list[str]:
-    """Return the changes with which the training fits and leaves enough memory free, a block of lines for each."""
+    """Return the changes with which the training fits and leaves enough memory free, as lines of text."""
     lines = [
         terminal.wrap(f"{flags}: {predicted}", "  ", "      ", columns=NARROW)
         for flags, predicted in reasons.changes(advice)
@@ -310,7 +310,7 @@ def _start(advice: Advice, begin: str = "Start it", path: Path | None = None) ->
 
 
 def launch_or_why(advice: Advice, path: Path | None = None) -> Launch | str | None:
-    """Return the launch, or the reason why there is none. None if no strategy is recommended.
+    """Return how to start the training, or why it cannot be started. None if no strategy is recommended.
 
     The launch reads the file `path`, or a file with the name of the strategy.
     """
@@ -321,7 +321,7 @@ def launch_or_why(advice: Advice, path: Path | None = None) -> Launch | str | No
 
 
 def block_lines(title: str, pairs: Iterable[tuple[str, str]]) -> list[str]:
-    """Return pairs of label and value as a block of text. Two short ones that follow each other share a line."""
+    """Format pairs of a label and a value as lines. Two short pairs in succession share a line."""
     half = NARROW // 2 - 2
     lines, left = [f"{title}:"], ""
     for cell in (f"{label}: {value}" for label, value in pairs):
@@ -433,7 +433,7 @@ _QUANTITIES = {
 
 
 def memory_evidence(option: StrategyPrediction) -> str:
-    """Return sentences with the errors of predicted memory, for the option's class of engine."""
+    """Describe in sentences how accurate predicted memory is for engines like that of the option."""
     if option.shape.adapter is not None:
         return (
             'The section "Adapters" of the report "How accurate the planner is" compares our predictions for trainings '
@@ -446,7 +446,7 @@ def memory_evidence(option: StrategyPrediction) -> str:
 
 
 def _error(errors: intervals.MemoryErrors) -> str:
-    """Return sentences with the error of the predicted memory for one kind of published memory."""
+    """Describe in sentences the error of predicted memory for one kind of published memory."""
     sources = terminal.count(errors.sources, "source")
     trainings = terminal.count(errors.count, "training")
     published = f"For {trainings}, {sources} published {_QUANTITIES[errors.quantity]}"
@@ -502,7 +502,7 @@ MARKS = {False: "", True: " c", "selective": " s", "selective-op": " s"}
 
 
 def head_of(shape: ModelShape) -> tuple[str, ...]:
-    """Return the columns of the table that has every strategy."""
+    """Return the column names of the table that has every strategy."""
     unit = unit_of(shape)
     return ("strategy", "precision", "fits", "GiB", "free", "batch", "largest", "s/step", unit.rate_column, "MFU",
             "sent GB", unit.price_column, "host GiB", "disk GiB", "memory is")  # fmt: skip
@@ -549,7 +549,10 @@ def groups_of(advice: Advice) -> str:
 
 
 def cells(option: StrategyPrediction, request: Request) -> dict[str, str]:
-    """Return the cells of an option by the name of the column, without "largest", which takes long to compute."""
+    """Return the row of an option in the table: texts by column name.
+
+    The column "largest" is missing, because it takes long to compute.
+    """
     prediction = option.prediction
     job, unit = prediction.job, unit_of(option.shape)
     is_other = prediction.engine.precision != request.chosen_precision
@@ -576,7 +579,7 @@ def cells(option: StrategyPrediction, request: Request) -> dict[str, str]:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table whose first row is the head. All columns but the first are aligned to the right."""
+    """Format a table as aligned lines. The first row is the header, and only the first column is aligned left."""
     head, *others = rows
     return terminal.table(head, others, NARROW, sides="<" + ">" * (len(head) - 1))
 
@@ -635,7 +638,7 @@ def content(advice: Advice, path: Path | None = None) -> dict[str, Any]:
         "usable_bytes_per_gpu": advice.options[0].prediction.usable_bytes,
         "price_per_gpu_hour": gpu.price_per_hour,
         "dollars_per_hour": None if gpu.price_per_hour is None else gpu.price_per_hour * advice.box.num_gpus,
-        "price_source": price_of(gpu),
+        "price_source": price_source_of(gpu),
         "notes": advice.notes,
         "strategies": [
             _option_content(option)
@@ -661,7 +664,7 @@ def _launch_content(advice: Advice, path: Path | None = None) -> dict[str, Any] 
 
 
 def _changed_content(change: Remedy, changed: Advice) -> dict[str, Any]:
-    """Return the recommended change, and the advice about the training with it. "launch" and "why_not" are of it."""
+    """Return the recommended change, and the advice about the training with it, for JSON."""
     return _remedy_content(change) | {
         "assumed": dict(assumed_settings(changed.request, changed.box, groups_of(changed), changed.shape)),
         "strategies": [
@@ -677,7 +680,7 @@ def _training_content(option: StrategyPrediction, request: Request) -> dict[str,
 
 
 def training_content(training: WholeTraining, shape: ModelShape) -> dict[str, Any]:
-    """Return a whole training for JSON."""
+    """Return the time and price of a whole training as plain data for JSON."""
     images = {"images": training.tokens} if shape.reads_images else {}
     return dataclasses.asdict(training) | images
 
@@ -700,7 +703,7 @@ def _remedy_content(remedy: Remedy) -> dict[str, Any]:
 
 
 def images_content(option: StrategyPrediction) -> dict[str, Any]:
-    """Return speed and price of a model that reads images for JSON. Empty for other models."""
+    """Return images per second and their price as plain data for JSON. Empty for models that read no images."""
     if not option.shape.reads_images:
         return {}
     return {
@@ -757,7 +760,7 @@ def _option_content(option: StrategyPrediction) -> dict[str, Any]:
 
 
 def _rests_on(option: StrategyPrediction) -> str | None:
-    """Return the evidence behind the time of an option. None if there is none."""
+    """Return the published measurements behind the predicted time of an option. None if there are none."""
     if option.is_measured:
         return MEASURED
     return None if option.is_short else option.prediction.step.evidence.sentence
@@ -788,7 +791,7 @@ def _whole(value: float) -> int:
 
 
 def text_of_largest(largest: LargestModels) -> str:
-    """Return the largest model of each strategy as a text with a table."""
+    """Return a table of the largest model that each strategy can train, as text."""
     rows = [["strategy", "largest GPT", "billions of parameters"]]
     for name, shape in largest.shapes.items():
         rows.append([name, *((shape.name, f"{shape.num_params / 1e9:.3g}") if shape else ("none", ""))])
@@ -803,7 +806,7 @@ def text_of_largest(largest: LargestModels) -> str:
 
 
 def content_of_largest(largest: LargestModels) -> dict[str, Any]:
-    """Return the largest model of each strategy as plain data for JSON."""
+    """Return the largest model that each strategy can train, as plain data for JSON."""
     models = [
         {"strategy": name, **({"hidden": shape.hidden, "layers": shape.layers} if shape else {}),
          "num_params": shape.num_params if shape else None}
@@ -819,7 +822,7 @@ def content_of_largest(largest: LargestModels) -> dict[str, Any]:
 
 
 def text_of_fewest(fewest: FewestGpus) -> str:
-    """Return the smallest number of GPUs for a model, by strategy, as a text with a table."""
+    """Return a table of the smallest number of GPUs on which each strategy can train a model, as text."""
     rows = [["strategy", "GPUs", "GiB free per GPU", "fits"]]
     for name, fitting in sorted(fewest.fewest.items(), key=lambda item: item[1] or (1 << 30, 0)):
         beyond = "never" if name in fewest.unsharded else f"more than {fewest.most}"
@@ -845,7 +848,7 @@ def text_of_fewest(fewest: FewestGpus) -> str:
 
 
 def content_of_fewest(fewest: FewestGpus) -> dict[str, Any]:
-    """Return the smallest number of GPUs for a model, by strategy, as plain data for JSON."""
+    """Return the smallest number of GPUs on which each strategy can train a model, as plain data for JSON."""
     strategies = [
         {
             "strategy": name,

@@ -1,4 +1,4 @@
-"""Answer a question to the planner: which strategy to use, and what to change if memory is missing."""
+"""Answer a question to the planner: which strategy to use, and what to change if there is not enough memory."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def advise(model: str, request: Request, trace: Trace | None = None) -> Advice:
     """Predict every strategy for a model on the requested GPUs, and recommend one.
 
     Each strategy is predicted with the requested split of the batch. If none is requested, every split is a candidate,
-    and `choose.best_option` chooses among them. `trace` replaces predicted memory by traced memory. What a change of
-    the request needs is only predicted.
+    and `choose.best_option` chooses among them. `trace` replaces predicted memory by traced memory. The memory of a
+    changed request is only predicted.
 
     Raises Refusal if the model is unknown, or if the request cannot be satisfied.
     """
@@ -43,7 +43,7 @@ def advise(model: str, request: Request, trace: Trace | None = None) -> Advice:
 
 
 def _predicted(shape: ModelShape, request: Request, notes: Sequence[str], trace: Trace | None = None) -> Advice:
-    """Return the predictions of all strategies with the best of them, without changes of the request."""
+    """Return the predictions of all strategies and the best one, without changes of the request."""
     box, notes = request.box(), [*notes]
     options, left_out = choose.options_of(shape, box, request)
     by_reason: dict[str, list[str]] = {}

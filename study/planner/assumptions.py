@@ -44,7 +44,7 @@ def described(request: Request, shape: ModelShape | None = None) -> list[tuple[s
     weights = {"fp32": "fp32 under autocast", "16-bit": "bf16, without fp32 master weights"}[settings.weights]
 
     def words(name: str, value: str) -> str:
-        """Return a value with a mark if it is not the stack's default."""
+        """Return a value as text, with a mark if it is not the stack's default."""
         default = stack.loss_if(request.compile) if name == "loss_kernel" else getattr(stack, name)
         is_default = getattr(settings, name) == default
         return value if is_default else f"{value} (as you requested; the default of {stack.name} is different)"
@@ -92,7 +92,7 @@ def _dropout(request: Request, attention: Attention, shape: ModelShape | None) -
 
 
 def _images(request: Request, shape: ModelShape | None) -> str:
-    """Return what images a vision-language model gets. The text is empty for other models."""
+    """Describe the images that a vision-language model gets. The text is empty for other models."""
     if shape is None or not (shape.num_images or shape.has_idle_part):
         return ""
     if shape.num_images and shape.with_image is not None:

@@ -1,4 +1,4 @@
-"""Compare a measured step with its prediction, and predict the other strategies from there."""
+"""Compare a measured step with its prediction, and scale the predictions of the other strategies accordingly."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Calibration:
 
 
 def calibrate(advice: Advice, seconds: float) -> Calibration:
-    """Return the calibration by a measured step of the strategy that a request names.
+    """Return the calibration from a measured step time of the strategy that a request names.
 
     Raises Refusal if the request names no strategy, or if the time is no positive number.
     """
@@ -99,7 +99,7 @@ def _scaled(option: StrategyPrediction, factor: float) -> StrategyPrediction:
 
 
 def sentences(calibration: Calibration) -> list[str]:
-    """Return what the measured time means."""
+    """Explain in sentences how the measured step time compares with the prediction."""
     measured, factor = calibration.measured, calibration.factor
     step = measured.prediction.step
     low = significant(step.low, 2)
@@ -126,7 +126,7 @@ def sentences(calibration: Calibration) -> list[str]:
 
 
 def rows(calibration: Calibration) -> list[list[str]]:
-    """Return a table of the other strategies that fit, with their predicted time times the measured factor."""
+    """Return a table of the other strategies that fit, with their predicted times multiplied by the measured factor."""
     head = ["strategy", "s/step, from your measurement", "compared with yours", "GiB", "free"]
     return [head, *(
         [option.strategy.name, significant(calibration.factor * option.seconds),

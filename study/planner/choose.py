@@ -65,7 +65,7 @@ AUTOCAST_OF_FSDP2: dict[PrecisionClass, PrecisionClass] = {"bf16-autocast": "bf1
 
 @dataclass(frozen=True)
 class StrategyPrediction:
-    """A strategy with its prediction.
+    """A strategy with its predicted memory and step time.
 
     The prediction is for the requested split of the batch. If none is requested, it is for the split that `best_option`
     chooses among all of them.
@@ -87,7 +87,7 @@ class StrategyPrediction:
 
     @property
     def traced_bytes(self) -> int | None:
-        """The traced peak of the tensors on one GPU. None if the option was not traced."""
+        """The peak bytes of the tensors on one GPU in a traced step. None if the option was not traced."""
         return None if self.traced is None else self.traced.total
 
     @property
@@ -113,7 +113,7 @@ class StrategyPrediction:
 
     @functools.cached_property
     def loaded_bytes(self) -> float:
-        """The bytes of the 4-bit weights that each process loads as a whole before they are sharded. 0 if it does not.
+        """The bytes of 4-bit weights that each process loads unsharded, before sharding. 0 if it does not.
 
         transformers 5.23 loads quantized weights in every process (modeling_utils.py), and accelerate 1.15 does not
         keep them on the meta device (utils/fsdp_utils.py). DeepSpeed 0.19.8 moves them to the GPU before it partitions
@@ -165,7 +165,7 @@ class StrategyPrediction:
 
     @property
     def is_rough(self) -> bool:
-        """Whether the time has no upper end, because no published time of such a step is behind it."""
+        """Whether the interval of the time has no upper end, because no published step is like this one."""
         return not self.is_measured and (self.is_short or self.prediction.step.evidence.is_rough)
 
     @property
@@ -196,7 +196,7 @@ class StrategyPrediction:
 
     @property
     def missing_bytes(self) -> float:
-        """The bytes that are missing on a GPU, on its share of the host's memory, and on its share of the disk."""
+        """The missing bytes per GPU: GPU memory, and the GPU's share of missing host memory and disk."""
         prediction = self.prediction
         ranks = min(prediction.box.num_gpus, prediction.box.gpus_per_node)
         of_node = (
@@ -219,13 +219,13 @@ def _loaded_bytes(shape: ModelShape, engine: Engine) -> float:
 
 
 def _is_too_large_to_load(shape: ModelShape, engine: Engine, box: Cluster) -> bool:
-    """Return whether an engine would place more on each GPU than fits, before it shards it."""
+    """Return whether unsharded weights do not fit a GPU on which an engine places them before it shards them."""
     usable = hardware.usable_memory_bytes(box.gpu, box.num_gpus)
     return engine.kind == "deepspeed" and _loaded_bytes(shape, engine) > usable
 
 
 def host_needed_bytes(stored_bytes: float, box: Cluster) -> float:
-    """Return the bytes that a node's host needs to store so many bytes for a training. 0 if it stores none.
+    """Return the host memory in bytes that a node needs to store so many bytes. 0 if it stores none.
 
     Python with its libraries, the data loader and the operating system are included.
     """
@@ -235,7 +235,7 @@ def host_needed_bytes(stored_bytes: float, box: Cluster) -> float:
 
 
 def _verdict(num_predicted: int, fits: bool, left_out: Mapping[str, str] = MappingProxyType({})) -> Verdict:
-    """Return the verdict on predictions. A question that no strategy answers is a finding."""
+    """Return the verdict on predictions. It is a finding if no strategy fits."""
     return Verdict.of(
         int(num_predicted > 0 and not fits),
         [Checked(num_predicted, "strategy", "predicted", "strategies")],
@@ -285,7 +285,7 @@ class Advice:
 
     @property
     def to_start(self) -> Advice:
-        """The advice for the training as it is recommended, which includes the recommended change."""
+        """The advice for the training with the recommended change, or this advice if no change is recommended."""
         return self.changed or self
 
     @property
@@ -313,7 +313,7 @@ class Advice:
 def options_of(
     shape: ModelShape, box: Cluster, request: Request, has_offload: bool = True
 ) -> tuple[list[StrategyPrediction], dict[str, str]]:
-    """Predict every requested strategy. Return the options, and the reasons of those that cannot be predicted.
+    """Predict every requested strategy. Return the predictions, and the reasons for strategies without one.
 
     Without `has_offload`, strategies that offload are not predicted.
 
@@ -354,12 +354,12 @@ def best_option(options: Sequence[StrategyPrediction]) -> StrategyPrediction:
 
 
 def preferred(options: Sequence[StrategyPrediction]) -> list[StrategyPrediction]:
-    """Return the options among which speed decides: those that leave enough memory free, if possible without offload.
+    """Return the options from which the fastest is chosen: they leave enough memory free, if possible without offload.
 
     "Enough" is `ENOUGH_FREE` of a GPU's memory. Options that leave less, or that offload, are returned if all others
     are slower than the upper end of the predicted time of the fastest option that fits. If that one leaves less than
-    `VERY_LITTLE_FREE`, the others may also take `FAR_SLOWER` times as long. The memory of a host that is needed counts
-    in the same way. The list is empty if no option fits.
+    `VERY_LITTLE_FREE`, the others may also take `FAR_SLOWER` times as long. If host memory is needed, the same limits
+    apply to it. The list is empty if no option fits.
     """
     fitting = [option for option in options if option.fits]
     if not fitting:
@@ -383,7 +383,7 @@ def option_of(
 
 
 def is_short(shape: ModelShape, engine: Engine, job: StepConfig, step: StepTime) -> bool:
-    """Return whether a step is shorter than all steps behind its interval, so that the interval has no upper end."""
+    """Return whether a step is shorter than all published steps behind its interval, which then has no upper end."""
     computed = step.forward + step.backward + step.recompute
     below = bool(computed < SHORTEST * shape.layers * job.gradient_accumulation_steps)
     return below and intervals.timing_class(shape, engine) != "offload"
@@ -405,7 +405,7 @@ def recommend(options: Sequence[StrategyPrediction]) -> StrategyPrediction | Non
 
 
 def _is_better(other: StrategyPrediction, option: StrategyPrediction) -> bool:
-    """Return whether an option is faster than another one and leaves more memory free, which is then not much."""
+    """Return whether an option is faster than another one and leaves more memory free, if little is free."""
     is_faster = _speed(option) < (1 - EQUALLY_FAST) * _speed(other)
     return option.free_share < MUCH_FREE and is_faster and other.free_share > option.free_share
 
@@ -419,7 +419,7 @@ def equally_fast(options: Sequence[StrategyPrediction]) -> list[StrategyPredicti
 
 
 def tolerance(option: StrategyPrediction, fastest: StrategyPrediction) -> float:
-    """Return by which share an option may be slower than the fastest one and still count as equally fast."""
+    """Return by what share an option may be slower than the fastest one and still count as equally fast."""
     if option.free_share >= MUCH_FREE:
         return EQUALLY_FAST_IF_SHORT if option.is_short else EQUALLY_FAST_IF_MUCH_FREE
     is_roomier = option.free_share >= max(COMFORTABLY_FREE, fastest.free_share)
@@ -584,7 +584,7 @@ def could_leave_enough_free(shape: ModelShape, request: Request, num_gpus: int) 
 
 
 def _fits(shape: ModelShape, engine: Engine, peak: Peak, box: Cluster) -> bool:
-    """Return whether a training fits the GPU and the node, with what its host needs besides, and can be loaded."""
+    """Return whether a training fits the GPU and the node, with the host memory that it needs, and can be loaded."""
     if _is_too_large_to_load(shape, engine, box):
         return False
     needed = host_needed_bytes(peak.host_bytes * min(box.num_gpus, box.gpus_per_node), box)
@@ -623,7 +623,7 @@ def engine_for(shape: ModelShape, request: Request, chosen: Strategy, num_gpus: 
 
 
 class BatchSplit(NamedTuple):
-    """One way to run a strategy: its name, and the prediction for one split of the batch."""
+    """A strategy, and its prediction for one split of the batch."""
 
     strategy: str
     prediction: Prediction
@@ -657,7 +657,7 @@ def splits(shape: ModelShape, request: Request, engine: Engine, box: Cluster) ->
 
 
 def pareto(choices: list[BatchSplit]) -> list[BatchSplit]:
-    """Return the choices that fit, except those that another choice beats in both memory and speed.
+    """Return the splits that fit, except those that another split beats in both memory and speed.
 
     They are sorted by memory, the smallest first.
     """

@@ -1,4 +1,4 @@
-"""The answer of `zero-study advise --json`."""
+"""Make the answer of `zero-study advise --json`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOTHING_FITS, LIMITS = "advise/nothing-fits", "advise/beyond-limits"
 
 
 def of(predicted: Any, content: Mapping[str, Any]) -> Answer:
-    """Return the answer on what was predicted, which has a verdict. `content` has the answer's own keys."""
+    """Return the JSON answer on predictions, with their verdict. `content` has the keys of this kind of answer."""
     return envelope.answer("advise", predicted.verdict, findings(predicted), content)
 
 
@@ -39,7 +39,7 @@ def findings(predicted: Any) -> Iterator[envelope.Finding]:
 
 
 def of_gpus() -> Answer:
-    """Return the data sheets of all GPUs that --gpu takes, without a verdict."""
+    """Return the data sheets of all GPUs that --gpu accepts, as a JSON answer without a verdict."""
     sheets = [
         {
             "name": gpu.name,
@@ -57,7 +57,7 @@ def of_gpus() -> Answer:
 
 
 def of_models() -> Answer:
-    """Return all models that --model takes by name, without a verdict."""
+    """Return all models that --model accepts by name, as a JSON answer without a verdict."""
     models = [
         {
             "name": name,

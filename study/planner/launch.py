@@ -66,7 +66,7 @@ def launch(advice: Advice, path: Path | None = None) -> Launch | None:
 def write(advice: Advice, path: Path) -> list[Path]:
     """Write the files that the launch command of the recommended training reads; return their paths.
 
-    If the advice recommends a change of the request, they are for the training with the change.
+    If the advice recommends a change of the request, the files are for the training with the change.
 
     Raises Refusal if no strategy is recommended, if the program needs no file, or if a file cannot be written.
     """
@@ -141,7 +141,7 @@ def _accelerate(advice: Advice, option: StrategyPrediction, path: Path | None, p
 
 
 def _of_images(advice: Advice) -> list[str]:
-    """Return what a program does for images in its texts, and to freeze the vision tower."""
+    """Return what a program has to set to train on texts with images, and to freeze the vision tower."""
     shape, settings = advice.shape, []
     if shape.num_images and shape.with_image is not None:
         images = terminal.count(shape.num_images, "image")
@@ -265,7 +265,7 @@ def _with_file(
 
 
 def _mesh(engine: Engine, sequence_ranks: int) -> dict[str, Any]:
-    """Return the sizes of accelerate's `parallelism_config`. Ranks that share a sequence are shards, too."""
+    """Return the sizes of accelerate's `parallelism_config`. Ranks that share a sequence also shard the model."""
     sizes = {
         "parallelism_config_dp_replicate_size": engine.replicas,
         "parallelism_config_dp_shard_size": engine.num_shards // sequence_ranks,
@@ -496,13 +496,13 @@ def _is_autocast(option: StrategyPrediction) -> bool:
 
 
 def _accumulates_in_fp32(option: StrategyPrediction) -> bool:
-    """Whether DeepSpeed accumulates 16-bit gradients in fp32, which its default is not."""
+    """Whether DeepSpeed accumulates 16-bit gradients in fp32, which is not its default."""
     engine = option.prediction.engine
     return engine.kind == "deepspeed" and engine.accumulation_bytes > engine.parameter_bytes
 
 
 def _is_mixed(option: StrategyPrediction) -> bool:
-    """Whether 16-bit products are combined with fp32 weights of the optimizer."""
+    """Whether the engine multiplies in 16 bits while the optimizer updates fp32 weights."""
     return option.prediction.engine.precision not in ("fp32", "tf32", "pure-bf16")
 
 

@@ -34,7 +34,7 @@ class WholeTraining:
 
     @classmethod
     def of(cls, option: StrategyPrediction, tokens: float) -> WholeTraining:
-        """Return the training of so many tokens with this strategy. Setup, evaluation and checkpoints are not in it."""
+        """Return the time and price of a training of so many tokens, without setup, evaluation and checkpoints."""
         prediction = option.prediction
         job = prediction.job
         per_step = job.tokens * job.gradient_accumulation_steps * prediction.box.num_gpus
@@ -48,7 +48,7 @@ class WholeTraining:
 
 
 def whole_training(option: StrategyPrediction, request: Request) -> WholeTraining | None:
-    """Return the whole training that a request names. None if it names none."""
+    """Return the time and price of the whole training that a request names. None if it names no length."""
     return None if request.num_tokens is None else WholeTraining.of(option, request.num_tokens)
 
 
@@ -106,7 +106,7 @@ class NumbersOfGpus:
 
 
 def numbers_of_gpus(model: str, request: Request) -> NumbersOfGpus:
-    """Find on which numbers of GPUs of one kind a model fits. Raises Refusal as `choose.fewest_gpus` does."""
+    """Find how many GPUs of one kind a model needs. Raises Refusal as `choose.fewest_gpus` does."""
     fewest = choose.fewest_gpus(model, request)
     return NumbersOfGpus(fewest, _of_one_kind(fewest.shape, fewest.request))
 
@@ -145,7 +145,7 @@ def _on(shape: ModelShape, request: Request, has_offload: bool = True) -> Machin
 
 @dataclass(frozen=True)
 class Comparison:
-    """The machines on which a model fits with enough memory left, by price, and the user's limits."""
+    """The machines on which a model fits with enough free memory, sorted by price, and the user's limits."""
 
     shape: ModelShape
     request: Request
@@ -161,7 +161,7 @@ class Comparison:
         return [machine for machine in self.machines if self.is_within(machine)]
 
     def is_within(self, machine: Machine) -> bool:
-        """Return whether a machine keeps the budget and the deadline."""
+        """Return whether training on a machine keeps the user's budget and deadline."""
         training = machine.training
         if training is None:
             return True
@@ -187,11 +187,11 @@ def compare(
     model: str, request: Request, names: Sequence[str] | None = None, num_gpus: int | None = None,
     budget: float | None = None, deadline: float | None = None,
 ) -> Comparison:  # fmt: skip
-    """Compare machines with these GPUs, or with all GPUs whose price is known, for one training.
+    """Compare time and price of one training on these GPUs, or on all GPUs whose price is known.
 
-    Only strategies without offload are compared, on powers of two up to `MOST_GPUS`, or on `num_gpus`. Of a GPU without
-    a known machine, and of machines with one GPU, they are compared within one node, because no network between such
-    nodes is known.
+    Only strategies without offload are compared, on powers of two up to `MOST_GPUS`, or on `num_gpus`. Machines with
+    one GPU, and GPUs without a known machine, are compared within one node, because the network between such nodes is
+    not known.
 
     Raises Refusal if the model is unknown, or if it fits on none of the machines.
     """
@@ -219,7 +219,10 @@ def compare(
 
 
 def _larger(comparison: Comparison, gpu: Gpu, than: int) -> Machine | None:
-    """Return the machine with the fewest GPUs of a kind, more than `than`, that keeps the limits. None if none does."""
+    """Return the smallest machine with more than `than` GPUs of a kind that keeps the limits.
+
+    None if no machine keeps them.
+    """
     request = comparison.request.replace(gpu=gpu.name)
     counts = (count for count in choose.GPU_COUNTS if than < count <= _most(request))
     machines = (machine for count in counts for machine in _of_gpu(comparison.shape, request, count))
@@ -227,7 +230,7 @@ def _larger(comparison: Comparison, gpu: Gpu, than: int) -> Machine | None:
 
 
 def _most(request: Request) -> int:
-    """Return up to how many GPUs of the kind of a request are known to be rented as one machine or as a cluster."""
+    """Return the largest number of GPUs of a request's kind that is rented out as one machine or as a cluster."""
     box = request.box(1)
     # Instances with one GPU are not rented as a cluster with a fast network.
     is_one_node = hardware.has_assumed_host(box) or box.gpus_per_node == 1
@@ -235,7 +238,7 @@ def _most(request: Request) -> int:
 
 
 def _of_gpu(shape: ModelShape, request: Request, num_gpus: int | None) -> Iterator[Machine]:
-    """Yield machines of one kind of GPU on which the model fits comfortably."""
+    """Yield machines with one kind of GPU on which the model fits and leaves enough memory free."""
     most = min(MOST_GPUS, _most(request))
     counts: Iterable[int] = [num_gpus] if num_gpus else [count for count in choose.GPU_COUNTS if count <= most]
     for count in counts:

@@ -11,7 +11,7 @@ from study.planner.advice_text import NARROW, aligned, images_content, training_
 from study.planner.choose import ENOUGH_FREE, gib
 from study.planner.machines import MOST_GPUS
 from study.planner.reasons import percent
-from study.planner.training_text import duration, price_of, short_duration
+from study.planner.training_text import duration, price_source_of, short_duration
 from study.planner.units import Unit, unit_of
 from study.theory.shapes import DEFAULT_LENGTH
 
@@ -27,7 +27,7 @@ NUM_ROWS = 12  # of the table of machines
 
 
 def answer_of_numbers(numbers: NumbersOfGpus) -> str:
-    """Return one or two sentences: how many GPUs a model needs, and how many are comfortable."""
+    """Say in one or two sentences how many GPUs a model needs, and how many leave enough memory free."""
     machines, name = numbers.machines, numbers.fewest.shape.name
     if not machines:
         return f"{name} does not fit on any number of these GPUs. Name a number with --gpus to see what would help."
@@ -50,7 +50,7 @@ def _count(machine: Machine) -> str:
 
 
 def _state(machine: Machine) -> str:
-    """Return strategy, free memory and speed of a machine, and time and price of the whole training if it is named."""
+    """Describe a recommended machine: strategy, free memory, speed, and time and price of the whole training."""
     option, training = machine.option, machine.training
     words = [f"{option.strategy.name} leaves {percent(option.free_share)} of each GPU free"]
     words.append(f"trains {machine.tokens_per_second:,.0f} {unit_of(option.shape).plural} per second")
@@ -61,7 +61,7 @@ def _state(machine: Machine) -> str:
 
 
 def text_of_numbers(numbers: NumbersOfGpus, everything: bool = False) -> str:
-    """Return a table of the numbers of GPUs on which a model fits, and of what each strategy needs there."""
+    """Return a table of the numbers of GPUs on which a model fits, with the recommended strategy of each."""
     fewest, machines = numbers.fewest, numbers.machines
     lines = wrapped([answer_of_numbers(numbers)])
     if machines:
@@ -78,7 +78,7 @@ def text_of_numbers(numbers: NumbersOfGpus, everything: bool = False) -> str:
 
 
 def _batch(shape: ModelShape, request: Request) -> str:
-    """Return the batch of one GPU, and what it means for more of them."""
+    """Describe the batch of one GPU, and the global batch that follows for more GPUs."""
     batch = unit_of(shape).batch(request.batch()[0], request.sequence_length or DEFAULT_LENGTH)
     return f"{batch} per {request.group} and step, so that more GPUs train a larger global batch"
 
@@ -123,9 +123,9 @@ def _legend(machines: list[Machine]) -> str:
 
 
 def _prices(machines: list[Machine]) -> list[str]:
-    """Return the sources of the prices of these GPUs, which are of several providers."""
+    """Return the sources of the prices of these GPUs, which come from several providers."""
     gpus = {machine.gpu.name: machine.gpu for machine in machines if machine.dollars_per_hour is not None}
-    named = [f"{name} ${gpu.price_per_hour:,.2f} per hour: {price_of(gpu)}" for name, gpu in gpus.items()]
+    named = [f"{name} ${gpu.price_per_hour:,.2f} per hour: {price_source_of(gpu)}" for name, gpu in gpus.items()]
     return [f"Prices: {'; '.join(named)}."] if named else []
 
 
@@ -148,7 +148,7 @@ def content_of_machine(machine: Machine) -> dict[str, Any]:
         "dollars_per_hour": machine.dollars_per_hour,
         "dollars_per_billion_tokens": option.prediction.dollars_per_billion_tokens,
         **images,
-        "price_source": price_of(machine.gpu),
+        "price_source": price_source_of(machine.gpu),
         "whole_training": None if machine.training is None else training_content(machine.training, option.shape),
     }
 
@@ -166,7 +166,7 @@ def content_of_numbers(numbers: NumbersOfGpus) -> dict[str, Any]:
 
 
 def answer_of_comparison(comparison: Comparison) -> str:
-    """Return which machine is the cheapest and which is the fastest, within the limits of the user."""
+    """Say which machine is the cheapest and which is the fastest, within the limits of the user."""
     cheapest, fastest = comparison.cheapest, comparison.fastest
     if cheapest is None or fastest is None:
         return _answer_beyond_limits(comparison)
@@ -183,7 +183,7 @@ def answer_of_comparison(comparison: Comparison) -> str:
 
 
 def _answer_beyond_limits(comparison: Comparison) -> str:
-    """Return that no machine keeps the limits, which machines come nearest, and what would keep them."""
+    """Say that no machine keeps the limits, which machines come nearest, and what would keep them."""
     machines, enough = comparison.machines, comparison.enough
     least, soonest, unit = machines[0], min(machines, key=_hours), unit_of(comparison.shape).plural
     limits = [
@@ -217,7 +217,7 @@ def _hours(machine: Machine) -> float:
 
 
 def text_of_comparison(comparison: Comparison, everything: bool = False) -> str:
-    """Return the machines by price as a text with a table, which has the first of them unless `everything`."""
+    """Return a table of the machines by price, as text. Only the first rows are shown unless `everything`."""
     kept = comparison.within_limits or comparison.machines
     shown = kept if everything else kept[:NUM_ROWS]
     if comparison.fastest is not None and comparison.fastest not in shown:

@@ -1,4 +1,4 @@
-"""The machine on which the planner runs, as options of `zero-study advise`: its GPUs, host memory and cores."""
+"""Describe the machine on which the planner runs, as options of `zero-study advise`: GPUs, host memory and cores."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ SAME_MEMORY = 0.1
 
 
 def options(requested: dict[str, Any]) -> dict[str, Any]:
-    """Return the requested options, and those of this machine for options that the user did not set.
+    """Return the user's options, completed with those that describe this machine.
 
-    The options are those of `Request`. Raises Refusal if this machine has no GPU, or none that the planner knows and
-    whose numbers are not given, or if the package that finds GPUs is missing.
+    The options are those of `Request`. Raises Refusal if the package that finds GPUs is missing, if this machine has no
+    GPU, or if the planner does not know its GPU and the options do not describe it.
     """
     if importlib.util.find_spec("pynvml") is None:
         raise Refusal(

@@ -1,4 +1,4 @@
-"""Compare the predictions of trainings with the public runs that others measured.
+"""Compare predictions with the measurements of public runs, which others trained.
 
 The predictions in reports/predicted/public_logs.json were committed before a measured value of these trainings was read
 into the project. The limits that were expected are in the head comment of public_logs.yaml, next to the settings.
@@ -57,7 +57,7 @@ class Compared(NamedTuple):
 
 @cache
 def compared() -> tuple[Compared, ...]:
-    """Return all judged predictions with the measured values."""
+    """Return every prediction that counts in the comparison, with the measured value."""
     rows = json.loads(PREDICTIONS.read_text(encoding="utf-8"))["predictions"]
     return tuple(each for row in rows if row["is_judged"] for each in _of_row(row))
 
@@ -84,7 +84,7 @@ def _of_row(row: dict[str, Any]) -> Iterable[Compared]:
 
 
 def measured(run: PublicRun, quantity: str) -> float | bool | None:
-    """Return a measured value, calculated as the conditions in public_logs.yaml say."""
+    """Return the measured value of a public run, calculated as the conditions in public_logs.yaml say."""
     function = _MEASURED.get(quantity)
     return None if function is None else function(run)
 
@@ -200,7 +200,7 @@ def summaries() -> list[Summary]:
 
 
 def group_of(each: Compared) -> str:
-    """Return the group in which an error is judged: the family, or a part of it for which a limit was expected."""
+    """Return the group with which an error is summarized: the source's family of runs, or a part of it."""
     if each.family.startswith("ptd_benchmark"):
         world_size, per_machine = re.match(r"ptd-\w+-\w+-(\d+)-.*?(?:_np(\d+))?$", each.id).groups()  # type: ignore[union-attr]
         is_one = int(world_size) <= int(per_machine or 8)

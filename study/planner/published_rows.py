@@ -96,7 +96,7 @@ class AdapterError:
 
 @cache
 def adapter_errors() -> tuple[AdapterError, ...]:
-    """Return the errors of all published values of adapters, except of what ran out of memory or fits."""
+    """Return the prediction errors for all published times and amounts of memory of trainings with adapters."""
     found = []
     for case in measured_by_others.adapter_cases():
         if case.quantity in measured_by_others.TIMES:
@@ -114,7 +114,7 @@ def adapter_errors() -> tuple[AdapterError, ...]:
 
 
 def by_deepspeed(case: MeasuredCase) -> float:
-    """Return the bytes per GPU that DeepSpeed's estimator predicts: model states of 16-bit training, no activations.
+    """Return the model states in bytes per GPU that DeepSpeed's own estimator predicts for 16-bit training.
 
     The source is runtime/zero/stage_1_and_2.py and stage3.py, functions estimate_zero2_model_states_mem_needs and
     estimate_zero3_model_states_mem_needs. Training without ZeRO is estimated as stage 2 on one GPU, and FSDP as stage
@@ -130,7 +130,7 @@ RESERVED_OR_USED = ("peak_reserved_bytes", "used_bytes")
 
 
 def source_of(case: MeasuredCase) -> str:
-    """Return who measured a case.
+    """Return who published a measured case.
 
     All families of one source have the same name. torchao's rows count as torchtitan's, because they are trainings with
     torchtitan.
@@ -154,17 +154,18 @@ def reserve_by_source() -> dict[str, float]:
 
 
 def fitted_reserve(without: str = "") -> float:
-    """Fit `prediction.RESERVED` to the sources of grades A and B, without one of them.
+    """Fit the ratio of reserved memory to the peak of tensors (`prediction.RESERVED`), without one source.
 
-    It is the factor that makes the largest error of a source's median as small as possible. The sources differ too much
-    for another fit: whichever of them have the most rows would decide it. The empty string leaves no source out.
+    It is the factor that makes the largest error of a source's median as small as possible. Any other fit would be
+    decided by the sources with the most rows, because the sources differ too much. The empty string leaves no source
+    out.
     """
     medians = [median for source, median in reserve_by_source().items() if source != without]
     return math.sqrt(min(medians) * max(medians))
 
 
 def without_its_source(case: MeasuredCase) -> float:
-    """Return the predicted bytes of a case, from a fit to the rows of other sources.
+    """Return the predicted bytes of a case. Fitted parameters come from the rows of other sources only.
 
     Only reserved and used memory have a fitted parameter. Other quantities are predicted as usual.
     """
@@ -191,7 +192,7 @@ ACTIVATIONS = "of these, peaks that activations decide"
 
 
 def amounts() -> list[MeasuredCase]:
-    """List the published amounts of memory.
+    """List the published amounts of memory, without duplicates.
 
     If a family reports the same amount for settings with the same prediction, the case counts once.
     """
@@ -220,7 +221,7 @@ def printed_memory() -> list[tuple[MeasuredCase, float]]:
 
 
 def activations_decide(case: MeasuredCase) -> bool:
-    """Return whether the predicted peak is in forward or backward, so that activations determine it.
+    """Return whether the predicted peak is in the forward or backward pass, so that activations determine it.
 
     In the optimizer step, model states determine the peak.
     """
@@ -229,7 +230,7 @@ def activations_decide(case: MeasuredCase) -> bool:
 
 
 def memory() -> list[dict[str, Any]]:
-    """Return statistics of the errors of predicted memory, by metric and grade, and by source.
+    """Return statistics of the relative errors of predicted memory, by metric and grade, and by source.
 
     An error is predicted over published bytes, minus one. For peaks of tensors, the errors of DeepSpeed's and
     accelerate's estimators are added. Reserved and used memory are predicted without the case's own source.
@@ -255,7 +256,7 @@ def memory() -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A published configuration, with whether it is predicted to fit and whether it really trained."""
+    """A published configuration, whether it is predicted to fit, and whether it really trained."""
 
     case: MeasuredCase
     predicted: bool

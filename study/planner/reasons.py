@@ -20,7 +20,7 @@ ENOUGH = f"at least {100 * ENOUGH_FREE:.0f} %"
 
 
 def answer(advice: Advice) -> str:
-    """Return the recommendation in a few sentences: what to use, then the reason and the risk.
+    """Return the recommendation in a few sentences: which strategy to use, why, and what the risk is.
 
     If a change of the request is better, it comes first. If no strategy fits, the sentences say what takes the memory.
     """
@@ -57,7 +57,7 @@ def answer(advice: Advice) -> str:
 
 
 def better_change(advice: Advice) -> Remedy | None:
-    """Return the change that is better than what is recommended without a change. None if there is none.
+    """Return a change of the request that is better than the recommendation without changes. None if there is none.
 
     Any change is better if nothing fits. Otherwise it must compute the same training, or the same with an 8-bit
     optimizer if the alternative is offload. Adapters and pure bf16 are better than an offload that leaves too little of
@@ -80,7 +80,7 @@ def better_change(advice: Advice) -> Remedy | None:
 
 
 def _is_host_assumed(advice: Advice) -> bool:
-    """Return whether the size of the host's memory is neither given nor known of a typical machine."""
+    """Return whether the size of host memory is only assumed: not given, and not known of a typical machine."""
     return hardware.has_assumed_host(advice.box) and "host_memory_bytes" not in advice.box.requested
 
 
@@ -106,7 +106,7 @@ def _what_changes(change: Remedy) -> str:
 
 
 def price_of_changes(advice: Advice) -> list[str]:
-    """Return the loss of accuracy that the helpful changes may cause, unless the answer mentions it already."""
+    """Describe the loss of accuracy that the suggested changes may cause, unless the answer mentions it already."""
     kinds = {each.kind for each in advice.remedies if each is not advice.change}
     is_said = advice.change is not None and advice.change.kind == "precision"
     return [f"{_LOST_UPDATES}."] if "precision" in kinds and not is_said else []
@@ -168,7 +168,7 @@ def _settings(option: StrategyPrediction) -> str:
 
 
 def reason(advice: Advice) -> str:
-    """Return sentences that say why the recommended strategy is recommended, and what can go wrong."""
+    """Return sentences on why the recommended strategy is recommended, and what can go wrong."""
     option = advice.recommended
     if option is None:
         return answer(advice)
@@ -202,7 +202,7 @@ def _why(advice: Advice, option: StrategyPrediction) -> str:
 
 
 def fastest_of_preferred(advice: Advice) -> StrategyPrediction | None:
-    """Return the fastest preferred option, with which `reason` compares the recommended one. None without one."""
+    """Return the fastest of the `choose.preferred` options, with which the reason compares. None without one."""
     option = advice.recommended
     if option is None or option.prediction.engine.kind == "torch":
         return None
@@ -269,7 +269,7 @@ def _host(advice: Advice, option: StrategyPrediction) -> str:
 
 
 def changes(advice: Advice) -> list[tuple[str, str]]:
-    """Return the changes that help, as pairs of the options of `advise` and of what is predicted with them.
+    """Return the suggested changes as pairs: the options of `advise`, and the prediction with them.
 
     The recommended change is not among them, because the answer begins with it. The speeds are compared with that of
     the recommended training.

@@ -46,7 +46,7 @@ CanStart = Callable[[Remedy], bool]
 
 
 def cause(option: StrategyPrediction) -> tuple[Cause, float]:
-    """Return what takes most of the memory of an option that does not fit, and its bytes on a GPU, or on a node."""
+    """Return what takes most of the memory of an option that does not fit, and its bytes per GPU or per node."""
     prediction = option.prediction
     if option.free_bytes >= 0 and option.lacking is not None:
         return "host memory", option.host_needed_bytes
@@ -61,7 +61,7 @@ def cause(option: StrategyPrediction) -> tuple[Cause, float]:
 
 
 def _chunked_loss(request: Request, shape: ModelShape) -> Changes | None:
-    """Never keep all logits at once. This has an effect on models that predict a token at each position."""
+    """Compute the loss in chunks, so that all logits never exist at once. Only for models that predict each token."""
     predicts_tokens = computation.num_logits(shape, request.job()) >= shape.vocabulary
     return {"loss_kernel": "chunked"} if request.job().loss != "chunked" and predicts_tokens else None
 
@@ -126,8 +126,8 @@ def find(advice: Advice, can_start: CanStart) -> list[Remedy]:
     the requested program can start what is recommended then.
 
     The list is empty if the recommended strategy leaves much memory free without offload, and if memory does not make
-    it slower than another one. Of a training that fits without offload, a change is only named if it is faster or
-    leaves more free.
+    it slower than another one. If the training fits without offload, a change is only named if it is faster or leaves
+    more memory free.
     """
     if not _is_short_of_memory(advice):
         return []
@@ -136,7 +136,7 @@ def find(advice: Advice, can_start: CanStart) -> list[Remedy]:
 
 
 def with_adapters(advice: Advice) -> list[Remedy]:
-    """Return LoRA and QLoRA for a training that does not fit, with the strategy that fits best or comes nearest.
+    """Return LoRA and QLoRA as changes for a training that does not fit, each with its best strategy.
 
     The list is empty if a strategy fits, or if the training has adapters already.
     """
@@ -170,7 +170,7 @@ def _is_short_of_memory(advice: Advice) -> bool:
 
 @dataclass(frozen=True)
 class _Search:
-    """A search for changes of a request that was answered."""
+    """A search for changes of a request that make its training fit or leave more memory free."""
 
     advice: Advice
     can_start: CanStart
@@ -254,7 +254,7 @@ class _Search:
                 yield from filter(None, [narrow])
 
     def with_offload(self) -> Iterator[Remedy]:
-        """Yield what fits if everything is changed that computes the same training, even if it leaves little free."""
+        """Yield a change that computes the same training, with offload if needed, even if little memory stays free."""
         if self.advice.recommended is not None:
             return
         changes = _together(self._applicable(SAME_TRAINING))
@@ -283,7 +283,7 @@ class _Search:
         return found
 
     def _try(self, kind: RemedyKind, changes: Changes, enough: float = ENOUGH_FREE) -> Remedy | None:
-        """Return the remedy that these changes are. None if they do not suffice, or if the program cannot do them.
+        """Return the change of the request as a remedy. None if it does not suffice, or if the program cannot do it.
 
         A strategy must leave this share of a GPU's memory free without offload.
         """
@@ -304,7 +304,7 @@ class _Search:
         return remedy if self.can_start(remedy) else None
 
     def _is_better(self, option: StrategyPrediction) -> bool:
-        """Return whether an option is worth a change: now nothing fits without offload, or it is faster or leaner."""
+        """Return whether an option is worth a change: nothing fits without offload, or it is faster or needs less."""
         now = self.advice.recommended
         if now is None or now.offloads or not now.has_enough_free:
             return True

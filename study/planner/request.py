@@ -60,7 +60,7 @@ MACHINE = "Nodes and network"
 
 
 class Request(BaseModel):
-    """The question of a user to the planner. Raises Refusal if a value is not valid.
+    """A question of a user to the planner. Raises Refusal if a value is not valid.
 
     The options of `zero-study advise` are made from its fields. A field that the stack decides is None in a call if it
     is not requested, and is filled in then.
@@ -333,7 +333,7 @@ class Request(BaseModel):
 
     @property
     def num_tokens(self) -> float | None:
-        """The tokens of the whole training. None if the request does not name them."""
+        """The number of tokens of the whole training. None if the request does not state it."""
         if self.examples is None:
             return self.tokens
         return self.examples * (self.epochs or 1.0) * (self.sequence_length or DEFAULT_LENGTH)
@@ -414,11 +414,11 @@ class Request(BaseModel):
         return "GPU" if self.sequence_ranks == 1 else f"group of {self.sequence_ranks} GPUs"
 
     def why_not_shared(self, shape: ModelShape) -> str | None:
-        """Return why GPUs cannot share the sequences of a model. None if they can, or if they need not.
+        """Return why GPUs cannot share the sequences of a model. None if they can, or if it is not requested.
 
         Sources: accelerate/big_modeling.py, _attach_context_parallel_hooks, and
         deepspeed/runtime/sequence_parallel/ulysses_sp.py. Both drop the mask of attention. Torch's load balancing gives
-        each rank two pieces.
+        each rank two parts of the sequence.
         """
         ranks, length = self.sequence_ranks, self.sequence_length or DEFAULT_LENGTH
         if ranks == 1:
@@ -440,12 +440,12 @@ class Request(BaseModel):
 
     @property
     def settings(self) -> Stack:
-        """The stack with the requested settings instead of its own."""
+        """The settings of the training program: those that the user requested, and its defaults for the others."""
         requested = {name: getattr(self, name) for name in STACK_DEFAULTED_FIELDS if name != "loss_kernel"}
         return dataclasses.replace(STACKS[self.stack], loss_kernel=self.job().loss, **requested)
 
     def box(self, num_gpus: int | None = None) -> Cluster:
-        """Return the machine: the requested numbers, and those of a typical machine where the request has none.
+        """Return the machine with the requested numbers. Missing numbers are those of a typical machine.
 
         If no typical machine is known, the host is assumed.
         """
@@ -465,7 +465,7 @@ class Request(BaseModel):
         return hardware.with_assumed_host(box)
 
     def job(self, micro_batch_size: int = 1, gradient_accumulation_steps: int = 1) -> StepConfig:
-        """Return what each rank computes.
+        """Return the settings of the step that each rank computes, such as micro batch, sequence length and kernels.
 
         Without a requested setting, there is no activation checkpointing. The planner tries both settings then. Raises
         Refusal if the GPU cannot run the requested kernel of attention.
@@ -487,9 +487,9 @@ class Request(BaseModel):
         )
 
     def with_adapter(self, shape: ModelShape) -> ModelShape:
-        """Return a shape with the requested adapters, as the stack trains them.
+        """Return a model's shape with the requested adapters, in the types in which the stack trains them.
 
-        TRL 1.10 casts adapters of quantized weights to bf16 in its SFTTrainer. For the others it is assumed
+        TRL 1.10 casts adapters of quantized weights to bf16 in its SFTTrainer. For the other programs it is assumed
         that the program calls PEFT's prepare_model_for_kbit_training, as PEFT's guide says. This project's trainer
         creates its models in fp32.
 
@@ -517,7 +517,7 @@ class Request(BaseModel):
         return precision
 
     def training(self, chosen: Strategy, shape: ModelShape | None = None, accumulates: bool = True) -> Training:
-        """Return the assumptions about the training program in the prediction of a strategy."""
+        """Return the assumptions about the training program that the prediction of a strategy makes."""
         return Training(
             stack=self.stack,
             kinds=stack_options.kinds_of(chosen),
@@ -557,7 +557,10 @@ class Request(BaseModel):
             )
 
     def with_images(self, shape: ModelShape, length: int) -> ModelShape:
-        """Return a shape with the requested images in each sequence. Raises Refusal if they are not counted for it."""
+        """Return a model's shape with the requested images in each sequence.
+
+        Raises Refusal if images are not counted for the model.
+        """
         flag = "--freeze-vision-tower" if self.freeze_vision_tower else f"--images {self.images}"
         if self.images is None and not self.freeze_vision_tower:
             return shape
@@ -618,7 +621,7 @@ class Request(BaseModel):
         return possible
 
     def left_out(self, num_gpus: int) -> dict[str, str]:
-        """Return why shipped strategies are not among `strategies`, by name.
+        """Return the reason why each shipped strategy that is not in `strategies` was left out, by name.
 
         Strategies that cannot run on this many GPUs are not listed. The result is empty if a strategy is requested.
         """
@@ -650,7 +653,7 @@ class Request(BaseModel):
         return "on one GPU there is nothing to shard or to average"
 
     def _cannot_share(self, chosen: Strategy, num_gpus: int) -> str | None:
-        """Return why GPUs cannot share a sequence with a strategy. None if they can, or if they need not."""
+        """Return why GPUs cannot share a sequence with a strategy. None if they can, or if it is not requested."""
         if self.sequence_ranks == 1:
             return None
         if self.uses_ulysses:
@@ -681,7 +684,7 @@ class Request(BaseModel):
         return is_possible and self._cannot_share(chosen, num_gpus) is None
 
     def replicas(self, chosen: Strategy, num_gpus: int) -> int:
-        """Return the number of copies of the model states that a strategy keeps.
+        """Return the number of copies of the model states that all GPUs together keep under a strategy.
 
         Each copy is sharded over a group of GPUs.
 
@@ -737,7 +740,7 @@ class Request(BaseModel):
 
     @property
     def has_other_default_batch(self) -> bool:
-        """Whether the requested micro batch replaces the default number of sequences, which is no multiple of it."""
+        """Whether the batch is one requested micro batch, which does not divide the default number of sequences."""
         return (
             self.micro_batch_size is not None
             and self.gradient_accumulation_steps is None

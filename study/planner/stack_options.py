@@ -1,4 +1,4 @@
-"""Find how a program is set to train what a prediction assumes, or why it cannot, in the tables of `stack_tables`.
+"""Look up in `stack_tables` how to set a training program to train what a prediction assumes, or why it cannot.
 
 Options about sizes, the batch, adapters and full activation checkpointing are in `launch`.
 """
@@ -69,7 +69,7 @@ class Training:
 
 
 def kinds_of(chosen: Strategy) -> tuple[Kind, ...]:
-    """Return the kinds of a strategy, the most special one first."""
+    """Return the kinds of engine that a strategy belongs to, the most specific one first, such as "zero3", "zero"."""
     if chosen.distributed_type == "DEEPSPEED":
         stages: tuple[Kind, ...] = ("zero3", "zero") if chosen.zero_stage == 3 else ("zero",)
         if not chosen.zero_stage:
@@ -112,7 +112,7 @@ def parts(training: Training) -> Parts:
 
 @dataclass(frozen=True)
 class Table:
-    """What a program has to write for one option of `advise`, depending on the training."""
+    """The settings that each program needs for one option of `advise`, depending on the training."""
 
     flag: str
     cells: Mapping[str, Cells]
@@ -211,7 +211,7 @@ TABLES = (
 
 
 def _cells_of(training: Training) -> Iterator[tuple[Table, Cell]]:
-    """Yield what a training needs for each option that has an effect on it."""
+    """Yield the settings that a training needs, for each option that has an effect on it."""
     for table in TABLES:
         row = table.row(training)
         if row is None:

@@ -1,4 +1,4 @@
-"""Tables of how each program is set to train what a prediction assumes, or why it cannot.
+"""Tables of the settings with which each program trains what a prediction assumes, or of the reasons why it cannot.
 
 There is one table per option of a request that a strategy's file does not state. Its rows are the values of the option,
 and its cells have what a program needs: options of its command, keys of its files, or lines of its code. The cell of a
@@ -23,7 +23,7 @@ Kind = Literal["plain", "zero0", "zero", "zero3", "zero offload", "fsdp", "fsdp 
 
 @dataclass(frozen=True)
 class Parts:
-    """The code and the options that a program needs for some settings."""
+    """The lines of code and the options that a program needs for some settings."""
 
     flags: tuple[str, ...] = ()  # options of the command
     keys: Mapping[str, Any] = field(default_factory=dict)  # of axolotl's file
@@ -50,7 +50,7 @@ class Refused:
 
     @property
     def message(self) -> str:
-        """Both as sentences."""
+        """The reason and the remedy, as sentences."""
         return f"{self.reason}. {self.remedy}."
 
 

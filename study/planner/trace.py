@@ -34,7 +34,7 @@ Predicted: the same model without a trace (--kernels transformers). All sizes ar
 def trace_options(
     tracer: Tracer, shape: ModelShape, request: Request, options: Sequence[StrategyPrediction]
 ) -> list[StrategyPrediction]:
-    """Trace all options that can be traced, and return all options.
+    """Return the options, with the traced peak memory of those that can be traced.
 
     Prints one line per trace, and the reason why an option could not be traced.
     """
@@ -100,7 +100,7 @@ def _line(option: StrategyPrediction, traced: Traced) -> str:
 
 
 def _differences(traced: Traced, predicted: Peak, engine: Engine) -> str:
-    """Return the groups of memory parts in which trace and prediction differ, the largest difference first.
+    """Return the kinds of memory in which trace and prediction differ, the largest difference first.
 
     Groups that differ by less than `SHOWN` of the traced peak are left out.
     """

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def duration(hours: float) -> str:
-    """Return a time in the unit in which one would say it."""
+    """Return a time in words, in the unit in which one would say it, such as hours or days."""
     if hours < 2:
         return f"{terminal.significant(60 * hours, 2)} minutes"
     if hours < 72:
@@ -23,13 +23,13 @@ def duration(hours: float) -> str:
 
 
 def short_duration(hours: float) -> str:
-    """Return a time with the symbol of its unit, as a table has it."""
+    """Return a time with the symbol of its unit, as tables show it."""
     number, unit = duration(hours).split()
     return f"{number} { ({'minutes': 'min'}.get(unit) or unit[0]) }"
 
 
-def price_of(gpu: Gpu) -> str:
-    """Return the source of a price, with its date."""
+def price_source_of(gpu: Gpu) -> str:
+    """Return the source and the date of a GPU's price."""
     return f"{gpu.price_source} ({gpu.price_date})" if gpu.price_date else gpu.price_source
 
 
@@ -46,5 +46,5 @@ def whole_training_sentence(advice: Advice) -> str | None:
         takes, costs = f"With the step time that you measured, it takes {hours}", "costs"
     cost = ". The price of the GPU is not known"
     if training.dollars is not None:
-        cost = f" and {costs} ${training.dollars:,.0f} at the price of {price_of(advice.box.gpu)}"
+        cost = f" and {costs} ${training.dollars:,.0f} at the price of {price_source_of(advice.box.gpu)}"
     return f"The whole training of {training.tokens:,.0f} {units} has {training.steps:,} steps. {takes}{cost}."

@@ -27,7 +27,7 @@ class Unit:
         return f"{self.name}s"
 
     def dollars(self, prediction: Prediction) -> float | None:
-        """Return the price of `priced` units in US dollars. None if the price of the GPU is not known."""
+        """Return the price in US dollars of `priced` units. None if the price of the GPU is not known."""
         price = prediction.dollars_per_billion_tokens
         return None if price is None else price * self.priced / 1e9
 
@@ -38,7 +38,7 @@ class Unit:
         return f"{dollars:,.0f}" if self.name == "token" or dollars >= 100 else f"{dollars:,.2f}"
 
     def batch(self, count: int, length: float) -> str:
-        """Return a number of sequences of a length in words, such as "8 sequences of 1,024 tokens" or "8 images"."""
+        """Return a batch in words, such as "8 sequences of 1,024 tokens" or "8 images"."""
         if self.name == "token":
             return f"{terminal.count(count, 'sequence')} of {length:,.0f} tokens"
         return terminal.count(count, self.name)

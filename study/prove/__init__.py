@@ -30,7 +30,7 @@ _FORMER_NAMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Return an exception by its former name, which will be removed in the next release."""
+    """Return an exception of this package by its former name, which will be removed in the next release."""
     if name not in _FORMER_NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     warnings.warn(f"prove.{name} is now prove.{_FORMER_NAMES[name]}.", DeprecationWarning, stacklevel=2)

@@ -109,7 +109,7 @@ def _move_output() -> int:
 
 
 def proved(program: Callable[[], object], output: Path) -> dict[str, Any]:
-    """Run a program that trains in this process, and return what the proof found on this rank.
+    """Run a program that trains in this process, and return what was found about its training on this rank.
 
     The result has the texts of the findings (`findings`), those that say that another engine or setting was built than
     the launcher requested (`not_as_requested`), and the number of the examined step (`step`), or None. If there is
@@ -160,7 +160,7 @@ def _write_not_made(result: Verdict, reason: str) -> None:
 
 
 class _Pairs:
-    """The optimizers of a script with their models, which are watched from the second step on.
+    """The optimizers of a script with their models. They are observed from the second step on.
 
     The first step only shows which pairs there are, because PyTorch allows no new hook within a step.
     """
@@ -196,7 +196,7 @@ class _Pairs:
         return call(*arguments, **options)
 
     def why_not_made(self) -> str:
-        """Return the reason why the script was not checked.
+        """Return the reason why the training was not checked.
 
         It begins with WRONG if the training updated no weight.
         """
@@ -214,7 +214,7 @@ class _Pairs:
         return "no optimizer made two steps for a model that was called"
 
     def close(self) -> None:
-        """Remove all hooks, as the script ends."""
+        """Remove all hooks at the end of the script."""
         self.leave()
         self.rates.close()
         self._ties.close()
@@ -236,7 +236,7 @@ class _Pairs:
         return combined(verdicts)
 
     def leave(self) -> None:
-        """Remove the hooks that find models and optimizers. A second call has no effect."""
+        """Remove the hooks that find models and optimizers. Further calls have no effect."""
         self._called.clear()
         for hook in self._hooks:
             hook.remove()
@@ -270,16 +270,16 @@ class _Pairs:
         self._steps[id(optimizer)] = self._steps.get(id(optimizer), 0) + 1
         if id(optimizer) in self.paired:
             return
-        pair = around(list(self._called.values()), optimizer)
+        pair = model_and_caller(list(self._called.values()), optimizer)
         if pair is not None:
             self.paired.add(id(optimizer))
             self.waiting.append((*pair, optimizer))
 
 
-def around(called: Sequence[torch.nn.Module], optimizer: torch.optim.Optimizer) -> tuple[Any, Any] | None:
+def model_and_caller(called: Sequence[torch.nn.Module], optimizer: torch.optim.Optimizer) -> tuple[Any, Any] | None:
     """Return the model whose parameters an optimizer updates, and the module that the script calls.
 
-    The script calls the engine, or the bare module inside it. None if there is no such model.
+    The called module is the engine, or the bare module inside it. None if there is no such model.
     """
     ids = set(map(id, called))
     for engine in _alive("deepspeed.runtime.engine", "DeepSpeedEngine"):
@@ -296,7 +296,7 @@ def around(called: Sequence[torch.nn.Module], optimizer: torch.optim.Optimizer) 
 
 
 def owner(called: Sequence[torch.nn.Module], optimizer: torch.optim.Optimizer) -> torch.nn.Module | None:
-    """Return the outermost module that the script calls and that an optimizer updates.
+    """Return the outermost module that the script calls and whose parameters an optimizer updates.
 
     It is found by its DeepSpeed engine, by its parameters, or because it is the only module. None if there is not
     exactly one candidate.

@@ -17,7 +17,7 @@ TOLERANCE = 1e-10  # relative; the order of additions causes smaller differences
 
 
 def checksums(tensors: Iterable[torch.Tensor]) -> list[Checksum]:
-    """Return the checksum of each tensor. For a sharded tensor, only this rank's shard is summed."""
+    """Return the checksum of each tensor. For a sharded tensor, only this rank's shard counts."""
     with torch.no_grad():
         return [_sums(tensor) for tensor in tensors]
 
@@ -33,9 +33,9 @@ def of_weights(model: Any) -> dict[str, Checksum]:
 
 
 def first_difference(pairs: dict[str, Checksum], partners: dict[str, Checksum]) -> str | None:
-    """Return how many tensors have different checksums, and which is the first, as a text.
+    """Say how many tensors have different checksums, and name the first. None if there is no difference.
 
-    None if there is no difference. NaN on both sides counts as equal.
+    NaN in both tensors counts as equal.
     """
     partners = dict.fromkeys(pairs, (0.0, 0.0)) | partners  # names that the partner lacks count as zero
     names = [name for name, pair in pairs.items() if _differ(pair, partners[name])]

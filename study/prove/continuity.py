@@ -26,7 +26,7 @@ LARGEST_CHANCE = 0.1
 
 
 class States:
-    """The optimizer states after an update. A state is named by the position of its tensor and its key.
+    """The optimizer states after an update, by the position of the tensor and the key of the state.
 
     The momentum of DeepSpeed's Muon is left out, because ZeRO advances it while it reduces the gradients.
     """
@@ -106,7 +106,7 @@ class Contributions:
             self._added = None
 
     def share(self) -> float | None:
-        """Return the share of the gradients' norm that is a combination of what the backward passes added.
+        """Return the share of the gradients' norm that the contributions of the backward passes explain.
 
         None if that cannot be judged, for instance if there are few elements, or if nothing was added.
         """

@@ -160,7 +160,7 @@ def _by_accelerate(content: dict[str, Any], source: str) -> Iterator[Demand]:
 
 
 def _read(text: str) -> Any:
-    """Return the value of an environment variable: a number, True or False, or else the text itself."""
+    """Convert the value of an environment variable to a number or a truth value if it is one."""
     try:
         return json.loads(text.lower())
     except ValueError:

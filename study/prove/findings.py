@@ -28,7 +28,7 @@ _OF_ZERO = ("bit16_groups", "fp16_groups", "bf16_groups")
 def rank_report(
     model: Any, facts: dict[str, Any], optimizer: Any, step: Step, batches: list[Any], weights: dict[str, Checksum]
 ) -> dict[str, Any]:
-    """Return this rank's observations of a step, which rank 0 compares with those of the other ranks.
+    """Return this rank's observations of a step, for rank 0 to compare with those of the other ranks.
 
     `batches` has the checksums of the first inputs of two steps. `weights` has the checksums of the parameters as the
     step begins. Issues no collective.
@@ -194,7 +194,7 @@ def _backward_calls(number: int) -> str:
 
 
 def not_trained(model: Any, optimizer: Any, stepped: Iterable[Any], unchanged: set[str]) -> tuple[list[str], list[str]]:
-    """Return findings and notes on trainable parameters that are in no optimizer that has stepped.
+    """Return findings and notes on trainable parameters that no optimizer has updated.
 
     The findings name parameters that no optimizer has. The notes name parameters whose optimizer has not stepped yet.
     `optimizer` is the one that holds the model states. `unchanged` has the names of the parameters that did not change.
@@ -259,10 +259,10 @@ def not_moved(model: Any, facts: dict[str, Any], optimizer: Any, before: Any, af
     ]
 
 
-def put_back(
+def reverted_weights(
     model: Any, facts: dict[str, Any], before: dict[str, Checksum], at_start: dict[str, Checksum], after: Any
 ) -> list[str]:
-    """Return a finding if the step began with the weights from before an earlier update.
+    """Return a finding if the step began with the weights from before an earlier update, which is then lost.
 
     The arguments are checksums of the weights: `before` that earlier update, `at_start` of the step's first forward
     pass, and `after` the step's own update. Issues no collective.
@@ -280,7 +280,7 @@ def put_back(
 
 
 def cut_from_graph(names: Sequence[str], num_trained: int) -> list[str]:
-    """Return a finding on parameters that are used in the forward passes, but are detached from the autograd graph."""
+    """Return a finding on parameters that forward passes use, but that are detached from the autograd graph."""
     if not names:
         return []
     return [

@@ -1,4 +1,4 @@
-"""The answer of `zero-study prove --json`."""
+"""Make the answer of `zero-study prove --json`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ IDS: dict[str, tuple[str, envelope.Severity]] = {
 
 
 def of(verdict: Verdict, proofs: Sequence[Mapping[str, Any]], why_not_made: str | None, status: int) -> Answer:
-    """Return the answer on a script that ended with a status. `proofs` has the content of each proof.json."""
+    """Return the JSON answer on a checked script and its exit status. `proofs` has the content of each proof.json."""
     found = list(findings(proofs))
     if verdict.num_findings and not found and why_not_made is not None:
         found.append(envelope.Finding(NOT_TRAINED, "error", f"{why_not_made}."))
@@ -67,7 +67,7 @@ def of(verdict: Verdict, proofs: Sequence[Mapping[str, Any]], why_not_made: str 
 
 
 def findings(proofs: Sequence[Mapping[str, Any]]) -> Iterator[envelope.Finding]:
-    """Yield the faults, the differences from the request, and the notes of each proof."""
+    """Yield the training faults, the differences from the request, and the notes of each proof as findings."""
     for proof in proofs:
         step = (proof.get("step") or {}).get("number")
         for kind, (identifier, severity) in IDS.items():
@@ -78,5 +78,5 @@ def findings(proofs: Sequence[Mapping[str, Any]]) -> Iterator[envelope.Finding]:
 
 
 def fault_id(text: str) -> str:
-    """Return the id of a training fault by its text."""
+    """Return the stable id of a training fault from its text."""
     return next((identifier for part, identifier in FAULTS.items() if part in text), OTHER_FAULT)

@@ -11,11 +11,11 @@ from ..engines.readback.dtypes import precision_of
 
 
 class ConfigMismatch(RuntimeError):
-    """The built engine or the counted step differs from the request. Raised only with `strict=True`."""
+    """The built engine or the checked step differs from the request. Raised only with `strict=True`."""
 
 
 class TrainingFault(RuntimeError):
-    """The counted step trained wrongly. Raised only with `strict=True`."""
+    """The checked step trained wrongly. Raised only with `strict=True`."""
 
 
 class KnownFault(RuntimeError):
@@ -76,7 +76,7 @@ def _other_engine(engine: Demand, facts: dict[str, Any]) -> str:
 def compare_step_with_request(
     demands: Sequence[Demand], facts: dict[str, Any], forward_passes: int, clipped_at: float | None, num_short: int
 ) -> tuple[list[str], list[str]]:
-    """Compare the counted step with the request, and return differences and notes.
+    """Compare the checked step with the request, and return differences and notes.
 
     `forward_passes` is their number in the step. `clipped_at` is the norm at which PyTorch's functions clipped, or None
     if they did not. `num_short` is how many steps in a row, including this one, had fewer forward passes than
@@ -183,7 +183,7 @@ def known_wrong(facts: dict[str, Any]) -> tuple[str | None, str | None]:
 
 
 def unread_keys(content: dict[str, Any], demands: Sequence[Demand]) -> list[str]:
-    """Return texts on the requested keys of a DeepSpeed JSON that nothing reads, one text per reason.
+    """Return texts on requested keys of a DeepSpeed JSON that DeepSpeed does not read, one text per reason.
 
     Doctor's rules decide which keys are read. `content` is the whole configuration of the engine, including keys that
     accelerate has filled in.

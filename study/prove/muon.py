@@ -30,7 +30,7 @@ Shard = dict[str, Any]  # what a rank sends of a matrix; may be written as JSON
 
 
 def packed(values: torch.Tensor, start: int) -> dict[str, Any]:
-    """Return a part of a flattened matrix as a text in float32, with the number of its first element."""
+    """Encode a part of a flattened matrix as text (float32), with the index of its first element."""
     data = values.detach().reshape(-1).to("cpu", torch.float32).numpy().tobytes()
     return {"start": start, "values": base64.b64encode(data).decode()}
 
@@ -45,9 +45,9 @@ def unpacked(parts: Iterable[dict[str, Any]], shape: Sequence[int]) -> torch.Ten
 
 
 def put_together(shards: Sequence[Shard], device: torch.device) -> tuple[UpdateInputs, torch.Tensor] | None:
-    """Return the gradient of a matrix that the optimizer used, and the change of the matrix. None if parts are missing.
+    """Return the gradient that the optimizer used for a matrix, and the change of the matrix, from all ranks' shards.
 
-    `shards` has what the ranks sent.
+    None if parts are missing. `shards` has what the ranks sent.
     """
     shape = shards[0]["shape"]
 
@@ -87,7 +87,7 @@ def settings_of(group: dict[str, Any]) -> dict[str, Any]:
 
 
 class ZeroMuonTracker:
-    """The matrices of DeepSpeed's Muon under ZeRO: their gradients, their momenta and their master weights."""
+    """The gradients, momenta and master weights of the matrices that DeepSpeed's Muon trains under ZeRO."""
 
     def __init__(self, model: Any, optimizer: Any, base: Any) -> None:
         """Begin to observe. It has no matrices if the optimizer is another one, or if there is no ZeRO."""
@@ -113,17 +113,17 @@ class ZeroMuonTracker:
         return bool(self._chosen)
 
     def has(self, fragment: Fragment) -> bool:
-        """Return whether a part belongs to a parameter whose gradient ZeRO orthogonalizes."""
+        """Return whether a part of the master weights belongs to a matrix whose gradient ZeRO orthogonalizes."""
         return id(fragment.parameter) in self._names
 
     def unchecked(self) -> dict[str, str]:
-        """Return, for each matrix that is not checked, the reason. The keys are the matrices' names."""
+        """Return the reasons why matrices are not checked, by the name of the matrix."""
         names = [name for name in self._names.values() if name not in self.shards]
         return dict.fromkeys(names, "Muon's formula is checked on a few matrices")
 
     @contextmanager
     def in_backward(self) -> Iterator[None]:
-        """Within a `with` block around a backward call, add up the gradients of the chosen matrices.
+        """Add up the gradients of the chosen matrices in a `with` block around a backward call.
 
         The hooks are on the graph of the forward pass, which exists only now. Between the steps, stage 3 has no whole
         parameters, and a hook that is put on them then makes the next backward call fail.
@@ -210,7 +210,7 @@ class ZeroMuonTracker:
             self.shards[fragment.name] |= {"settings": settings_of(group), "weight": packed(before, start)}
 
     def end(self) -> None:
-        """Complete the shards after the update."""
+        """Complete this rank's shards with gradients and changes of the weights, after the update."""
         for name, (tensor, fragment, before) in self._weights.items():
             self.shards[name]["change"] = packed(elements(tensor, fragment) - before, fragment.parameter_start)
         for name, gradient in self._gradients.items():
@@ -219,7 +219,7 @@ class ZeroMuonTracker:
 
 
 def shard_of_matrix(tensor: Any, settings: dict[str, Any]) -> Shard | None:
-    """Return what a rank sends about its shard of an FSDP2 matrix to torch.optim.Muon, without weight and gradient.
+    """Describe this rank's shard of an FSDP2 matrix that torch.optim.Muon updates, without its elements.
 
     None if the matrix is not divided by rows, or is too large.
     """

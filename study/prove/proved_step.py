@@ -49,10 +49,10 @@ Fingerprint = tuple[float, float]
 
 
 def scale_between(before: Sequence[Fingerprint], after: Sequence[Fingerprint]) -> float | None:
-    """Return the factor, with its sign, by which all tensors were multiplied between two states.
+    """Return the factor, with its sign, by which all gradients were multiplied between two states.
 
-    `before` and `after` are the `marks` of the two states. None if the tensors were not multiplied by one common
-    number, or if all of them are zero.
+    `before` and `after` are the `marks` of the two states. None if they were not multiplied by one common number, or if
+    all of them are zero.
     """
     if len(before) != len(after):
         return None
@@ -87,7 +87,7 @@ class Traffic:
         self._counted = 0  # bytes reduced until the last change of phase
 
     def enter(self, phase: str | None) -> None:
-        """Enter another phase of the step. None means that the step is in no phase.
+        """Count later collectives for another phase of the step. None means that the step is in no phase.
 
         Bytes that were reduced since the last switch are counted for the previous phase.
         """
@@ -213,7 +213,7 @@ class LossScaling:
 
 
 class Gradients:
-    """Record the gradients that the optimizer uses in a step, and the backward calls that compute them."""
+    """The gradients that the optimizer uses in a step, and the backward calls that compute them."""
 
     def __init__(self, model: Any, optimizer: torch.optim.Optimizer) -> None:
         self.num_backwards = 0
@@ -258,7 +258,7 @@ class Gradients:
         self._contributions.end_backward()
 
     def compare_with_last_update(self) -> None:
-        """Record whether the last update used the same gradients, and no backward call was made since then."""
+        """Record whether the last update used the same gradients without a backward call since then."""
         self.are_repeated = not self.num_backwards and repeated(self.sums().values(), self._of_last_update)
 
     def note_update(self) -> list[Checksum]:
@@ -409,7 +409,7 @@ class Step:
         return not (self.is_last_update_over or self.gradients.num_backwards or self.passes.number)
 
     def run_reference(self) -> None:
-        """Compute the gradient of the step's samples without the engine, if it is requested. Called on every rank."""
+        """Compute the gradient of the step's samples without the engine, if requested. Called on every rank."""
         if self.reference is None or self.reference.report:
             return
         # The ranks agree first, because gathering weights is a collective.

@@ -1,4 +1,4 @@
-"""Observe the learning rates of all updates of a training, for a schedule that ends before the training."""
+"""Observe the learning rate of every update, to find schedules that reach zero before the training ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHARE = 0.05  # of all updates
 
 
 class Rates:
-    """The number of updates of each optimizer, and the last one at which a learning rate was above zero."""
+    """The number of updates of each optimizer, and its last update with a learning rate above zero."""
 
     def __init__(self) -> None:
         self._updates: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()

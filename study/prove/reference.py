@@ -42,7 +42,7 @@ Report = dict[str, Any]  # what a rank found; may be written as JSON
 
 
 class Weight(NamedTuple):
-    """The weight of each target of a loss function in the loss on which backward is called."""
+    """The weight of each target in the loss on which backward is called."""
 
     of_target: float
     num_targets: float
@@ -61,7 +61,7 @@ class _Pass:
         self.is_own_loss = False  # the loss is no multiple of a mean over targets, or that is not known
 
     def watched(self, result: Any) -> Any:
-        """Return the outputs of the pass whose gradients can be recorded."""
+        """Return the outputs of the forward pass whose gradients can be recorded."""
         leaves, shape = tree_flatten(result)
         for number, leaf in enumerate(leaves):
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
@@ -72,7 +72,7 @@ class _Pass:
 
 
 class Reference:
-    """The samples of one step, and the gradient that they give without the engine."""
+    """The samples of one step, and the gradient that one process would compute for them without the engine."""
 
     def __init__(self, model: Any, facts: dict[str, Any]) -> None:
         self.is_running = False
@@ -160,9 +160,9 @@ class Reference:
             forward_pass.received[number] = gradient.detach() if before is None else before + gradient.detach()
 
     def note_gradients(self) -> None:
-        """Record the gradients of the step, as the engine has averaged them. A second call has no effect.
+        """Record the gradients of the step after the engine has averaged them. A second call has no effect.
 
-        A collective under DeepSpeed, which must be called before the engine's step.
+        Under DeepSpeed, every rank must call this before the engine's step.
         """
         if self._got is None and not self._reason:
             try:
@@ -187,13 +187,13 @@ class Reference:
 
     @property
     def reason(self) -> str | None:
-        """Why the reference cannot be made on this rank. None if it can."""
+        """The reason why the reference gradient cannot be computed on this rank. None if it can."""
         if not self._reason and not any(forward_pass.received for forward_pass in self._passes):
             return "no backward pass of the loss was seen"
         return self._reason
 
     def run(self) -> None:
-        """Compute the gradient of this rank's samples. All ranks must call this if the engine shards the weights."""
+        """Compute the reference gradient of this rank's samples. All ranks must call this if weights are sharded."""
         self.is_running = True
         try:
             with torch.enable_grad(), _bare(self._model, self._facts["device"]) as parameters:
@@ -443,7 +443,7 @@ def _is_of_engine(hook: Any) -> bool:
 
 
 class Judgment(NamedTuple):
-    """The result of the comparison with one process."""
+    """The result of comparing a step's gradient with that of one process."""
 
     findings: list[str]
     not_checked: list[str]  # what of it could not be checked, and why
@@ -452,7 +452,7 @@ class Judgment(NamedTuple):
 
 
 def judge(reports: Sequence[Report], averages: bool) -> Judgment:
-    """Compare the gradient with that of one process. `averages`: the engine averages the gradients of the ranks."""
+    """Compare the ranks' gradient with that of one process. `averages` tells if the engine averages over ranks."""
     reasons = [
         report.get("reason", "a rank could not compute its part of the reference")
         for report in reports

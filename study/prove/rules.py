@@ -1,4 +1,4 @@
-"""Choose the formula that the update of a parameter group must follow, and how much the update may differ from it."""
+"""Choose the formula that a parameter group's update must follow, and how much the update may differ from it."""
 
 from __future__ import annotations
 

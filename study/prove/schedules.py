@@ -1,6 +1,6 @@
 """Find learning rate schedules that reach zero before the epoch or the training ends.
 
-Such a schedule takes several steps per update, or was made for too few. Only a copy of the schedule is run.
+Such a schedule takes several steps per update, or was made for too few updates. Only a copy of the schedule is run.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def of_epoch(schedule: Any, steps_a_update: float, number: int, updates: int) ->
 def of_training(schedule: Any, steps_a_update: float, number: int, updates: int) -> list[str]:
     """Return a finding if a learning rate schedule reaches zero clearly before the last update of the training.
 
-    `updates` is their number. The other arguments are those of `of_epoch`.
+    `updates` is the number of updates. The other arguments are those of `of_epoch`.
     """
     moment = _moment(schedule, steps_a_update, number, updates) if steps_a_update > 0 else None
     if moment is None:
@@ -85,7 +85,7 @@ def _moment(schedule: Any, steps_a_update: float, number: int, updates: int) -> 
 
 
 def _of_lambdas(lambdas: Any, steps_a_update: float, updates: int) -> int | None:
-    """Return the first update at which the rate of a LambdaLR is zero.
+    """Return the first update at which the learning rate of a LambdaLR is zero.
 
     None if the rate is zero at the first update, or is not zero at the last of the updates.
     """

@@ -29,7 +29,7 @@ def post(proof: str, step: int, mine: Any) -> Store:
 
 
 def agree(proof: str, step: int, mine: Any, decide: Callable[[list[Any]], Any]) -> Any:
-    """Post this rank's report of a step, and return what rank 0 decides from the reports of all ranks.
+    """Post this rank's report of a step, and return rank 0's decision on the reports of all ranks.
 
     Rank 0 calls `decide` with the reports, in rank order. None if a rank did not count the step, or did not answer
     within WAITS_SECONDS. Call this once per proof.

@@ -11,7 +11,7 @@ NOT_CHECKED = "not checked: "  # begins a note on something that could not be ch
 
 
 def engine_lines(facts: dict[str, Any]) -> list[str]:
-    """Return the lines of the proof on the engine, its ranks, the precision and the optimizer."""
+    """Return the lines of a proof on the engine, its ranks, the precision and the optimizer."""
     engine = facts["engine_class"]
     if facts["engine"] == "DeepSpeed":
         engine += f", ZeRO stage {facts['zero_stage']}"
@@ -66,7 +66,7 @@ def finding_lines(
 
 
 def result_line(number: int, num_faults: int, num_differences: int, not_checked: Sequence[str]) -> str:
-    """Return the line on how many faults and differences the counted step has.
+    """Return the line that counts the faults and differences of the checked step.
 
     `not_checked` names the checks that could not be made.
     """
@@ -82,7 +82,7 @@ def result_line(number: int, num_faults: int, num_differences: int, not_checked:
 
 
 def step_lines(step: dict[str, Any], update: str, precision: str, num_params: int) -> list[str]:
-    """Return the lines that describe the step, the model states of this rank, and its collectives.
+    """Return the lines that describe the checked step, the model states of this rank, and its collectives.
 
     `update` says how the change of the weights compares with the optimizer's formula.
     """

@@ -17,7 +17,7 @@ _HIDES = "CheckpointFunction"  # the node of a part that runs its forward pass a
 
 
 class Cuts:
-    """Record the tensors that are detached in forward passes, and the parameters that the losses depend on."""
+    """The tensors that are detached in forward passes, and the parameters on which the losses depend."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -29,7 +29,7 @@ class Cuts:
         self._is_hidden = False  # a part of the graph cannot be followed
 
     def observed(self) -> TorchFunctionMode:
-        """Return a context for a forward pass, in which detached tensors are recorded."""
+        """Return a context for a forward pass in which detached tensors are recorded."""
         return _Detaches(self._nodes)
 
     def note_module(self, module: Any, result: Any) -> None:

@@ -53,7 +53,7 @@ class UpdateReport(TypedDict):
 
 
 class Comparison(NamedTuple):
-    """Sums over the elements of a parameter. The sums of several ranks are added."""
+    """Sums that compare a parameter's change with its formula. Sums of several ranks can be added."""
 
     actual: float  # of squares of the change
     expected: float  # of squares of the change that the formula gives
@@ -63,7 +63,7 @@ class Comparison(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """The length of the change, divided by the length that the formula gives."""
+        """The norm of the change, divided by the norm of the change that the formula gives."""
         return math.sqrt(self.actual / self.expected) if self.expected else math.inf if self.actual else 1.0
 
     @property
@@ -73,12 +73,12 @@ class Comparison(NamedTuple):
         return self.product / lengths if lengths else 1.0
 
     def is_right(self, tolerance: float) -> bool:
-        """Return whether tolerance and rounding explain the difference."""
+        """Return whether tolerance and rounding explain the difference between change and formula."""
         allowed = tolerance * math.sqrt(self.expected) + math.sqrt(self.rounding)
         return math.sqrt(self.difference) <= allowed
 
     def is_hidden(self, tolerance: float) -> bool:
-        """Return whether rounding could hide a wrong change."""
+        """Return whether rounding is large enough to hide a wrong change."""
         return math.sqrt(self.rounding) > max(HIDDEN, HIDDEN_TOLERANCES * tolerance) * math.sqrt(self.expected) > 0
 
 
@@ -93,7 +93,7 @@ class _Part(NamedTuple):
 
 
 class Update:
-    """The update of a step, observed from the beginning of the step to the end of its update."""
+    """The update of one step, observed from the beginning of the step to the end of its update."""
 
     def __init__(self, model: Any, optimizer: Any, base: Any, has_states_on_disk: bool) -> None:
         """Begin to observe. `optimizer` holds the model states, and `base` does the arithmetic."""
@@ -310,9 +310,9 @@ class Update:
 def compare(
     actual: torch.Tensor, expected: torch.Tensor, inputs: UpdateInputs, rounding_inside: float = 0.0
 ) -> Comparison:
-    """Compare a change with the one that the formula gives.
+    """Compare a parameter's change with the one that the optimizer's formula gives.
 
-    `rounding_inside` is the length of the difference that rounding within the formula may cause.
+    `rounding_inside` is the norm of the difference that rounding within the formula may cause.
     """
     rounding = (ROUNDINGS * inputs.eps) ** 2 * inputs.weight.square().sum() + rounding_inside**2
     difference = (actual - expected).square().sum()
@@ -340,7 +340,7 @@ def _kinds_of(states: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 class Judgment(NamedTuple):
-    """The result of the check on all ranks."""
+    """The result of checking an update on all ranks."""
 
     findings: list[str]
     notes: list[str]

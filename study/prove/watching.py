@@ -81,7 +81,7 @@ def watch(
 
     Raises KnownFault on every rank if this release of DeepSpeed is known to train such an engine wrongly, unless
     `allow_known_bad` is True. With `strict`, it also raises ConfigMismatch, TrainingFault and Unverified, and a
-    training that ends before the counted step ends with exit status 1. Without `strict`, these are only printed.
+    training that ends before the checked step ends with exit status 1. Without `strict`, these are only printed.
     """
     StepWatcher(strict, allow_known_bad, Path(output)).begin(model, optimizer, _renamed(config, asked), None)
 
@@ -141,7 +141,7 @@ def _renamed(config: Request | None, asked: Request | None) -> Request | None:
 
 
 class StepWatcher:
-    """A watch that reads back the built engine, counts one optimizer step, and then removes all its hooks."""
+    """A watch that reads the settings of the built engine, checks one optimizer step, and removes all its hooks."""
 
     def __init__(
         self,
@@ -200,7 +200,7 @@ class StepWatcher:
         called: Any | None = None,
         num_left: int | None = None,
     ) -> None:
-        """Read back the built engine, compare it with the request, and wait for the step to count.
+        """Compare the built engine with the request, and wait for the step to check.
 
         `called` is the module that the script calls, if that is not `model` but the module inside it. None if the
         script calls `model`. `num_left` is the number of updates that the training will still make. None if it is
@@ -260,7 +260,7 @@ class StepWatcher:
         self._tell(lines, comparison.differences, notes, self._content["known_wrong"])
 
     def end(self) -> None:
-        """Remove all hooks, and print a message if the counted step was not reached.
+        """Remove all hooks, and print a message if the step to check was not reached.
 
         A strict proof then raises Unverified, too.
         """
@@ -527,7 +527,7 @@ class StepWatcher:
         wrong, untrained = findings.not_trained(self._model, self._optimizer, self._stepped.values(), unchanged)
         wrong = wrong or findings.not_moved(self._model, self._facts, self._optimizer, self._before, after)
         if max(self._rates, default=0.0) > 0:
-            wrong += findings.put_back(self._model, self._facts, self._before, step.weights, after)
+            wrong += findings.reverted_weights(self._model, self._facts, self._before, step.weights, after)
         wrong += findings.lost_ties(self._model) or ([] if self._ties is None else self._ties.findings())
         cut = step.cuts.names(self._trained())
         wrong += findings.cut_from_graph(cut, len(self._trained()))
@@ -609,7 +609,7 @@ class StepWatcher:
             raise Unverified("; ".join(unchecked))
 
     def add_late(self, late: list[str]) -> None:
-        """Add findings that can only be made at the end of the training."""
+        """Add findings that can only be made at the end of the training, such as a learning rate of zero."""
         new = [finding for finding in late if finding not in self._content.get("findings", [])]
         if new and rank() == 0:
             print(*text.finding_lines([], new, [], []), sep="\n", flush=True)
@@ -631,7 +631,7 @@ class StepWatcher:
         return True
 
     def _of_notes(self, notes: Sequence[str]) -> list[verdicts.NotChecked]:
-        """Return the checks that could not be made, of which the notes tell. A strict proof requests all checks."""
+        """Return the checks that the notes report as not made. A strict proof requests all checks."""
         texts = [note.removeprefix(text.NOT_CHECKED) for note in notes if note.startswith(text.NOT_CHECKED)]
         parts = (line.partition(" (") for line in texts)
         return [
@@ -689,7 +689,7 @@ class StepWatcher:
 
 
 class Loaders:
-    """The data loaders over which a script iterates, and notes that were made before the watch began."""
+    """The data loaders over which a script iterates, recorded before the check of the training begins."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []

@@ -47,7 +47,7 @@ def sources() -> list[str]:
 
 
 def find(places: Iterable[Path]) -> list[Path]:
-    """Return the files of public runs among these files and below these folders."""
+    """Return the files of public runs among these paths and below these folders."""
     paths: list[Path] = []
     for place in places:
         if place.is_dir():

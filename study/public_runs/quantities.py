@@ -1,4 +1,4 @@
-"""Numbers of one public run that can be compared with those of another: losses, times, memory.
+"""Compute the losses, times and memory of a public run, to compare them with those of another run.
 
 A quantity is None if the log does not state what it needs.
 """
@@ -15,12 +15,12 @@ LAST = 10  # the most logged losses over which the last training loss is average
 
 
 def values(series: Series | None, name: str) -> Sequence[float | int | None]:
-    """Return a column, or an empty one if it was not logged."""
+    """Return the values of a column of the log. Empty if the column was not logged."""
     return [] if series is None else series.columns.get(name, [])
 
 
 def logged(series: Series | None, name: str) -> list[float | int]:
-    """Return the logged values of a column. Missing values, and losses that are not finite, are left out."""
+    """Return the logged values of a column, without missing values and losses that are not finite."""
     return [value for value in values(series, name) if value is not None]
 
 
@@ -31,13 +31,13 @@ def _without_warm_up(run: PublicRun, name: str) -> list[float | int]:
 
 
 def points(series: Series | None, by: str, name: str) -> list[tuple[float, float]]:
-    """Return the logged values of a column with their position, such as (samples, loss)."""
+    """Return the logged values of a column as pairs with their position, such as (samples, loss)."""
     pairs = zip(values(series, by), values(series, name), strict=False)
     return [(position, value) for position, value in pairs if position is not None and value is not None]
 
 
 def at(series: Series | None, by: str, position: float, name: str, tolerance: float = 0.0) -> float | None:
-    """Return the value that was logged next to a position. None if it is further away than the relative tolerance."""
+    """Return the value that was logged nearest to a position. None if it is beyond the relative tolerance."""
     known = points(series, by, name)
     if not known:
         return None
@@ -46,7 +46,7 @@ def at(series: Series | None, by: str, position: float, name: str, tolerance: fl
 
 
 def gpu_seconds_per_sample(run: PublicRun) -> float | None:
-    """Return the seconds of one GPU that a sequence takes in training: the median over the intervals between log lines.
+    """Return the GPU seconds per trained sequence: the median over the intervals between log lines.
 
     Intervals with a logged evaluation are left out. None if only evaluations were logged.
     """
@@ -54,7 +54,7 @@ def gpu_seconds_per_sample(run: PublicRun) -> float | None:
 
 
 def gpu_seconds_per_sample_with_evaluation(run: PublicRun) -> float | None:
-    """Return the seconds of one GPU that a sequence takes, as the median over the intervals between two evaluations.
+    """Return the GPU seconds per sequence: the median over the intervals between evaluations.
 
     Each interval includes the time of an evaluation.
     """
@@ -66,7 +66,7 @@ def _per_gpu(run: PublicRun, seconds: float | None) -> float | None:
 
 
 def seconds_per_step(run: PublicRun) -> float | None:
-    """Return the median time of an optimizer step, as logged or from the moments of the steps."""
+    """Return the median time of an optimizer step, as logged or from the time stamps of the steps."""
     if known := _without_warm_up(run, "seconds_per_step"):
         return statistics.median(known)
     return run.totals.get("seconds_per_step", _slope(points(run.training, "step", "seconds")))
@@ -102,7 +102,7 @@ def seconds_to_target(run: PublicRun) -> float | None:
 
 
 def samples_to_target(run: PublicRun) -> float | None:
-    """Return the sequences until the run reached the target of its benchmark. None if it missed it or has none."""
+    """Return the number of sequences until the run reached its benchmark's target. None if it missed it or has none."""
     evaluated = logged(run.evaluation, "samples")
     return run.totals.get("samples", max(evaluated, default=None)) if _reached(run) else None
 

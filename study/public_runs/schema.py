@@ -1,4 +1,4 @@
-"""The schema of a public run: what the log of a training that somebody else made says, and where the log is.
+"""The schema of a public run: the facts that the log of somebody else's training states, and where the log is.
 
 A public run holds facts and figures of one training. What the log and the files beside it do not state is null, never
 guessed. Series are stored by columns, because that is several times smaller than one object per step.
@@ -41,13 +41,13 @@ Ending = Literal["finished", "ended early", "missed its target", "unknown"]
 
 
 class PublicFacts(BaseModel):
-    """The base class of everything in a public run. Unknown keys, NaN and infinity are errors."""
+    """The base class of all parts of a public run. Unknown keys, NaN and infinity are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Source(PublicFacts):
-    """Where a log is, so that anybody can read it again."""
+    """The location of a log, with which anybody can read it again."""
 
     path: str  # inside the repository, or the name of the file that was imported
     sha256: str  # of the file
@@ -100,7 +100,7 @@ Column = Annotated[list[float | int | None], Field(min_length=1)]
 
 
 class Series(PublicFacts):
-    """Values that were logged together: columns of equal length, by the names of `COLUMNS` or the log's own.
+    """Values that were logged together: columns of equal length, named as in `COLUMNS` or as in the log.
 
     None is a value that was not logged at that moment. A value that was logged and is not a finite number is None, too,
     and its position is in `not_finite`.
@@ -178,6 +178,6 @@ class PublicRun(PublicFacts):
         return self.why_not_counted is None
 
     def content(self) -> dict[str, Any]:
-        """Return what is written to a file: without unknown values and empty parts."""
+        """Return the content of the run's file, without unknown values and empty sections."""
         dumped = self.model_dump(exclude_defaults=True)
         return {"kind": self.kind, "schema_version": self.schema_version, **dumped}

@@ -1,1 +1,1 @@
-"""Run functions as the ranks of small worlds, each rank in a fork of this process."""
+"""Run functions in small groups of ranks (worlds). Each rank is a fork of this process."""

@@ -30,7 +30,7 @@ POLL_SECONDS = 0.02
 
 
 class Ending(NamedTuple):
-    """The way in which a rank ended that returned no answer."""
+    """The description of how a rank without an answer ended."""
 
     status: int  # negative if a signal ended it: minus the signal's number
     lines: list[str]  # what it wrote to stdout and stderr
@@ -93,7 +93,7 @@ def ended(running: dict[int, int], folder: Path, judge: Judge = lambda rank, end
 
 
 def end(running: dict[int, int]) -> None:
-    """End the ranks that still run, and all processes that they have started."""
+    """End the ranks that are still running, and all processes that they have started."""
     if running:
         ProcessTrees().end(running)
 

@@ -13,7 +13,7 @@ from ..engines import torch_locks
 
 
 class ProcessTrees:
-    """The ranks, with all processes that they have started.
+    """The running ranks, with all processes that they have started.
 
     A process remains known after the process that started it has ended.
     """
@@ -56,7 +56,7 @@ class ProcessTrees:
         return {rank: self._seconds[rank] for rank in running}
 
     def end(self, running: Mapping[int, int]) -> None:
-        """End the ranks that still run, and all processes that any rank has started.
+        """End the ranks that are still running, and all processes that any rank has started.
 
         All processes are suspended first, so that none of them can start another one. Locks of builds that this
         interrupts are removed. `running` maps a rank to its process id.

@@ -1,4 +1,4 @@
-"""Run worlds of a few ranks. Each rank is a fork of this process, which has imported everything that the ranks need.
+"""Run programs as groups of ranks (worlds). Each rank is a fork of this process, which has imported what they need.
 
 Engines leave global state behind, so every world gets processes of its own.
 """
@@ -29,7 +29,7 @@ COLLECTIVE_SECONDS = 60
 
 
 class World(NamedTuple):
-    """A program that runs as several ranks."""
+    """A program that runs as a group of ranks."""
 
     num_ranks: int
     program: Callable[[int, Path], dict[str, Any]]  # gets its rank and the world's folder, and returns an answer
@@ -38,14 +38,14 @@ class World(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The answers of the ranks that gave one, and why the others gave none."""
+    """The answers of a world's ranks, and the reasons why other ranks gave none."""
 
     answers: dict[int, dict[str, Any]]  # by rank
     failure: str | None = None
 
 
 def import_before_forks(names: Sequence[str], *, deepspeed: bool = True) -> None:
-    """Import once what every rank needs. No thread may have been started yet, and none is started here.
+    """Import what every rank needs, before any rank is forked. No thread may exist yet, and none is started.
 
     With `deepspeed`, the ranks load the extensions of DeepSpeed that are already built.
     """
@@ -66,7 +66,7 @@ def freeze() -> None:
 
 
 def join(rank: int, num_ranks: int, folder: Path) -> None:
-    """Make this process a rank of a world that communicates with gloo, until the process ends.
+    """Make this process a rank of a gloo process group, until the process ends.
 
     Sets the environment that a launcher would set, and joins the process group. The ranks meet at a file in `folder`.
     """
@@ -85,7 +85,7 @@ def join(rank: int, num_ranks: int, folder: Path) -> None:
 
 
 def run(worlds: Sequence[World], at_once: int | None = None) -> Iterator[tuple[int, Result]]:
-    """Run worlds, and yield the position and the result of each as it ends.
+    """Run worlds, and yield the index and the result of each world when it ends.
 
     Worlds run at the same time as long as they have at most `at_once` ranks together. By default, this is the number of
     processors. A world with more ranks runs by itself. If a rank ends without an answer, or a world takes too long, all

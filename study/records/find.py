@@ -42,7 +42,7 @@ class RecordFile(NamedTuple):
 
     @property
     def where(self) -> str:
-        """The name of the record in messages: its path, and the run's id if the file holds several runs."""
+        """The name of the record for messages: its path, and the run's id if the file holds several runs."""
         return self._shown(self.path)
 
     @property
@@ -64,7 +64,7 @@ class RecordedRun(NamedTuple):
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """A key that is equal for copies of one run."""
+        """A key by which copies of one run are recognized."""
         if self.record:
             return identity(self.record.record)
         assert self.outcome is not None
@@ -219,9 +219,9 @@ def _none_below(folders: Iterable[Path]) -> Refusal:
 
 
 def read_lines(path: Path) -> dict[str, bytes]:
-    """Read a collected file, and return its lines by run id. The result is empty if there is no such file.
+    """Read a file that has one run per line, and return its lines by run id. Empty if the file does not exist.
 
-    The rest of a line is not parsed. Raises Refusal if a line has no id, or if two lines have the same id.
+    Only the id of a line is parsed. Raises Refusal if a line has no id, or if two lines have the same id.
     """
     packed = path.with_name(path.name + COMPRESSED)
     if packed.exists() and path.exists():
@@ -247,7 +247,7 @@ def read_lines(path: Path) -> dict[str, bytes]:
 
 
 def write_lines(path: Path, lines: Mapping[str, bytes]) -> None:
-    """Write these lines to a compressed file, which replaces the present one. Equal lines make equal bytes."""
+    """Replace a compressed file by one with these lines. Equal lines make equal bytes."""
     packed = gzip.compress(join_lines(lines), mtime=0)
     files.write_whole(path.with_name(path.name + COMPRESSED), packed)
     path.unlink(missing_ok=True)  # the uncompressed file of an earlier version
@@ -268,12 +268,12 @@ def order_of(run_id: str) -> str:
 
 
 def line_of(content: dict[str, Any]) -> bytes:
-    """Return the collected line of a record or an outcome. It keeps every key."""
+    """Return a record or an outcome as one line of a file of many runs. It keeps every key."""
     return json.dumps({"run_id": content["run_id"], **content}).encode()
 
 
 def line_of_steps(run_id: str, steps: bytes) -> bytes:
-    """Return the collected line of a run's steps.
+    """Return the steps of a run as one line of a file of many runs.
 
     Raises Refusal if the original bytes could not be restored from the line.
     """
@@ -284,7 +284,7 @@ def line_of_steps(run_id: str, steps: bytes) -> bytes:
 
 
 def steps_in(run_id: str, line: bytes) -> bytes:
-    """Return the exact bytes of a run's steps.jsonl from its line in the collected file.
+    """Return the exact bytes of a run's steps.jsonl from its line in a file of many runs.
 
     This works because steps have no nested objects, so that the boundary between two steps is unambiguous.
     """

@@ -65,7 +65,7 @@ def check(program: Path) -> None:
 
 
 def describe() -> dict[str, Any]:
-    """Return from where this process imported its code, with digests.
+    """Return the folders and digests of the code that this process has imported.
 
     For each library, the result lists the imported files that differ from the installed ones.
     """

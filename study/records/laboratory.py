@@ -1,4 +1,4 @@
-"""The network rate of a laboratory: several machines simulated on one computer (tools/measure/laboratory.py)."""
+"""Read the network rate of a laboratory: machines simulated on one computer (tools/measure/laboratory.py)."""
 
 from __future__ import annotations
 

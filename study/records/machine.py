@@ -58,7 +58,7 @@ SAME = ("cpu", "num_cores", "gpus", "python", "libraries")
 
 
 def describe() -> dict[str, Any]:
-    """Return the description of this process's machine. Unknown values are None."""
+    """Return a description of the machine on which this process runs. Unknown values are None."""
     import torch
 
     return {
@@ -86,7 +86,7 @@ def describe() -> dict[str, Any]:
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables that a record keeps, without private information.
 
-    Of a path only the last part is kept. User names and passwords are removed from addresses. Variables whose names
+    Only the last part of a path is kept. User names and passwords are removed from addresses. Variables whose names
     suggest a secret are left out.
     """
     return {
@@ -97,7 +97,7 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def arithmetic(described: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a recorded machine that change the arithmetic of its runs. Empty if there are none.
+    """Return the settings of a recorded machine that change the results of its arithmetic. Empty if there are none.
 
     A library whose files were changed after the installation is also listed, because its version does not tell what it
     computes.

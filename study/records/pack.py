@@ -39,7 +39,7 @@ MOST_BYTES = files.LARGEST_FILE  # uncompressed, because all of it is kept in me
 
 
 class Kept(NamedTuple):
-    """The record, steps and outcome of one run, as lines of the collected files."""
+    """The record, steps and outcome of one run, as lines of the files that collect many runs."""
 
     run_id: str
     record: Record | None  # None: the run has no record that is a result
@@ -50,10 +50,10 @@ class Kept(NamedTuple):
 
 
 def collect(folders: Iterable[Path], folder: Path) -> Verdict:
-    """Collect the records of all runs below the folders in one folder to commit. Return what was checked.
+    """Copy the records of all runs below the folders into one folder to commit. Return what was checked.
 
     A run without a record is kept as its outcome. A run that is already in the folder is replaced. Raises Refusal as
-    `find` and `put` do, before anything is written.
+    `find` and `copy_records` do, before anything is written.
     """
     finished = find(folders)
     for message in copy_records(finished, folder, replace=True):
@@ -85,7 +85,7 @@ def _checked(runs: Iterable[Kept]) -> Verdict:
 
 
 def find(folders: Iterable[Path]) -> list[Kept]:
-    """Read the record, steps and outcome of every run below the folders, in run directories and in collected files.
+    """Return the record, steps and outcome of every run below the folders, from run directories and collected files.
 
     The record of an interrupted run is not a result. It is left out, and a message says so. Raises Refusal as
     `records.find_runs` does, if there is no finished run, or if the record, steps and outcome do not belong together.
@@ -149,7 +149,7 @@ def _lines_after(run: Kept, before: dict[str, bytes], folder: Path, replace: boo
 
 
 def distinct(runs: Iterable[Kept]) -> list[Kept]:
-    """Return each run once, and combine the lines of its copies. Raises Refusal if two runs with the same id differ."""
+    """Merge the copies of each run into one. Raises Refusal if two runs with the same id differ."""
     by_id: dict[str, Kept] = {}
     for run in runs:
         first = by_id.setdefault(run.run_id, run)
@@ -244,7 +244,7 @@ def pack(folders: Sequence[Path], file: Path, replace: bool = False) -> Verdict:
 
 
 def merge(file: Path, folder: Path) -> Verdict:
-    """Copy the runs of a pack to a folder of collected records, as `put` does. Return what was checked.
+    """Copy the runs of a pack to a folder of collected records, as `copy_records` does. Return what was checked.
 
     The result of a benchmark replaces an earlier one with the same name.
 

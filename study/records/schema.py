@@ -119,7 +119,7 @@ class Proof(Facts):
 
 
 class ModelStateBytes(Facts):
-    """The bytes that one rank holds in memory. Shared storage counts once (arXiv:1910.02054, sec. 3.1)."""
+    """The bytes of one rank's model states and buffers. Shared storage counts once (arXiv:1910.02054, sec. 3.1)."""
 
     parameters: int
     gradients: int
@@ -136,7 +136,7 @@ class ModelStateBytes(Facts):
 
 
 class Collective(Facts):
-    """One kind of collective in one steady optimizer step of rank 0."""
+    """The calls of one kind of collective by rank 0 in one optimizer step after the warm-up."""
 
     kind: str  # the prefix subgroup_ means a collective among some of the ranks
     count: int
@@ -144,7 +144,7 @@ class Collective(Facts):
 
     @property
     def moved_bytes(self) -> int:
-        """The bytes that are sent. An all-reduce sends its bytes twice (arXiv:1910.02054, sec. 7.1), also in NCCL."""
+        """The bytes sent. An all-reduce sends its bytes twice (arXiv:1910.02054, sec. 7.1), also in NCCL."""
         return self.bytes * (2 if self.kind.endswith("all_reduce") else 1)
 
 
@@ -202,7 +202,7 @@ class Network(Facts):
 
 
 class Code(Facts):
-    """The study's code and the processor that one process of a run used."""
+    """The version of the study's code and the processor that one process of a run used."""
 
     commit: str | None  # None: the code is not in a clone
     is_dirty: bool | None  # whether the clone had changes
@@ -417,7 +417,7 @@ class Record(Facts):
 
     @property
     def mixed_code(self) -> str | None:
-        """A message that parts of the run were trained by different code.
+        """A message if parts of the run were trained by different code.
 
         None if only one version of the code is known to have trained it.
         """
@@ -429,7 +429,7 @@ class Record(Facts):
 
     @property
     def mixed_processors(self) -> str | None:
-        """A message that parts of the run used different processors or numbers of threads. None if they did not."""
+        """A message if parts of the run used different processors or numbers of threads. None if they did not."""
         parts = [(part.processor, part.num_threads) for part in self.code or () if part.num_threads is not None]
         if len(set(parts)) < 2:
             return None
@@ -461,7 +461,7 @@ class Record(Facts):
 
     @property
     def boxes(self) -> list[str]:
-        """The names of each machine's GPUs, or of the first machine's CPU if the run trained without a GPU.
+        """The GPUs of each machine by name, or the first machine's CPU if the run trained without a GPU.
 
         A run that did not end records only how many other machines it had. They are assumed to equal the first machine,
         because a run trains only if all machines have the same model of GPU. The name of a simulated GPU says so.

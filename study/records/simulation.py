@@ -12,7 +12,7 @@ SIMULATED = "simulated "  # comes before the names of simulated GPUs
 
 
 def is_simulated(machine: Mapping[str, Any]) -> bool:
-    """Return whether a recorded machine had simulated GPUs. Its runs measured nothing on a real GPU."""
+    """Return whether a recorded machine had simulated GPUs, so that its runs measured no real GPU."""
     return SIMULATED_GPUS in machine.get("environment", {})
 
 

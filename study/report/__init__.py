@@ -1,1 +1,1 @@
-"""Tables, figures and sentences for the notebooks, and the functions that execute the notebooks."""
+"""Make tables, figures and sentences for the notebooks, and execute the notebooks."""

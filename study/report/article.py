@@ -1,4 +1,4 @@
-"""Texts and tables for the notebook about a published article: the answer, the main faults, and all verdicts."""
+"""Make the texts and tables of the notebook about a published article: answer, main faults, and all verdicts."""
 
 from __future__ import annotations
 
@@ -61,36 +61,36 @@ PRINTS_ITS_PROGRAM = "a100-replication"  # the only such article
 
 
 class Verdicts:
-    """The notebook `article`: the verdicts on the sentences of an article of the ledger."""
+    """The content of the notebook `article`: the verdicts on the sentences of one published article."""
 
     def __init__(self, source: str) -> None:
         self.judged = sentences.read(source)
         (self.source,) = (entry for entry in ledger.read() if entry.source == source)
 
     def answer(self) -> Markdown:
-        """Return the title of the article and what can be trusted in it."""
+        """Return the title of the article and which of its statements can be trusted, as Markdown."""
         return markdown(answer(self.source))
 
     def main_faults(self, number: int) -> Markdown:
-        """Return the most important faults."""
+        """Return the most important faults of the article, as a Markdown list."""
         return markdown(main_faults(self.judged, number))
 
     def counts(self) -> Markdown:
-        """Return how many sentences have each verdict."""
+        """Return a table of how many sentences have each verdict."""
         return markdown(verdict_counts(self.judged))
 
     def table(self) -> Markdown:
-        """Return all sentences with their verdicts and reasons."""
+        """Return a table of all sentences with their verdicts and reasons."""
         return markdown(verdict_table(self.judged))
 
     def defects(self) -> Markdown:
-        """Return the losses of the program that the article prints. Empty if it prints none."""
+        """Return a table of the losses of the program that the article publishes. Empty if it publishes none."""
         if self.source.source != PRINTS_ITS_PROGRAM:
             return markdown()
         return markdown(DEFECTS, defect_table(ROOT / "reports/cpu/published/protocol.json"))
 
     def traps(self) -> Markdown:
-        """Return the losses of pairs of programs that look like the same training, for the same article."""
+        """Return a table of loss differences between programs that seem equal. Empty as for `defects`."""
         if self.source.source != PRINTS_ITS_PROGRAM:
             return markdown()
         return markdown(TRAPS, trap_table(ROOT / "reports/cpu/published/traps.json"))
@@ -102,7 +102,7 @@ def plain(text: str) -> str:
 
 
 def answer(source: Source) -> str:
-    """Return the title of an article and what can be trusted in it, as Markdown."""
+    """Return the title of an article and which of its statements can be trusted, as Markdown."""
     lines = [f"**{source.title}**"]
     for head, key in sentences.ON_TOP:
         text = getattr(source, key) or ""
@@ -170,7 +170,7 @@ def _judgement(judged: JudgedSentence) -> str:
 
 
 def defect_table(path: Path) -> str:
-    """Return a Markdown table of the losses with ZeRO relative to those without, a row per version of the program.
+    """Return a Markdown table of the losses with ZeRO relative to those without, per version of a published program.
 
     `path` is the file of the results of the protocol. Each version corrects other defects of the published program.
     """
@@ -189,7 +189,7 @@ def defect_table(path: Path) -> str:
 
 
 def trap_table(path: Path) -> str:
-    """Return a Markdown table of how much the losses of two programs differ that look like the same training.
+    """Return a Markdown table of loss differences between pairs of programs that look like the same training.
 
     `path` is the file of the measured traps.
     """

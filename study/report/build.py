@@ -40,11 +40,12 @@ ADDRESS = re.compile(r" at 0x[0-9a-f]+(?=>)")  # the address in the repr of an o
 
 
 def build(study: str, folders: Sequence[Path], output: Path, only_first: bool = False) -> Path:
-    """Execute the notebooks about runs for the runs in these folders, and return the path of the first one.
+    """Execute the notebooks for the runs in these folders, and return the path of the first notebook.
 
     With `only_first`, only this one is executed. The notebook about the number of processes is left out if every run
     had one process. If a run was on a GPU, the notebook that compares machines is executed too, with these runs instead
     of predictions.
+
     The executed notebooks are written to `output`, and the last figure of the first one is also written as PNG. Raises
     Refusal if a notebook rejects its parameters or `output` is not a folder, and RuntimeError if a cell fails.
     """

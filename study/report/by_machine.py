@@ -1,4 +1,4 @@
-"""Models on several machines with GPUs: what is predicted, what others published, and what this project measured.
+"""Make tables of models on machines with GPUs: predictions, published measurements, and measurements by this project.
 
 The functions return tables with one row per model, machine and strategy. Each row has the memory of a GPU, the tokens
 per second of the whole machine and the price of a billion tokens, each with the ends of its interval. A value that a
@@ -70,7 +70,7 @@ def ask(
     tokens_per_step: int = TOKENS_PER_STEP,
     **settings: Any,
 ) -> dict[tuple[str, str], Advice]:
-    """Ask the planner about every model on every machine. Return its answers by model and machine.
+    """Return the planner's answers for every model on every machine, by model and machine.
 
     `models` has the tokens per sequence of each model. A machine is the name of a GPU and the number of GPUs. All
     strategies have the same number of tokens per optimizer step. `settings` are further fields of the planner's
@@ -112,7 +112,7 @@ def _rented_host(gpu: str, count: int) -> dict[str, Any]:
 def predicted(
     advices: Advices, strategies: Iterable[str] = STRATEGIES, prices: Mapping[str, float] = {}
 ) -> pd.DataFrame:
-    """Return a row per model, machine and strategy with what the planner predicts.
+    """Return a table of the planner's predictions, with a row per model, machine and strategy.
 
     A strategy that does not fit has its memory, but neither speed nor cost. `prices` has US dollars per GPU and hour
     for GPUs whose price is not to be that of the project's table.
@@ -140,7 +140,7 @@ def predicted(
 
 
 def recommended(advices: Advices, strategies: Iterable[str] = STRATEGIES) -> dict[tuple[str, str], str | None]:
-    """Return the strategy that the planner recommends among these, by model and machine. None if none fits."""
+    """Return which of these strategies the planner recommends, by model and machine. None if none fits."""
     chosen = {key: choose.recommend(_options(advice, strategies)) for key, advice in advices.items()}
     return {key: None if option is None else option.strategy.name for key, option in chosen.items()}
 
@@ -184,7 +184,7 @@ def _speed_and_cost(rate: float, low: float, high: float, dollars_per_hour: floa
 
 
 def _setting(engine: Engine, job: StepConfig) -> str:
-    """Return what a run computes in words: precision, tokens per sequence, batch and checkpointing."""
+    """Describe what a run computes: precision, tokens per sequence, batch and checkpointing."""
     parts = [engine.precision, f"{float(job.sequence_length):,.0f} tokens"]
     parts.append(f"batch {float(job.micro_batch_size):g} x {float(job.gradient_accumulation_steps):g}")
     parts += [CHECKPOINTED[job.activation_checkpointing]] if job.activation_checkpointing else []
@@ -195,7 +195,7 @@ def _setting(engine: Engine, job: StepConfig) -> str:
 
 
 def published(advices: Advices, prices: Mapping[str, float] = {}) -> pd.DataFrame:
-    """Return a row per published measurement of these models on exactly these machines.
+    """Return a table of published measurements of these models on exactly these machines.
 
     Only measurements in 16 bits of the grades A and B are included. Their settings differ from those of the
     predictions, so the columns `setting` and `differences` say what was run. `what` names the quantity, because
@@ -252,7 +252,7 @@ def _values(case: MeasuredCase, advice: Advice, prices: Mapping[str, float]) -> 
 
 
 def strategy_of(engine: Engine) -> str:
-    """Return the name of the shipped strategy that has this engine, without its sizes of buffers."""
+    """Return the name of the shipped strategy with an engine's stage and offload, whatever its buffer sizes."""
     if engine.kind == "deepspeed":
         return str(StrategyName.of_zero(engine.zero_stage, engine.offload_optimizer))
     offload = "" if engine.offload_param == "none" else f"_{engine.offload_param}_offload"
@@ -260,7 +260,7 @@ def strategy_of(engine: Engine) -> str:
 
 
 def is_same_model(shape: ModelShape, other: ModelShape) -> bool:
-    """Return whether two shapes are the same model, apart from its head and the tokens that it was trained on."""
+    """Return whether two shapes are the same model, whatever its head and the tokens that it was trained on."""
     sizes = [(each.layers, each.hidden, each.heads, each.kv_heads, each.head_size) for each in (shape, other)]
     return sizes[0] == sizes[1] and abs(shape.num_params / other.num_params - 1) < SAME_SIZE
 
@@ -306,12 +306,12 @@ def committed_on_gpus() -> list[Path]:
 def measured(
     advices: Advices, records: str | Path | Sequence[str | Path] = (), prices: Mapping[str, float] = {}
 ) -> pd.DataFrame:
-    """Return a row per model, machine and strategy that has measured runs.
+    """Return a table of this project's measured runs, with a row per model, machine and strategy.
 
     `records` are folders of runs or of collected records. Without any, they are those of `committed_on_gpus`. A run
     counts if it finished, if its model, adapter, GPU, number of GPUs, precision, tokens per sequence and compiling are
-    those of the prediction, and if each of its processes had a GPU of its own. Of several batches, the fastest one is
-    taken, as the planner does. The speed is the median of its runs, from the slowest to the fastest, and counts
+    those of the prediction, and if each of its processes had a GPU of its own. If several batches were run, the fastest
+    one is taken, as the planner does. The speed is the median of its runs, from the slowest to the fastest, and counts
     padding, as the predictions do. The memory is the largest peak of tensors.
     """
     folders = tables.folders(records) if isinstance(records, (str, Path)) or records else committed_on_gpus()
@@ -377,7 +377,7 @@ def _measured_row(runs: pd.DataFrame, option: StrategyPrediction, prices: Mappin
 
 
 class Comparison(NamedTuple):
-    """The answers of the planner, and the tables that are made of them."""
+    """The answers of the planner for models on machines, and the tables that are made of them."""
 
     advices: Advices
     rows: pd.DataFrame  # predictions, or measurements where there are any
@@ -385,7 +385,7 @@ class Comparison(NamedTuple):
     best: pd.DataFrame  # the recommended strategy on each machine
 
     def of_model(self, model: str) -> Comparison:
-        """Return the part of the comparison that is about one model."""
+        """Return the part of the comparison that concerns one model."""
         advices = {key: advice for key, advice in self.advices.items() if key[0] == model}
         return Comparison(advices, *(table[table["model"] == model] for table in self[1:]))
 
@@ -399,14 +399,14 @@ def compare(
     records: str | Path | Sequence[str | Path] = (),
     **settings: Any,
 ) -> Comparison:
-    """Compare models on machines. `ask`, `predicted` and `measured` explain the parameters."""
+    """Return the comparison of models on machines. `ask`, `predicted` and `measured` explain the parameters."""
     advices = ask(models, machines, tokens_per_step, **settings)
     rows = shown(predicted(advices, strategies, prices), measured(advices, records, prices))
     return Comparison(advices, rows, published(advices, prices), best(rows, recommended(advices, strategies)))
 
 
 def shown(predictions: pd.DataFrame, measurements: pd.DataFrame) -> pd.DataFrame:
-    """Return predictions and measurements in one table, without the predictions that are replaced.
+    """Return one table of predictions and measurements, in which a measurement replaces its prediction.
 
     The order is that of the predictions. A measurement replaces only what it has: a run without step times leaves the
     predicted speed and cost.
@@ -425,7 +425,7 @@ def shown(predictions: pd.DataFrame, measurements: pd.DataFrame) -> pd.DataFrame
 
 
 def best(rows: pd.DataFrame, names: Mapping[tuple[str, str], str | None]) -> pd.DataFrame:
-    """Return the rows of one strategy per model and machine, with each value from the source that has it.
+    """Return a table of one strategy per model and machine, with measured values where they exist, else predictions.
 
     `names` are the strategies, as `recommended` returns them. The columns `memory_source` and `speed_source` name the
     sources. A machine on which no strategy fits has no row.
@@ -446,7 +446,7 @@ def best(rows: pd.DataFrame, names: Mapping[tuple[str, str], str | None]) -> pd.
 
 
 def kinds(rows: pd.DataFrame, others: pd.DataFrame) -> str:
-    """Return which kinds of figures a picture has: "predicted", "measured by others" and so on."""
+    """Return which kinds of numbers a plot shows: "predicted", "measured by others" and so on."""
     names = {PREDICTED: "predicted", MEASURED: "measured by this project"}
     ours = joined(name for source, name in names.items() if (rows["source"] == source).any())
     has_points = others[list(QUANTITIES)].notna().any(axis=None)
@@ -454,7 +454,7 @@ def kinds(rows: pd.DataFrame, others: pd.DataFrame) -> str:
 
 
 def head(part: Comparison) -> Head:
-    """Return the head of the figure of one model: its settings, and the kinds of its numbers."""
+    """Return the title and subtitle of the figure of one model: its settings, and the kinds of its numbers."""
     advice = next(iter(part.advices.values()))
     request, shape = advice.request, advice.shape
     length = request.sequence_length or 0
@@ -472,7 +472,7 @@ def head(part: Comparison) -> Head:
 
 
 def left_out(advices: Advices) -> dict[str, int]:
-    """Return how many published times and amounts of these models on these machines are not shown, by reason."""
+    """Return how many published times and amounts of memory are not shown for these models, by reason."""
     reasons: Counter[str] = Counter()
     for advice in advices.values():
         for case in _all_cases_of(advice):

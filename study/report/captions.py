@@ -1,4 +1,4 @@
-"""Captions of figures: model, precision, number of processes, hardware, and the source of the numbers.
+"""Make captions of figures: model, precision, number of processes, hardware, and the source of the numbers.
 
 The rows that the functions take are rows of `tables.runs`.
 """
@@ -26,7 +26,7 @@ FAMILIES = {"bert-imdb": "BERT", "gpt-wikitext": "GPT"}  # by workload
 
 @dataclass(frozen=True)
 class Head:
-    """The texts of a figure: its title, the kind of its numbers, and what was run.
+    """The texts above a figure: its title, the kind of its numbers, and what was run.
 
     Raises ValueError if the title is empty, or if `kind` names none of `KINDS`.
     """
@@ -41,7 +41,7 @@ class Head:
 
 
 def head(title: str, rows: pd.DataFrame, kind: str = MEASURED) -> Head:
-    """Return the head of a figure: its title, the kind of its numbers, the setting of its runs and the hardware."""
+    """Return the texts above a figure: its title, the kind of its numbers, the setting of its runs and the hardware."""
     return Head(title, kind, f"{setting(rows)}, {hardware(rows)}")
 
 
@@ -89,7 +89,7 @@ def short_names(rows: pd.DataFrame) -> pd.Series:
 
 
 def readable(heading: str) -> str:
-    """Return a heading in which names of workloads are replaced by names of model families."""
+    """Replace the names of workloads in a heading by names of model families."""
     for workload, family in FAMILIES.items():
         heading = heading.replace(workload, family)
     return heading
@@ -103,7 +103,7 @@ def hardware(rows: pd.DataFrame) -> str:
 
 
 def joined(words: Iterable[Any]) -> str:
-    """Return words joined as in a sentence, such as "a, b and c"."""
+    """Join words as in a sentence, such as "a, b and c"."""
     *others, last = [str(word) for word in words] or [""]
     return f"{', '.join(others)} and {last}" if others else last
 

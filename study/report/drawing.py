@@ -1,4 +1,4 @@
-"""The frame of every figure of the notebooks: `finish` puts title, setting and kind of numbers into the figure.
+"""Draw the frame of every figure: `finish` puts title, setting and kind of numbers into the figure.
 
 A finished figure can be shared without the page around it. `finish` refuses a figure without a title, with an axis
 without a unit, or with text that is too small on a phone.
@@ -49,17 +49,17 @@ def panel(height: float) -> tuple[Figure, Axes]:
 
 
 def dress(axes: Axes) -> None:
-    """Give axes the style of all figures."""
+    """Apply the style of all figures to axes."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_axisbelow(True)
     axes.grid(alpha=0.2)
 
 
 def finish(figure: Figure, head: Head, legend: bool = True) -> Figure:
-    """Return the figure with its head above it, and with a legend below it if anything in it has a label.
+    """Return the figure with its texts above it, and with a legend below it if anything in it has a label.
 
-    The figure becomes higher by the height of both. Raises ValueError if an axis has no unit, or if a text is too
-    small to be read on a phone.
+    The figure becomes higher by the height of both. Raises ValueError if an axis has no unit, or if a text is too small
+    to be read on a phone.
     """
     handles, labels = figure.axes[0].get_legend_handles_labels()
     if legend and labels:

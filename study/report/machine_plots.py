@@ -1,4 +1,4 @@
-"""Figures of models on machines with GPUs, drawn from the tables of study/report/by_machine.py.
+"""Draw figures of models on machines with GPUs, from the tables of study/report/by_machine.py.
 
 Every figure has three panels: memory per GPU, tokens per second, and the price of a billion tokens. Predictions,
 measurements by others and measurements by this project have different marks, which the legend names.
@@ -247,7 +247,7 @@ def _print_best(axes: Axes, quantity: str, best: pd.DataFrame, place: float, sty
 
 
 def thousands(value: float) -> str:
-    """Return a number in at most four letters, such as 14, 1.4k, 580k or 2.3M."""
+    """Format a number in at most four characters, such as 14, 1.4k, 580k or 2.3M."""
     if math.isnan(value):
         return "none"
     for size, unit in ((1e6, "M"), (1e3, "k"), (1, "")):

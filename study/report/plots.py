@@ -1,4 +1,4 @@
-"""Figures of the notebooks, drawn with matplotlib from the tables of study/report/tables.py."""
+"""Draw the figures of the notebooks with matplotlib, from the tables of study/report/tables.py."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def predicted_parts(parts: pd.DataFrame, usable_gib: float, head: Head) -> Figur
 
 
 def gib_by_part(parts: Mapping[str, Mapping[Any, Any]]) -> pd.DataFrame:
-    """Return the sizes of the parts of memory in GiB, with a row per strategy and readable names of parts."""
+    """Return the sizes of the parts of memory in GiB, with a row per strategy and a readable name for each part."""
     table = pd.DataFrame(parts, dtype=float).T.div(2**30)
     table.columns = [str(part).replace("_", " ") for part in table.columns]
     table = table.reindex(columns=[*PART_COLORS, "activations", "logits"]).fillna(0)
@@ -256,8 +256,8 @@ def _readable(strategy: str) -> str:
 def final_losses(verdict: Verdict, head: Head, control: str = "ddp") -> Figure:
     """Draw how much the final held-out loss of each run differs from the control's, in percent.
 
-    There is a row per arm and a stroke per seed. Variations of the control are gray, and trainings with a planted fault
-    are red.
+    There is a row per strategy or variation, and a stroke per seed. Variations of the control are gray, and trainings
+    with a planted fault are red.
     """
     rows = [(f"variation: {name}", differences, GRAY) for name, differences in verdict.null.items()]
     rows += [(arm.name, arm.differences, style_of(arm.name)["color"]) for arm in verdict.arms if not arm.is_broken]
@@ -277,7 +277,7 @@ def final_losses(verdict: Verdict, head: Head, control: str = "ddp") -> Figure:
 
 
 def lines(table: pd.DataFrame, x: tuple[str, str], y: tuple[str, str], head: Head, control: str = "ddp") -> Figure:
-    """Draw the median of a column at each value of another one, with one line per strategy, on logarithmic axes.
+    """Draw the median of one column at each value of another, with one line per strategy, on logarithmic axes.
 
     `x` and `y` are a column and the label of its axis. The name of each strategy is at the end of its line.
     """
@@ -313,7 +313,7 @@ def lines(table: pd.DataFrame, x: tuple[str, str], y: tuple[str, str], head: Hea
 def bits(
     rows: Mapping[str, Sequence[Cell | None]], columns: Sequence[str], head: Head, reference: str = "ddp"
 ) -> Figure:
-    """Draw in which settings trainings are identical in every bit, with a row per strategy and a column per setting.
+    """Draw which trainings are identical in every bit, with a row per strategy and a column per setting.
 
     A green square means that all bits equal those of the reference. Any other square contains the numbers of the
     roundings that differ, which the legend names.

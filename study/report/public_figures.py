@@ -1,4 +1,4 @@
-"""Figures and tables of public runs: curves of losses, and differences with their intervals. Measured by others."""
+"""Draw figures and make tables of public runs, which others trained: loss curves, and differences with intervals."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LABELS = {
 def curves(
     groups: Mapping[str, Sequence[PublicRun]], column: str, axes_by: Sequence[str], model: str, kind: str = OTHERS
 ) -> Figure:
-    """Draw every run as a thin line in the color of its group, in one picture per quantity of the horizontal axis.
+    """Draw every run as a thin line in the color of its group, with one panel per quantity of the horizontal axis.
 
     `column` is a column of the evaluations or, if there is none of this name, of the training steps. `axes_by` has
     "samples", "step" or "hours". `model` is what was trained.
@@ -95,7 +95,7 @@ IN_SHORT = {
 
 
 def summary(results: Iterable[Result]) -> str:
-    """Return the answers as a list: for each comparison the first time, memory and the last learned quantity.
+    """Return a list with the main differences of each comparison: in step time, in memory, and in loss or accuracy.
 
     The answers that most readers look for come first, as sentences.
     """
@@ -147,7 +147,7 @@ def _interval(each: Difference, form: str, show: Callable[[float], str]) -> str:
 
 
 def table(result: Result) -> pd.DataFrame:
-    """Return the differences of a comparison as text, one row per quantity and arm."""
+    """Return a table of a comparison's differences as text, with one row per quantity and compared group of runs."""
     control = result.comparison.control.name
     rows = []
     for each in result.differences:
@@ -167,7 +167,7 @@ def table(result: Result) -> pd.DataFrame:
 
 
 def table_of_pairs(results: Iterable[tuple[PairedComparison, Sequence[Pair]]]) -> pd.DataFrame:
-    """Return one row per paired comparison: medians over its cases, with the range of eight in ten cases."""
+    """Return a table of paired comparisons: the median over the pairs, and the range of eight in ten pairs."""
     rows = []
     for comparison, pairs in results:
         num_early = sum(not pair.is_whole for pair in pairs)
@@ -188,7 +188,7 @@ def table_of_pairs(results: Iterable[tuple[PairedComparison, Sequence[Pair]]]) -
 
 
 def ratios(results: Iterable[tuple[PairedComparison, Sequence[Pair]]]) -> Figure:
-    """Draw the time per step and the peak of every pair as dots, relative to the control, one row per comparison."""
+    """Draw the step time and the peak memory of every pair as dots relative to the control, one row per comparison."""
     shown = [(comparison, pairs) for comparison, pairs in results if pairs]
     figure, panels = plt.subplots(
         1, 2, sharey=True, figsize=(drawing.WIDTH, 0.5 * len(shown) + 1.4), layout="constrained"
@@ -227,7 +227,7 @@ def caveats_of_pairs(comparisons: Iterable[PairedComparison]) -> list[str]:
 
 
 def strategies(runs: Sequence[PublicRun]) -> pd.DataFrame:
-    """Return one row per strategy, with the peak per GPU and the time of a step for each size of the model."""
+    """Return a table of peak memory per GPU and step time, with a row per strategy and a column per model size."""
     cells: dict[tuple[str, str, str], dict[str, str]] = {}
     for run in sorted(runs, key=lambda run: (run.setting.parameters or 0, run.source.lines or [0])):
         setting, totals = run.setting, run.totals
@@ -264,7 +264,7 @@ def _signed(relative: float) -> str:
 
 
 def other_differences(result: Result) -> list[str]:
-    """Return sentences on what else differs in a comparison, and on what was left out or not compared."""
+    """Return sentences on the other settings in which runs of a comparison differ, and on what was left out."""
     lines: list[Any] = [f"Also different: {fact}." for fact in result.also_differs]
     lines += list(result.comparison.caveats)
     lines += [f"Left out: {reason}." for reason in result.left_out]
@@ -276,7 +276,10 @@ PEAKS = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_gpu_memory_bytes")
 
 
 def by_strategy(runs: Sequence[PublicRun]) -> pd.DataFrame:
-    """Return one row per training of a source that has totals only, ordered by model and batch. Missing: empty."""
+    """Return a table with one row per training of a source that publishes only totals, by model and batch.
+
+    Missing values are empty.
+    """
     rows = []
     for run in sorted(runs, key=lambda run: (run.setting.model or "", run.setting.micro_batch_size or 0, run.name)):
         setting, totals = run.setting, run.totals

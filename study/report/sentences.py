@@ -1,4 +1,4 @@
-"""Sentences at the top of the notebooks that answer their questions, computed from the records."""
+"""Make the sentences at the top of the notebooks that answer their questions, computed from the records."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from study.terminal import whole_percent as whole_percent
 
 
 def scientific(value: float) -> str:
-    """Return a small relative difference with one digit and a power of ten, such as 1e-7. Zero is "0"."""
+    """Format a small relative difference with one digit and a power of ten, such as 1e-7. Zero is "0"."""
     return terminal.scientific(value, 1)
 
 
 def bullets(lines: Iterable[str]) -> str:
-    """Return lines as a Markdown list."""
+    """Format lines as a Markdown list."""
     return "\n".join(f"- {line}" for line in lines)
 
 
 def least_and_most(ratios: pd.Series) -> str:
-    """Return the smallest and the largest ratio as text: "between 0.56 times (fsdp2) and 1.57 times (zero3)"."""
+    """Describe the smallest and the largest ratio: "between 0.56 times (fsdp2) and 1.57 times (zero3)"."""
     ordered = ratios.dropna().sort_values()
     ends = list(dict.fromkeys(f"{ordered.iloc[at]:.2f} times ({ordered.index[at]})" for at in (0, -1)))
     return f"between {ends[0]} and {ends[1]}" if len(ends) == 2 else ends[0]
 
 
 def comparison(rows: pd.DataFrame, control: str) -> str:
-    """Return sentences that compare the strategies of one setting with the control: peak memory, step time and loss."""
+    """Return sentences that compare the strategies of a setting with the control: peak memory, step time and loss."""
     ratios = tables.relative(rows, control)
     others = ratios.drop(control)
     if others.empty:
@@ -209,7 +209,7 @@ def crashes(versions: Mapping[str, Collection[str]]) -> str:
 
 
 def untimed(reasons: pd.Series) -> str:
-    """List why combinations of model and strategy have no value, with the most frequent reason first."""
+    """List the reasons why combinations of model and strategy have no step time, the most frequent reason first."""
     lines = [f"{count} combinations: {reason}" for reason, count in reasons.value_counts().items()]
     return (
         f"Combinations of a model and a strategy without a value, and the reason:\n\n{bullets(lines)}" if lines else ""
@@ -217,12 +217,12 @@ def untimed(reasons: pd.Series) -> str:
 
 
 def by_strategy(names: Iterable[str], text: str) -> str:
-    """Return a text with the strategies that it is about in front, such as "`zero2` and `zero3`: text"."""
+    """Put the strategies that a text concerns in front of it, such as "`zero2` and `zero3`: text"."""
     return f"{joined(f'`{name}`' for name in names)}: {text}"
 
 
 def page_body(page: str) -> str:
-    """Return a page of `compare --view` for a notebook: without its title, and with headings one level deeper."""
+    """Adapt a page of `compare --view` to a notebook: without its title, and with headings one level deeper."""
     lines = [line for line in page.splitlines() if not line.startswith("# ")]
     return "\n".join(f"#{line}" if line.startswith("##") else line for line in lines).strip()
 

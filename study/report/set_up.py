@@ -10,7 +10,7 @@ FOLDER = Path(__file__).resolve().parents[2]  # of a clone, of the unpacked zip 
 
 
 def install(extras: str = "report") -> None:
-    """Install the project with these extras: in place, or from the wheel in the current folder that was unpacked."""
+    """Install the project with these extras: from the current folder, or from the wheel that was unpacked there."""
     wheels = [] if (FOLDER / "pyproject.toml").exists() else sorted(Path.cwd().glob("*.whl"))
     source = [f"{wheels[-1]}[{extras}]"] if wheels else ["-e", f"{FOLDER}[{extras}]"]
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", *source], check=True)

@@ -1,4 +1,4 @@
-"""Tidy tables of runs for the notebooks, with one row per observation. Names of columns end with their unit.
+"""Make tidy tables of runs for the notebooks, with one row per observation. Names of columns end with their unit.
 
 The functions with a parameter `records` take one or several folders of runs or of collected records, as names or paths.
 Values that were not measured are NaN.
@@ -98,7 +98,7 @@ def steps(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
 
 
 def steps_of(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the table of `steps` for some rows of the table of `runs`."""
+    """Return the table of `steps` for the runs in some rows of the table of `runs`."""
     parts = []
     for run in runs.to_dict("records"):
         if run["curve"] is None:
@@ -156,7 +156,7 @@ def crossings(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
 
 
 def settings(runs: pd.DataFrame, control: str) -> list[pd.DataFrame]:
-    """Return the runs of each setting in which the control ran, in the order in which pages show them.
+    """Return the runs of each setting that includes the control, in the order in which pages show the settings.
 
     Settings with large models come first, and among those the settings with many strategies.
     """
@@ -166,7 +166,7 @@ def settings(runs: pd.DataFrame, control: str) -> list[pd.DataFrame]:
 
 
 def without_control(runs: pd.DataFrame, control: str) -> list[pd.DataFrame]:
-    """Return the runs of each setting in which the control did not run."""
+    """Return the runs of each setting that does not include the control."""
     return [rows for _, rows in runs.groupby(SETTING) if control not in set(rows["strategy"])]
 
 
@@ -226,10 +226,10 @@ def with_ratios(rows: pd.DataFrame, speeds: pd.DataFrame, control: str) -> pd.Da
 
 
 def centers(rows: pd.DataFrame) -> pd.Series:
-    """Return the ratio of each strategy, from the columns `ratio` and `is_alternated`.
+    """Return the typical step time of each strategy relative to the control's, from the columns of `with_ratios`.
 
-    For series of runs that alternated with the control's, it is the geometric mean, and otherwise the median. The
-    ratio of the control is 1.
+    For series of runs that alternated with the control's, it is the geometric mean, and otherwise the median. The ratio
+    of the control is 1.
     """
     by_strategy = rows.dropna(subset=["ratio"]).groupby("strategy", sort=False)
     ratios = {name: center(of["ratio"]) if of["is_alternated"].all() else of["ratio"].median()
@@ -263,7 +263,7 @@ def median(values: Sequence[float]) -> float:
 
 
 def merged(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a table in which equal neighboring rows are merged.
+    """Merge equal neighboring rows of a table.
 
     The name of a merged row has the first and the last name, such as "0.15.4 to 0.17.5".
     """
@@ -273,7 +273,7 @@ def merged(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def mean(runs: pd.DataFrame, *columns: str) -> pd.DataFrame:
-    """Return the means of these columns by strategy, first over the repeats of each seed and then over seeds."""
+    """Return the means of columns by strategy, taken over the repeats of each seed and then over seeds."""
     return runs.groupby(["strategy", "seed"])[list(columns)].mean().groupby("strategy").mean()
 
 
@@ -283,7 +283,7 @@ def control_of(table: pd.DataFrame, control: str) -> str:
 
 
 def folders(records: str | Path | Sequence[str | Path]) -> list[Path]:
-    """Return the folders that a notebook's parameter names.
+    """Return the folders of runs that the parameter of a notebook lists.
 
     The parameter is a list, one name, or a list as JSON text, which papermill's -p passes. A name that does not exist
     in the current folder is looked up in the project, so that notebooks also run in their own folder. Raises Refusal if

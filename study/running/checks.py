@@ -198,7 +198,7 @@ def _check_fixed_order(run: Run) -> None:
 
 
 def _check_adapter(run: Run) -> None:
-    """Raise Refusal for what this program cannot do with an adapter, or with weights in 4 bits."""
+    """Raise Refusal for an adapter, or weights in 4 bits, with options that this program cannot combine with them."""
     config, strategy = run.config, run.strategy
     if config.lora_rank is not None and config.perturb not in (None, "bad-release"):
         raise Refusal(

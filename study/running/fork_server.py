@@ -1,4 +1,4 @@
-"""Start programs as forks of a process that has imported everything they need. This is the program of that process.
+"""Start programs as forks of a process that has imported what they need. This is the program of that process.
 
 It reads requests from stdin, one line of JSON each, and answers on stdout, also in JSON: first whether it is ready,
 then for each request the process that it has forked and the exit status of that process. It handles one request at a
@@ -73,7 +73,7 @@ def main() -> None:
 def serve(
     modules: str, of_some: Mapping[str, str], programs: Mapping[str, Program], may_have_cuda: bool = False
 ) -> None:
-    """Import modules, whose names are separated by spaces, then answer requests until stdin ends.
+    """Import modules, whose names are separated by spaces, and fork a process per request until stdin ends.
 
     `of_some` has further modules by the name of a group. A request that names the group is passed on to a second
     server, which is forked from this one and has imported these modules too. Nothing here may start a thread: no
@@ -236,7 +236,7 @@ def _close_own_files() -> None:
 
 
 def launch(request: Request) -> NoReturn:
-    """Run a launcher in this process. Its ranks run in processes that were forked before and wait for a command."""
+    """Run a launcher in this process. Its ranks are processes that were forked before and wait for a command."""
     subprocess.Popen = Ranks  # type: ignore[assignment,misc]
     sys.modules["torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"].Popen = Ranks  # type: ignore[attr-defined]
     leave(sys.modules[LAUNCHERS[request["program"]][0]].main)
@@ -248,7 +248,7 @@ def _num_ranks(request: Request) -> int:
 
 
 class Ranks(subprocess.Popen):  # type: ignore[type-arg]
-    """Replace the start of processes in a launcher: ranks run in processes that wait already."""
+    """A replacement for a launcher's start of processes: ranks run in processes that already wait."""
 
     waiting: ClassVar[list[tuple[int, int]]] = []
 
@@ -296,7 +296,7 @@ def _fork_rank(request: Request, unused: int) -> tuple[int, int]:
 
 
 def run_words(words: Sequence[str]) -> None:
-    """Run the part of a command after `python`: a script, or `-m` and a module, with its arguments."""
+    """Run a script or a module, from the words of a command after `python`."""
     is_module = words[0] == "-m"
     sys.argv = list(words[1:] if is_module else words)
     if not sys.flags.safe_path:

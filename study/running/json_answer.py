@@ -1,4 +1,4 @@
-"""The answers of `zero-study plan --json` and `zero-study predict --json`, which have no verdict."""
+"""Make the answers of `zero-study plan --json` and `zero-study predict --json`, which have no verdict."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from study.running.plan import Plan
 
 
 def of_plan(plan: Plan) -> Answer:
-    """Return the plan of a study."""
+    """Return the plan of a study as a JSON answer."""
     runs: list[dict[str, Any]] = []
     for planned in plan.runs:
         estimate = plan.estimate(planned) if planned.to_run else None
@@ -51,11 +51,11 @@ def of_plan(plan: Plan) -> Answer:
 
 
 def of_script(study: str, script: str) -> Answer:
-    """Return the shell script of --slurm."""
+    """Return the shell script that --slurm makes as a JSON answer."""
     return envelope.answer("plan", None, (), {"study": study, "slurm_script": script})
 
 
 def of_predictions(paths: Sequence[Path]) -> Answer:
-    """Return the predictions in files that were written."""
+    """Return the content of files of predictions, with their paths, as a JSON answer."""
     studies = [json.loads(path.read_text()) for path in paths]
     return envelope.answer("predict", None, (), {"written": list(map(str, paths)), "studies": studies})

@@ -239,7 +239,7 @@ OF_ONE_RUN = (RUN_FOLDER, lock.TOKEN)  # environment variables
 
 
 def fork_server(runs: Sequence[Run]) -> ForkServer:
-    """Start the process from which most of these runs can be forked: those with the most frequent environment."""
+    """Start the process from which most of these runs can be forked: those with the most common environment."""
     environments = Counter(tuple(sorted(_of_every_run(_environment(run)).items())) for run in runs)
     return ForkServer(dict(environments.most_common(1)[0][0]))
 
@@ -260,7 +260,7 @@ def _usable(server: ForkServer | None, run: Run, progress: Callable[[str], None]
 
 
 def why_not_forked(run: Run, server: ForkServer) -> str | None:
-    """Return why a run has to be started in the ordinary way. None if it can be forked from this server."""
+    """Return why a run cannot be forked from this server and has to be started as usual. None if it can."""
     if _started(run)[:3] != LAUNCHER:
         return "it is another program"
     if run.num_machines > 1 or run.laboratory:

@@ -29,7 +29,7 @@ TOKEN = "ZERO_STUDY_TOKEN"
 
 @contextmanager
 def locked(folder: Path, doing: str, remedy: str) -> Iterator[str]:
-    """Create and lock a folder, and yield the token that lets other processes into it.
+    """Create and lock a folder, and yield the token with which other processes may write to it.
 
     `doing` and `remedy` are parts of the error message. The folder is removed at the end if it is still empty. Raises
     Refusal if another process holds the lock, or if the folder cannot be locked.

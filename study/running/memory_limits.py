@@ -24,7 +24,7 @@ described: dict[str, str] = {}
 
 
 def apply(run: Run, rank: int) -> None:
-    """Fix the allocator's thresholds if a run measures or caps memory, and cap the memory of this rank if requested.
+    """Limit this rank's memory if requested, and fix the allocator's thresholds if a run measures or limits memory.
 
     In other runs the thresholds stay as they are, because fixed ones make steps of small tensors slower: each tensor
     gets a memory mapping of its own, with new pages. A GPU's memory is not capped here, but by torch's allocator when
@@ -37,7 +37,7 @@ def apply(run: Run, rank: int) -> None:
 
 
 def fix_malloc_thresholds() -> None:
-    """Make glibc return freed tensors to the system, no matter what was freed before.
+    """Make glibc return freed tensors to the system, no matter which tensors were freed before.
 
     By default, glibc raises its threshold to the size of each freed block that had a mapping of its own. Later blocks
     below the threshold stay in the heap, so that the resident memory of a process depends more on the order of its
@@ -86,7 +86,7 @@ def cap(num_bytes: int, run_folder: Path, rank: int) -> None:
 
 
 def kills(run_folder: Path) -> int:
-    """Count the ranks that the kernel killed because they exceeded their caps, and remove their control groups."""
+    """Count the ranks that the kernel killed because they exceeded their limits, and remove their control groups."""
     count = 0
     for group in _groups(run_folder):
         for name in ("memory.events", "memory.oom_control"):  # of control groups version 2 and version 1

@@ -1,4 +1,4 @@
-"""Suggest a run to make after a successful one, so that both can be compared."""
+"""Suggest a second run after a successful one, so that both can be compared."""
 
 from __future__ import annotations
 

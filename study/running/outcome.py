@@ -294,7 +294,7 @@ _RULES: tuple[Callable[[Evidence], Exit | None], ...] = (
 
 
 def of_record(end: Exit) -> RecordStatus:
-    """Return the status that the record of a failed run gets. The run must not be ok."""
+    """Return the status for the record of a failed run. The run must not be ok."""
     if end.status in ("out_of_memory", "killed", "stalled", "timed_out"):
         return end.status
     return "interrupted" if end.message.startswith("Interrupted: ") else "failed"
@@ -340,10 +340,9 @@ def memory_of(text: str) -> Memory:
 
 
 def read_report(run_dir: Path) -> RankReport | None:
-    """Read what a run reported about its own end.
+    """Read the report of a run about its end. None if it left none.
 
-    This is its record. If rank 0 could not write a record, it is the earliest report of another rank. None if there is
-    neither.
+    The report is the run's record. If rank 0 could not write a record, it is the earliest report of another rank.
     """
     path = run_dir / "record.json"
     if path.exists():

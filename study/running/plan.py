@@ -48,7 +48,7 @@ DECIDES_MEMORY = (
 
 @dataclass(frozen=True)
 class Planned:
-    """One run, and whether it is kept, skipped or to be run."""
+    """One run of a study, and whether it already has a result, is skipped or has to run."""
 
     run: Run
     kept: OutcomeStatus | None = None  # its earlier status, if that is a result
@@ -180,7 +180,7 @@ def make_plan(
 
 
 def finished(run: Run, timeout_seconds: float, retry: bool = True) -> OutcomeStatus | None:
-    """Return the status of an earlier run in the same folder if it is a result, or None if the run has to run again.
+    """Return the status of an earlier run in the same folder if it counts as a result, else None.
 
     Results are a complete record, a run that ran out of memory, and a run that timed out with at least as much time as
     now. A run that failed is run again only with `retry`. A run with a damaged record is run again, and a message says
@@ -286,19 +286,19 @@ def _of_reports(root: Path) -> list[tuple[Record, Outcome | None]]:
 
 
 def implied_outcome(run: Run, ended: Sequence[tuple[Run, OutcomeStatus]]) -> str | None:
-    """Return the finished run that already shows how this run would end.
+    """Return the reason to skip this run: a finished run already shows how it would end.
 
-    The text is the reason to skip this run. None if no finished run shows it.
+    None if no finished run shows it.
     """
     exhausted = [ended_run for ended_run, status in ended if status == "out_of_memory"]
     return too_large_batch(run, exhausted) or implied_by_ladder(run, ended)
 
 
 def too_large_batch(run: Run, exhausted: Iterable[Run]) -> str | None:
-    """Return the run that shows that this run would run out of memory.
+    """Name the finished run from which it follows that this run would run out of memory, in a sentence.
 
-    That run ran out of memory with a smaller global batch and no larger micro batch, and otherwise needs the same
-    memory. None if there is no such run.
+    The finished run ran out of memory with a smaller global batch and no larger micro batch, and otherwise needs the
+    same memory. None if there is no such run.
     """
     for exhausted_run in exhausted:
         alike = (run.strategy.name, run.world_size) == (exhausted_run.strategy.name, exhausted_run.world_size)
@@ -310,10 +310,10 @@ def too_large_batch(run: Run, exhausted: Iterable[Run]) -> str | None:
 
 
 def implied_by_ladder(run: Run, ended: Iterable[tuple[Run, OutcomeStatus]]) -> str | None:
-    """Return the run of the same ladder that already shows whether this run fits into memory.
+    """Name the run that already shows whether this run fits into memory, in a sentence.
 
-    If a larger model or batch trained, this one fits. If a smaller one ran out of memory, this one does not fit. None
-    if no run shows it.
+    Both search for the largest model or batch that fits. If a larger one trained, this one fits. If a smaller one ran
+    out of memory, this one does not fit. None if no run shows it.
     """
     if run.rung is None:
         return None
@@ -407,7 +407,7 @@ def heading(plan: Plan) -> str:
 
 
 def summary(plan: Plan) -> str:
-    """Return how many runs will be run, kept and skipped, how long they take, and what could not be checked."""
+    """Return how many runs will start, are finished or are skipped, how long they take, and what was not checked."""
     estimates = [plan.estimate(planned) for planned in plan.runs if planned.to_run]
     num_kept = sum(planned.kept is not None for planned in plan.runs)
     text = f"{len(estimates)} to run, {num_kept} kept, {len(plan.runs) - num_kept - len(estimates)} skipped"

@@ -1,4 +1,4 @@
-"""Predict the runs of a study on GPUs that are not available here, and write predicted records."""
+"""Predict the runs of a study on GPUs that are not available here, and write the predictions to files."""
 
 from __future__ import annotations
 

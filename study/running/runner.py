@@ -45,7 +45,7 @@ sent: MiB of collectives per rank and step, where an all-reduce counts twice."""
 
 @dataclass
 class Slot:
-    """The time that one call of the command may take. It begins when the object is made.
+    """The time limit of one call of the command. It begins when the object is made.
 
     A run is not started if it is expected to take longer than the time that is left.
     """

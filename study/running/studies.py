@@ -44,7 +44,7 @@ Sizes = Annotated[tuple[Annotated[int, Field(ge=1, le=MOST_PROCESSES)], ...], A_
 
 
 class Part(files.StrictModel):
-    """A block of runs: every combination of its lists, all with the same flags."""
+    """A part of a study: every combination of its lists of options, all with the same flags."""
 
     flags: dict[str, Any] = Field(default_factory=dict)  # options of train.py, by the names of the fields of RunConfig
     # Names of strategies, or paths of accelerate files.
@@ -121,11 +121,12 @@ class Part(files.StrictModel):
         return [{**size, **batch} for size in sizes for batch in batches]
 
     def round(self, index: int) -> Iterator[tuple[str, int, dict[str, Any]]]:
-        """Yield (strategy, processes, cell) for each run of one round, grouped into blocks of equal work.
+        """Yield the strategy, processes and sizes of each run of one round, in blocks of equal work.
 
-        A cell has the model size and the global batch size if the part lists them. The first strategy changes from
-        block to block and from round to round, and every other round goes through the strategies backwards. So no
-        strategy always runs first, when a machine is cold, or always after the same other strategy.
+        The yielded tuples are (strategy, processes, cell). A cell has the model size and the global batch size if the
+        part lists them. The first strategy changes from block to block and from round to round, and every other round
+        goes through the strategies backwards. So no strategy always runs first, when a machine is cold, or always after
+        the same other strategy.
         """
         step = max(1, len(self.strategies) // self.num_rounds)
         blocks = [(world_size, cell) for world_size in self.world_sizes for cell in self._cells()]
@@ -139,7 +140,7 @@ class Part(files.StrictModel):
                     yield name, fixed or world_size, cell
 
     def rung(self, config: RunConfig) -> tuple[str, int] | None:
-        """Return the option whose largest value is searched, and the position of a run on the ladder of its values.
+        """Return the option whose largest value is searched, and the position of a run's value among the tried ones.
 
         None if the part searches no largest value.
         """
@@ -159,7 +160,7 @@ class Part(files.StrictModel):
 
 
 def bisecting(rungs: list[Rung]) -> list[Rung]:
-    """Sort a ladder in the order of bisection: the middle first, then the middles of both halves, and so on."""
+    """Sort values in the order of bisection: the middle first, then the middles of both halves, and so on."""
     order: list[Rung] = []
     segments = [rungs]
     while segments:

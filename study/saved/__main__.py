@@ -20,7 +20,7 @@ from .command import command
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Check a folder, and exit with the command's status."""
+    """Check a folder, and exit with the status of `zero-study saved`."""
     parser = argparse.ArgumentParser("python -m zero_study.saved", allow_abbrev=False, description=__doc__)
     parser.add_argument("folder", type=Path, help="folder of a checkpoint, a saved model or an adapter")
     parser.add_argument("--against", type=Path, help="another such folder, or a recording of `zero-study diff`")

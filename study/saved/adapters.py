@@ -1,4 +1,4 @@
-"""Check an adapter: what PEFT loads of it, its modules and ranks, and whether it was trained.
+"""Check a saved adapter: what PEFT loads of it, its modules and ranks, and whether it was trained.
 
 If the base model's configuration is there, PEFT itself decides which tensors it loads. The rules here explain what it
 does not load, and they are all that can be checked without a base model.
@@ -27,7 +27,7 @@ _HEADS = {"classifier", "score"}  # PEFT names both for a classification, and a 
 
 
 def check_adapter(saved: Saved, base: dict[str, Any] | None) -> None:
-    """Check an adapter against its configuration, and against that of its base model if it is there."""
+    """Report contradictions between a saved adapter and its configuration, and that of its base model if known."""
     config = saved.config
     if not saved.tensors:
         if not any(finding.kind == "unreadable" for finding in saved.findings):
@@ -96,7 +96,7 @@ def _base_of(saved: Saved, base: dict[str, Any] | None) -> Expected | None:
 
 
 def _num_labels(saved: Saved) -> int | None:
-    """Return the number of labels: the rows of the last head in the adapter, which its base model does not have."""
+    """Return the number of labels: the rows of the last head in the adapter, which the base model does not have."""
     rows = [
         tensor.shape[0]
         for name, tensor in saved.tensors.items()
@@ -106,7 +106,7 @@ def _num_labels(saved: Saved) -> int | None:
 
 
 def _check_names(saved: Saved, config: dict[str, Any]) -> None:
-    """Report names that PEFT does not load: with a wrapper's part, or without or with a doubled prefix of PEFT."""
+    """Report names that PEFT does not load: with a wrapper's prefix, or with a missing or doubled prefix of PEFT."""
     if config.get("num_virtual_tokens") is not None:  # a method that trains a prompt, and no modules
         if loading.PROMPT not in saved.tensors:
             saved.wrong(
@@ -143,7 +143,7 @@ def _check_names(saved: Saved, config: dict[str, Any]) -> None:
 
 
 def _num_rows(saved: Saved) -> int:
-    """Return the number of rows of the embeddings that an adapter has as a whole; 0 if it has none."""
+    """Return the number of rows of the token embeddings that an adapter saves unsharded; 0 if it saves none."""
     whole = [
         tensor
         for name, tensor in saved.tensors.items()
@@ -181,7 +181,7 @@ def _is_explained(name: str, plain_names: set[str]) -> bool:
 
 
 def _check_lora(saved: Saved, config: dict[str, Any], model: Expected | None, is_whole: bool) -> None:
-    """Check an adapter of LoRA. `is_whole`: PEFT itself loads all that it needs."""
+    """Check a LoRA adapter. `is_whole` says that PEFT itself loads all that it needs."""
     pairs: dict[str, dict[str, Tensor]] = {}  # the matrices A and B of each module; those of an embedding are EA and EB
     for name, tensor in saved.tensors.items():
         if match := _LORA.fullmatch(name):
@@ -244,7 +244,7 @@ def _check_pairs(
 
 
 def _has_rank(rows: int, rank: int, module: str, config: dict[str, Any]) -> bool:
-    """Return whether a matrix A has a right number of rows. Those of all experts lie below each other."""
+    """Return whether a matrix A has the right number of rows. The rows of all experts are stacked."""
     if rows == rank or not _is_of_parameter(module, config):
         return rows == rank
     return rank > 0 and (bool(config.get("rank_pattern")) or rows % rank == 0)
@@ -310,7 +310,7 @@ def _check_targets(saved: Saved, pairs: dict[str, Any], config: dict[str, Any], 
 
 
 def _count_of(parameter: str, pairs: dict[str, Any], config: dict[str, Any]) -> bool:
-    """Return whether a parameter may have matrices: its module has as many as it has parameters that are targets."""
+    """Return whether a module has as many pairs of matrices as it has parameters that are targets."""
     owner, _, _ = parameter.rpartition(".")
     num_targets = sum(name.rpartition(".")[0] == owner for name in _parameters(config))
     counts: dict[str, int] = defaultdict(int)
@@ -349,7 +349,7 @@ def _layer(module: str) -> int | None:
 
 
 def _check_saved_modules(saved: Saved, config: dict[str, Any]) -> None:
-    """Check that trained copies of whole modules are there, and that no weights of the base model are."""
+    """Check that trained copies of whole modules are saved, and that no weights of the base model are."""
     modules = _names(config.get("modules_to_save"))
     names = [base_name(name) for name in saved.tensors if not _OF_LORA.search(name) and _TOKENS not in name]
     if lost := _lost_copies(names, modules):
@@ -360,7 +360,7 @@ def _check_saved_modules(saved: Saved, config: dict[str, Any]) -> None:
 
 
 def _lost_copies(names: list[str], modules: list[str]) -> list[str]:
-    """Return the modules without a tensor. PEFT names both heads, of which a model has one."""
+    """Return the modules whose trained copy is missing. PEFT names both heads, of which a model has one."""
     lost = [module for module in modules if not _has_part(names, module)]
     if set(modules) >= _HEADS and len(_HEADS & set(lost)) == 1:
         return [module for module in lost if module not in _HEADS]
@@ -368,7 +368,7 @@ def _lost_copies(names: list[str], modules: list[str]) -> list[str]:
 
 
 def _report_spare(saved: Saved, spare: list[str]) -> None:
-    """Report tensors of the base model. PEFT itself saves the embeddings after a resize."""
+    """Report tensors of the base model in an adapter. PEFT itself saves the embeddings after a resize."""
     embeddings = [name for name in spare if re.search(r"(embed|wte|lm_head)", name)]
     if embeddings:
         saved.note(
@@ -381,7 +381,7 @@ def _report_spare(saved: Saved, spare: list[str]) -> None:
 
 
 def _has_part(names: Iterable[str], module: str) -> bool:
-    """Return whether one of the tensors is of a module. PEFT finds modules by the ends of their names."""
+    """Return whether one of the tensors belongs to a module. PEFT finds modules by the ends of their names."""
     return any(f"{module}." in f"{name}." for name in names)
 
 

@@ -1,4 +1,4 @@
-"""Compare what was saved with another saved model, or with tensors in memory."""
+"""Compare a saved model with another saved model, or with tensors in memory."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Comparison:
 
 
 def compare(saved: Saved, other: Saved | Mapping[str, torch.Tensor], title: str = "the other tensors") -> Comparison:
-    """Compare the tensors of a saved model with those of another one, or with tensors in memory, bit by bit.
+    """Compare the tensors of a saved model bit by bit with those of another one, or with tensors in memory.
 
-    Two types that differ are compared after rounding the wider one to the narrower one.
+    If two types differ, the wider one is first rounded to the narrower one.
     """
     ours = named_alike(saved.whole())
     theirs: dict[str, Callable[[], torch.Tensor]]
@@ -62,18 +62,18 @@ def compare(saved: Saved, other: Saved | Mapping[str, torch.Tensor], title: str 
     result.extra = [name for name, tensor in ours.items() if name not in theirs and id(tensor) not in own_groups]
     result.missing = [name for name in theirs if name not in ours]
     if not isinstance(other, Saved) or saved.is_adapter != other.is_adapter:
-        forgive(result, saved)
+        ignore_base_weights(result, saved)
     report(result)
     return result
 
 
 def named_alike(tensors: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the tensors under plain names: without the names of wrappers, and an adapter's as its file names them."""
+    """Return the tensors under comparable names: without wrappers' prefixes, and adapters as in their files."""
     return {plain: value for name, value in tensors.items() if (plain := adapter_name(name)) is not None}
 
 
 def _judge(result: Comparison, name: str, a: torch.Tensor, b: torch.Tensor) -> None:
-    """Compare one tensor, and enter it into the result."""
+    """Compare one tensor, and add it to the result."""
     if a.shape != b.shape:
         result.reshaped[name] = f"{list(a.shape)} instead of {list(b.shape)}"
     elif same(a, b):
@@ -96,8 +96,8 @@ def _narrowed(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
     return a.to(narrow), b.to(narrow)
 
 
-def forgive(result: Comparison, saved: Saved) -> None:
-    """Leave out the tensors of the base model if an adapter is compared with a whole training."""
+def ignore_base_weights(result: Comparison, saved: Saved) -> None:
+    """Do not report tensors of the base model as missing or extra if only one side of a comparison has them."""
     if saved.is_adapter:
         result.missing = [name for name in result.missing if ".lora_" in name]
     elif any(".lora_" in name for name in (*result.equal, *result.rounded, *result.different, *result.reshaped)):
@@ -105,7 +105,7 @@ def forgive(result: Comparison, saved: Saved) -> None:
 
 
 def report(result: Comparison) -> None:
-    """Enter the findings of a comparison into it."""
+    """Add findings to a comparison that say which tensors differ, are missing or could not be compared."""
     if not result.num_compared:
         result.unchecked.append(f"the values: no tensor has a name that {result.other} also has")
         return
@@ -141,7 +141,7 @@ def report(result: Comparison) -> None:
 
 
 def cross_check(saved: list[Saved]) -> list[Comparison]:
-    """Compare the parts of one folder with each other, for instance model.safetensors with an engine's checkpoint."""
+    """Compare the saved models of one folder with each other, such as model.safetensors with an engine's checkpoint."""
     compared = []
     for outer in saved:
         for inner in saved:
@@ -156,7 +156,7 @@ def cross_check(saved: list[Saved]) -> list[Comparison]:
 
 
 def difference_text(result: Comparison) -> str:
-    """Return how many tensors are equal, equal after rounding, or different."""
+    """Say how many tensors are equal, equal after rounding, or different."""
     kinds = (
         (result.equal, "have identical sketches" if result.has_sketches else "are bitwise identical"),
         (result.rounded, "are identical after rounding to the narrower type"),

@@ -39,7 +39,7 @@ _WRONG_VALUES: dict[str, tuple[Kind, str]] = {
 
 
 class Part(NamedTuple):
-    """One of several equal parts of a matrix."""
+    """A rank's part of a matrix that was cut into equal parts."""
 
     rank: int
     world: int  # number of parts
@@ -47,7 +47,7 @@ class Part(NamedTuple):
 
 
 def check_values(saved: Saved) -> None:
-    """Read every tensor once, and report empty ones, zeros, and values that no trained weight has."""
+    """Read every saved tensor, and report empty ones, zeros, and values that no trained weight has."""
     empty: list[str] = []
     names_of_kind: dict[str, list[str]] = defaultdict(list)
     parts: dict[str, set[Part]] = {}
@@ -80,7 +80,7 @@ def check_values(saved: Saved) -> None:
 
 
 def _weight_kind(name: str, row: torch.Tensor, num_dimensions: int) -> str:
-    """Return what is wrong with the values of a weight; an empty string if nothing is."""
+    """Return what is wrong with the values of a weight. Empty if nothing is wrong."""
     smallest, largest = map(float, torch.aminmax(row))
     if not abs(smallest) + abs(largest) < float("inf"):
         return "weight"
@@ -141,10 +141,10 @@ def _empty_text(saved: Saved, empty: list[str]) -> str:
 
 
 def check_model(saved: Saved, config: dict[str, Any] | None) -> None:
-    """Compare the tensors with those of the model that the configuration describes.
+    """Compare the saved tensors with those of the model that the configuration describes.
 
     If the configuration is in the folder itself, `from_pretrained` reads it, and transformers decides which tensors are
-    loaded. Names in an engine's checkpoint may have the parts of wrappers.
+    loaded. Names in an engine's checkpoint may have prefixes of wrappers.
     """
     if config is None:
         saved.unchecked.append("names and shapes of the tensors, because there is no config.json (--model FOLDER)")
@@ -228,7 +228,7 @@ def _unwrapped(saved: Saved, loaded: loading.Loaded, layout: Layout) -> loading.
 
 
 def _wrapped(names: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Return the names that have a wrapper's part, with this part and the wrapper."""
+    """Return the names that have a wrapper's prefix, with this prefix and the wrapper."""
     of_adapter = (ADAPTER_PREFIX, "PEFT")
     parts = {name: wrapper_of(name) or (of_adapter if name.startswith(ADAPTER_PREFIX) else None) for name in names}
     return {name: part for name, part in parts.items() if part is not None}
@@ -319,7 +319,7 @@ def _check_norms(saved: Saved, model: Expected, tensors: dict[str, Tensor]) -> N
 
 
 def _starts_at_zero(model: Any, module: torch.nn.Module) -> bool:
-    """Return whether transformers initializes the weight of a norm with zeros, to which the norm adds one."""
+    """Return whether transformers initializes the weight of a norm with zeros, because the norm adds one to it."""
     with contextlib.suppress(Exception):  # a model may raise anything; then nothing is claimed
         own: Any = copy.deepcopy(module).to_empty(device="cpu")
         torch.nn.init.constant_(own.weight, 0.5)

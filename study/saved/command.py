@@ -19,7 +19,7 @@ from .content import Saved
 def command(
     folder: Path, other: Path | None, model: Path | None, is_strict: bool, trust: bool, as_json: bool
 ) -> Verdict | Answer:
-    """Print what is wrong with a folder, and return the verdict. Raises Refusal. `other` is compared if given.
+    """Print what is wrong with a saved folder, and return the verdict. `other` is compared if given. Raises Refusal.
 
     If `as_json` is True, nothing is printed, and the answer for JSON is returned.
     """
@@ -33,7 +33,7 @@ def command(
 def examine(
     folder: Path, other: Path | None = None, model: Path | None = None, trust: bool = False
 ) -> tuple[list[Saved], list[Comparison]]:
-    """Return what was saved in a folder, and its comparisons, among them the one with `other`. Raises Refusal."""
+    """Return the saved models in a folder, and their comparisons, also with `other`. Raises Refusal."""
     # DeepSpeed prints to stdout when it is imported, where a program reads the result.
     with contextlib.redirect_stdout(sys.stderr), progress.after_two_seconds(f"Reading all tensors in {folder}"):
         saved = folders.read(folder, trust, model)

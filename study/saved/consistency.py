@@ -47,7 +47,7 @@ class _Files(NamedTuple):
 
 
 def facts_of(file: str, content: Mapping[str, Any]) -> OptimizerFacts:
-    """Return the facts about steps in an optimizer's state_dict, in which weights have numbers instead of names."""
+    """Return the step counters of an optimizer's state_dict, in which weights have numbers instead of names."""
     groups = [group for group in content["param_groups"] if isinstance(group, dict)]
     numbers = [number for group in groups for number in _listed(group.get("params"))]
     states = {number: state for number, state in content["state"].items() if isinstance(state, dict)}
@@ -72,7 +72,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def number_of(value: Any) -> float | None:
-    """Return a counter that is a number or a tensor of one element; None if it is neither, or not finite."""
+    """Convert a counter, a number or a tensor of one element, to a number. None if it is neither or not finite."""
     if isinstance(value, torch.Tensor):
         value = value.item() if value.numel() == 1 and not value.is_meta and not value.is_complex() else None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -140,7 +140,7 @@ def _may_lag(saved: Saved, odd: Mapping[str, float], steps: Mapping[str, float])
 
 
 def updates_of(saved: Saved) -> int | None:
-    """Return the number of updates that the optimizer made; None if it does not count them."""
+    """Return the number of updates that the optimizer made. None if it does not count them."""
     steps = [] if saved.optimizer is None else list(saved.optimizer.steps.values())
     return int(max(Counter(steps).items(), key=lambda item: (item[1], item[0]))[0]) if steps else None
 
@@ -149,7 +149,7 @@ def updates_of(saved: Saved) -> int | None:
 
 
 def check(saved: list[Saved], root: Path, trust: bool) -> None:
-    """Check that the files of each folder belong together, and that no file of a set is missing."""
+    """Report files that do not belong together, and missing files, in each folder with saved models."""
     for saved_part in saved:
         with foreign.guarded(saved_part, "The counters of the optimizer"):
             check_counters(saved_part)
@@ -207,7 +207,7 @@ def _check_named(saved: Saved, folder: Path) -> None:
 
 
 def named_step(folder: Path) -> int | None:
-    """Return the step that a folder's name says, such as 40 of global_step40."""
+    """Return the step in the name of a folder, such as 40 of global_step40."""
     match = _STEP_IN_NAME.fullmatch(folder.name)
     return int(match[1]) if match else None
 
@@ -295,7 +295,7 @@ def _may_skip(files: _Files) -> bool:
 
 
 def _check_scheduler(files: _Files, scheduler: int | None, step: int, allowed: set[int | None], may_lag: bool) -> None:
-    """Compare the number of the scheduler's steps with those that the other files say."""
+    """Compare the number of steps of the learning rate schedule with those that the other files state."""
     if scheduler is None or scheduler in allowed or (may_lag and scheduler < step):
         return
     files.saved.wrong(
@@ -321,14 +321,14 @@ def _check_engine_step(engine: Saved, engine_step: int, step: int, num_epochs: i
 
 
 def _scheduler_steps(files: _Files, trust: bool) -> int | None:
-    """Return the number of steps that the scheduler made; None if it does not count updates."""
+    """Return the number of steps that the learning rate schedule made; None if it does not count updates."""
     path = next((files.paths[name] for name in _SCHEDULERS if name in files.paths), None)
     content = None if path is None else _loaded(files.saved, path, trust)
     return scheduler_steps(content)
 
 
 def scheduler_steps(content: Any) -> int | None:
-    """Return the number of steps in a scheduler's state_dict; None if it does not count updates."""
+    """Return the number of steps in the state_dict of a learning rate scheduler. None if it does not count updates."""
     if not isinstance(content, dict) or "num_bad_epochs" in content:  # ReduceLROnPlateau counts evaluations
         return None
     if (last := number_of(content.get("last_batch_iteration"))) is not None:  # DeepSpeed's, from -1
@@ -338,7 +338,7 @@ def scheduler_steps(content: Any) -> int | None:
 
 
 def _loaded(saved: Saved, path: Path, trust: bool) -> Any:
-    """Return the content of a file of torch.save; None if it is damaged, which is reported, or would run code."""
+    """Return the content of a file of torch.save. None if it would run code, or if it is damaged, which is reported."""
     try:
         return pickles.load(path, trust)
     except pickles.Unreadable as reason:
@@ -423,7 +423,7 @@ def _check_ranks(files: _Files, pattern: re.Pattern[str]) -> None:
 
 
 def check_names_inside(saved: Saved, paths: Iterable[Path], pattern: re.Pattern[str]) -> None:
-    """Check that a rank's file was written by that rank: torch.save keeps the name that it wrote to."""
+    """Check that a rank's file was written by that rank: torch.save stores the name of the file inside it."""
     for path in paths:
         inside = pickles.name_inside(path)
         match = None if inside is None else pattern.fullmatch(f"{inside}{path.suffix}")
@@ -465,7 +465,7 @@ def _check_manifest(files: _Files, folder: Path) -> None:
 
 
 def _check_lost_weights(saved: list[Saved], root: Path) -> None:
-    """Report optimizer states without weights, unless the folder of the optimizer itself was named."""
+    """Report optimizer states without weights, unless the user named the optimizer's own folder."""
     if any(saved_part.tensors for saved_part in saved):
         return
     for saved_part in saved:

@@ -1,4 +1,4 @@
-"""Describe what a folder holds: its tensors, without their values, and how to read the values one tensor at a time."""
+"""Describe what a saved folder holds: its tensors, and how to read their values one tensor at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Kind = Literal[
 
 
 class Finding(NamedTuple):
-    """One thing that is wrong with what was saved, or a note."""
+    """A fault of a saved model, or a note on it."""
 
     kind: Kind
     text: str  # sentences
@@ -31,7 +31,7 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Tensor:
-    """A saved tensor. `read` returns its values, whole, on the CPU."""
+    """A saved tensor. `read` returns its unsharded values on the CPU."""
 
     name: str
     shape: tuple[int, ...]
@@ -53,7 +53,7 @@ class Tensor:
 
 
 class OptimizerFacts(NamedTuple):
-    """The facts about steps that an optimizer's states contain."""
+    """The step counters in the states of an optimizer, and the weights without states."""
 
     file: str
     steps: dict[str, float]  # of each weight or group that has a counter
@@ -64,7 +64,7 @@ class OptimizerFacts(NamedTuple):
 
 @dataclass
 class Saved:
-    """One saved model: its weights as they were before sharding, and what is wrong with its files."""
+    """One saved model: its unsharded weights, and what is wrong with its files."""
 
     folder: Path
     format: str  # such as "DeepSpeed ZeRO-3, 2 ranks, step 40"
@@ -89,19 +89,19 @@ class Saved:
         self.findings.append(Finding(kind, text, sorted(names), is_wrong=False))
 
     def whole(self) -> dict[str, Tensor]:
-        """Return the tensors by name, and also those names that share the tensor of another name."""
+        """Return all tensors by name. Tied names are included, with the tensor that they share."""
         ties = {name: of for name, of in self.ties.items() if isinstance(name, str) and isinstance(of, str)}
         shared = {name: self.tensors[of] for name, of in ties.items() if of in self.tensors}
         return {**shared, **self.tensors}
 
 
 def in_memory(name: str, tensor: torch.Tensor, file: str) -> Tensor:
-    """Return the description of a tensor whose values are in memory, or mapped from a file."""
+    """Describe a tensor whose values are in memory, or mapped from a file."""
     return Tensor(name, tuple(tensor.shape), dtype_name(tensor.dtype), file, lambda: tensor)
 
 
 def add_numbered_states(saved: Saved, states: dict[Any, Any], file: str) -> None:
-    """Add the states of an optimizer whose file numbers the weights and does not name them."""
+    """Add the states of an optimizer whose file has numbers instead of names of weights."""
     for number, state in states.items():
         for kind, value in state.items() if isinstance(state, dict) else ():
             if isinstance(value, torch.Tensor) and value.ndim:
@@ -110,5 +110,5 @@ def add_numbered_states(saved: Saved, states: dict[Any, Any], file: str) -> None
 
 
 def names_text(names: Iterable[str], most: int = 3) -> str:
-    """Return the first names of a list, and how many more there are."""
+    """List the first names as text, and say how many more there are."""
     return terminal.names(sorted(names), most)

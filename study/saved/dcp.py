@@ -35,7 +35,7 @@ class _Storage(NamedTuple):
 
 
 def read(folder: Path, trust: bool) -> Saved:
-    """Read the checkpoint in a folder that has a file `.metadata`."""
+    """Read the checkpoint in a folder that has a file `.metadata`, and check it."""
     saved = Saved(folder, "DCP")
     try:
         metadata = pickles.load_metadata(folder / METADATA, trust)
@@ -245,7 +245,7 @@ def _number(folder: Path, info: Any, trust: bool) -> int | None:
 
 
 def check_states(saved: Saved, weights: dict[str, Tensor]) -> None:
-    """Compare the optimizer's states with each other, and with the weights if there are any."""
+    """Report optimizer states that do not fit each other or the weights."""
     kinds: dict[str, set[str]] = defaultdict(set)
     for name, state in saved.states.items():
         weight, _, kind = name.rpartition("/")

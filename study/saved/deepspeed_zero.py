@@ -1,6 +1,7 @@
 """Read a checkpoint of DeepSpeed's ZeRO stages 0 to 3, and check whether its files belong together.
 
-Each rank saves its part of the fp32 master weights, of which stages 1 and 2 cut groups, and stage 3 cuts parameters.
+Each rank saves its part of the fp32 master weights. Stages 1 and 2 divide whole groups, and stage 3 divides each
+parameter.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ class _Files(NamedTuple):
 
 
 def is_one(folder: Path) -> bool:
-    """Return whether a folder such as global_step40 directly contains files of a ZeRO stage."""
+    """Return whether a folder such as global_step40 directly contains files of a DeepSpeed checkpoint."""
     return any(folder.glob("*mp_rank_*_states.pt")) and not (folder / "zero").is_dir()
 
 
 def read(folder: Path, trust: bool) -> Saved:
-    """Read the checkpoint in a folder such as global_step40."""
+    """Read the DeepSpeed checkpoint in a folder such as global_step40, and check it."""
     saved = Saved(folder, "DeepSpeed")
     listed = sorted(path for path in folder.iterdir() if path.is_file())
     skipped = [path.name for path in listed if _UNSUPPORTED_FILE.fullmatch(path.name)]
@@ -99,7 +100,7 @@ def _load(saved: Saved, listed: Iterable[Path], trust: bool) -> _Files:
 
 
 def _forget_mixed(saved: Saved, files: _Files) -> None:
-    """Report model files of two trainings, and forget those that do not belong to the optimizer's files."""
+    """Report model files of two trainings, and ignore those that do not belong to the optimizer's files."""
     if -1 in files.model and len(files.model) > 1:
         names = [path.name for (kind, _), path in files.paths.items() if kind == "model"]
         saved.wrong(
@@ -154,7 +155,7 @@ def _check_ranks(saved: Saved, files: _Files) -> None:
 
 
 def _check_kind(saved: Saved, files: _Files, kind: str, ranks: list[int]) -> None:
-    """Check that the files of one kind are those of these ranks, and forget the others."""
+    """Check that the files of one kind are those of these ranks, and ignore the others."""
     noun, contents = ("model", files.model) if kind == "model" else ("optimizer", files.optimizer)
     stored_ranks = {rank for file_kind, rank in files.paths if file_kind == kind}
     further = stored_ranks - {*ranks}
@@ -367,7 +368,7 @@ def _read_masters(saved: Saved, files: _Files, stage: int, shapes: list[dict[str
 
 
 def _check_stored(saved: Saved, module: dict[str, Any], trained: set[str]) -> None:
-    """Report the tensors of the model that the checkpoint has in no form in which a resumed training reads them."""
+    """Report tensors of the model that no file of the checkpoint has in a form that a resumed training reads."""
     stored_names = {*saved.tensors, *saved.ties, *trained}
     if unknown := [name for name in module if name not in stored_names]:
         saved.wrong(
@@ -471,7 +472,7 @@ def _wrong_sizes(saved: Saved, group: dict[str, Any], parts: list[Any], need: in
 
 
 def _slice_of(name: str, shape: tuple[int, ...], parts: list[torch.Tensor], begin: int, end: int) -> Tensor:
-    """Return a tensor that is a stretch of the vector whose parts the ranks have."""
+    """Return a tensor that is a contiguous part of the flat vector whose parts the ranks have."""
 
     def whole() -> torch.Tensor:
         starts = [0]
@@ -488,7 +489,7 @@ def _slice_of(name: str, shape: tuple[int, ...], parts: list[torch.Tensor], begi
 
 
 def _read_stage_3(saved: Saved, files: _Files, shapes: list[dict[str, tuple[int, ...]]]) -> None:
-    """Read stage 3: each rank has a stretch of every parameter. The groups of a rank follow one another."""
+    """Read stage 3: each rank has a contiguous part of every parameter. A rank's groups follow one another."""
     world_size = len(files.optimizer)
     masters = _by_rank(files, lambda content: _masters_of(content)[1])
     flat: dict[str, tuple[int, ...]] = {}
@@ -543,7 +544,7 @@ def _check_padding(saved: Saved, files: _Files, sizes: list[int]) -> None:
 
 
 def _shares_of(name: str, shape: tuple[int, ...], ranks: list[list[torch.Tensor]], offset: int, share: int) -> Tensor:
-    """Return a tensor of which each rank has a stretch of `share` elements, in one or several of its groups."""
+    """Return a tensor of which each rank has `share` contiguous elements, in one or several of its groups."""
 
     def whole() -> torch.Tensor:
         parts = [_slice_of("", (share,), groups, offset, offset + share).read() for groups in ranks]

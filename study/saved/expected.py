@@ -1,4 +1,4 @@
-"""Build a model from its configuration without memory, to know which tensors its checkpoint has to have."""
+"""Build a model from its configuration without memory, to learn which tensors its checkpoint must have."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Layout(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """The tensors that a checkpoint of a model has to have."""
+    """The tensors that a checkpoint of a model must have."""
 
     layouts: list[Layout]  # as the module names its tensors, and as `save_pretrained` does if that is different
     in_fp32: list[str]  # parts of names whose tensors stay in fp32
@@ -46,7 +46,7 @@ class Expected(NamedTuple):
 
 
 def from_config(config: dict[str, Any], model_class: Any = None) -> Expected:
-    """Return the tensors of the model that a config.json describes, by default of its class in it. Raises NotKnown."""
+    """Return the tensors that the model of a config.json has, by default of the class in it. Raises NotKnown."""
     built, model_class = class_of(config, model_class)
     try:
         with quiet(), torch.device("meta"):
@@ -91,7 +91,7 @@ def class_of(config: dict[str, Any], model_class: Any = None) -> tuple[Any, Any]
 
 
 def class_called(name: str) -> Any:
-    """Return the class of models that has this name in transformers; None if there is none."""
+    """Return the model class with this name in transformers. None if there is none."""
     import transformers
 
     named = getattr(transformers, name, None)
@@ -122,9 +122,9 @@ def _without_code(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def find_config(name_or_path: str | None, beside: Path) -> dict[str, Any] | None:
-    """Return the config.json of a base model: of a folder, or in the local cache of the Hugging Face Hub.
+    """Find the config.json of a base model in a folder, or in the local cache of the Hugging Face Hub.
 
-    Nothing is downloaded. None if it is not there.
+    Nothing is downloaded. None if it is in neither.
     """
     if not name_or_path:
         return None
@@ -157,7 +157,7 @@ def _as_saved(model: Any, tensors: dict[str, torch.Tensor]) -> dict[str, torch.T
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Hide what transformers prints while it builds or loads a model."""
+    """Suppress the output of transformers in a `with` block."""
     import transformers
 
     level = transformers.logging.get_verbosity()

@@ -1,4 +1,4 @@
-"""Find the saved models in a folder of any kind, and read and check each of them."""
+"""Find all saved models and checkpoints in a folder, and read and check each of them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _STEP = re.compile(r"(?:global_step|checkpoint-|step-)(\d+)(?:_universal)?")
 
 
 def read(folder: Path, trust: bool = False, model: Path | None = None) -> list[Saved]:
-    """Read and check everything that was saved in a folder.
+    """Read and check every saved model and checkpoint in a folder.
 
     `trust` also loads pickle files that run code. `model` is a folder with the config.json of the model, or of an
-    adapter's base model. Raises Refusal if the folder has nothing that is known, or if a pickle would run code.
+    adapter's base model. Raises Refusal if the folder has no known format, or if a pickle would run code.
     """
     if not folder.exists():
         raise Refusal(f"{folder}: there is no such folder. Name the folder of a checkpoint or of a saved model.")
@@ -53,7 +53,7 @@ def read(folder: Path, trust: bool = False, model: Path | None = None) -> list[S
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Return whether a folder is itself that of a checkpoint or of a saved model."""
+    """Return whether a folder itself is a checkpoint or a saved model."""
     is_of_engine = any(recognizes(folder) for recognizes, _ in _READERS)
     return is_of_engine or hugging_face.is_one(folder) or any((folder / name).is_file() for name in _LATEST)
 
@@ -74,9 +74,10 @@ def _config_of(model: Path) -> dict[str, Any]:
 
 
 def _without_descriptions(saved: list[Saved]) -> tuple[list[Saved], dict[str, Any] | None]:
-    """Return the saved models, and the configuration that describes an engine's checkpoint.
+    """Return the saved models, and the configuration that they share with an engine's checkpoint.
 
-    A configuration without weights is not an incomplete model if it belongs to weights that have none of their own.
+    If a configuration without weights belongs to weights that have none of their own, it is not an incomplete model and
+    is left out.
     """
     models = [saved_part for saved_part in saved if saved_part.config is not None and not saved_part.is_adapter]
     shared_config = models[0].config if models else None
@@ -125,7 +126,7 @@ _READERS: list[tuple[Callable[[Path], bool], Callable[[Path, bool], Saved]]] = [
 
 
 def _find(folder: Path, trust: bool, depth: int) -> list[Saved]:
-    """Read a folder and the folders in it. Of several steps, only the newest is read."""
+    """Read a folder and the folders in it. If it has checkpoints of several steps, only the newest is read."""
     for recognizes, reader in _READERS:
         if recognizes(folder):
             return [_read(reader, folder, trust)]
@@ -161,7 +162,7 @@ def _folders_in(folder: Path, has_model: bool) -> list[Path]:
 
 
 def _chosen(folder: Path, has_model: bool) -> tuple[list[Saved], list[Path]]:
-    """Return what `latest` names without its being there, and the folders in a folder that are read.
+    """Return the checkpoint that the file `latest` names if it is missing, and the folders in a folder to read.
 
     These are the folders of one step, and those that are of no step. If the folder has a model's files itself, only the
     folders of an engine's checkpoint are read.

@@ -98,7 +98,7 @@ _PATTERNS = ("target_modules", "exclude_modules", "layers_pattern")  # a string 
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file. Raises Unusual if there is none, or if a key has a type that it cannot have."""
+    """Return the object in a JSON file. Raises Unusual if there is none, or if a key has an impossible type."""
     try:
         if path.stat().st_size > _MOST_CHARACTERS:
             raise Unusual(f"has {path.stat().st_size:,} bytes, which no such file has")
@@ -116,7 +116,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def validate(name: str, content: dict[str, Any]) -> None:
-    """Raise Unusual if the content of a JSON file of this name has a key with a type that it cannot have."""
+    """Raise Unusual if a key in the content of a JSON file of this name has an impossible type."""
     shape = _Index if name.endswith(".index.json") else _SHAPES.get(name)
     try:
         if shape is not None:
@@ -174,7 +174,7 @@ def first_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def guarded(saved: Saved, what: str) -> Iterator[None]:
-    """Report an error in a check as a finding: what was saved has contents that the check does not expect.
+    """Report an error in a `with` block as a finding: the saved files have contents that the check does not expect.
 
     A check that takes too much time or memory ends in a finding, too. A Refusal is passed on.
     """
@@ -193,7 +193,7 @@ def guarded(saved: Saved, what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def limited(seconds: float, num_bytes: int = _BYTES) -> Iterator[None]:
-    """Raise OverLimit in code that needs more CPU time or memory. Outside the main thread, there is no limit."""
+    """Raise OverLimit if a `with` block needs more CPU time or memory. Outside the main thread, there is no limit."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
         return

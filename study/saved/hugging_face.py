@@ -1,4 +1,4 @@
-"""Read folders with files of weights: of transformers' `save_pretrained`, of PEFT, and of accelerate's `save_state`."""
+"""Read folders with files of weights, as written by transformers, PEFT, and accelerate's `save_state`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _DTYPES = {
 
 
 def is_one(folder: Path) -> bool:
-    """Return whether a folder has weights, or the configuration of a model or an adapter."""
+    """Return whether a folder has files of weights, or the configuration of a model or an adapter."""
     names = [path.name for path in folder.iterdir() if path.is_file()]
     file_names, patterns = (*_MODEL_FILES, *_ADAPTER_FILES, ADAPTER_CONFIG), (_SHARD, _INDEX, _VARIANT)
     if any(name in file_names or any(pattern.fullmatch(name) for pattern in patterns) for name in names):
@@ -51,7 +51,7 @@ def is_one(folder: Path) -> bool:
 
 
 def _is_of_model(path: Path) -> bool:
-    """Return whether a config.json describes a model. Other programs call their settings so, too."""
+    """Return whether a config.json describes a model. Other programs also call their settings so."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -60,7 +60,7 @@ def _is_of_model(path: Path) -> bool:
 
 
 def read(folder: Path, trust: bool) -> Saved:
-    """Read the weights in a folder. An adapter's are read, and not those of its base model."""
+    """Read the weights in a folder. If it holds an adapter, the weights of the base model are not read."""
     saved = Saved(folder, "Hugging Face")
     files = {path.name: path for path in sorted(folder.iterdir()) if path.is_file()}
     saved.is_adapter = ADAPTER_CONFIG in files or any(name.startswith("adapter_model") for name in files)
@@ -123,7 +123,7 @@ def _read_set(saved: Saved, files: dict[str, Path], name: str, trust: bool) -> N
 
 
 def _compare_sets(saved: Saved, files: dict[str, Path], sets: list[str], trust: bool) -> None:
-    """Report other weights in the folder, which the loader ignores. They are wrong if their values are others."""
+    """Report other weights in the folder, which the loader ignores. It is a fault if their values differ."""
     loader = "PEFT" if saved.is_adapter else "transformers"
     for name in sets[1:]:
         ignored = Saved(saved.folder, saved.format)
@@ -313,5 +313,5 @@ def _check_shapes(saved: Saved, file: str) -> None:
 
 
 def _is_stack(shape: tuple[int, ...], size: int) -> bool:
-    """Return whether a tensor has the elements of several matrices of a size."""
+    """Return whether a tensor has the size of several stacked matrices."""
     return size > 0 and math.prod(shape) > size and math.prod(shape) % size == 0

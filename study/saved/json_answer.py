@@ -1,4 +1,4 @@
-"""The answer of `zero-study saved --json`."""
+"""Make the answer of `zero-study saved --json`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IDS: dict[Kind, str] = {kind: f"saved/{kind.replace(' ', '-')}" for kind in get_
 
 
 def of(folder: Path, saved: Sequence[Saved], compared: Sequence[Comparison], is_strict: bool) -> Answer:
-    """Return the answer on a folder, and on what it was compared with."""
+    """Return the JSON answer on a saved folder, and on its comparisons."""
     result = text.verdict(saved, compared, is_strict)
     return envelope.answer(
         "saved", result, findings(folder, saved, compared), text.content(folder, saved, compared, is_strict)
@@ -24,7 +24,7 @@ def of(folder: Path, saved: Sequence[Saved], compared: Sequence[Comparison], is_
 
 
 def findings(folder: Path, saved: Sequence[Saved], compared: Sequence[Comparison]) -> Iterator[envelope.Finding]:
-    """Yield what is wrong with a folder, and notes. A finding names the first tensor or file that it concerns."""
+    """Yield the faults and notes on a saved folder. Each names the first tensor or file that it concerns."""
     for part in saved:
         yield from (_finding(part.folder, finding) for finding in part.findings)
     for comparison in compared:

@@ -24,7 +24,7 @@ PROMPT = "prompt_embeddings"  # the only tensor of the methods that train a prom
 
 
 class Loaded(NamedTuple):
-    """The result of loading a file with a library: what happens to each tensor."""
+    """The result of loading tensors with a library: which tensors are missing, ignored or of another shape."""
 
     missing: list[str]  # of the model, which has no values for them
     unexpected: list[str]  # of the file, which are ignored
@@ -37,7 +37,7 @@ class Loaded(NamedTuple):
 
 
 def model(config: dict[str, Any], tensors: Iterable[Tensor]) -> Loaded:
-    """Return what `from_pretrained` does with these tensors. Raises NotKnown."""
+    """Return which of these tensors are missing, ignored or of another shape for `from_pretrained`. Raises NotKnown."""
     built, model_class = expected.class_of(config)
     if _is_under_zero3():
         raise NotKnown("this process trains under ZeRO-3, for which transformers would distribute the model")

@@ -160,7 +160,7 @@ def name_inside(path: Path) -> str | None:
 
 
 def flag_of(path: Path, name: str) -> bool | None:
-    """Return an attribute of a pickled object that is True or False, without loading the pickle. None if unknown."""
+    """Return a boolean attribute of a pickled object, without loading the pickle. None if unknown."""
     try:
         with zipfile.ZipFile(path) as archive:
             (data,) = [entry for entry in archive.namelist() if entry.endswith("/data.pkl")]

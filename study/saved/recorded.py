@@ -1,10 +1,10 @@
-"""Compare what was saved with the weights that a recording of `zero-study diff` has after one of its steps.
+"""Compare a saved model with the weights that a recording of `zero-study diff` has after one of its steps.
 
 A recording has a sketch of each weight (see `diff/sketch.py`). If 16-bit weights are compared with recorded fp32
 weights, the sketches differ by the rounding. Its size follows from the saved values: an error is as likely to be
 anywhere within half a unit of the last digit, so its mean square is a twelfth of the unit's square. That does not hold
-if the weights were 16-bit numbers before the first step and the updates are smaller than a unit. The square can then
-be anything up to three twelfths.
+if the weights were 16-bit numbers before the first step and the updates are smaller than a unit. The square can then be
+anything up to three twelfths.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..diff.recorded import FILE, SIZE, Recording
 from ..diff.sketch import PART, sketch
 from ..engines.readback.parameters import name_among
 from . import consistency, folders
-from .against import WIDEST_FIRST, Comparison, compare, forgive, named_alike, report
+from .against import WIDEST_FIRST, Comparison, compare, ignore_base_weights, named_alike, report
 from .content import Finding, Saved, Tensor
 
 _SKETCH_TOLERANCE = 1e-12  # relative; the sums of a sketch are in fp64
@@ -42,7 +42,7 @@ Recorded = dict[str, tuple[np.ndarray, int]]  # the name of a weight -> its sket
 
 
 class _Own(NamedTuple):
-    """The sketch of a saved tensor, and the rounding that is to be expected in it."""
+    """The sketch of a saved tensor, and its expected rounding."""
 
     tensor: Tensor
     sums: np.ndarray
@@ -51,7 +51,7 @@ class _Own(NamedTuple):
 
 
 class _Fit(NamedTuple):
-    """How the saved weights compare with the recorded ones of one step."""
+    """The result of comparing the saved weights with the recorded ones of one step."""
 
     step: int
     weights: Recorded
@@ -60,12 +60,12 @@ class _Fit(NamedTuple):
 
     @property
     def is_too_far(self) -> bool:
-        """Whether the 16-bit tensors together differ by more than their rounding usually explains."""
+        """Whether the 16-bit tensors together differ by more than rounding usually explains."""
         return bool(self.ratios) and float(np.mean(self.ratios)) > 1 + self._margin
 
     @property
     def is_rounded(self) -> bool:
-        """Whether the 16-bit tensors together differ by as much as their rounding."""
+        """Whether the 16-bit tensors together differ by as much as rounding explains."""
         return bool(self.ratios) and abs(float(np.mean(self.ratios)) - 1) <= self._margin
 
     @property
@@ -78,7 +78,7 @@ class _Fit(NamedTuple):
 
 
 def compare_with_recording(saved: Saved, folder: Path) -> Comparison:
-    """Compare the tensors of a saved model with the weights that a recording of `zero-study diff` has.
+    """Compare the tensors of a saved model with the weights in a recording of `zero-study diff`.
 
     They are compared with the step that the checkpoint names, or with the last step of the recording. If another step
     fits better, that is a finding: the saved weights are stale. Raises Refusal if the recording cannot be read.
@@ -98,7 +98,7 @@ def compare_with_recording(saved: Saved, folder: Path) -> Comparison:
     if step not in fits or step > completed:
         return _later(saved, max(fits.values(), key=_quality), step, completed)
     chosen = fits[step]
-    forgive(chosen.result, saved)
+    ignore_base_weights(chosen.result, saved)
     if chosen.result.num_compared:
         _look_for_better(chosen, [fit for fit in fits.values() if fit.step != step], own, checkpoint_step is not None)
     report(chosen.result)
@@ -113,9 +113,9 @@ def _step_of(saved: Saved) -> int | None:
 
 
 def compare_all(saved: list[Saved], folder: Path, trust: bool) -> list[Comparison]:
-    """Compare the saved models of a folder with those of another one, or with a recording.
+    """Compare the saved models of a folder with those of another folder, or with a recording of `zero-study diff`.
 
-    Models that share names are compared. Raises Refusal if the other folder has neither.
+    Models that share names of tensors are compared. Raises Refusal if the other folder has neither.
     """
     if is_recording(folder):
         return [compare_with_recording(saved_part, folder) for saved_part in saved if saved_part.tensors]
@@ -221,7 +221,7 @@ def _quality(fit: _Fit) -> tuple[int, int, int, int]:
 def _later(saved: Saved, best: _Fit, step: int, completed: int) -> Comparison:
     """Return the comparison of a checkpoint whose step was not recorded, with the step that fits best."""
     result = best.result
-    forgive(result, saved)
+    ignore_base_weights(result, saved)
     reason = f"the checkpoint is of step {step}, and the recording ends after step {completed}"
     reason += f" (record it with --steps {step})"
     if result.num_compared and not result.different:
@@ -303,7 +303,7 @@ def _is_undecided(chosen: _Fit, alternative: _Fit, own: Mapping[str, _Own]) -> b
 
 
 def _distance(first: _Fit, second: _Fit, name: str) -> float:
-    """Return the relative distance of a weight at two recorded steps."""
+    """Return the relative distance between the values of a weight at two recorded steps."""
     (a, _), (b, _) = first.weights[name], second.weights.get(name, first.weights[name])
     return float(np.linalg.norm(a - b)) / max(float(np.linalg.norm(a)), 1e-300)
 

@@ -14,7 +14,7 @@ from .content import Finding, Saved, names_text
 
 
 def verdict(saved: Sequence[Saved], compared: Sequence[Comparison], is_strict: bool) -> Verdict:
-    """Return the verdict on a folder: what is wrong, how many tensors were checked, and what could not be checked.
+    """Return the verdict on a saved folder: what is wrong, how many tensors were checked, and what was not checked.
 
     A comparison that was requested counts as requested. With `is_strict`, so does every other check.
     """
@@ -53,7 +53,7 @@ def _not_checked(sentence: str, is_requested: bool) -> NotChecked:
 
 
 def text(folder: Path, saved: Sequence[Saved], compared: Sequence[Comparison], is_strict: bool) -> str:
-    """Return the result for a terminal: the answer first, then each finding, and what was not checked."""
+    """Return the result as text for a terminal: the answer first, then each finding, and what was not checked."""
     lines = [_answer(saved, compared, is_strict)]
     for saved_part in saved:
         place = "" if saved_part.folder == folder else f"{saved_part.folder.relative_to(folder)}: "
@@ -74,7 +74,7 @@ def text(folder: Path, saved: Sequence[Saved], compared: Sequence[Comparison], i
 
 
 def content(folder: Path, saved: Sequence[Saved], compared: Sequence[Comparison], is_strict: bool) -> dict[str, Any]:
-    """Return the result for `--json`."""
+    """Return the result as plain data for `--json`."""
     return {
         "folder": str(folder),
         "status": (result := verdict(saved, compared, is_strict)).status,

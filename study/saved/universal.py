@@ -22,7 +22,7 @@ def is_one(folder: Path) -> bool:
 
 
 def read(folder: Path, trust: bool) -> Saved:
-    """Read the universal checkpoint in a folder."""
+    """Read the universal checkpoint in a folder, and check it."""
     saved = Saved(folder, "DeepSpeed universal")
     shapes = _read_model_files(saved, trust)
     saved.format += "" if saved.step is None else f", step {saved.step}"

@@ -1,4 +1,4 @@
-"""Read and compare values."""
+"""Read and compare the values of saved tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def values_of(tensor: Tensor) -> torch.Tensor | None:
-    """Return the values of a tensor, or None if they cannot be read, which `check_values` reports."""
+    """Return the values of a tensor. None if they cannot be read, which `check_values` reports."""
     try:
         return tensor.read()
     except (pickles.Unreadable, OSError, RuntimeError, ValueError):
@@ -26,7 +26,7 @@ def values_of(tensor: Tensor) -> torch.Tensor | None:
 
 
 def numbers(values: torch.Tensor) -> torch.Tensor | None:
-    """Return values as one row of real numbers in a type that torch computes in. None for integers."""
+    """Flatten values to one row of real numbers in a type in which torch computes. None for integers."""
     if values.is_complex():
         values = torch.view_as_real(values.resolve_conj())
     if not values.is_floating_point():

@@ -19,7 +19,7 @@ _PLACEHOLDER = re.compile(r"(?i)image|vision|audio|video|speech|soft_token|patch
 
 
 def check(folder: Path, saved: Saved, num_tokens: int | None, config: dict[str, Any]) -> None:
-    """Compare tokens with the rows of the embedding. `num_tokens` is None if the model has no tokens."""
+    """Report tokens for which the embedding has no row. `num_tokens` is None if the model has no tokens."""
     if num_tokens is None:
         return
     tokens = _tokens(folder / _TOKENIZER)
@@ -66,9 +66,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def check_numbers(saved: Saved, config: dict[str, Any]) -> None:
-    """Check the token ids in the settings of a model that transformers could not build.
+    """Report token ids outside the vocabulary in the settings of a model that transformers could not build.
 
-    A token id outside the vocabulary may be the reason. Nothing is checked if transformers does not know the model.
+    Such an id may be the reason. Nothing is checked if transformers does not know the model.
     """
     size = config.get("vocab_size")
     with contextlib.suppress(expected.NotKnown):

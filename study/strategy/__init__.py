@@ -1,1 +1,1 @@
-"""Strategies: accelerate files, and the engines that these files configure."""
+"""Read strategies: accelerate files, and the engines that these files configure."""

@@ -31,7 +31,7 @@ _EMPTY: tuple[Any, ...] = (None, {}, {"dynamo_backend": "NO"})
 
 @dataclass(frozen=True)
 class Strategy:
-    """The settings of one accelerate file, after all checks."""
+    """The checked settings of one accelerate file."""
 
     name: str
     path: Path
@@ -51,7 +51,7 @@ class Strategy:
 
     @property
     def written(self) -> dict[str, Any]:
-        """The content of the file and of its JSON, as records store it."""
+        """The content of the file and of its DeepSpeed JSON, as records store it."""
         json_content = self.deepspeed_json or self.ddp_json
         return {"file": relative_to_cwd(self.path), "yaml": _shown(self.content), "json": json_content}
 
@@ -64,7 +64,7 @@ class Strategy:
 
     @property
     def fixed_processes(self) -> int | None:
-        """The only number of processes with which the file can run. None if other numbers are possible."""
+        """The only number of processes for which the file works. None if it works for several numbers."""
         return 1 if self.distributed_type == "NO" else math.prod(self.mesh) if self.mesh else None
 
     def could_run(self, num_processes: int) -> bool:

@@ -1,4 +1,4 @@
-"""Names of strategies. A file with the name of a shipped strategy but other content gets another name."""
+"""Name strategies. A file with the name of a shipped strategy but other content gets another name."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def digest(files: Mapping[str, Any]) -> str:
 
 
 def name_of(name: str, files: Mapping[str, Any]) -> str:
-    """Return the name of a file's strategy.
+    """Return the name of the strategy in a file.
 
     A file that has a shipped strategy's name but other content gets another name.
     """

@@ -35,7 +35,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def module(name: str, path: str) -> ModuleType:
-    """Import a module by its name. If this gives another file or none, execute the file under this name."""
+    """Import a module by its name, or execute its file under this name if the import finds another file or none."""
     alias = "zero_study_test" if name == _MAIN else name
     loaded = sys.modules.get(alias)
     if loaded is None and name != _MAIN:
@@ -54,14 +54,14 @@ def module(name: str, path: str) -> ModuleType:
 
 
 def load(pickled: str, name: str, path: str) -> Callable[..., Any]:
-    """Return the function that a file has, whose module has this name and path."""
+    """Return the function in a pickle file. Its module has this name and path."""
     with open(pickled, "rb") as file:
         function: Callable[..., Any] = _Unpickler(file, name, path).load()
     return function
 
 
 def run(run_name: str, pickled: str, name: str, path: str, words: Sequence[str]) -> None:
-    """Load the function, and call it if this runs as a script. A word is the strategy, if the function takes it."""
+    """Load the function, and call it if this runs as a script. The first word, if any, is the strategy."""
     function = load(pickled, name, path)
     if run_name == _MAIN:
         function(**({"strategy": words[0]} if words else {}))

@@ -9,7 +9,7 @@ from . import outcomes
 
 
 def check(file: Path, release: str | None) -> None:
-    """Do what `assert_does_what_it_says` promises."""
+    """Raise AssertionError unless each key of a configuration file works as written."""
     __tracebackhide__ = True
     examined = examine.examine(file, release)
     verdict = examined.verdict

@@ -27,7 +27,7 @@ def check(
     seconds: float,
     missing: str | None,
 ) -> None:
-    """Do what `assert_never_hangs` promises."""
+    """Raise AssertionError unless all ranks of a training make the same collectives and end."""
     __tracebackhide__ = True
     if ranks < 2:
         raise Refusal(f"ranks={ranks} has no two ranks that could wait for each other. Choose at least 2.")

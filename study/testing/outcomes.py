@@ -16,7 +16,7 @@ class CouldNotBeChecked(AssertionError):
 
 
 def skip_or_fail(reason: str, missing: str | None) -> None:
-    """Skip the test because a package is missing, or fail. `missing` is skip, fail, or None: as the user has set."""
+    """Skip a test because a package is missing, or fail it. `missing` is skip, fail, or None: the user's setting."""
     __tracebackhide__ = True
     chosen = missing or os.environ.get(MISSING, CHOICES[0])
     if chosen not in CHOICES:

@@ -1,4 +1,4 @@
-"""The plugin of pytest: the assertions as fixtures, and what happens if an engine is not installed.
+"""Provide the assertions as pytest fixtures, and the option for engines that are not installed.
 
 It imports nothing but pytest and this package's list of functions, so that it does not slow down the start of pytest.
 """
@@ -42,23 +42,23 @@ def _restore(before: str | None) -> None:
 
 @pytest.fixture(scope="session")
 def assert_same_training() -> Callable[..., None]:
-    """zero_study.testing.assert_same_training: a function trains on several ranks as on one process."""
+    """Provide `zero_study.testing.assert_same_training`: training on several ranks equals that on one process."""
     return _same_training
 
 
 @pytest.fixture(scope="session")
 def assert_never_hangs() -> Callable[..., None]:
-    """zero_study.testing.assert_never_hangs: no two ranks of a training wait for each other forever."""
+    """Provide `zero_study.testing.assert_never_hangs`: no ranks of a training wait for each other forever."""
     return _never_hangs
 
 
 @pytest.fixture(scope="session")
 def assert_saved_is_complete() -> Callable[..., None]:
-    """zero_study.testing.assert_saved_is_complete: a saved folder can be loaded and holds what was trained."""
+    """Provide `zero_study.testing.assert_saved_is_complete`: a saved folder holds what was trained."""
     return _saved_is_complete
 
 
 @pytest.fixture(scope="session")
 def assert_does_what_it_says() -> Callable[..., None]:
-    """zero_study.testing.assert_does_what_it_says: each key of a configuration file works as written."""
+    """Provide `zero_study.testing.assert_does_what_it_says`: each key of a file works as written."""
     return _does_what_it_says

@@ -1,4 +1,4 @@
-"""Make scripts of functions, and start this package's programs in processes of their own."""
+"""Write scripts that call functions, and start this package's programs in processes of their own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Trained = Callable[..., Any] | str | os.PathLike[str]  # a function, or the path
 
 
 class Script(NamedTuple):
-    """A script that trains."""
+    """A script that trains, with its arguments."""
 
     path: Path
     arguments: list[str]
@@ -89,7 +89,7 @@ def words(program: str, *arguments: str) -> list[str]:
 
 
 def environment() -> Mapping[str, str]:
-    """Return the environment of the programs: no GPU, one thread per process, and wide lines."""
+    """Return the environment variables of the programs: no GPU, one thread per process, and wide lines."""
     own = {"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "120"}
     # A launcher's variables for this process are not those of the ranks.
     launchers = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

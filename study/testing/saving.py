@@ -20,7 +20,7 @@ def check(
     model: Path | None,
     missing: str | None,
 ) -> None:
-    """Do what `assert_saved_is_complete` promises."""
+    """Raise AssertionError unless a saved folder is complete and holds what was trained."""
     __tracebackhide__ = True
     if not programs.is_installed("torch"):
         outcomes.skip_or_fail(f"not checked: {folder} (torch is not installed).", missing)

@@ -24,7 +24,7 @@ OF_PARAMETERS = ("weights", "gradient", "clipped", "update")  # kinds of differe
 
 
 class Strategy(NamedTuple):
-    """A strategy of the test, and what it is called in messages."""
+    """A strategy of the test, and its name in messages."""
 
     name: str
     file: Path
@@ -41,7 +41,7 @@ class Strategy(NamedTuple):
         return cls(file.stem, file, package, str(content.get("mixed_precision", "no")), file.stem == str(given))
 
     def missing_packages(self) -> str:
-        """Return a text that names the packages that are not installed. Empty if there are all."""
+        """Return a text that names the packages that are not installed. Empty if all are installed."""
         absent = [each for each in (*NEEDED, self.package) if each and not programs.is_installed(each)]
         return f"{terminal.names(absent)} {'is' if len(absent) == 1 else 'are'} not installed" if absent else ""
 
@@ -56,7 +56,7 @@ def compare(
     seconds: float,
     missing: str | None,
 ) -> None:
-    """Do what `assert_same_training` promises."""
+    """Raise AssertionError unless a function trains with each strategy as on one process."""
     __tracebackhide__ = True
     if ranks < 2:
         raise Refusal(f"ranks={ranks} compares one process with itself. Choose at least 2.")

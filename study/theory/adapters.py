@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA, DoRA) on frozen weights, which may be quantized: parameters, bytes, what autograd saves.
+"""Compute parameters, bytes and saved tensors of low-rank adapters (LoRA, DoRA) on frozen, maybe quantized weights.
 
 linear_modules.json lists the Linear modules of a block for each model_type, and the bytes that a block saves only for
 the gradients of its weights. tools/measure/linear_modules.py measures both in small models. The rules for the names of
@@ -43,7 +43,7 @@ NF4_BITS = 4 + 8 / 64 + 32 / (64 * 256)
 
 @dataclass(frozen=True)
 class Linear:
-    """The Linear modules of one name in a model."""
+    """All Linear modules of a model that have the same name in their blocks."""
 
     name: str  # without the number of the block
     inner: int  # width of the input
@@ -63,7 +63,7 @@ class Linear:
         return self.inner * self.outer
 
     def rank(self, adapter: Adapter) -> int:
-        """Return the rank of the adapter of this module, of all experts together."""
+        """Return the rank of the adapter of this module, summed over experts."""
         return adapter.rank * self.num_fused * self.num_experts
 
 
@@ -117,7 +117,7 @@ def _blocks(shape: ModelShape) -> list[tuple[Mapping[str, Any], int]]:
 
 @lru_cache(maxsize=256)
 def linears(shape: ModelShape) -> tuple[Linear, ...]:
-    """Return the Linear modules of a model, those of the blocks first.
+    """Return the Linear modules of a model. Those of the blocks come first.
 
     Raises ValueError if the names of its modules are not known.
     """
@@ -218,7 +218,7 @@ def _targeted_experts(shape: ModelShape, adapter: Adapter) -> tuple[Linear, ...]
 
 
 def with_adapter(shape: ModelShape, adapter: Adapter | None) -> ModelShape:
-    """Return a shape with an adapter. Raises ValueError if the model has no modules of the adapter's names."""
+    """Return a model's shape with an adapter. Raises ValueError if the model lacks the adapter's modules."""
     if adapter is None:
         return shape
     targeted(shape, adapter)
@@ -226,7 +226,7 @@ def with_adapter(shape: ModelShape, adapter: Adapter | None) -> ModelShape:
 
 
 def target_names(shape: ModelShape, adapter: Adapter) -> tuple[str, ...]:
-    """Return the names of the modules that an adapter is requested for, which are PEFT's default if it names none.
+    """Return the names of the modules that get an adapter: the requested ones, or PEFT's default.
 
     Raises ValueError if PEFT has no default for the model.
     """
@@ -246,7 +246,7 @@ def is_quantized(shape: ModelShape) -> bool:
 
 
 def base_of(shape: ModelShape) -> ModelShape:
-    """Return the shape without its adapters."""
+    """Return a model's shape without its adapters."""
     return shape if shape.adapter is None else dataclasses.replace(shape, adapter=None)
 
 
@@ -255,7 +255,7 @@ def base_of(shape: ModelShape) -> ModelShape:
 
 @lru_cache(maxsize=256)
 def trained_sizes(shape: ModelShape) -> ParameterSizes:
-    """Return the sizes of the trainable parameters: those of adapters and of whole modules, or all without adapters."""
+    """Return the sizes of the trainable parameters: adapters and whole modules, or all parameters without adapters."""
     if shape.adapter is None:
         return shape.parameters
     adapter = shape.adapter
@@ -301,7 +301,7 @@ def frozen_bytes(shape: ModelShape, engine: Engine) -> float:
 
 
 def frozen_bytes_of_rank(shape: ModelShape, engine: Engine) -> float:
-    """Return the bytes of a rank's frozen weights: whole at stages 0 to 2, and a shard of them at stage 3.
+    """Return the bytes of a rank's frozen weights: all of them at stages 0 to 2, and a shard at stage 3.
 
     These are the weights under adapters, and those of a frozen part of the model. DeepSpeed casts this part with the
     whole model to its type. FSDP2 keeps the type in which its weights were loaded, which is fp32 if the others have
@@ -337,7 +337,7 @@ def frozen_size(engine: Engine, adapter: Adapter) -> int:
 
 
 def frozen_share(shape: ModelShape, engine: Engine) -> float:
-    """Return the bytes of the frozen weights relative to a whole model in the type in which it computes."""
+    """Return the bytes of the frozen weights, divided by those of the whole model in its compute type."""
     return frozen_bytes(shape, engine) / (engine.compute_bytes * shape.num_params)
 
 
@@ -367,7 +367,7 @@ def saved_for_weights(shape: ModelShape, arithmetic: str) -> float:
 
 
 def freed_before_peak(shape: ModelShape, engine: Engine, arithmetic: str) -> float:
-    """Return the bytes per token that a block saves for the gradients of its feed-forward weights only.
+    """Return the bytes per token that a block saves only for its feed-forward weights, and frees before its peak.
 
     The backward pass begins with the feed-forward part, and a trained block frees these tensors before its peak. A
     frozen block does not save them, so that its peak exceeds its saved tensors by as much more. The inputs that
@@ -392,8 +392,8 @@ def saves_frozen_inputs(shape: ModelShape, engine: Engine) -> bool:
 
     Under stage 3, DeepSpeed replaces torch.nn.functional.linear by a function that saves its input whether its weight
     needs a gradient or not (zero/linear.py, LinearFunctionForZeroStage3). Conv1D does not call this function, and
-    bitsandbytes multiplies with quantized weights in a function of its own. Experts are not Linear modules, and it was
-    not checked what they save.
+    bitsandbytes multiplies with quantized weights in a function of its own. Experts are not Linear modules. Whether
+    they save their inputs was not checked.
     """
     if shape.adapter is None or shape.adapter.is_quantized:
         return False
@@ -436,7 +436,7 @@ def _products_per_token(shape: ModelShape, linear: Linear) -> int:
 
 
 def expert_gradient_flops(shape: ModelShape, tokens: float) -> float:
-    """Return the FLOPs of the gradients of routers and experts with an adapter, which a frozen parameter has not."""
+    """Return the FLOPs of the weight gradients of routers and experts that have an adapter."""
     return sum(2 * tokens * _products_per_token(shape, each) * each.elements for each in adapted_parameters(shape))
 
 
@@ -480,7 +480,7 @@ def adapter_bytes(shape: ModelShape, engine: Engine, job: StepConfig) -> float:
 
 
 def copied_weight_bytes(shape: ModelShape, engine: Engine) -> float:
-    """Return the bytes of the copies of weights that a block saves, as a mean over blocks.
+    """Return the bytes of the copies of weights that adapters make a block save, as a mean over blocks.
 
     With dropout, DoRA multiplies the dropped input with the frozen weight again, cast to the type of the adapter.
     Routers and experts are copied with their adapter added.
@@ -521,10 +521,11 @@ def _casts_inputs(engine: Engine, adapter: Adapter) -> bool:
 
 
 def forward_temporaries(shape: ModelShape, engine: Engine) -> float:
-    """Return the temporary bytes of DoRA's norm of the largest weight, or of a dequantized weight, or of experts.
+    """Return the temporary bytes that adapters need in the forward pass of a block.
 
-    DoRA makes the adapter's matrix from a square matrix with ones on its diagonal, adds it to a copy of the weight and
-    takes the norm of each row. Experts with an adapter have a gradient of the size of the whole parameter.
+    The largest of these counts: DoRA's norm of a weight, a dequantized weight, and experts with adapters. DoRA makes
+    the adapter's matrix from a square matrix with ones on its diagonal, adds it to a copy of the weight and takes the
+    norm of each row. Experts with an adapter have a gradient of the size of the whole parameter.
     """
     adapter = shape.adapter
     if adapter is None:
@@ -567,10 +568,10 @@ def from_options(
     head: str = "tokens",
     frozen: FrozenType = "16-bit",
 ) -> Adapter | None:
-    """Return the adapter that options of a command describe. None without a rank.
+    """Return the adapter that the options of a command describe. None if they have no rank.
 
-    `target` is a list of names with commas, `all-linear`, or None for PEFT's default. `head` is that of the shape:
-    PEFT trains the head of a classifier in whole.
+    `target` is a list of names with commas, `all-linear`, or None for PEFT's default. `head` is that of the shape: PEFT
+    trains the head of a classifier in whole.
     """
     if rank is None:
         return None

@@ -1,4 +1,4 @@
-"""The share of the data sheet's rates that a GPU reaches, relative to the GPU for which step times are fitted.
+"""Estimate which share of its data sheet's rates a GPU reaches, relative to the GPU to which step times are fitted.
 
 Three rates depend on the card and not only on its generation: those of matrix products, of the operands of these
 products, and of fused attention.
@@ -46,9 +46,9 @@ _FP32_CORES_OF_OTHERS = 128
 
 
 def share_of_peak(gpu: Gpu) -> float | None:
-    """Return the share of its listed rate that a GPU reaches in large 16-bit matrix products.
+    """Return the share of its listed peak rate that a GPU reaches in large 16-bit matrix products.
 
-    None if neither it nor a card with the same chip was measured.
+    None if neither this GPU nor one with the same chip was measured.
     """
     name = gpu.name.removesuffix(CHANGED)
     same, factor = _SAME_ENERGY.get(name, (_SAME_CHIP.get(name, name), 1.0))
@@ -67,16 +67,16 @@ def _measured_shares() -> dict[str, float]:
 
 
 def relative_share(gpu: Gpu, nearest: str) -> float | None:
-    """Return the share of its peak that a GPU reaches in products, relative to the card of the fitted constants.
+    """Return a GPU's share of its peak rate in matrix products, relative to the GPU to which step times are fitted.
 
-    `nearest` is the generation of this card. None if the GPU was not measured.
+    `nearest` is the generation of the GPU to which step times are fitted. None if the GPU was not measured.
     """
     own, reference = share_of_peak(gpu), share_of_peak(_reference(nearest))
     return None if own is None or reference is None else own / reference
 
 
 def operand_share(gpu: Gpu, nearest: str, fitted: float, streamed: float) -> float:
-    """Return the share of a GPU's memory bandwidth at which operands of matrix products move.
+    """Return the share of a GPU's memory bandwidth at which the operands of matrix products move.
 
     `fitted` is this share of the card of the fitted constants, and `streamed` is the share that a copy reaches. The
     time of operands is that of a copy, plus a time on the chip. The time on the chip is inversely proportional to the

@@ -37,7 +37,7 @@ CPU_SCORE_BYTES = 12
 
 
 def arithmetic(engine: Engine, adapter: Adapter | None = None) -> Arithmetic:
-    """Return the arithmetic of the blocks.
+    """Return in which precision the operators inside a block compute: "fp32", "half" or "autocast".
 
     FSDP2's mixed precision casts whole modules, so nothing inside a block is fp32. Neither is anything if the frozen
     weights under adapters are in 16 bits, because autocast changes no 16-bit tensor.
@@ -50,7 +50,7 @@ def arithmetic(engine: Engine, adapter: Adapter | None = None) -> Arithmetic:
 
 
 def is_eager(shape: ModelShape, job: StepConfig) -> bool:
-    """Return whether operators materialize attention's matrices although the model could use a fused kernel."""
+    """Return whether attention stores its score matrices although the model could use a fused kernel."""
     return any(_is_eager(kind, job) for kind in shape.counts.kinds)
 
 
@@ -59,7 +59,7 @@ def _is_eager(part: PartCounts, job: StepConfig) -> bool:
 
 
 def setting_of(part: PartCounts, computed_in: Arithmetic, job: StepConfig) -> SettingCounts:
-    """Return the counts of a part in the setting of a job. Models have only the attention that transformers has."""
+    """Return the counts of a part of a model for the precision and the attention of a job."""
     return part.settings[f"{computed_in} {'eager' if _is_eager(part, job) else 'sdpa'}"]
 
 
@@ -79,10 +79,9 @@ def _executed(counts: ModelCounts) -> list[PartCounts]:
 
 
 def block_bytes(shape: ModelShape, engine: Engine, job: StepConfig) -> float:
-    """Return the bytes that one block saves for its backward pass, per rank and micro step.
+    """Return the bytes that one block saves for its backward pass, per rank and micro step, as a mean over blocks.
 
-    If the blocks differ, this is their mean. Frozen weights need no gradients, so what is saved only for these is left
-    out, and what adapters save is added.
+    Frozen weights need no gradients, so what is saved only for these is left out, and what adapters save is added.
     """
     saved = _mean(shape.counts, lambda part: _saved_bytes(part, shape, engine, job))
     saved += _saved_by_exchange(shape, engine, job)
@@ -90,7 +89,7 @@ def block_bytes(shape: ModelShape, engine: Engine, job: StepConfig) -> float:
 
 
 def largest_block_bytes(shape: ModelShape, engine: Engine, job: StepConfig) -> float:
-    """Return the bytes that the block that saves most saves for its backward pass."""
+    """Return the bytes that the block with the most saved bytes saves for its backward pass."""
     largest = max((_saved_bytes(part, shape, engine, job) for part in _executed(shape.counts)), default=0.0)
     largest += _saved_by_exchange(shape, engine, job)
     return largest if shape.adapter is None else largest + _change_by_adapters(shape, engine, job)
@@ -178,7 +177,7 @@ def _more_without_fused_attention(part: PartCounts, saved_per_pair: float, size:
 
 
 def outside_bytes(shape: ModelShape, engine: Engine, job: StepConfig) -> float:
-    """Return the bytes that the layers outside the blocks save for the backward pass, without the loss.
+    """Return the bytes that the layers outside the blocks save for the backward pass, except those of the loss.
 
     These are embeddings, the last norm, and a layer before the output layer.
     """
@@ -223,7 +222,7 @@ def cast_bytes(shape: ModelShape, engine: Engine) -> int:
 
 
 def activation_bytes(shape: ModelShape, engine: Engine, job: StepConfig, logits: float) -> tuple[float, float, float]:
-    """Return the bytes of activations at the loss, and in the backward pass of the last and of the first block.
+    """Return the bytes of activations at three moments: the loss, and the backward pass of the last and first block.
 
     They include autocast's copies of the weights.
     """
@@ -327,7 +326,7 @@ def num_logits(shape: ModelShape, job: StepConfig) -> float:
 
 
 def moved_bytes(part: PartCounts, computed_in: Arithmetic, size: int, job: StepConfig) -> tuple[float, float]:
-    """Return the bytes that a part's kernels move in forward and backward, without products and fused attention.
+    """Return the bytes that a part's kernels read and write in both passes, except products and fused attention.
 
     `size` is the bytes per element of the inputs of products. Dropout reads its input, and writes its output and a
     mask. With fused kernels, the dropout of attention's matrices writes only these.

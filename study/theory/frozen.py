@@ -1,4 +1,4 @@
-"""A part of a model that is frozen and runs in the forward pass only, such as the tower that encodes images.
+"""Describe the frozen part of a model that runs in the forward pass only, such as the tower that encodes images.
 
 Its parameters have no gradients and no optimizer states, and its forward pass saves nothing.
 """
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def part_of(shape: ModelShape) -> ModelShape | None:
-    """Return the frozen part as a shape of its own. None if all parameters are trained."""
+    """Return the frozen part of a model as a shape of its own. None if all parameters are trained."""
     counts = shape.counts.frozen
     return None if counts is None else dataclasses.replace(shape, counts=counts, layers=len(counts.executed))
 

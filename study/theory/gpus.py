@@ -1,4 +1,4 @@
-"""Data of GPUs: memory, dense peak rates, links and prices.
+"""Data sheets of GPUs: memory, dense peak rates, links and prices.
 
 gpus.csv has one row for each GPU, with sources, and gpu_aliases.csv has other names of these GPUs. This module reads
 both files, finds a GPU by its name, and makes one from numbers that a user gives.
@@ -235,7 +235,7 @@ def _similar(compact: str) -> list[str]:
 
 
 def find(torch_name: str) -> Gpu | None:
-    """Return the GPU with exactly the name that torch reports. None if it is not known.
+    """Return the GPU with exactly the name that torch reports. None if this name is not known.
 
     The whole name must match, because a slice of a GPU (MIG) or a similar model is another GPU.
     """
@@ -245,7 +245,7 @@ def find(torch_name: str) -> Gpu | None:
 
 
 def table() -> tuple[list[str], list[list[str]]]:
-    """Return the head and the rows of a table of all GPUs, for people who look for a name."""
+    """Return the header and the rows of a table of all GPUs, for people who look for a name."""
     head = ["name", "GiB", "TFLOP/s", "mem. GB/s", "link GB/s", "$/hour", "link"]
     rows = [
         [
@@ -344,7 +344,7 @@ def from_numbers(
 
 
 def generation_of(gpu: Gpu) -> str:
-    """Return the generation of a GPU's chip. For a GPU that was given by its numbers, it begins with LIKE.
+    """Return the generation of a GPU's chip. It begins with LIKE if the GPU was described by numbers.
 
     GeForce and workstation cards have generations of their own, because they have far less memory bandwidth than data
     center GPUs of the same time.

@@ -1,4 +1,4 @@
-"""Machines with GPUs: how many GPUs, host memory, processor cores, disks and network of a node, with sources.
+"""Describe machines with GPUs: number of GPUs, host memory, cores, disks and network of a node, with sources.
 
 The data of the GPUs themselves are in gpus.py, whose names this module offers too. Rates are in bytes per second, and
 those of links in one direction. All rates are limits of the hardware. None means unknown.
@@ -151,7 +151,7 @@ _NODES = {
 
 
 def typical_box(gpu: Gpu, num_gpus: int, gpus_per_node: int | None = None) -> Cluster:
-    """Return the machine with these GPUs that cloud providers rent out.
+    """Return the machine that cloud providers usually rent out with these GPUs.
 
     It has the whole host of each node, even if it has fewer GPUs than a node. If no node with this GPU and this
     `gpus_per_node` is known, the fields of the host are None. Raises ValueError if the GPUs do not fill the nodes.
@@ -165,7 +165,7 @@ def typical_box(gpu: Gpu, num_gpus: int, gpus_per_node: int | None = None) -> Cl
 
 
 def rented_box(gpu: Gpu, num_gpus: int) -> Cluster:
-    """Return the part of a typical machine that cloud providers rent out with this many GPUs.
+    """Return the part of a typical machine that cloud providers rent out with this number of GPUs.
 
     If it has fewer GPUs than a node, it has the same share of the node's host. The predictions of this project's
     studies and the ledger of claims are about such parts. `advise` is about whole nodes.
@@ -197,7 +197,7 @@ def with_host(
     link_gigabytes_per_second: float | None = None,
     network_gigabits_per_second: float | None = None,
 ) -> Cluster:
-    """Return a machine with the user's own numbers in place of the assumed ones. None keeps what is assumed.
+    """Return a machine in which the user's numbers replace the assumed ones. None keeps the assumed number.
 
     Memory, cores, disks and their rates (read, write) are those of a node. The rate of a link is that between the GPUs
     of a node, in one direction.

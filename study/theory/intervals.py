@@ -1,4 +1,4 @@
-"""The intervals of predicted step times, and the published times that they are based on.
+"""Compute the intervals of predicted step times from the published times that they are based on.
 
 tools/derive/planner_accuracy.py predicts every published time with constants that were fitted to other times only. It
 writes the errors to measured_by_others/evidence.json.
@@ -47,7 +47,7 @@ ADAPTERS = "a training of adapters on frozen weights"  # the constants are fitte
 
 @dataclass(frozen=True)
 class Evidence:
-    """The cross-validation errors for one class of engine and one distance, and the interval that follows from them."""
+    """The cross-validation errors for similar engines and machines, and the interval that follows from them."""
 
     engine: TimingClass
     distance: Distance
@@ -66,18 +66,18 @@ class Evidence:
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> Evidence:
-        """Return one interval from its entry in the file of the cross-validation."""
+        """Return the evidence from its entry in the file of the cross-validation."""
         names = [field.name for field in fields(cls) if field.name != "lacks"]  # it depends on the case
         return cls(**{name: entry[name] for name in names} | {"left_out": tuple(entry["left_out"])})
 
     @property
     def is_rough(self) -> bool:
-        """Whether the time is only a guess, so that its interval has no upper end."""
+        """Whether the predicted time is only a guess, so that its interval has no upper end."""
         return bool(self.guessed)
 
     @property
     def guessed(self) -> str | None:
-        """The property of the case for which there is no measured time at all. None if there is none."""
+        """The property of the case for which nobody published a time. None if there is none."""
         return next((name for name in (MIXTURE, SHARED_SEQUENCES) if name in self.lacks), None)
 
     @property
@@ -87,7 +87,7 @@ class Evidence:
 
     @property
     def basis(self) -> str:
-        """The same text without the times that nobody published. Cases that differ only in those share it."""
+        """A text on the published times behind the interval. Unlike `sentence`, it does not list missing times."""
         if self.guessed == SHARED_SEQUENCES:
             return (
                 "The time is a rough guess, and a step may take much longer. Only the number of bytes that the GPUs "
@@ -169,7 +169,7 @@ class MemoryErrors:
 
 
 def memory_errors(shape: ModelShape, engine: Engine) -> list[MemoryErrors]:
-    """Return the errors of the printed memory for the class of an engine, by what was measured.
+    """Return the errors of the memory that `advise` prints for engines of this class, by kind of published memory.
 
     The list is empty if nobody published a value of this class.
     """
@@ -179,7 +179,10 @@ def memory_errors(shape: ModelShape, engine: Engine) -> list[MemoryErrors]:
 
 
 def timing_class(shape: ModelShape, engine: Engine, job: StepConfig | None = None) -> TimingClass:
-    """Return the class whose interval applies to a case. Without a job, it depends on the engine only."""
+    """Return the class of engines and jobs whose interval of step times applies to a case.
+
+    Without a job, it depends on the engine only.
+    """
     kind = _class_of_engine(shape, engine)
     if job is not None and _is_usual(shape, engine, job):
         return "usual"
@@ -206,7 +209,7 @@ def _class_of_engine(shape: ModelShape, engine: Engine) -> TimingClass:
 
 
 def name_of(shape: ModelShape, engine: Engine) -> str:
-    """Return the name of the engine in the keys of COUNTS_OF."""
+    """Return the engine's name in the keys of COUNTS_OF: "offload", or `Engine.name`."""
     return "offload" if timing_class(shape, engine) == "offload" else engine.name
 
 
@@ -240,7 +243,7 @@ def _lacks(shape: ModelShape, engine: Engine, box: Cluster) -> tuple[str, ...]:
 
 
 def evidence(shape: ModelShape, engine: Engine, box: Cluster, job: StepConfig | None = None) -> Evidence:
-    """Return the cross-validation errors that decide the interval of a case.
+    """Return the cross-validation errors on which the interval of a case is based.
 
     Without a job, the case is assumed to run without torch.compile.
     """

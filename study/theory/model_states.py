@@ -205,7 +205,7 @@ def _beyond_adam(engine: Engine, sizes: ParameterSizes) -> float:
 
 
 def accumulated_on_host(engine: Engine, sizes: ParameterSizes, rank: int) -> float:
-    """Return the bytes of the host buffers in which one rank adds up the gradients of micro steps.
+    """Return the bytes of one rank's host buffers for adding up the gradients of micro steps.
 
     The gradients that the optimizer reads are not counted here. Each buffer has the length and type of its parameter.
     Source: zero/stage_1_and_2.py, async_accumulate_grad_in_cpu_via_gpu.
@@ -490,7 +490,7 @@ def largest_sub_group(engine: Engine, sizes: ParameterSizes) -> int:
 
 
 def elements_per_update(engine: Engine, sizes: ParameterSizes) -> float:
-    """Return how many elements one call of DeepSpeed's optimizer updates on a rank.
+    """Return how many elements one call of DeepSpeed's optimizer updates on one rank.
 
     At stage 3, every sub-group has a call of its own (stage3.py, step). At the other stages, one call updates all
     elements that the rank owns.

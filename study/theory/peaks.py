@@ -1,4 +1,4 @@
-"""The peak memory of one rank in an optimizer step: model states, buffers and activations.
+"""Predict the peak memory of one rank in an optimizer step: model states, buffers and activations.
 
 The memory of a step can be highest at seven moments: in the forward pass of the embedding, at the loss, in the backward
 passes of the output layer, of the last block and of the first block, at the end of the backward pass, and in the
@@ -76,7 +76,7 @@ class Peak:
 
 @dataclass(frozen=True)
 class States:
-    """The bytes of one rank's model states, by the device that stores them."""
+    """The bytes of one rank's model states, by device."""
 
     device: dict[StatePart, float]
     host: float
@@ -380,7 +380,7 @@ def _stage_3_gradients(shape: ModelShape, engine: Engine, job: StepConfig, tied:
 
 
 def _around(shape: ModelShape) -> int:
-    """Return the elements outside the blocks that FSDP2 keeps gathered throughout a micro step.
+    """Return the elements outside the blocks that FSDP2 keeps gathered during a whole micro step.
 
     An embedding that is not tied to the head is a unit of its own and is not included.
     """

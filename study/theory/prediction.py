@@ -138,7 +138,7 @@ def predict(shape: ModelShape, engine: Engine, job: StepConfig, box: Cluster) ->
 
 
 def lacking(peak: Peak, box: Cluster) -> str | None:
-    """Return "host memory" or "disk" if a node has too little of it for offload, otherwise None.
+    """Return "host memory" or "disk" if a node has too little of it for offload, else None.
 
     None is also returned if the size of the node's memory or disk is unknown.
     """
@@ -157,7 +157,7 @@ def fits(peak: Peak, box: Cluster) -> bool:
 
 
 def predicted_memory(case: MeasuredCase) -> float | bool:
-    """Predict the kind of memory that a source published, such as the peak of the tensors."""
+    """Return the predicted value of the kind of memory that a source published, such as the peak of the tensors."""
     if case.quantity == "allocated_bytes":
         return float(sum(peaks.states(case.engine, case.shape, "resting").device.values()))
     peak = peaks.peak(case.shape, case.engine, case.job)
@@ -190,7 +190,7 @@ def _ranks_per_node(box: Cluster) -> int:
 
 
 def needed_bytes(peak_bytes: float) -> float:
-    """Return the bytes that one GPU needs for a peak of its tensors whose moment is not known.
+    """Return the bytes that one GPU needs if the peak of its tensors is known, but not the moment of the peak.
 
     They are the peak, plus a share for the allocator.
     """
@@ -222,7 +222,7 @@ def largest_micro_batch(shape: ModelShape, engine: Engine, job: StepConfig, box:
 
 
 def splits(sequences_per_gpu: int) -> list[tuple[int, int]]:
-    """Return all splits of a GPU's share of the global batch into (micro batch, accumulation steps).
+    """Return all ways to split a GPU's share of the global batch into (micro batch, accumulation steps).
 
     The split with the largest micro batch is the first.
     """

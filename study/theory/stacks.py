@@ -34,7 +34,7 @@ Text: TypeAlias = Annotated[str, Field(min_length=1)]
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
 class Stack:
-    """The settings that a program has by default, and for each of them the file that decides it."""
+    """The default settings of a program, and for each setting the file that decides it."""
 
     name: StackName
     version: Text  # of the programs in which the settings were read
@@ -53,7 +53,7 @@ class Stack:
     allocator: str  # stated, but not modelled
 
     def applied(self, engine: Engine) -> Engine:
-        """Return an engine with this stack's optimizer kernel, and with its settings of FSDP2.
+        """Return an engine with this program's optimizer kernel, and with its settings of FSDP2.
 
         The type in which DeepSpeed accumulates is not set here, because it decides which optimizer class DeepSpeed
         takes.
@@ -64,12 +64,12 @@ class Stack:
         return dataclasses.replace(engine, optimizer_kernel=self.optimizer_kernel, **fsdp)
 
     def loss_if(self, compiled: bool) -> LossKernel:
-        """Return the kernel of the loss. torch.compile fuses the casts and copies of the eager loss."""
+        """Return the kernel of the loss with or without torch.compile, which fuses the casts of the eager loss."""
         return "upcast" if compiled and self.loss_kernel == "eager" else self.loss_kernel
 
     @property
     def job(self) -> dict[str, Any]:
-        """The fields of `StepConfig` that this stack decides. Activation checkpointing is not among them."""
+        """The fields of `StepConfig` that this program decides. Activation checkpointing is not among them."""
         return {"kernels": self.kernels, "attention": self.attention, "loss_kernel": self.loss_kernel}
 
 

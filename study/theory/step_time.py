@@ -25,7 +25,7 @@ from study.theory.shapes import ModelShape
 
 @dataclass(frozen=True)
 class Constants:
-    """The fitted constants of one generation of GPUs, which are mostly shares of the rates in the data sheet."""
+    """The fitted constants of one generation of GPUs, mostly shares of the rates in the data sheet."""
 
     product_efficiency: float  # share of the peak: matrix products, without the time of their bytes
     attention_efficiency: float  # share of the peak: the attention kernel of LLM Foundry's tables
@@ -157,12 +157,12 @@ def tokens_per_second_per_gpu(job: StepConfig, step_seconds: float) -> float:
 
 
 def nearest_generations(generation: str) -> tuple[str, ...]:
-    """Return the generations whose fitted constants suit a generation of GPUs, the best one first."""
+    """Return the generations whose fitted constants suit a GPU's generation, the best one first."""
     return _NEAREST[generation.removeprefix(LIKE)]
 
 
 def constants_of(generation: str) -> Constants:
-    """Return the constants of a generation of GPUs: fitted ones, or those of the nearest generation."""
+    """Return the fitted constants of a GPU's generation, or those of the nearest generation."""
     return FITTED[nearest_generations(generation)[0]]
 
 
@@ -374,7 +374,7 @@ def _adapters(shape: ModelShape, engine: Engine, job: StepConfig, speed: _Speed)
 # (intervals.py).
 @dataclass(frozen=True)
 class Product:
-    """One kind of matrix product of an adapter: `count` products of (rows, inner) with (inner, columns)."""
+    """The matrix products of one kind in an adapter: `count` products of (rows, inner) with (inner, columns)."""
 
     count: int
     inner: int
@@ -526,7 +526,7 @@ def _communication(shape: ModelShape, engine: Engine, job: StepConfig, box: Clus
         return LINK_EFFICIENCY * link * world_size / (world_size - 1), latency
 
     def spent(sums: communication.Sums) -> tuple[float, float]:
-        """Return the seconds of the gathers and those of the reductions. An all-reduce sends its bytes twice."""
+        """Return the seconds of gathers and the seconds of reductions. An all-reduce sends its bytes twice."""
         seconds = [0.0, 0.0]
         for kind, (count, num_bytes) in sums.items():
             passes = 2 if kind.endswith("all_reduce") else 1

@@ -1,4 +1,4 @@
-"""Add a LoRA adapter to the model of a run, with PEFT: its own weights are frozen, and only the adapter is trained.
+"""Add a LoRA adapter to the model of a run, with PEFT. The model's weights are frozen, and only the adapter is trained.
 
 The adapter's initial weights depend only on the seed, not on the strategy.
 """
@@ -29,7 +29,7 @@ BASE = "base"  # folder in an exported adapter's folder, for the model that the 
 
 
 def add(model: torch.nn.Module, config: RunConfig) -> torch.nn.Module:
-    """Return the model with an adapter, if the run requests one. All other weights are frozen.
+    """Add an adapter to the model if the run requests one, and freeze all other weights. Return the model.
 
     Raises Refusal if the model has no modules of the requested names.
     """
@@ -41,7 +41,7 @@ def add(model: torch.nn.Module, config: RunConfig) -> torch.nn.Module:
 
 
 def adapted(model: torch.nn.Module, lora: LoraConfig) -> torch.nn.Module:
-    """Return the model with a new adapter of these settings, in the type of its weights. All of these are frozen.
+    """Return the model with a new adapter, in the type of the model's weights, which are frozen.
 
     PEFT would keep the adapter of 16-bit weights in fp32, although the engine has fp32 masters of it anyway. On weights
     in 4 bits, PEFT makes an adapter in the type in which they are multiplied. If this type has 16 bits because of
@@ -74,7 +74,7 @@ def _without_warning() -> Iterator[None]:
 
 
 def quantization(config: RunConfig) -> dict[str, Any]:
-    """Return the arguments of `from_pretrained` that keep the model's matrices in 4 bits. Empty if they stay whole.
+    """Return the arguments of `from_pretrained` that keep the model's matrices in 4 bits. Empty without quantization.
 
     The settings are those of QLoRA: the data type NF4, whose scales are quantized too. Embeddings, norms and the head
     stay as they are.
@@ -97,7 +97,7 @@ def quantization(config: RunConfig) -> dict[str, Any]:
 
 
 def settings(model: torch.nn.Module, config: RunConfig) -> LoraConfig:
-    """Return the adapter's settings for PEFT."""
+    """Return the run's adapter as a configuration for PEFT."""
     import peft
     from transformers.pytorch_utils import Conv1D
 
@@ -118,12 +118,11 @@ def settings(model: torch.nn.Module, config: RunConfig) -> LoraConfig:
 
 
 def keep_scales(model: torch.nn.Module) -> None:
-    """Make a model with weights in 4 bits keep its own scales.
+    """Make a model with 4-bit weights keep its own quantization scales when a checkpoint is loaded.
 
-    When a checkpoint is loaded, PyTorch refuses the scales in it as unknown, because bitsandbytes saves them but does
-    not load them. The weights are frozen, so the model has the same scales already. On a CPU with AVX-512 for bf16,
-    bitsandbytes 0.50.2 also rounds the scales to bf16 in the first evaluation, which would change the training after
-    it.
+    PyTorch refuses the scales in a checkpoint as unknown, because bitsandbytes saves them but does not load them. The
+    weights are frozen, so the model has the same scales already. On a CPU with AVX-512 for bf16, bitsandbytes 0.50.2
+    also rounds the scales to bf16 in the first evaluation, which would change the training after it.
     """
     linear: Any
     for linear in model.modules():

@@ -45,7 +45,7 @@ class RankState(Facts):
 
 
 class Checkpoints:
-    """The checkpoints of one run: writes new ones, and loads the one that the run resumes from."""
+    """The checkpoints of one run, which it writes, and the one that it resumes from."""
 
     def __init__(self, built: Built, journal: Journal) -> None:
         self._built = built
@@ -67,7 +67,7 @@ class Checkpoints:
         )
 
     def check(self) -> None:
-        """Raise Refusal if the run has other data or other initial weights than the checkpoint that it resumes from."""
+        """Raise Refusal if the run's data or initial weights differ from those of the checkpoint to resume from."""
         built, checkpoint = self._built, self._built.checkpoint
         if checkpoint is None:
             return
@@ -131,7 +131,7 @@ class Checkpoints:
         return manifest.step
 
     def write_where_due(self, step: int) -> None:
-        """Write a checkpoint if one is due after this step: every --checkpoint-every steps, and after the last step.
+        """Write a checkpoint if one is due: every --checkpoint-every steps, and after the last step.
 
         Collective: every rank must call this.
         """
@@ -200,7 +200,7 @@ class Checkpoints:
         sources.load_tokenizer(built.run.config).save_pretrained(folder)
 
     def export(self) -> None:
-        """Write the model of the last step's checkpoint to model/. Only rank 0 calls this.
+        """Write the model of the last step's checkpoint to the folder model/. Only rank 0 calls this.
 
         If the run did not request checkpoints, they are deleted afterwards. Raises Failed if the model cannot be
         written; the checkpoint is kept in that case.

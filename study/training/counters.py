@@ -21,14 +21,14 @@ STAT = Path("/proc/stat")
 
 
 class CounterReading(NamedTuple):
-    """One reading of the kernel's counters: the seconds that the processors of this process have worked so far."""
+    """A reading of the kernel's counters: the seconds that the processors of this process have worked so far."""
 
     at: float
     busy: float  # processor time of all processes, without waiting for disks
     stolen: float  # time in which a hypervisor ran another machine
 
 
-def moment() -> CounterReading:
+def read_processors() -> CounterReading:
     """Read the kernel's counters of the processors on which this process may run."""
     lines = (line.split() for line in STAT.read_text().splitlines())
     times = {
@@ -49,8 +49,8 @@ def own_seconds() -> float:
     return times.user + times.system + times.children_user + times.children_system
 
 
-def between(first: CounterReading, last: CounterReading, own: float) -> Load:
-    """Return the processor load between two readings.
+def load_between(first: CounterReading, last: CounterReading, own: float) -> Load:
+    """Return the processor load between two readings of the kernel's counters.
 
     `own` is the processor time in seconds that the run's processes on this machine used. If a control group limits the
     run to a part of its processors' time, other processes may use the rest without slowing the run. This rest is not
@@ -92,7 +92,7 @@ class Traffic:
             self._first = self._first or self._last
 
     def network(self) -> Network | None:
-        """Return the traffic that was counted. None if there was no complete step."""
+        """Return the counted traffic. None if there was no complete step."""
         if self._first is None or self._last is None or self._first[0] == self._last[0]:
             return None
         (first_step, before), (last_step, after) = self._first, self._last

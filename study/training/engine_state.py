@@ -34,7 +34,7 @@ STATES = "pytorch_model"  # accelerate's name for DeepSpeed's folder
 
 
 def kind_of(run: Run) -> str:
-    """Return the name of the layout of the engine's saved states, such as `plain`, `fsdp` or `zero3 offload`.
+    """Return the name of the layout in which the engine saves its states, such as `plain`, `fsdp` or `zero3 offload`.
 
     Two runs with the same layout can use each other's states, even with different numbers of ranks. The exception is
     `subgroups`.

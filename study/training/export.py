@@ -231,7 +231,7 @@ def _subgroups(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def check(model: PreTrainedModel, checkpoint: Checkpoint, data_dir: Path | None) -> str:
-    """Return a text that compares the exported model's loss on the held-out examples with the loss of the run."""
+    """Compare the exported model's loss on the held-out examples with the loss of the run, as text."""
     evaluations = json.loads((checkpoint.folder / "progress.json").read_bytes())["evaluation"]
     own = next((line["loss"] for line in evaluations if line["step"] == checkpoint.manifest.step), None)
     comparison = "the run recorded none at this step" if own is None else f"the run recorded {own:.6f}"

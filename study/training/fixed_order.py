@@ -37,7 +37,7 @@ NORM_TOLERANCE = 2e-3
 
 
 def pins(config: RunConfig) -> frozenset[str]:
-    """Return the names of the pins that a run sets."""
+    """Return the names of the `--fixed-order` settings (pins) that a run uses."""
     if config.fixed_order is None:
         return frozenset()
     return frozenset(PINS if config.fixed_order == "all" else config.fixed_order.split(","))
@@ -57,7 +57,7 @@ class _Done:
 
 
 def sum_in_rank_order(pieces: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Return the sum of the tensors, added one after another, starting with the first rank's."""
+    """Return the sum of the ranks' tensors, added one after another from the first rank on."""
     first, *parts = pieces
     total = first.clone()
     for piece in parts:
@@ -172,7 +172,7 @@ def _through_nothing(value: Any) -> Any:
 
 
 def fix_grouping(model: torch.nn.Module) -> None:
-    """Pass the inputs and outputs of every module through `_Nothing`.
+    """Make autograd group the terms of gradients as under stage 3, with identity nodes around every module.
 
     Do not use it for stage 3, which has such nodes itself.
     """
@@ -185,11 +185,11 @@ def fix_grouping(model: torch.nn.Module) -> None:
 
 
 def exact_norm(pieces: Iterable[torch.Tensor], group: Any = None, is_sharded: bool = True) -> torch.Tensor:
-    """Return the 2-norm of the pieces of all ranks together.
+    """Return the 2-norm of all tensors of all ranks together.
 
     The squares are summed in fp64, and the norm is rounded to fp32.
 
-    If the pieces are fp64, the norm stays fp64. If they are sharded, the call is collective: every rank must make it.
+    If the tensors are fp64, the norm stays fp64. If they are sharded, the call is collective: every rank must make it.
     """
     pieces = list(pieces)
     square = torch.zeros((), dtype=torch.float64, device=pieces[0].device)
@@ -241,13 +241,13 @@ def _gradients_held(optimizer: Any, stage: int) -> list[torch.Tensor]:
 
 
 def before_engine(config: RunConfig) -> None:
-    """Set the pins that must be set before an engine is built."""
+    """Apply those pins of --fixed-order that must be set before an engine is built."""
     if "collectives" in pins(config):
         fix_collectives()
 
 
 def before_prepare(model: torch.nn.Module, config: RunConfig, stage: int | None) -> None:
-    """Set the pins of a model that is not yet wrapped by an engine."""
+    """Apply those pins of --fixed-order that change a model before an engine wraps it."""
     if "grouping" in pins(config) and stage != 3:
         fix_grouping(model)
 

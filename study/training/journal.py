@@ -1,4 +1,4 @@
-"""Collect the results of a run. Rank 0 writes them to steps.jsonl and record.json, however the run ends."""
+"""Collect the results of a run, and write them to steps.jsonl and record.json on rank 0, however the run ends."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ class Journal:
         )
 
     def add(self, line: dict[str, Any]) -> None:
-        """Append the results of one step. All ranks pass the same line.
+        """Append the results of one step to the journal. All ranks pass the same line.
 
         Raises Failed if the loss is not finite, or if the gradient norm is zero or not finite. Raises OutputFailed if
         the run directory was removed or cannot be written to.
@@ -217,7 +217,7 @@ class Journal:
         return self._folder is not None and files.is_removed(self._folder, *handles)
 
     def add_evaluation(self, step: int, result: dict[str, float]) -> None:
-        """Append the results of one evaluation. Raises Failed if the loss is not finite.
+        """Append the results of one evaluation to the journal. Raises Failed if the loss is not finite.
 
         Other metrics that are not finite become None, for instance a perplexity that is too large.
         """

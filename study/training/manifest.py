@@ -141,7 +141,7 @@ def quarantine(folder: Path, resumed_step: int) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Delete a checkpoint's folder, or a file of that name. Of a symbolic link, only the link is deleted.
+    """Delete a checkpoint's folder, or a file of that name. If it is a symbolic link, only the link is deleted.
 
     Raises OSError if it cannot be deleted.
     """

@@ -125,7 +125,7 @@ class CpuPeak:
 
 
 class PhaseMemory:
-    """The memory peaks of this rank in each phase. A phase begins when the previous one ends, and resets the peaks.
+    """The memory peaks of this rank by phase. A phase begins when the previous one ends, and resets the peaks.
 
     If a phase begins again, for instance after an evaluation between steps, the larger peak is kept.
     """

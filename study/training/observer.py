@@ -98,7 +98,7 @@ class Observer:
     def begin(self) -> None:
         """Start counting disk traffic, energy and processor time. Call this just before the first step."""
         self._traffic, self._energy = swap_traffic(), energy_joules(self._memory.device)
-        self._processor, self._box = counters.own_seconds(), counters.moment()
+        self._processor, self._box = counters.own_seconds(), counters.read_processors()
 
     def observed(self) -> Observed:
         """Return the measurements of this rank so far. This is not collective."""
@@ -126,13 +126,13 @@ class Observer:
         )
 
     def load(self, ranks: Sequence[Observed]) -> Load | None:
-        """Return the processor load of other processes on this machine, whose ranks are the first ones in `ranks`.
+        """Return the processor load by other processes on this machine. Its own ranks come first in `ranks`.
 
         None if an earlier process trained a part of this run, because this process did not measure that part.
         """
         local_ranks = ranks[: int(os.environ.get("LOCAL_WORLD_SIZE", "1"))]
         own = sum(rank.processor_seconds for rank in local_ranks)
-        return None if self._earlier is not None else counters.between(self._box, counters.moment(), own)
+        return None if self._earlier is not None else counters.load_between(self._box, counters.read_processors(), own)
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:

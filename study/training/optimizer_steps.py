@@ -1,4 +1,4 @@
-"""The optimizer steps of a run: the order of their examples, the gradient norm, their time and their FLOPs."""
+"""Order the examples of a run's optimizer steps, and measure the steps' gradient norm, time and FLOPs."""
 
 from __future__ import annotations
 

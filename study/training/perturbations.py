@@ -17,7 +17,7 @@ SCALE = 0.98  # factor for the gradients of the first block
 
 
 def perturb(model: torch.nn.Module, optimizer: torch.optim.Optimizer, run: Run) -> None:
-    """Set up the change that the run's `perturb` option requests.
+    """Set up the change of the training that the run's `perturb` option requests.
 
     Call this before the engine wraps model and optimizer.
 

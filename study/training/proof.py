@@ -28,7 +28,7 @@ from study.workloads import WORKLOADS
 
 
 def read_back(accelerator: Accelerator, model: Any, optimizer: Any, run: Run) -> Proof:
-    """Return the settings that are read from the prepared engine itself. This is not collective."""
+    """Return the settings that the prepared engine itself reports. This is not collective."""
     engine = facts.uncompiled(model)  # torch.compile adds a wrapper around DDP's
     block_class = WORKLOADS[run.config.workload].block_class(run.config)
     built = facts.read_back(engine, optimizer, device=accelerator.device, block_class=block_class, is_strict=True)
@@ -309,7 +309,10 @@ def verify_alike(fact: str, digests: list[str | None], run: Run) -> None:
 
 
 def read_optimizer_dtypes(proof: Proof, model: Any, optimizer: Any) -> Proof:
-    """Return the proof with the types of gradients and moments. Call this during an optimizer step, when they exist."""
+    """Return the proof with the data types of gradients and moments added.
+
+    Call this during an optimizer step, when they exist.
+    """
     gradients = {g.dtype for g in engine_tensors(model, engine_optimizer(model, optimizer))["gradients"]}
     states = base_optimizer(optimizer).state.values()
     moments = {s[k].dtype for s in states for k in ("exp_avg", "exp_avg_sq") if isinstance(s.get(k), torch.Tensor)}
@@ -319,10 +322,10 @@ def read_optimizer_dtypes(proof: Proof, model: Any, optimizer: Any) -> Proof:
 
 
 def prove_compiled(proof: Proof, is_asked: bool) -> Proof:
-    """Return the proof with the number of graphs that TorchDynamo has compiled so far. Call this after a step.
+    """Return the proof with the number of graphs that TorchDynamo has compiled so far.
 
-    Raises Failed if the run requests compilation and nothing was compiled, or if the reverse is true. This is not
-    collective.
+    Call this after a step. Raises Failed if the run requests compilation and nothing was compiled, or if the reverse is
+    true. This is not collective.
     """
     dynamo = sys.modules.get("torch._dynamo.utils")  # torch imports this module only when something uses it
     graphs = 0 if dynamo is None else int(dynamo.counters["stats"]["unique_graphs"])

@@ -1,4 +1,4 @@
-"""Find the cause of a failure among the ranks: the rank or folder behind an error, and the report of each rank.
+"""Find the cause of a failure among the ranks, from the error and the report of each rank.
 
 Each rank writes its report to a file on its machine. If there are several machines, it also writes the report to their
 shared store.
@@ -54,7 +54,7 @@ def explain_write_errors(folder: Path) -> Iterator[None]:
 
 
 def cause_of(error: BaseException, run: Run, is_removed: bool) -> BaseException:
-    """Return an error that names the kind of failure or the folder behind a library's error.
+    """Return an error that names the cause of a library's error, such as a full disk or a missing folder.
 
     If none is known, return `error`.
 

@@ -35,7 +35,7 @@ VERDICT_SECONDS = 10.0  # extra time for machine 0 to report its verdict after i
 
 
 def join(run: Run) -> Store | None:
-    """Wait for all machines and return the store that they share. None if there is only one machine.
+    """Wait for all machines, and return the store through which they exchange data. None if there is only one machine.
 
     Raises the same Refusal on every machine that is present. It names a machine that did not come within
     --collective-timeout, or a setting in which two machines differ. Collective: every rank must call this.
@@ -68,7 +68,7 @@ def join(run: Run) -> Store | None:
         raise Refusal(verdict)
     # On Debian, a machine's own host name resolves to its loopback address. If MASTER_ADDR is the host name of machine
     # 0, machine 0 must therefore use the route to another machine to find its own address.
-    talk_from(own if run.machine_rank else own_address(store.get("address/1").decode()))
+    use_interface_of(own if run.machine_rank else own_address(store.get("address/1").decode()))
     return store
 
 
@@ -110,7 +110,7 @@ def own_address(peer: str) -> str:
     return ""
 
 
-def talk_from(address: str) -> None:
+def use_interface_of(address: str) -> None:
     """Make gloo use the network interface that has this address. By default, gloo uses the one of the host name.
 
     On Debian, the default is the loopback interface, which other machines cannot reach. A GLOO_SOCKET_IFNAME that the

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Built:
-    """Everything that a run trains with, prepared by the engine and verified."""
+    """Everything that a run trains with: model, optimizer and batches, prepared by the engine and verified."""
 
     run: Run
     accelerator: Accelerator
@@ -113,9 +113,9 @@ def build(run: Run, accelerator: Accelerator) -> Built:
 
 
 def start(run: Run) -> Accelerator:
-    """Return the Accelerator of a run and print the arithmetic of its batches. Collective: every rank must call this.
+    """Return the Accelerator of a run, and print how its batch is divided. Collective: every rank must call this.
 
-    All ranks connect here. Raises Refusal if their number is not the run's world size.
+    The ranks connect to each other. Raises Refusal if their number is not the run's world size.
     """
     import transformers
 

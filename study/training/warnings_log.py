@@ -12,7 +12,7 @@ from typing import TextIO
 
 
 class LibraryWarnings:
-    """The warnings of libraries, which are not printed from now on. They are kept until warnings.log can be written."""
+    """The warnings of libraries from now on. They are not printed, but kept until warnings.log can be written."""
 
     def __init__(self) -> None:
         self._early: list[str] = []

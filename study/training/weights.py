@@ -73,7 +73,7 @@ def initial_model(workload: ModuleType, splits: Splits, config: RunConfig) -> to
 
 
 class unpartitioned:
-    """Keep transformers from using zero.Init in a `with` block.
+    """A context in which transformers does not use zero.Init.
 
     At stage 3, transformers would otherwise use it, whatever zero3_init_flag says.
     """
@@ -102,7 +102,7 @@ def make_optimizer(model: torch.nn.Module, config: RunConfig) -> torch.optim.Ada
 
 
 def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Return two AdamW parameter groups: matrices with weight decay, and biases and norms without.
+    """Return AdamW's two parameter groups: matrices with weight decay, and biases and norms without.
 
     Biases and norms are the parameters with one dimension. Frozen parameters are in neither. If all trained parameters
     are matrices, as in an adapter, there is only the first group.

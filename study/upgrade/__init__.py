@@ -1,1 +1,1 @@
-"""List what an upgrade of packages changes in a training, and know the faults of releases."""
+"""List what an upgrade of packages changes in a training, and the known faults of releases."""

@@ -47,7 +47,7 @@ REQUIRED = "(required)"  # the value of a parameter without a default
 
 @dataclass(frozen=True)
 class Change(Fault):
-    """A property of releases of a package that an upgrade adds or removes."""
+    """A property of releases of a package, such as a fault or a default, that an upgrade adds or removes."""
 
     how: Literal["comes", "goes", "stays", "there"] = "comes"  # there: in NEW, and perhaps also in OLD
     alarms: bool = False  # the upgrade may affect training, or its effect is unknown
@@ -55,7 +55,7 @@ class Change(Fault):
 
     @property
     def changes_training(self) -> bool:
-        """Whether a training can change through the upgrade, for better or worse.
+        """Whether this change can affect the training, for better or worse.
 
         A crash that ends changes no training, and neither does a fault of memory or time.
         """
@@ -97,7 +97,7 @@ class Change(Fault):
 
 
 def index() -> Index:
-    """Return the committed index: its date, and what is known about the releases of each package."""
+    """Return the index of examined releases: its date, and what is known about each package's releases."""
     return release_index.read()
 
 
@@ -107,7 +107,7 @@ def known_faults() -> list[Change]:
     releases = index().packages["deepspeed"].releases
 
     def completed(fault: Fault) -> dict[str, Any]:
-        """Return the fields of a fault. One that conformance found gets its summary and the release that fixes it."""
+        """Return the fields of a fault. If conformance found it, its summary and fixing release are added."""
         if not fault.engines:
             return vars(fault)
         last = base_release(fault.last or "0")
@@ -138,8 +138,9 @@ def why_unknown(package: str, version: str) -> str | None:
 def examined_release(package: str, version: str) -> str | None:
     """Return the release in the index to which a version belongs, such as 2.9.1 for 2.9.1+cpu. None if there is none.
 
-    A pre-release or a custom build is none, although it has the numbers of a release. Some releases of flash-attn exist
-    only as post-releases on PyPI, which differ only in their packaging. One of them stands for all of their release.
+    A pre-release or a custom build is not in the index, although it has the numbers of a release. Some releases of
+    flash-attn exist only as post-releases on PyPI, which differ only in their packaging. One of them stands for all of
+    their release.
     """
     release = locks.release_of(version)
     if release is None:
@@ -150,12 +151,12 @@ def examined_release(package: str, version: str) -> str | None:
 
 
 def read_lock(path: Path, python: str | None = None) -> Lock:
-    """Return the releases that a file pins, for the packages in the index. Raises Refusal as `locks.read` does."""
+    """Return the releases that a lock file pins, for the packages in the index. Raises Refusal as `locks.read` does."""
     return locks.read(path, tuple(index().packages), python)
 
 
 def not_compared(old: Lock, new: Lock, use: Use | None = None) -> list[NotChecked]:
-    """Return each package and each included file that cannot be compared, with the reason.
+    """Return each package and each included file that cannot be compared between two lock files, with the reason.
 
     Packages that the training does not use are left out. So are those with the same unchangeable content in both files,
     such as one commit of git.
@@ -174,7 +175,7 @@ def not_compared(old: Lock, new: Lock, use: Use | None = None) -> list[NotChecke
 
 
 def _why_unread(name: str, old: Lock, new: Lock) -> str:
-    """Return what stands in a file, or in both, instead of a release of a package."""
+    """Return what one or both files have in place of a release of a package."""
     if old.unread.get(name) == new.unread.get(name):
         return f"OLD and NEW have {old.unread[name]}"
     return "; ".join(
@@ -183,12 +184,12 @@ def _why_unread(name: str, old: Lock, new: Lock) -> str:
 
 
 def _is_fixed(name: str, old: Lock, new: Lock) -> bool:
-    """Return whether a package has the same unchangeable content in both files, although it is not one release."""
+    """Return whether both files pin a package to the same unchangeable content that is not a release."""
     return name in old.fixed and old.fixed.get(name) == new.fixed.get(name)
 
 
 class Comparison(NamedTuple):
-    """The changes of an upgrade that may affect a training, and those that cannot."""
+    """The changes of an upgrade that may affect a training, and those that cannot affect it."""
 
     changes: list[Change]  # all known changes
     left_out: dict[str, list[Change]]  # by reason, those that cannot concern the training
@@ -199,9 +200,9 @@ class Comparison(NamedTuple):
 
 
 def compare_locks(old: Lock, new: Lock, use: Use | None = None) -> Comparison:
-    """Return what changes between two files for a training.
+    """Return the changes of a training between two lock files.
 
-    A fault of a package of which OLD names no release may also be in OLD, so it is no change that is known.
+    If OLD names no release of a package, its faults may also be in OLD, so they are not listed as changes.
     """
     changes = [
         replace(change, how="there", alarms=False)
@@ -219,7 +220,7 @@ def compare_locks(old: Lock, new: Lock, use: Use | None = None) -> Comparison:
 
 
 def _may_be_in(lock: Lock, package: str) -> bool:
-    """Return whether a file may have a package at a release that could not be read, also in an included file."""
+    """Return whether a file may have a package at a release that could not be read, or in an unread included file."""
     return package not in lock.pins and (package in lock.unread or any(name.startswith("-") for name in lock.unread))
 
 
@@ -250,7 +251,7 @@ def _number_of_defaults(package: str) -> int:
 
 
 def compare(old: Mapping[str, str], new: Mapping[str, str]) -> list[Change]:
-    """Return what changes for a training if packages are upgraded from the releases `old` to `new`.
+    """Return the changes of a training if packages are upgraded from the releases `old` to `new`.
 
     Those that may affect training come first.
     """
@@ -265,7 +266,7 @@ def compare(old: Mapping[str, str], new: Mapping[str, str]) -> list[Change]:
 
 
 def _changed_faults(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[Change]:
-    """Yield what comes or goes of known_faults, and crashes of sets of releases that stay although a release changes.
+    """Yield the faults that begin or end with the upgrade, and crashes that stay although a release changes.
 
     A change of behavior may affect training in both directions. What becomes of the faults of a package that has no
     release in NEW is unknown.
@@ -382,7 +383,7 @@ def _is_listed_without_effect(package: str, name: str, change: _DefaultChange) -
 
 
 def _as_change(package: str, change: _DefaultChange, classes: Sequence[str], version: str) -> Change:
-    """Return the change of a default, with its summary."""
+    """Return the change of a default as a `Change`, with its summary."""
     key, before, after = change
     other_classes = f" (also of {', '.join(classes[1:])})" if classes[1:] else ""
     line = f"{classes[0]}.{key}{other_classes}: {before or 'missing'} -> {after or 'missing'}"
@@ -412,7 +413,7 @@ def _new_conflicts(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[C
 
 
 def content(found: Comparison) -> dict[str, Any]:
-    """Return for JSON: the changes in the OSV format, the excluded changes by reason, and the verdict."""
+    """Return plain data for JSON: the changes in the OSV format, the excluded changes by reason, and the verdict."""
     return {
         "vulns": [change.as_osv() for change in found.shown],
         "left_out": {
@@ -433,7 +434,7 @@ class _Rated(NamedTuple):
 
 
 def best_release(package: str, old: Lock, new: Lock, use: Use | None = None) -> str | None:
-    """Return a sentence on which release of a package to take, if both have known faults; otherwise None.
+    """Return a sentence on which release of a package to use if OLD and NEW both have known faults, else None.
 
     Only faults that make training wrong count. If several releases have the fewest, NEW is named first, then OLD, then
     the newest one.
@@ -483,7 +484,7 @@ def _rated(package: str, version: str, pins: Lock, use: Use | None) -> _Rated:
 
 
 def text(found: Comparison, old: Lock, new: Lock, width: int | None = None) -> str:
-    """Return the changes for a terminal: the summary first, then the changes under the two releases of each package.
+    """Return the changes as text for a terminal: the summary first, then the changes of each package.
 
     `width` is the maximum length of lines in characters; None means the width of the terminal.
     """

@@ -1,4 +1,4 @@
-"""The known faults and crashes of releases: the list that `upgrade`, `doctor`, `prove` and `conformance` read.
+"""Read the known faults and crashes of releases, for `upgrade`, `doctor`, `prove` and `conformance`.
 
 faults.json is the only list. Conformance runs of this project found some of the faults of DeepSpeed, and a test
 compares these entries with the committed matrices. The other entries are known from public threads. `prove` may run
@@ -80,12 +80,12 @@ class Fault:
         )
 
     def set_of_packages(self) -> tuple[str, ...]:
-        """Return the packages of a fault of a set of packages; nothing for a fault of one package."""
+        """Return the packages that have a fault only together. Empty for a fault of one package."""
         return (self.package, *self.beside) if self.beside else ()
 
 
 class MatchingFault(NamedTuple):
-    """A fault that affects a training."""
+    """A known fault that affects a given training."""
 
     fault: Fault
     cell: str  # the cell of the conformance matrix that shows it
@@ -97,13 +97,13 @@ class MatchingFault(NamedTuple):
 
 @cache
 def read() -> list[Fault]:
-    """Return every fault of the list."""
+    """Return every known fault in faults.json."""
     return [Fault(**entry) for entry in json.loads(FILE.read_text(encoding="utf-8"))]
 
 
 @cache
 def measured() -> list[Fault]:
-    """Return the faults of DeepSpeed that conformance runs found."""
+    """Return the faults of DeepSpeed that this project's conformance runs found."""
     return [fault for fault in read() if fault.engines]
 
 
@@ -126,7 +126,7 @@ def base_release(version: str) -> Version:
 
 
 def first_release(fault: Fault) -> Version:
-    """Return the first release that has a fault; release 0 if that is not known."""
+    """Return the first release that has a fault. Release 0 if it is not known."""
     return base_release(fault.introduced or "0")
 
 
@@ -180,13 +180,13 @@ def find(
 
 
 def cell(fault: Fault, engine: str, precision: str) -> str:
-    """Return the name of the matrix cell that shows a fault of an engine and a precision class."""
+    """Return the name of the conformance case that shows a fault of an engine and a precision class."""
     several = fault.several_micro_batches or fault.variation is not None
     return f"{engine}/{precision}/2-ranks/accumulation-{1 + several}{f'/{fault.variation}' if fault.variation else ''}"
 
 
 def sentence(known_fault: MatchingFault, deepspeed: str) -> str:
-    """Return one sentence, without its full stop, on what a release trains wrongly."""
+    """Return one sentence, without its full stop, on what a release of DeepSpeed trains wrongly."""
     models = f" for {known_fault.models}" if known_fault.models else ""
     return f"DeepSpeed {deepspeed} trains {known_fault.cell} wrongly{models}: {known_fault.fault.what}"
 

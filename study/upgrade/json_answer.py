@@ -1,4 +1,4 @@
-"""The answer of `zero-study upgrade --json`."""
+"""Make the answer of `zero-study upgrade --json`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ IDS = {
 
 
 def of(comparison: Comparison, old: Lock, new: Lock) -> Answer:
-    """Return the answer on two lock files.
+    """Return the JSON answer on the upgrade from one lock file to another.
 
     The key "vulns" lists all changes that can affect the training, in the OSV format.
     """

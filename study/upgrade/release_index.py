@@ -1,4 +1,4 @@
-"""Look up what each release of the packages that train ships: its date, its defaults, and what it requires.
+"""Look up the date, the defaults and the requirements of each release of the packages that trainings use.
 
 tools/collect/releases.py writes the file. Nothing is known about releases that are not in it.
 """
@@ -56,7 +56,7 @@ class Index:
 
 @cache
 def read() -> Index:
-    """Return the committed index."""
+    """Return the index of examined releases from its file."""
     content = json.loads(gzip.decompress(INDEX.read_bytes()))
     packages = {
         name: Package(**{**package, "distinguished": frozenset(package["distinguished"])})

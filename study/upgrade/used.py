@@ -95,7 +95,7 @@ class Conditions(Protocol):
 
 @dataclass(frozen=True)
 class Use:
-    """The facts that are certain about a training. None means unknown."""
+    """The facts about a training that are certain. None means unknown."""
 
     engine: str | None = None  # deepspeed, fsdp, ddp, or another word for anything else
     stage: int | None = None
@@ -150,7 +150,7 @@ class Use:
         return "bf16_fp32_sum" if is_fp32 else "bf16"
 
     def _by_values(self, change: Conditions) -> str | None:
-        """Return why the values of configuration files that a change concerns are not those of this training."""
+        """Return why the configuration's values rule out a change. None if they do not."""
         for key, values in {**change.file, **change.needs}.items():
             is_decided, value = self._value(key)
             if is_decided and not _fits(key, values, value):
@@ -176,7 +176,7 @@ class Use:
         return is_decided, value
 
     def _by_names(self, change: Conditions) -> str | None:
-        """Return why a script without the names of a change does not use what changes."""
+        """Return why a script does not use what changes, because the names in it differ. None if it may."""
         if self.names is not None and change.uses and not _mentions(self.names, change.uses):
             is_certain = change.package != "trl" or not self._has_other_trainers()
             return "trainers or functions that the script does not use" if is_certain else None
@@ -193,7 +193,7 @@ class Use:
         return any(name.endswith("Trainer") and name not in INDEPENDENT for name in self.names or ())
 
     def first(self, classes: Sequence[str]) -> list[str]:
-        """Return classes with those first that the script names."""
+        """Sort classes so that those that the script names come first."""
         names = self.names or frozenset()
         return sorted(classes, key=lambda name: name.partition(".")[0] not in names)
 
@@ -235,7 +235,7 @@ def of(
     stage: int | None = None,
     optimizer: str | None = None,
 ) -> Use:
-    """Return what a training uses, from the options of `zero-study upgrade`.
+    """Return the facts about a training that the options of `zero-study upgrade` state.
 
     Raises Refusal if a file cannot be read or is of another kind, or if options contradict each other.
     """
@@ -341,7 +341,7 @@ def _reached(modules: Collection[str], names: frozenset[str] | None) -> _Imports
 
 
 def _dynamic(tree: ast.Module) -> Iterator[str]:
-    """Yield what a module uses that can import or start something that is not written in it."""
+    """Yield the names of modules and calls with which a module can import or start unnamed code."""
     yield from ({name.partition(".")[0] for name in _imported(tree)} & DYNAMIC_MODULES)
     for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
         function, arguments = call.func, call.args

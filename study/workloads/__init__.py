@@ -1,4 +1,4 @@
-"""The workloads. Each is a module with the same functions for data, model, loss and metric.
+"""Define the workloads. Each is a module with the same functions for data, model, loss and metric.
 
 `WORKLOADS` imports torch and transformers on first use, so that `sources.check` can be called without them.
 """
@@ -29,7 +29,7 @@ def __getattr__(name: str) -> Any:
 
 
 def load_metric(name: str) -> evaluate.EvaluationModule:
-    """Return one of this project's metrics, loaded from its file.
+    """Return one of this project's evaluation metrics, loaded from its file.
 
     This needs no network, and the metric keeps its values in memory. `evaluate` imports a copy of the file, which it
     writes to the cache folder of Hugging Face. Raises Refusal if that fails.

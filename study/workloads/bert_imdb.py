@@ -1,4 +1,4 @@
-"""The workload bert-imdb: BERT with two classes learns the sentiment of film reviews.
+"""Define the workload bert-imdb: BERT with two classes learns the sentiment of film reviews.
 
 The data are drawn as in the protocol of the source a100-replication.
 """
@@ -39,7 +39,7 @@ PRETRAINED_VOCABULARY = 30522
 
 
 def load(config: RunConfig) -> Splits:
-    """Return the tokenized reviews of a run.
+    """Return the tokenized reviews on which a run trains and evaluates.
 
     The reviews are split 80/20, each part is shuffled, and the first ones of each part are taken. `split_seed` decides
     the split and the order.
@@ -108,7 +108,7 @@ def block_class(config: RunConfig) -> str:
 
 
 def build_model(config: RunConfig, splits: Splits) -> PreTrainedModel:
-    """Return the model with fp32 weights.
+    """Return a new model with fp32 weights.
 
     Random weights are drawn with torch's current seed. The head is always random unless a folder of weights contains
     it.
@@ -135,7 +135,7 @@ def build_model(config: RunConfig, splits: Splits) -> PreTrainedModel:
 
 
 def left_over(config: RunConfig) -> Examples:
-    """Return the text of all training reviews that a run does not use, as windows of shape (windows, length)."""
+    """Return the text of all training reviews that a run does not use, as token ids of shape (windows, length)."""
     sources.check(config)
     parts = _shuffled(config)
     texts = parts["train"]["text"][:]
@@ -162,7 +162,7 @@ class _MaskedWords(BertForMaskedLM):  # type: ignore[no-untyped-call]
 
 
 def body(config: RunConfig) -> tuple[PreTrainedModel, PreTrainedModel, DataCollatorForLanguageModeling]:
-    """Return the model to pretrain on `left_over`, the part whose weights are kept, and the collator for batches."""
+    """Return the model to pretrain on `left_over`, the part of it whose weights are saved, and the batch collator."""
     tokenizer = sources.load_tokenizer(config)
     model = _MaskedWords(_settings(config, len(tokenizer), tokenizer.pad_token_id))
     return model, model.bert, DataCollatorForLanguageModeling(tokenizer)
@@ -180,7 +180,7 @@ def load_model(config: RunConfig, splits: Splits, folder: Path, **options: Any) 
 
 
 def inputs(batch: dict[str, Tensor]) -> dict[str, Any]:
-    """Return the arguments of the model.
+    """Return the keyword arguments with which the model is called on a batch.
 
     Labels are left out, because the model would compute the loss in its precision.
     """

@@ -1,4 +1,4 @@
-"""The workload gpt-wikitext: GPT-2 and similar larger models predict the next token of WikiText-2.
+"""Define the workload gpt-wikitext: GPT-2 and similar larger models predict the next token of WikiText-2.
 
 The text is cut into blocks of equal length.
 """
@@ -40,7 +40,7 @@ GPT_J_VOCABULARY = 50400  # rows of the published embedding: GPT-2's entries, an
 
 
 def load(config: RunConfig) -> Splits:
-    """Return the tokenized text of a run, cut into blocks.
+    """Return the tokenized text on which a run trains and evaluates, cut into blocks.
 
     Training blocks are drawn with `split_seed`. Evaluation uses the first blocks of the validation text.
     """
@@ -142,7 +142,7 @@ def block_class(config: RunConfig) -> str:
 
 
 def build_model(config: RunConfig, splits: Splits) -> PreTrainedModel:
-    """Return the model with fp32 weights. Random weights are drawn with torch's current seed."""
+    """Return a new model with fp32 weights. Random weights are drawn with torch's current seed."""
     settings = model_config(config, splits)
     model_class = _model_class(config)
     if config.weights is not None:
@@ -176,9 +176,9 @@ def left_over(config: RunConfig) -> Examples:
 
 
 def body(config: RunConfig) -> tuple[PreTrainedModel, PreTrainedModel, None]:
-    """Return the model to pretrain on `left_over`, the part whose weights are kept, and the collator for batches.
+    """Return the model to pretrain on `left_over`, the part of it whose weights are saved, and the batch collator.
 
-    The part is the whole model. The collator is None, because the examples need no special one.
+    The saved part is the whole model. The collator is None, because the examples need no special one.
     """
     tokenizer = sources.load_tokenizer(config)
     model = _with_loss(_model_class(config)(_settings(config, len(tokenizer), tokenizer.pad_token_id)))
@@ -196,7 +196,7 @@ def load_model(config: RunConfig, splits: Splits, folder: Path, **options: Any) 
 
 
 def inputs(batch: dict[str, Tensor]) -> dict[str, Any]:
-    """Return the arguments of the model.
+    """Return the keyword arguments with which the model is called on a batch.
 
     There is no attention mask, because blocks have no padding and causal attention has its own kernel.
     """

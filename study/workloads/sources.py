@@ -71,7 +71,7 @@ class Splits:
 
 
 class ModelOutput(Protocol):
-    """A model's output that has a loss and logits. In the types of transformers, both are optional."""
+    """The output of a model that has a loss and logits. In the types of transformers, both are optional."""
 
     loss: torch.Tensor
     logits: torch.Tensor
@@ -81,7 +81,7 @@ class ModelOutput(Protocol):
 
 
 def check(config: RunConfig) -> None:
-    """Raise Refusal for a model that the workload cannot build, and for missing or insufficient data.
+    """Raise Refusal if the workload cannot build the run's model, or if its data are missing or insufficient.
 
     This takes milliseconds and does not contact the hub.
     """
@@ -293,7 +293,7 @@ def load_tokenizer(config: RunConfig) -> PreTrainedTokenizerBase:
 def from_hub(
     subject: str, load: Callable[[], T], remedy: str = "use --data files --data-dir FOLDER or --data bundled"
 ) -> T:
-    """Return the result of `load`. Raises Refusal with `remedy` if the network, the hub or its cache fails.
+    """Return the result of `load`, which uses the hub. Raises Refusal with `remedy` if the network or the hub fails.
 
     One request without retries is sent first, because the libraries retry for 20 to 50 seconds without a network. With
     HF_HUB_OFFLINE=1 no request is sent, and the hub's cache is used.
@@ -309,7 +309,7 @@ def from_hub(
 
 
 def from_folder(folder: Path, model_class: type[Any], settings: Any, drawn: tuple[str, ...] = ()) -> Any:
-    """Return a model with the fp32 weights in a folder.
+    """Return a model with the fp32 weights that are in a folder.
 
     Parameters whose names begin with one of `drawn` may be missing in the folder. They get random weights.
 
@@ -336,7 +336,7 @@ def from_folder(folder: Path, model_class: type[Any], settings: Any, drawn: tupl
 
 
 def nothing_left(config: RunConfig) -> Refusal:
-    """Return the Refusal for a run that uses the whole text, which leaves nothing for pretraining."""
+    """Return the Refusal for a run that uses the whole text, so that no text is left for pretraining."""
     return Refusal(
         f"num_train_examples {config.num_train_examples} uses all of {config.workload}'s text, so nothing is left to "
         "pretrain a model on. Lower it in the study."
@@ -386,7 +386,7 @@ def describe(config: RunConfig, splits: dict[str, Examples], **more: Any) -> dic
 
 
 def digest(*parts: Examples) -> str:
-    """Return the SHA-256 of the token ids and labels of all parts in order, including their shapes."""
+    """Return the SHA-256 of the token ids and labels of all splits in order, including their shapes."""
     total = hashlib.sha256()
     for part in parts:
         for name in ("input_ids", "labels"):

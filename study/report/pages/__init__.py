@@ -1,1 +1,1 @@
-"""The data of each notebook, and its answer: a module per notebook, so that the notebook's first cell is short."""
+"""Compute the data and the answer of each notebook. There is one module per notebook, to keep its first cell short."""

@@ -15,7 +15,7 @@ TITLES = "Unmodified engines", "Engines with a fixed order"
 
 
 class Bits:
-    """The runs of these folders, compared with DDP in the same setting by the digests of their weights."""
+    """Runs compared with DDP in the same setting, by the digests of their weights."""
 
     def __init__(self, records: str | Sequence[str]) -> None:
         self.folders = tables.folders(records)
@@ -23,11 +23,11 @@ class Bits:
         self.settings = bits.settings(self.folders)
 
     def what_was_run(self) -> Markdown:
-        """Return which runs the page shows."""
+        """Describe the runs that the page shows."""
         return markdown(f"**What was run.** {captions.scope(self.runs)} {captions.MEASURED}")
 
     def figures(self, is_fixed: bool) -> Iterator[Figure]:
-        """Yield a figure per model: of unmodified engines, or of engines with a fixed order of additions."""
+        """Yield a figure per model, for unmodified engines or for engines with a fixed order of additions."""
         for heading, kinds in self.settings.items():
             if cells := kinds[is_fixed]:
                 grid = bits.grid(cells)
@@ -37,6 +37,6 @@ class Bits:
                 yield plots.bits(grid, bits.column_headings(cells), head, reference)
 
     def in_words(self, has_explanation: bool = True) -> Markdown:
-        """Return all comparisons as text, with or without the explanation of the words in it."""
+        """Return all comparisons as text, with or without an explanation of its terms."""
         text = sentences.page_body(bits.BITS.page(self.folders))
         return markdown(text if has_explanation else text.replace(bits.EXPLANATION, "").strip())

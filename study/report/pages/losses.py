@@ -49,7 +49,7 @@ class Losses:
         return markdown(*texts, *([statistical, answers] if self.decided else []))
 
     def what_was_run(self) -> Markdown:
-        """Return which runs the page shows."""
+        """Describe the runs that the page shows."""
         studies = self.of_fixed["study"].unique()
         lines = [f"{captions.scope(plots.filter_runs(self.of_fixed, study=name))}" for name in studies]
         first = f"**What was run.** All of it was measured by this project. {captions.scope(self.runs)}"
@@ -63,7 +63,7 @@ class Losses:
             yield plots.loss_curves(curves, captions.head(title, rows), self.control)
 
     def differences_by_seed(self) -> dict[str, pd.DataFrame]:
-        """Return the relative differences per model and seed: at the last step, and at the step where it is largest."""
+        """Return the relative differences of losses per model and seed: at the last step, and their maxima."""
         labeled = self.steps.assign(model=captions.short_names(self.steps))
         names = labeled[["workload", "size", "model"]].drop_duplicates().set_index(["workload", "size"])["model"]
         by_seed = self.differences.drop(columns=self.control).groupby(INDEX[:3])

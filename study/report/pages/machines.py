@@ -16,7 +16,7 @@ HEADS = {"memory": "GiB per GPU", "speed": "tokens per second", "cost": "US doll
 
 
 class Machines:
-    """The strategies of these models on these machines, with predictions, and with measured runs if there are any."""
+    """Models on machines with GPUs: predictions for each strategy, and measured runs if there are any."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Machines:
         return markdown(f"**Answer** ({kinds}):", sentences.bullets(lines))
 
     def best(self) -> pd.DataFrame:
-        """Return the recommended strategy of each model on each machine, with its values."""
+        """Return a table of the recommended strategy of each model on each machine, with its values."""
         columns = ["model", "machine", "strategy", *HEADS, "setting", "memory_source", "speed_source"]
         best = self.compared.best
         table = best[columns].assign(cost=[sentences.cost(row) for row in best.to_dict("records")])
@@ -56,13 +56,13 @@ class Machines:
             yield machine_plots.of_model(part.rows, part.others, by_machine.head(part))
 
     def without_room(self) -> pd.DataFrame:
-        """Return the strategies that do not fit."""
+        """Return a table of the strategies that do not fit into memory."""
         rows = self.compared.rows
         rows = rows[~rows["fits"].astype(bool)][["model", "machine", "strategy", "memory", "lacks"]]
         return rows.rename(columns={"memory": HEADS["memory"]})
 
     def published(self) -> pd.DataFrame:
-        """Return what others measured, with a link to each source."""
+        """Return a table of the measurements by others, with a link to each source."""
         rows = self.compared.others.drop_duplicates([*by_machine.KEY, "setting", "what", "memory", "speed"])
         values = [_value(row) for row in rows.to_dict("records")]
         sources = [f'<a href="{row["url"]}">{row["measured_by"]}</a>' for row in rows.to_dict("records")]
@@ -71,13 +71,13 @@ class Machines:
         return rows.assign(value=values, source=sources)[columns].rename(columns=heads)
 
     def own(self) -> pd.DataFrame:
-        """Return what this project measured. Empty if it measured nothing of this."""
+        """Return a table of the measurements by this project. Empty if there are none."""
         rows = self.compared.rows
         rows = rows[rows["source"] == by_machine.MEASURED][[*by_machine.KEY, *HEADS, "setting"]]
         return rows.rename(columns={**HEADS, "memory": "peak of tensors (GiB)"})
 
     def equal_prices(self) -> tuple[pd.DataFrame, str]:
-        """Return the price per GPU and hour at which a machine costs as much as the second one, and its name."""
+        """Return the hourly price per GPU at which each machine costs as much as the base, and the base's name."""
         base = self.names[min(1, len(self.names) - 1)]
         shape: dict[str, Any] = {"index": self.models, "columns": self.names}
         speeds, costs = (

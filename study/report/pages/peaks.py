@@ -26,7 +26,7 @@ TRAINED: dict[str, dict[str, Any]] = {
 
 
 class Peaks:
-    """The peaks of memory in the runs of these folders.
+    """The memory peaks of the runs in these folders.
 
     `runs` is the setting with most strategies, of large models if there are any. `peaks` has its means by strategy.
     `tried` are the runs with a memory limit that finished or ran out of memory.
@@ -45,7 +45,7 @@ class Peaks:
         self.tried = plots.filter_runs(self.limited, status=["ok", "out_of_memory"])
 
     def answer(self) -> Markdown:
-        """Return the peaks of one setting, and from which model size on a strategy saves memory."""
+        """Say how high the peaks of one setting are, and from which model size on each strategy saves memory."""
         texts = [f"**Answer for {captions.setting(self.runs)}.** {sentences.memory(self.peaks, self.control)}"]
         by = ["workload", "precision", "processes"]
         for (workload, precision, processes), rows in self.crossings.groupby(by, sort=False):
@@ -54,7 +54,7 @@ class Peaks:
         return markdown(*texts)
 
     def what_was_run(self) -> Markdown:
-        """Return which runs the page shows."""
+        """Describe the runs that the page shows."""
         text = f"**What was run.** {captions.scope(self.every)} {captions.MEASURED}"
         finished = (self.tried["status"] == "ok").sum()
         limited = (
@@ -64,12 +64,12 @@ class Peaks:
         return markdown(text, limited if len(self.tried) else "")
 
     def by_part(self) -> Figure:
-        """Return the figure of the peak of each strategy, divided into its parts."""
+        """Return the figure of each strategy's peak, divided into its parts."""
         title = "Peak memory of the process that uses the most, by strategy"
         return plots.peak_by_part(self.runs, captions.head(title, self.runs, captions.LINE_AND_BARS), self.control)
 
     def numbers(self) -> pd.DataFrame:
-        """Return the peaks of each strategy as numbers."""
+        """Return a table of the peaks of each strategy."""
         peaks, control = self.peaks, self.control
         table = pd.DataFrame(
             {
@@ -84,7 +84,7 @@ class Peaks:
         return table.sort_values(table.columns[0]).dropna(axis="columns", how="all")
 
     def every_setting(self) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Return the runs with several processes, and their peaks with a row per setting and a column per strategy."""
+        """Return the runs with several processes, and a table of their peaks by setting and strategy."""
         several = self.every[self.every["processes"] > 1]
         labeled = several.assign(model=captions.short_names(several))
         varying = [name for name in ("options", "batch_sequences", "sequence_tokens") if labeled[name].nunique() > 1]
@@ -94,7 +94,7 @@ class Peaks:
         return several, table[in_order(table.columns)]
 
     def model_states(self) -> tuple[pd.DataFrame, Markdown]:
-        """Return the model states by the paper and as counted, and what the reasons for the differences mean."""
+        """Return a table of model states by the paper and as counted, and an explanation of the differences."""
         states = tables.states(self.records)
         is_shown = states["run"].isin(self.runs["run"]) & (states["moment"] == "updating") & (states["rank"] == 0)
         parts = states[is_shown].pivot_table(index="strategy", columns="part", values="bytes_per_parameter", sort=False)
@@ -114,7 +114,7 @@ class Peaks:
         return parts.rename(columns=lambda name: name.replace("_", " ")).rename_axis(columns=None), markdown(text)
 
     def per_parameter(self) -> Figure:
-        """Return the figure of the peak per parameter by model size, of the setting with the most sizes."""
+        """Return the figure of the peak per parameter by model size, for the setting with the most sizes."""
         setting = ["workload", "precision", "processes"]
         most_sizes = self.of_sizes.groupby(setting)["size"].nunique().idxmax()
         sizes = plots.filter_runs(self.of_sizes, **dict(zip(setting, most_sizes, strict=True)))
@@ -138,7 +138,7 @@ class Peaks:
 
 
 class Adapters:
-    """The runs of these folders that train an adapter, and the same runs with all weights; and predictions."""
+    """Runs that train an adapter, the same runs with all weights trained, and predictions."""
 
     def __init__(self, records: str | Sequence[str]) -> None:
         runs = plots.filter_runs(tables.runs(records), status="ok", precision="fp32")
@@ -146,7 +146,7 @@ class Adapters:
         self.runs = runs.assign(model=captions.short_names(runs), trained=trained)
 
     def measured(self, column: str) -> pd.DataFrame:
-        """Return a column of the runs, with a row per model and strategy and a column for what is trained."""
+        """Return a table of one measured quantity by model and strategy, with a column per kind of trained weights."""
         table = self.runs.pivot_table(index=["model", "strategy"], columns="trained", values=column, sort=False)
         return table.sort_index(level="model", sort_remaining=False).rename_axis(columns=None)
 

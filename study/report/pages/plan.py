@@ -24,7 +24,7 @@ FEWEST = 5  # published times per row
 
 
 class Plan:
-    """The answer of `zero-study advise` for a model on these GPUs."""
+    """The predictions of `zero-study advise` for a model on these GPUs."""
 
     def __init__(self, model: str, **request: Any) -> None:
         self.advice = planner.advise(model, planner.Request(**request))
@@ -39,7 +39,7 @@ class Plan:
         print(advice_text.text(self.advice))
 
     def parts(self) -> Figure:
-        """Return the figure of the peak memory of a GPU by strategy, divided into its parts."""
+        """Return the figure of a GPU's peak memory by strategy, divided into its parts."""
         peaks = {
             option.strategy.name: {str(part): size for part, size in option.prediction.peak.parts.items()}
             for option in self.advice.options
@@ -49,7 +49,7 @@ class Plan:
         return plots.predicted_parts(plots.gib_by_part(peaks), usable, head)
 
     def best(self) -> pd.DataFrame:
-        """Return the combinations to which no other one is better in both memory and speed."""
+        """Return the combinations that no other combination beats in both memory and speed."""
         rows = []
         for choice in choose.pareto(choose.all_splits(self.advice)):
             job = choice.prediction.job
@@ -68,7 +68,7 @@ class Plan:
 def errors(by: str) -> pd.DataFrame:
     """Return the errors of predicted step times in groups: by "grade", or by "engine", which is the strategy.
 
-    Raises Refusal without a clone.
+    Raises Refusal if this is not a clone.
     """
     table = pd.DataFrame(published_rows.load().content["errors"])
     table = table.query(f"predictor == 'planner' and left_out == 'family' and count >= {FEWEST} and by == '{by}'")
@@ -78,7 +78,10 @@ def errors(by: str) -> pd.DataFrame:
 
 
 def errors_by_repository() -> pd.DataFrame:
-    """Return the errors of predicted step times by repository and grade. Raises Refusal without a clone."""
+    """Return the errors of predicted step times by repository and grade.
+
+    Raises Refusal if this is not a clone.
+    """
     urls = {case.name: case.url.replace("microsoft", "deepspeedai") for case in measured_by_others.cases()}
     unseen = pd.DataFrame(published_rows.load().content["unseen"]).query("outside == ''")
     repositories = ["/".join(urls.get(name, FOUNDRY).split("/")[3:5]) for name in unseen["name"]]

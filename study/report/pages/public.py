@@ -17,9 +17,9 @@ from study.report.pages.shown import markdown, show
 
 
 class PublicRuns:
-    """The comparisons of the archive, of which `names` are shown; all of them if it is empty.
+    """The comparisons of public runs with these `names`, or all of them if it is empty.
 
-    Raises Refusal without a clone.
+    Raises Refusal if this is not a clone.
     """
 
     def __init__(self, names: Sequence[str] = ()) -> None:
@@ -34,7 +34,7 @@ class PublicRuns:
         return markdown(public_figures.summary(self.results[name] for name in self.shown))
 
     def compare(self, names: Iterable[str]) -> None:
-        """Display the tables of these comparisons, and what else differs in each."""
+        """Display the tables of these comparisons, and list the other settings in which their runs differ."""
         for name in names:
             if name in self.shown:
                 result = self.results[name]
@@ -43,11 +43,11 @@ class PublicRuns:
                 show(markdown(sentences.bullets(public_figures.other_differences(result))))
 
     def where(self, condition: Callable[[public_comparisons.Comparison], bool]) -> list[str]:
-        """Return the names of the comparisons for which a condition is true."""
+        """Return the names of the comparisons that meet a condition."""
         return [name for name, result in self.results.items() if condition(result.comparison)]
 
     def runs(self, *names: str) -> Mapping[str, Sequence[PublicRun]]:
-        """Return the runs of these comparisons by group."""
+        """Return the runs of these comparisons by the name of their group."""
         groups: dict[str, Sequence[PublicRun]] = {}
         for name in names:
             groups |= public_comparisons.groups(self.results[name].comparison)
@@ -66,7 +66,7 @@ def show_pairs(*sources: str) -> None:
 
 
 def show_own(records: Sequence[str]) -> None:
-    """Display runs that `zero-study import` wrote to these folders."""
+    """Display the runs that `zero-study import` wrote to these folders."""
     own = archive.read(archive.find(map(Path, records)))
     show(markdown(public_table.page(own) if own else "No folder was given."))
     if own:
@@ -75,7 +75,7 @@ def show_own(records: Sequence[str]) -> None:
 
 
 def table(source: str, by_strategy: bool = False) -> pd.io.formats.style.Styler:
-    """Return the table of a source: by size of the model, or one row per training."""
+    """Return the table of the runs of a source: by strategy and model size, or one row per training."""
     runs = archive.source(source)
     rows = public_figures.by_strategy(runs) if by_strategy else public_figures.strategies(runs)
     return rows.style.hide(axis="index")

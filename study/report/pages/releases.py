@@ -19,9 +19,9 @@ TEST_MODEL = "Model with 3,520 parameters, fp32 and 16 bits, 2 processes on a CP
 
 
 class Releases:
-    """The conformance results of a package's releases, and the cases that all of them were tested with.
+    """The conformance results of a package's releases, for the cases that all of them were tested with.
 
-    Raises Refusal without a clone.
+    Raises Refusal if this is not a clone.
     """
 
     def __init__(self, package: str) -> None:
@@ -53,7 +53,7 @@ class Releases:
         return plots.failing_cases(counts, len(self.common), self.package, head)
 
     def crashes(self) -> Markdown:
-        """Return the error messages of the crashes in the figure."""
+        """Return the error messages of the crashes that the figure shows."""
         messages: dict[str, list[str]] = {}
         for version, matrix in self.matrices.items():
             for cell in (matrix["cells"][name] for name in self.common):
@@ -62,7 +62,7 @@ class Releases:
         return markdown(sentences.crashes(messages))
 
     def variations(self) -> pd.DataFrame:
-        """Return the failures of later variations, with a row per variation and a column per release.
+        """Return a table of the failures in variations of the training, by variation and release.
 
         Variations without a failure are left out. The table is empty if nothing fails.
         """
@@ -81,7 +81,7 @@ class Releases:
         return tables.merged(table).T if table.size else table
 
     def newest(self) -> pd.DataFrame:
-        """Return the failures of the newest release by engine and variation. Empty if nothing fails."""
+        """Return a table of the failures of the newest release by engine and variation. Empty if nothing fails."""
         matrix = results.newest() if self.package == "deepspeed" else [*self.matrices.values()][-1]
         rows = []
         for name, cell in matrix["cells"].items():

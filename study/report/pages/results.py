@@ -12,7 +12,7 @@ from study.report.pages.shown import markdown
 
 
 class Results:
-    """The runs of these folders by setting, each compared with the control.
+    """The runs of these folders by setting, each compared with the control strategy.
 
     `leading` has the first setting of each study, which the page shows in detail.
     """
@@ -39,7 +39,7 @@ class Results:
         return markdown(*texts, f"**Did every run finish?** {finished} of {len(self.every)} runs finished.")
 
     def other_settings(self) -> pd.DataFrame:
-        """Return a row per further setting with three or more strategies: the lowest values, and the largest loss.
+        """Return the lowest memory and time and the largest loss difference of each further setting, as a table.
 
         The table is empty if there is no such setting.
         """
@@ -58,7 +58,7 @@ class Results:
         return pd.DataFrame(summary).rename(columns=titles).replace("", pd.NA).dropna(axis="columns", how="all")
 
     def without_control(self) -> pd.DataFrame:
-        """Return absolute values of the settings in which the control did not run. Empty if there are none."""
+        """Return a table of absolute values for settings in which the control did not run. Empty if there are none."""
         columns = {
             "peak_gib": "peak memory (GiB)",
             "step_seconds": "step time (s)",

@@ -17,7 +17,7 @@ LATE = "the run and the run with one process started many hours apart"
 
 
 class Scaling:
-    """The runs of these folders. `lead` is one model with every number of processes."""
+    """The runs of these folders by number of processes. `lead` is one model with every number of processes."""
 
     def __init__(self, records: str | Sequence[str], control: str) -> None:
         self.records = records
@@ -44,13 +44,13 @@ class Scaling:
         return plots.lines(self.sharing, x, y, head, self.control)
 
     def memory(self) -> pd.DataFrame:
-        """Return the peak and the model states per strategy and number of processes."""
+        """Return a table of the peak and the model states per strategy and number of processes."""
         lead = self.lead.assign(states=self.lead["model_states_gib"] * GIB / self.lead["parameters"])
         columns = {"peak of tensors (GiB)": "peak_gib", "model states (bytes per parameter)": "states"}
         return pd.concat({title: self._by_processes(lead, column) for title, column in columns.items()}, axis="columns")
 
     def communication(self) -> tuple[pd.DataFrame, str]:
-        """Return the data sent and the number of collectives per strategy, and the title of the second half."""
+        """Return a table of data sent and numbers of collectives per strategy, and the heading of the latter."""
         lead = self.lead.assign(times=self.lead["sent_gib_per_step"] * GIB / (4 * self.lead["parameters"]))
         sent = self._by_processes(lead, "times")
         kinds = tables.collectives(self.records)
@@ -74,7 +74,7 @@ class Scaling:
         return compared, differences.dropna(how="all").groupby(["model", "processes", "steps"]).max()
 
     def efficiency(self) -> tuple[pd.DataFrame, pd.DataFrame, pd.Series]:
-        """Return the timed runs, their scaling efficiencies, and why other runs have no value."""
+        """Return the timed runs, their scaling efficiencies, and the reasons why other runs have none."""
         scaling = pairs.scaling(table.read(tables.folders(self.records)))
         scaling = scaling[scaling["strategy"] != "single"].assign(model=captions.short_names(scaling))
         timed = scaling.dropna(subset=["scaling_efficiency"])

@@ -35,7 +35,7 @@ class StepTimes:
         return markdown(*(texts or ["No setting has times of three strategies or more."]))
 
     def throughputs(self) -> pd.DataFrame:
-        """Return the largest batch of each strategy under the memory limit, and its throughput with this batch."""
+        """Return each strategy's largest batch under the memory limit, and its throughput with this batch."""
         titles = {
             "step": f"step time with {self.control}'s batch, relative",
             "batch": "largest batch (sequences)",

@@ -23,7 +23,7 @@ from study.theory.shapes import ModelShape
 
 @dataclass(frozen=True)
 class ExpectedCollective:
-    """One kind of collective in a steady optimizer step of rank 0."""
+    """The predicted calls of one kind of collective by rank 0 in an optimizer step after the warm-up."""
 
     kind: str
     count: int
@@ -31,7 +31,7 @@ class ExpectedCollective:
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes that a rank sends. An all-reduce sends its bytes twice (arXiv:1910.02054, sec. 7.1)."""
+        """The bytes that a rank sends. An all-reduce sends its bytes twice (arXiv:1910.02054, sec. 7.1)."""
         return self.bytes * (2 if self.kind.endswith("all_reduce") else 1)
 
 
@@ -56,7 +56,7 @@ def paper_volume(zero_stage: int, num_params: int, gradient_accumulation_steps: 
 
 
 def collectives(engine: Engine, shape: ModelShape, job: StepConfig) -> list[ExpectedCollective]:
-    """Return the collectives that rank 0 issues in a steady optimizer step, one entry per kind.
+    """Return the collectives that rank 0 issues in an optimizer step after the warm-up, one entry per kind.
 
     Steps are steady from the third step on, because stage 3 first records the order of the modules. The collectives
     include the gradient norm that this project's trainer computes. DeepSpeed's own norm at stage 0 would add an
@@ -81,7 +81,7 @@ Sums = dict[str, tuple[int, int]]  # kind -> count, bytes
 def parts(
     engine: Engine, shape: ModelShape, checkpointing: bool, dropout: bool, is_frozen: bool = False
 ) -> tuple[Sums, Sums]:
-    """Return the sums of the collectives that are issued once per optimizer step, and of those per micro step.
+    """Return the collectives that are issued once per optimizer step, and those per micro step, summed by kind.
 
     If the first micro step differs from the later ones, the second sum is that of a later one. The difference of the
     first one is in the first sum. `is_frozen` is for the frozen weights under an adapter.
@@ -175,7 +175,7 @@ def _parts_of_adapters(engine: Engine, shape: ModelShape, checkpointing: bool, d
 
 
 def _added(sums: Sums, first: Sums, later: Sums) -> Sums:
-    """Return `sums` plus the difference between the first micro step and a later one, which can be negative."""
+    """Return `sums` plus the difference between the first micro step and later ones, which can be negative."""
     added = {}
     for kind in {*sums, *first, *later}:
         (count, size), (more, more_size), (less, less_size) = (s.get(kind, (0, 0)) for s in (sums, first, later))

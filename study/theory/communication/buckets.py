@@ -1,4 +1,4 @@
-"""The collectives of gradient buckets: DistributedDataParallel and DeepSpeed's stages 0 to 2.
+"""Predict the collectives of gradient buckets in DistributedDataParallel and DeepSpeed's stages 0 to 2.
 
 DeepSpeed implements them in engine.py, zero/stage_1_and_2.py and bf16_optimizer.py.
 """
@@ -21,7 +21,7 @@ DDP_BUCKET_BYTES = 25 << 20  # default of bucket_cap_mb, which this project does
 
 
 def sent_bytes(engine: Engine, parameter: Parameter) -> int:
-    """Return the bytes per element with which a parameter is sent.
+    """Return the bytes per element in which a parameter or its gradient is sent.
 
     Source: communication_data_type in DeepSpeed's engine.py, and torch_autocast.py.
     """
@@ -37,7 +37,7 @@ def reduced_bytes(engine: Engine, parameter: Parameter) -> int:
 
 
 def chunks(numels: Iterable[int], limit: int) -> Iterator[int]:
-    """Yield the sizes of flat tensors that are filled one after another until they exceed a limit (engine.py)."""
+    """Yield the sizes of the flat tensors into which tensors are packed until a limit is exceeded (engine.py)."""
     filled = 0
     for numel in numels:
         filled += numel
@@ -49,7 +49,7 @@ def chunks(numels: Iterable[int], limit: int) -> Iterator[int]:
 
 
 def full_buckets(engine: Engine, order: Sequence[Parameter]) -> Iterator[tuple[int, list[Parameter]]]:
-    """Yield the bytes per element and the parameters of each full bucket. Each communicated type has its own bucket."""
+    """Yield the bytes per element and the parameters of each full bucket. Each data type has its own buckets."""
     pending: dict[int, list[Parameter]] = defaultdict(list)
     elements: dict[int, int] = defaultdict(int)
     for parameter in order:
@@ -83,7 +83,7 @@ def ddp_step(engine: Engine, shape: ModelShape, model: Model) -> Iterator[Collec
 
 
 def stage_0_step(engine: Engine, model: Model) -> Iterator[Collective]:
-    """Yield the reductions of allreduce_no_retain in engine.py, which takes parameters in the order of declaration."""
+    """Yield the gradient reductions of stage 0 (engine.py, allreduce_no_retain), in the order of declaration."""
     order = dict.fromkeys(p for module in modules_of(model.layout) for p in module)
     for elements in chunks((p.numel for p in order), ENGINE_BUCKET_ELEMENTS):
         yield "all_reduce", elements * engine.parameter_bytes
@@ -116,7 +116,7 @@ def partitioned_reductions(engine: Engine, model: Model) -> Iterator[Collective]
 
 
 def bf16_reductions(engine: Engine, model: Model) -> Iterator[Collective]:
-    """Yield the reductions of bf16_optimizer.py, which pads and casts flat fp32 gradients before it averages them."""
+    """Yield the gradient reductions of bf16_optimizer.py, which averages padded and cast flat fp32 gradients."""
     flat = [_partition_elements(engine, group) * engine.num_shards for group in model.groups]
     for elements in chunks(flat, ENGINE_BUCKET_ELEMENTS):
         yield "all_reduce", elements * engine.parameter_bytes

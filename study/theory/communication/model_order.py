@@ -31,7 +31,7 @@ Layout = list[Module | str]  # modules in the order of a forward pass, and the b
 
 
 class Model:
-    """A model's modules by part, in the order of its forward pass, and its parameters in the orders of engines."""
+    """A model's modules in the order of its forward pass, and its parameters in the orders of engines."""
 
     def __init__(self, counts: ModelCounts, autocast: bool) -> None:
         self._autocast = autocast
@@ -106,7 +106,7 @@ def _placed(layout: Iterable[Item], own: dict[int, Parameter], outside: dict[int
 
 @lru_cache(maxsize=64)
 def model_of(shape: ModelShape, autocast: bool) -> Model:
-    """Return the modules of a shape.
+    """Return the modules and parameters of a model in the order in which engines visit them, from its shape.
 
     With `autocast`, which is DeepSpeed's, the parameters of linear layers are sent in 16 bits.
     """
@@ -114,5 +114,5 @@ def model_of(shape: ModelShape, autocast: bool) -> Model:
 
 
 def modules_of(layout: Layout) -> list[Module]:
-    """Return the modules of a layout that have parameters, without brackets."""
+    """Return the modules of a layout that have parameters, without the marks of modules that contain others."""
     return [item for item in layout if item and not isinstance(item, str)]

@@ -25,7 +25,7 @@ _SEGMENT_BYTES = 1 << 20  # largest segment of gloo's rings
 
 
 class OneKind(Protocol):
-    """One kind of collective, measured or expected."""
+    """The calls of one kind of collective, measured or expected."""
 
     @property
     def kind(self) -> str: ...  # begins with subgroup_ if only some of the ranks take part

@@ -1,4 +1,4 @@
-"""The messages among ranks that share a sequence: torch's context parallelism (FSDP2), and DeepSpeed's Ulysses (ZeRO).
+"""Predict the messages among ranks that share a sequence: torch's context parallelism and DeepSpeed's Ulysses.
 
 Sources: _templated_ring_attention in torch/distributed/tensor/experimental/_context_parallel/_attention.py of torch
 2.13, with accelerate's default strategy "allgather"; and UlyssesSPAttentionHF in
@@ -18,7 +18,7 @@ POSITION_BYTES = 8
 
 
 class Exchanges(NamedTuple):
-    """The collectives of attention in a micro step, separately for each pass."""
+    """The collectives of attention in a micro step, separately for the forward and the backward pass."""
 
     forward: list[Collective]
     recompute: list[Collective]
@@ -26,7 +26,7 @@ class Exchanges(NamedTuple):
 
 
 def exchanges(engine: Engine, shape: ModelShape, job: StepConfig) -> Exchanges:
-    """Return the collectives of the attention of all blocks. There are none if every rank has whole sequences."""
+    """Return the collectives of attention, summed over blocks. There are none if every rank has whole sequences."""
     if job.sequence_ranks == 1:
         return Exchanges([], [], [])
     forward, backward = (_ring if engine.kind == "fsdp" else _ulysses)(engine, shape, job)

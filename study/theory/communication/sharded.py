@@ -1,4 +1,4 @@
-"""The gathers and reductions of sharded parameters, module by module: DeepSpeed's stage 3 and FSDP2.
+"""Predict the gathers and reductions of sharded parameters, module by module: DeepSpeed's stage 3 and FSDP2.
 
 In DeepSpeed, zero/parameter_offload.py has the hooks, zero/partitioned_param_coordinator.py the gathers, and
 zero/stage3.py the reductions and the optimizer's step.
@@ -23,7 +23,7 @@ Visit = tuple[str, Module]
 
 
 class Sections(NamedTuple):
-    """The module visits of one micro step by phase, with the blocks in the order of the backward pass."""
+    """The modules that one micro step visits, by phase. The blocks are in the order of the backward pass."""
 
     forward: list[Visit]
     after: list[Visit]  # backward pass of the modules after the blocks
@@ -36,10 +36,11 @@ class Sections(NamedTuple):
 
 
 def sections(model: Model, checkpointing: bool, dropout: bool, is_frozen: bool = False) -> Sections:
-    """Return the visits of modules in one micro step, as the hooks of zero/parameter_offload.py see them.
+    """Return the order in which one micro step enters and leaves modules, as DeepSpeed's hooks see it.
 
-    If the weights are frozen (`is_frozen`), the backward pass ends with the first adapter. This is in a block, so the
-    modules before the blocks, which are the embeddings, are not visited again.
+    The hooks are in zero/parameter_offload.py. If the weights are frozen (`is_frozen`), the backward pass ends with the
+    first adapter. This is in a block, so the modules before the blocks, which are the embeddings, are not visited
+    again.
     """
     blocks = [list(_backward_of_block(model, block, checkpointing, dropout, is_frozen)) for block in model.blocks[::-1]]
     before = [
@@ -121,7 +122,7 @@ class Gather(NamedTuple):
 
 
 class Coordinator:
-    """Simulate the gathers, prefetches and releases of stage 3 in one micro step.
+    """A simulation of the gathers, prefetches and releases of stage 3 in one micro step.
 
     DeepSpeed implements them in zero/partitioned_param_coordinator.py. Every micro step begins and ends with the
     parameters that stay gathered between steps, so all micro steps are equal. With `splits_released`, parameters that
@@ -216,7 +217,7 @@ class Coordinator:
 
 
 class Whole(NamedTuple):
-    """The most elements that stage 3 has gathered at one time, by the phase of a micro step.
+    """The largest number of elements that stage 3 has gathered at one time, by the phase of a micro step.
 
     Elements that stay gathered between steps are not included. The last three include the copies that a gather makes.
     """
@@ -252,9 +253,9 @@ def whole_elements(engine: Engine, shape: ModelShape, job: StepConfig, is_frozen
 
 
 def gathered_elements(engine: Engine, shape: ModelShape, job: StepConfig) -> int:
-    """Return the elements that a micro step gathers.
+    """Return the number of elements that a micro step gathers.
 
-    With one process, it fetches them from where they are offloaded.
+    With one process, the elements are fetched from the host or disk to which they are offloaded.
     """
     return _gathered_elements(shape, _autocast(engine), Limits.of(engine), job.activation_checkpointing, job.dropout)
 

@@ -37,7 +37,7 @@ _GPUS = {
 
 @dataclass(frozen=True)
 class MeasuredRow:
-    """One row of the published MPT tables."""
+    """One row of the published tables of MPT trainings."""
 
     model: str  # 125m ... 70b
     fp8: bool  # some linear layers are in fp8, which study/theory does not model
@@ -64,7 +64,7 @@ class MeasuredRow:
 
 
 def throughput_rows() -> list[MeasuredRow]:
-    """Return the rows of the published MPT tables."""
+    """Return the rows of the published tables of MPT trainings."""
     with open(THROUGHPUT, encoding="utf-8", newline="") as file:
         return [_row(line) for line in csv.DictReader(file)]
 
@@ -129,7 +129,7 @@ class MeasuredCase:
 
     @property
     def measured_by(self) -> str:
-        """The repository or the paper of the source. Several families can be of one."""
+        """The repository or the paper that published the case. Several families can have the same one."""
         place, *_ = self.url.removeprefix("https://").partition("/")
         owner, name = self.url.replace("microsoft", "deepspeedai").split("/")[3:5]
         return owner if place.startswith("gist.") else f"{owner}/{name}"
@@ -156,7 +156,7 @@ class MeasuredCase:
 
 
 def cases(kind: Literal["times", "memory"] = "times") -> list[MeasuredCase]:
-    """Return the cases of published.yaml that have a published time, or those that have a published memory."""
+    """Return the published measurements of published.yaml: those of times, or those of memory."""
     return [case for case in _cases() if (case.quantity in TIMES) == (kind == "times")]
 
 
@@ -166,7 +166,7 @@ def adapter_cases() -> list[MeasuredCase]:
 
 
 def public_logs() -> list[MeasuredCase]:
-    """Return the settings of public_logs.yaml with the quantities that their logs state. Their values are NaN."""
+    """Return the cases of public_logs.yaml, one per quantity that a log states. Their values are NaN."""
     return list(_cases("public_logs.yaml"))
 
 

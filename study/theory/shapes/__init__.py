@@ -1,4 +1,4 @@
-"""Shapes of models. They are found by a known name, a config.json, or an id on the Hugging Face hub."""
+"""Find shapes of models by a known name, a config.json, or an id on the Hugging Face hub."""
 
 from study.theory.shapes.config_json import decoder_shape as decoder_shape
 from study.theory.shapes.config_json import from_config as from_config

@@ -1,4 +1,4 @@
-"""The adapters (LoRA, DoRA) that are trained in place of the weights of a model. theory/adapters.py has the theory."""
+"""Describe the adapters (LoRA, DoRA) of a model. theory/adapters.py computes what they need."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ class Adapter:
         return self.frozen == "nf4"
 
     def has_fp32_stream(self, engine: Engine) -> bool:
-        """Return whether the blocks pass fp32 tensors on, because weights between the quantized ones are in fp32."""
+        """Return whether blocks exchange fp32 activations, because the weights that are not quantized are fp32."""
         return self.is_quantized and self.unquantized != "16-bit" and engine.kind in ("torch", "ddp")

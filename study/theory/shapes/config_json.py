@@ -115,7 +115,7 @@ def _rule_of_layers(name: object) -> LayerRule:
 
 
 class ModelType(StrictModel):
-    """The keys that a model_type's config.json uses for the parts of a shape, and the defaults of missing ones."""
+    """The keys that a model_type's config.json uses for the properties of a shape, and the defaults of missing ones."""
 
     architecture: Architecture
     # Heads of the classes that `architectures` may name. The first class is the default.
@@ -193,7 +193,7 @@ def from_config(content: dict[str, Any], source: str) -> ModelShape:
         return _number(settings[key], f"{source}: {key}", MOST_LAYERS if part == "layers" else LARGEST_WIDTH)
 
     def number_or(part: str, otherwise: int) -> int:
-        """Return the number for a part of the shape, or `otherwise` if the file does not have it."""
+        """Return a number from the config.json, or `otherwise` if the file does not have it."""
         key = keys.get(part)
         return otherwise if key is None or (settings.get(key) is None and part in model_type.derived) else number(part)
 
@@ -309,9 +309,9 @@ def _variant(model_type: ModelType, settings: dict[str, Any], source: str) -> st
 
 
 def from_parts(architecture: Architecture, name: str, head: Head, **parts: Any) -> ModelShape:
-    """Return a model's shape from the parts that `ModelType.keys` names, such as hidden=4096.
+    """Return a model's shape from the properties that `ModelType.keys` names, such as hidden=4096.
 
-    Parts that are not given have the defaults of the model type.
+    Properties that are not given have the defaults of the model type.
     """
     type_name, model_type = next(each for each in MODEL_TYPES.items() if each[1].architecture == architecture)
     settings = {key: parts[part] for part, key in model_type.keys.items() if part in parts}
@@ -344,7 +344,7 @@ def decoder_shape(
     vocabulary: int,
     activation: str | None = None,
 ) -> ModelShape:
-    """Return the shape of a model in which feed-forward layers are four times as wide as the hidden size.
+    """Return the shape of a model whose feed-forward layers are four times as wide as the hidden size.
 
     There is one key and value head per query head. BERT has the two-class head of bert-imdb, and all others predict
     tokens.
@@ -366,7 +366,7 @@ def decoder_shape(
 
 
 def vocabulary_of(architecture: Plain, layers: int, hidden: int, positions: int, num_params: int) -> int:
-    """Return the vocabulary size with which one of this project's models has this number of parameters.
+    """Return the vocabulary size with which a model of this project has this number of parameters.
 
     Raises ValueError if there is none.
     """
@@ -382,9 +382,9 @@ def vocabulary_of(architecture: Plain, layers: int, hidden: int, positions: int,
 
 
 def replace_parts(shape: ModelShape, **parts: Any) -> ModelShape:
-    """Return a shape with other values of some of its parts, such as positions=4096, and with the counts of these.
+    """Return a copy of a shape with other properties, such as positions=4096, and with the counts for them.
 
-    Raises ValueError if models of this type have no such part, as GPT-2 has no key heads besides its query heads.
+    Raises ValueError if models of this type have no such property, as GPT-2 has no key heads besides its query heads.
     """
     new = dataclasses.replace(shape, **parts)
     if shape.config is None:

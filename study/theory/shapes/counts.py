@@ -1,4 +1,4 @@
-"""The counts of a traced forward and backward pass, from which memory and time follow for any batch.
+"""Count parameters, FLOPs and bytes of a traced forward and backward pass, from which memory and time follow.
 
 `study.dryrun.count` traces a model of `transformers` and makes these counts. hub_models.json contains the counts of
 widely used models. This module needs neither torch nor transformers.
@@ -20,19 +20,19 @@ Item: TypeAlias = "str | tuple[int, ...]"
 
 @dataclass(frozen=True)
 class Polynomial:
-    """A quantity of one micro step: for each sequence a constant, a part per token, and a part per pair of tokens."""
+    """A quantity of one micro step as a polynomial of the sequence length: constant, per token, per pair of tokens."""
 
     constant: float = 0.0
     per_token: float = 0.0
     per_pair: float = 0.0
 
     def of(self, batch: float, length: float) -> float:
-        """Return the quantity of `batch` sequences of `length` tokens each."""
+        """Return the quantity for `batch` sequences of `length` tokens each."""
         return batch * (self.constant + length * (self.per_token + length * self.per_pair))
 
     @property
     def content(self) -> list[float]:
-        """The three numbers, as a file has them."""
+        """The three coefficients, as JSON files store them."""
         return [_short(self.constant), _short(self.per_token), _short(self.per_pair)]
 
 
@@ -44,7 +44,7 @@ def _short(value: float) -> float:
 
 @dataclass(frozen=True)
 class SettingCounts:
-    """The bytes that one part of a model uses in one setting."""
+    """The bytes that one part of a model uses in one setting of precision and attention."""
 
     saved: Polynomial  # saved for the backward pass, without parameters and their casts
     entering: Polynomial  # the part's input, which is all that activation checkpointing saves
@@ -58,7 +58,7 @@ class SettingCounts:
 
 @dataclass(frozen=True)
 class PartCounts:
-    """The counts of one kind of block, or of everything outside the blocks."""
+    """The parameters, FLOPs and bytes of one kind of block, or of everything outside the blocks."""
 
     parameters: tuple[int, ...]  # elements of each parameter, in the order of named_parameters()
     rows: tuple[int, ...]  # length of the first dimension of each parameter
@@ -91,7 +91,7 @@ POLYNOMIALS = tuple(member.name for member in fields(PartCounts) if member.type 
 
 @dataclass(frozen=True)
 class ModelCounts:
-    """The counts of a whole model."""
+    """The parameters, FLOPs and bytes of a whole model, by kind of block."""
 
     outside: PartCounts
     before: tuple[Item, ...]  # the outside's modules before the first block, in the order of the forward pass
@@ -127,7 +127,7 @@ class ModelCounts:
 
     @property
     def has_dropout_outside_attention(self) -> bool:
-        """Whether any dropout is outside a fused kernel of attention."""
+        """Whether dropout is applied anywhere except inside a fused kernel of attention."""
         return any(part.dropped != Polynomial() for part in (self.outside, *self.kinds))
 
     @property
@@ -139,12 +139,12 @@ class ModelCounts:
 
     @property
     def output_params(self) -> int:
-        """The elements of the parameters that make the output."""
+        """The number of elements of the parameters that compute the output."""
         return sum(self.outside.parameters[number] for number in self.output)
 
     @property
     def embedding_params(self) -> int:
-        """The elements of the largest embedding."""
+        """The number of elements of the largest embedding."""
         return 0 if self.embedding is None else self.outside.parameters[self.embedding]
 
     @property
@@ -171,7 +171,7 @@ class ModelCounts:
 
 @dataclass(frozen=True)
 class ImageCounts:
-    """The counts of a vision-language model whose texts have one image each."""
+    """The counts (`ModelCounts`) of a vision-language model for texts with one image each."""
 
     size: str  # of an image, in words
     tokens: int  # of a text that an image becomes
@@ -179,7 +179,7 @@ class ImageCounts:
     frozen: ModelCounts | None  # with a frozen vision tower
 
     def of(self, number: int, freezes: bool) -> ModelCounts | None:
-        """Return the counts of texts with this number of images, which may be 0. None if they are not known."""
+        """Return the counts for texts with this number of images, which may be 0. None if they are not known."""
         counts = self.frozen if freezes else self.trained
         return None if counts is None else _with_images(counts, number)
 
@@ -215,7 +215,7 @@ def _times(part: PartCounts, number: int) -> PartCounts:
 
 
 def to_content(counts: ModelCounts) -> dict[str, Any]:
-    """Return the counts as plain data for JSON."""
+    """Return the counts of a model as plain data for JSON."""
     return {
         "outside": _part_content(counts.outside),
         "before": _layout_content(counts.before),
@@ -240,13 +240,13 @@ def images_to_content(images: ImageCounts) -> dict[str, Any]:
 
 
 def images_from_content(content: Mapping[str, Any]) -> ImageCounts:
-    """Return the counts that `images_to_content` made plain data of."""
+    """Return the counts of a model with images from the plain data that `images_to_content` made."""
     trained, frozen = (from_content(content[name]) if name in content else None for name in ("trained", "frozen"))
     return ImageCounts(content["size"], content["tokens"], trained, frozen)
 
 
 def from_content(content: Mapping[str, Any]) -> ModelCounts:
-    """Return the counts from the plain data that `to_content` made."""
+    """Return the counts of a model from the plain data that `to_content` made."""
     return ModelCounts(
         outside=_part(content["outside"]),
         before=_layout(content["before"]),

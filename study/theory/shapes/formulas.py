@@ -1,4 +1,4 @@
-"""Count common architectures from the numbers of their configuration, without PyTorch.
+"""Compute the counts of common architectures from the numbers of their configuration, without PyTorch.
 
 architectures.json has, by model_type, the counts of study/dryrun/count.py as formulas of a few numbers, such as
 "4*hidden + 2*queries". tools/collect/architecture_formulas.py derives them from traces of models of many sizes. The
@@ -43,11 +43,11 @@ def _product(factors: Sequence[str], numbers: Mapping[str, float]) -> float:
 def counts(
     model_type: str, numbers: Mapping[str, float], class_name: str, tied: bool, variant: str, layers: Sequence[str]
 ) -> ModelCounts:
-    """Return the counts of a model.
+    """Return the counts of a model (parameters, saved bytes, FLOPs) by the formulas of its model_type.
 
     `variant` names the settings that differ from those of most models, `tied` says whether the output layer shares the
-    weights of the embedding, and `layers` has the kind of each block. Raises KeyError if there is no formula for one
-    of these.
+    weights of the embedding, and `layers` has the kind of each block. Raises KeyError if there is no formula for one of
+    these.
     """
     formulas = architectures()[model_type]
     outside = formulas["outsides"][f"{class_name} tied" if tied else class_name]

@@ -52,7 +52,7 @@ class _Known(Mapping[str, ModelShape]):
 
     @cached_property
     def hub_ids(self) -> dict[str, list[str]]:
-        """The ids on the hub of each model, by its name."""
+        """The hub ids of each model, by its name."""
         of_entries = {name: entry["hub_ids"] for name, entry in self._entries.items()}
         return of_entries | {name: line["hub_ids"].split() for name, line in self._lines.items()}
 
@@ -114,7 +114,7 @@ def find_known(text: str) -> ModelShape | None:
 
 
 def find(text: str) -> ModelShape:
-    """Return the model with a known name or hub id (ignoring case), a path of a config.json or its folder, or a hub id.
+    """Return the model with a known name (in any case), a path of a config.json or its folder, or a hub id.
 
     The hub is contacted only for an id that is not known here, for at most five seconds. Raises ValueError with a
     remedy.
@@ -125,7 +125,7 @@ def find(text: str) -> ModelShape:
 
 
 def find_for_length(text: str, sequence_length: int | None = None) -> tuple[ModelShape, int, list[str]]:
-    """Return a model as `find` does, with the length of its sequences in tokens and notes on the model.
+    """Find a model as `find` does. Return its shape, the sequence length in tokens, and notes on the model.
 
     If `sequence_length` is None, the length is 1,024, or the number of the model's positions if that is smaller. If the
     model has fewer positions than `sequence_length`, the returned shape has that many. Raises ValueError with a remedy.
@@ -134,9 +134,9 @@ def find_for_length(text: str, sequence_length: int | None = None) -> tuple[Mode
 
 
 def for_length(shape: ModelShape, sequence_length: int | None = None) -> tuple[ModelShape, int, list[str]]:
-    """Return a model with the length of its sequences in tokens and notes on the model, as `find_for_length` does.
+    """Return a model's shape with enough positions for a sequence length, this length, and notes on the model.
 
-    Raises NotRead if the model has fewer positions, and no formulas from which those of a longer one follow.
+    The rules are those of `find_for_length`. Raises NotRead if the model has fewer positions, and no formulas for more.
     """
     length = sequence_length or min(DEFAULT_LENGTH, shape.positions)
     if length <= shape.positions:

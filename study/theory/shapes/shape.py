@@ -81,12 +81,12 @@ class ModelShape:
 
     @property
     def has_idle_part(self) -> bool:
-        """Whether a part of the model does not run, such as the encoder of images if only texts are counted."""
+        """Whether a part of the model does not run, such as the image encoder if only texts are counted."""
         return len(set(self.counts.executed)) < len(self.counts.kinds) or self.counts.frozen is not None
 
     @property
     def num_image_tokens(self) -> int:
-        """The tokens of each text that its images become."""
+        """The number of tokens that the images of each text become."""
         return 0 if self.with_image is None else self.num_images * self.with_image.tokens
 
     def with_images(self, number: int, freezes: bool) -> ModelShape:
@@ -126,10 +126,7 @@ class ModelShape:
 
     @property
     def block_params(self) -> int:
-        """Number of parameters of one transformer block, which are gathered together if blocks are sharded.
-
-        If blocks differ, this is the number of the largest one.
-        """
+        """Number of parameters of the largest transformer block. Sharded blocks are gathered as a whole."""
         return max((kind.num_params for kind in self.counts.kinds), default=0)
 
     @property

@@ -1,4 +1,4 @@
-"""The share of correct labels, as an `evaluate` metric of this project that needs no download from the hub."""
+"""Compute the share of correct labels, as an `evaluate` metric that needs no download from the hub."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The perplexity of a language model, as an `evaluate` metric that takes losses instead of texts."""
+"""Compute the perplexity of a language model, as an `evaluate` metric that takes losses instead of texts."""
 
 import math
 from collections.abc import Sequence
