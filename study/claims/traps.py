@@ -1,7 +1,7 @@
 """Make a table of how much each parity trap changes two runs that seem to be the same training.
 
-In a trap, an arm and its control differ in a setting that nobody wrote down. In a second pair of arms, this setting
-is the same on both sides. tools/measure/published measures both pairs.
+In a trap, two runs differ in a setting that is easily overlooked: the arm and its control. In a second pair of runs,
+this setting is equal. tools/measure/published measures both pairs.
 """
 
 from __future__ import annotations
@@ -67,5 +67,5 @@ def verdict(low: float | None, high: float | None) -> str:
     if max(-low, high) <= WITHIN:
         return "no difference"
     if low <= 0 <= high:
-        return f"not told from 0 ({100 * low:+.3g} % to {100 * high:+.3g} %)"
+        return f"not distinguishable from 0 ({100 * low:+.3g} % to {100 * high:+.3g} %)"
     return f"makes a difference of {100 * low:+.3g} %" + ("" if low == high else f" to {100 * high:+.3g} %")
