@@ -53,7 +53,7 @@ def results(*losses: tuple[float, float]) -> dict:
     [
         ([(1.0, 0.90), (1.0, 0.91), (1.0, 0.92)], "better"),
         ([(1.0, 1.10), (1.0, 1.09), (1.0, 1.08)], "worse"),
-        ([(1.0, 1.10), (1.0, 0.90), (1.0, 1.02)], "not told apart"),
+        ([(1.0, 1.10), (1.0, 0.90), (1.0, 1.02)], "inconclusive"),
         ([(1.0, 1.0000001), (1.0, 0.9999999)], "no difference"),
         ([(1.0, 0.9)], "one repeat"),
     ],
@@ -163,7 +163,7 @@ def test_a_traps_effect_is_paired_by_seed(effect_of):
     row = effect_of()  # +10, +15 and +5 %, of which t's interval is 10 +- 4.303 x 5 / sqrt(3)
     assert row.difference == pytest.approx(0.10)
     assert (row.low, row.high) == pytest.approx((0.10 - 0.12421, 0.10 + 0.12421), abs=1e-5)
-    assert (row.n_seeds, row.verdict) == (3, "not told from 0 (-2.42 % to +22.4 %)")
+    assert (row.n_seeds, row.verdict) == (3, "not distinguishable from 0 (-2.42 % to +22.4 %)")
     steps = effect_of("optimizer_steps")  # what the engine says is a quantity too
     assert (steps.low, steps.high, steps.verdict) == (1, 1, "makes a difference of +100 %")
     alone = effect_of(trapped="one seed")
@@ -172,7 +172,7 @@ def test_a_traps_effect_is_paired_by_seed(effect_of):
 
 def test_a_matched_arm_is_equal_but_for_rounding(effect_of):
     assert effect_of(kind="matched").verdict == "no difference"
-    assert effect_of(kind="matched", matched="noisy").verdict.startswith("not told from 0")
+    assert effect_of(kind="matched", matched="noisy").verdict.startswith("not distinguishable from 0")
     own = effect_of(kind="matched", matched="noisy", matched_control="noisy")
     assert (own.against, own.difference) == ("noisy", 0)
 

@@ -17,11 +17,12 @@ PAGE = ROOT / "reports" / "corrections.md"
 
 _INTRODUCTION = (
     "# Corrections for authors",
-    "This page is for the authors of the texts about ZeRO that this project examined. For each text, a table lists the "
-    "most important wrong sentences, the worst first, and what to write or do instead.",
-    "The last column links to the evidence. *Predicted* means that our models of memory and time decide, and nothing "
-    "was run. *Runs* and *executed* mean runs of small models and of the text's own code on a CPU, which say nothing "
-    "about speed on GPUs.",
+    "This page is for the authors of the texts about ZeRO that this project examined. For each text, it lists the most "
+    "important wrong sentences, the worst first. Below each sentence are the reason why it is wrong, what to write or "
+    "do instead, and links to the evidence.",
+    "The names of the links say what the evidence is. *Predicted* means that our models of memory and time decide, and "
+    "nothing was run. *Runs* and *executed* mean runs of small models and of the text's own code on a CPU, which say "
+    "nothing about speed on GPUs.",
     "If you disagree, [dispute the verdict](../docs/CONTRIBUTING.md#dispute-a-verdict).",
 )
 
@@ -42,6 +43,8 @@ _PAPERS = {
     "": "https://arxiv.org/abs/1910.02054",
 }  # fmt: skip
 
+_COMMAND = re.compile(r"(?<=[:.] )(zero-study|python) [^`]+$")  # at the end of a text, without backticks
+
 
 def write() -> None:
     """Write reports/corrections.md from the ledger, the committed verdicts and the list of corrections."""
@@ -59,38 +62,50 @@ def text() -> str:
 
 
 def _of_source(source: Source, judged: list[JudgedSentence]) -> list[str]:
-    """Return the heading of a source, a table of its most important faults, and the number of its other faults."""
+    """Return the heading of a source, the number of its faults, and a list of the most important ones."""
     faults = sentences.faults(judged)
     wrong = [each for each in judged if each.counts and each.conclusion.standing in ("no", "part")]
     others = [each for each in wrong if each not in faults]
-    rows = [_row(fault) for fault in faults]
     page = ROOT / "reports" / f"{source.source}.ipynb"
     are = "is" if len(wrong) == 1 else "are"
     count = f"{len(wrong)} of {sum(each.counts for each in judged)} sentences {are} wrong, or right only in part"
     shown = f"the {len(faults)} most important" if others else "it" if len(wrong) == 1 else "all of them"
-    below = f"{count}. The table has {shown}."
+    below = f"{count}. The list has {shown}."
     if others:
         numbers = ", ".join(map(str, dict.fromkeys(each.sentence.line for each in others if each.sentence)))
         where = f"[The page of this text]({page.name}) explains" if page.exists() else "The ledger explains"
         below += f" {where} the others: line{'s' if ',' in numbers else ''} {numbers}."
-    head = ["sentence", "what is wrong", "instead", "evidence"]
     title = f"[{source.title}]({source.url})" if source.url else source.title
-    return [f"## {source.source}", "", f"{title}. {below}", "", *terminal.markdown(head, rows, num_texts=4)]
+    items = [line for number, fault in enumerate(faults, 1) for line in _item(number, fault)]
+    return [f"## {source.source}", "", f"{title}. {below}", *items]
 
 
-def _row(fault: JudgedSentence) -> tuple[str, str, str, str]:
+def _item(number: int, fault: JudgedSentence) -> list[str]:
+    """Return a numbered item of a list: the wrong sentence, the reason, and what to write or do instead.
+
+    The page has no table, because a table of these texts cannot be read on a phone.
+    """
     assert fault.sentence is not None  # as it has a rank
     links = dict.fromkeys(
         _evidence(reading) for reading in fault.readings if Conclusion.of(reading.verdict.verdict).standing == "no"
     )
-    says, reason, remedy = map(_in_cell, (fault.says, fault.sentence.reason, fault.sentence.remedy or ""))
-    return f"{says} (line {fault.sentence.line})", reason, remedy, ", ".join(links)
+    says, reason, remedy = map(_inline, (fault.says, fault.sentence.reason, fault.sentence.remedy or ""))
+    remedy = _COMMAND.sub(r"`\g<0>`", remedy)
+    indent = " " * 4  # Python-Markdown and CommonMark both take a paragraph with this indent as part of the item
+    return [
+        "",
+        f"{number}. **{says}** (line {fault.sentence.line})",
+        "",
+        f"{indent}{reason}",
+        "",
+        f"{indent}*Instead:* {remedy} *Evidence:* {', '.join(links)}",
+    ]
 
 
-def _in_cell(content: str) -> str:
-    """Return a text without TeX, with the characters escaped that would break a Markdown table."""
-    content = re.sub(r"\$([^$]+)\$", r"\1", content).replace("*", "\\*")
-    return " ".join(content.split())
+def _inline(content: str) -> str:
+    """Return a text on one line, without TeX, in which no character begins markup except for code in backticks."""
+    content = re.sub(r"\$([^$]+)\$", r"\1", content)
+    return terminal.escape_markdown(content).replace("*", "\\*")
 
 
 def _evidence(reading: JudgedClaim) -> str:

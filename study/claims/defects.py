@@ -83,7 +83,7 @@ MENDED_ALONE, LEFT_ALONE = GROUPS["one defect mended, the others left"], GROUPS[
 
 
 class Effect(NamedTuple):
-    """The relative difference of the ZeRO training from the plain one, by repeat. Below 0, ZeRO is better."""
+    """The relative difference between ZeRO and plain training, by repeat. Negative values mean that ZeRO is better."""
 
     values: dict[int, float]
     mean: float
@@ -97,14 +97,14 @@ class Effect(NamedTuple):
 
     @property
     def word(self) -> str:
-        """The effect in words: better, worse, no difference, or the reason why the repeats cannot decide."""
+        """The effect in words: better, worse, no difference or inconclusive, or why there is no interval."""
         if self.low is None or self.high is None:
             return "one repeat"
         if max(abs(self.low), abs(self.high)) <= WITHIN:
             return "no difference"
         if not self.drawn:
             return "the same each time"
-        return "better" if self.high < 0 else "worse" if self.low > 0 else "not told apart"
+        return "better" if self.high < 0 else "worse" if self.low > 0 else "inconclusive"
 
 
 def read(path: Path) -> dict[str, Any]:

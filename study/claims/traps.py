@@ -1,7 +1,7 @@
 """Compute how much one setting that nobody wrote down changes trainings that seem to be equal (a parity trap).
 
-In the "trapped" pair of trainings, this setting differs between a training and its control. In the "matched" pair, it
-is the same. tools/measure/published measures both pairs.
+In a trap, two runs differ in a setting that is easily overlooked: the arm and its control. In a second pair of runs,
+this setting is equal. tools/measure/published measures both pairs.
 """
 
 from __future__ import annotations
@@ -68,5 +68,5 @@ def verdict(low: float | None, high: float | None) -> str:
     if max(-low, high) <= WITHIN:
         return "no difference"
     if low <= 0 <= high:
-        return f"not told from 0 ({100 * low:+.3g} % to {100 * high:+.3g} %)"
+        return f"not distinguishable from 0 ({100 * low:+.3g} % to {100 * high:+.3g} %)"
     return f"makes a difference of {100 * low:+.3g} %" + ("" if low == high else f" to {100 * high:+.3g} %")

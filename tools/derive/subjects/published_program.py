@@ -35,8 +35,7 @@ def in_words(effect: defects.Effect | None) -> str:
         return "has no value"
     has_interval = None not in (effect.low, effect.high) and effect.low != effect.high
     between = f" ({relative(effect.low)} to {relative(effect.high)})" if has_interval else ""
-    word = effect.word.replace("not told apart", "inconclusive")
-    return f"{relative(effect.mean)}{between}, {word}"
+    return f"{relative(effect.mean)}{between}, {effect.word}"
 
 
 def relative(value: float) -> str:
