@@ -47,6 +47,6 @@ def around(value: float, factor: float) -> tuple[float, float]:
 
 
 def against(ratio: float, band: tuple[float, float]) -> float:
-    """Return the logarithm of how far a ratio is outside the expected range. It is negative inside the range."""
+    """Return how far a ratio is outside the expected range, as a logarithm. It is negative inside the range."""
     below = math.log(band[0] / ratio) if band[0] > 0 else -math.inf
     return max(below, math.log(ratio / band[1]) if ratio > 0 else -math.inf)

@@ -64,7 +64,7 @@ class ByOthers(StrictModel):
     @model_validator(mode="after")
     def _whole(self) -> ByOthers:
         if (self.quantity == "speed") != (self.to is not None and bool(self.differs)):
-            raise ValueError("to, differs: speed is of pairs, which need both, and fits is of rows, which have neither")
+            raise ValueError("to, differs: write both if the quantity is speed, and neither if it is fits")
         return self
 
 
@@ -77,7 +77,7 @@ class Pair(NamedTuple):
 
 
 def observe(rule: ByOthers, band: tuple[float, float] | None) -> Observed:
-    """Return what the selected rows show.
+    """Return the observed value of the selected rows, with its interval and evidence.
 
     `band` is the range of expected ratios, which decides which pair is the worst or the best. It is not used for a rule
     about `fits`. Raises ValueError if no row or no pair matches the rule.
