@@ -96,35 +96,39 @@ def _of_all(judged_sentences: Sequence[JudgedSentence]) -> list[str]:
 
 
 def _of_source(source: Source, judged_sentences: Sequence[JudgedSentence]) -> list[str]:
-    """Return the lines about a source: its most important sentences, its answers, its faults, and its verdicts."""
-    lines = [_line(source.title), "", _line("The three sentences that matter most, and whether they are right:")]
+    """Return the three statements that matter most, the answers about a source, its errors, and counts of verdicts."""
+    lines = [_line(source.title), "", _line("The three statements that matter most, and whether they are right:")]
     for number, judged in enumerate(sentences.most_important(judged_sentences), 1):
-        text = f"{judged.says.rstrip('.')}: {judged.word} ({judged.by})"
-        if judged.sentence is None:  # the quotation is no sentence, and only the reason says what it is about
+        text = f"{judged.says.rstrip('.')}. {_verdict(judged)}"
+        if judged.sentence is None:  # only the reason and the note say what the quotation is about
             why = f"{judged.why[:1].upper()}{judged.why[1:]}"
-            text = f'"{judged.says}" ({judged.head.claim.where}): {judged.word} ({judged.by}). {why}'
+            text = f'"{judged.says}" ({judged.head.claim.where}). {_verdict(judged)} {why} {judged.head.claim.note}'
         lines.append(_line(f"{number}. {text}", "  ", "     "))
-    lines.append("")
-    answers = [(title, getattr(source, key)) for title, key in sentences.ON_TOP]
-    lines += [_line(f"{title}: {answer}".replace("?:", "?"), "", "  ") for title, answer in answers if answer]
+    answers = [(title, getattr(source, key)) for title, key in sentences.ON_TOP if getattr(source, key)]
+    lines += ["", *(_line(f"{title}: {answer}".replace("?:", "?"), "", "  ") for title, answer in answers)]
     faults = sentences.faults(judged_sentences)
-    lines += ["", "The most important faults:"] if faults else []
+    lines += ["", "The most important errors, each with its quotation:"] if faults else []
     for number, judged in enumerate(faults, 1):
         assert judged.sentence is not None  # as it has a rank
         lines += [
             "",
             _line(f'{number}. {judged.says} ("{judged.head.claim.phrase}")', "", "   "),
-            _line(f"Verdict: {judged.word} ({judged.by}).", "   "),
+            _line(_verdict(judged), "   "),
             _line(f"Reason: {judged.sentence.reason}", "   "),
             _line(f"Instead: {judged.sentence.remedy}", "   "),
         ]
-    return [*lines, "", *_tally(judged_sentences)]
+    return [*lines, *([""] if lines[-1] else []), *_tally(judged_sentences)]
+
+
+def _verdict(judged: JudgedSentence) -> str:
+    """Return the verdict on a sentence and its kind of evidence, as a sentence."""
+    return f"Verdict: {judged.word}{f' (evidence: {judged.by})' if judged.by else ''}."
 
 
 def _of_claim(judged: JudgedSentence, reading: JudgedClaim) -> list[str]:
     """Return one claim in full: the verdict first, then its sentence, its rule and its evidence."""
     claim, verdict, sentence = reading.claim, reading.verdict, judged.sentence
-    basis = f" ({BASES[verdict.by]})" if verdict.by else ""
+    basis = f" (evidence: {BASES[verdict.by]})" if verdict.by else ""
     entries = [
         ("Claim", f'"{claim.phrase}" ({reading.source}, {claim.where})'),
         ("Verdict", f"{verdict.verdict}{basis}: {verdict.why}"),
@@ -184,7 +188,7 @@ def _nested(value: Any) -> str:
 
 
 def _tally(judged_sentences: Sequence[JudgedSentence]) -> list[str]:
-    """Return the number of decided sentences, a table with a row for each source, and the meaning of each verdict."""
+    """Return the number of decided sentences, a table with a row for each source, and the meaning of the verdicts."""
     counted = [judged for judged in judged_sentences if judged.counts]
     by_standing = Counter((judged.source, judged.conclusion.standing) for judged in counted)
     by_word = Counter(judged.word for judged in counted)
@@ -195,5 +199,16 @@ def _tally(judged_sentences: Sequence[JudgedSentence]) -> list[str]:
     rows += [("all", *map(sum, list(zip(*rows, strict=True))[1:]))] if len(rows) > 1 else []
     titles = ["source", "agrees", "in part", "contradicted", "undecided", "all"]
     table = terminal.table(titles, [(*row, sum(row[1:])) for row in rows], has_ruler=True)
-    legend = [_line(f"{kind.word} ({by_word[kind.word]}): {kind.meaning}", "  ", "    ") for kind in Conclusion]
-    return [_line(sentences.basis_of_verdicts(judged_sentences)), "", *table, "", "Verdicts:", *legend]
+    legend = [
+        _line(f"{kind.word} ({by_word[kind.word]}): {kind.meaning}", "  ", "    ")
+        for kind in Conclusion
+        if by_word[kind.word]
+    ]
+    return [
+        _line(sentences.basis_of_verdicts(judged_sentences)),
+        "",
+        *table,
+        "",
+        "What the verdicts mean (with numbers of sentences):",
+        *legend,
+    ]

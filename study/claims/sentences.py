@@ -68,7 +68,7 @@ class JudgedSentence(NamedTuple):
 
     @property
     def by(self) -> str:
-        """The kind of evidence on which the verdict is based. Empty if this project has no evidence."""
+        """The kind of evidence that decides the verdict. Empty if this project has no evidence."""
         basis = verdicts.headline([reading.verdict for reading in self.readings])[1]
         return BASES[basis] if basis else ""
 
@@ -76,7 +76,7 @@ class JudgedSentence(NamedTuple):
     def why(self) -> str:
         reason = self.sentence.reason if self.sentence else self.head.verdict.why
         units = "; ".join(reading.claim.expected.unit for reading in self.undecided)
-        return f"{reason} Only a part of the sentence was tested. Not decided: {units}." if units else reason
+        return f"{reason} The evidence does not decide all of the sentence. Not decided: {units}." if units else reason
 
     @property
     def undecided(self) -> list[JudgedClaim]:

@@ -49,7 +49,7 @@ def _checked(formula: str, numbers: Mapping[str, float]) -> ast.Expression:
             raise ValueError(f"formula {formula!r}: {ast.unparse(node)!r} is not allowed. {remedy}.")
         if isinstance(node, ast.Constant):
             if not isinstance(node.value, (int, float)) or isinstance(node.value, bool):
-                raise ValueError(f"formula {formula!r}: {node.value!r} is no number")
+                raise ValueError(f"formula {formula!r}: {node.value!r} is not a number. Write a number.")
             node.value = float(node.value)  # because a power of integers could be extremely large
         if isinstance(node, ast.Name) and node.id not in (_FUNCTIONS if node in functions else numbers):
             raise ValueError(f"formula {formula!r}: {node.id} is not among the source's numbers. Add it there.")
@@ -62,7 +62,7 @@ def _evaluated(formula: str, tree: ast.Expression, numbers: Mapping[str, float])
         if isinstance(value, complex) or not math.isfinite(value):
             raise OverflowError
     except (ArithmeticError, TypeError) as error:  # divided by zero, beyond what a number holds, a root below 0
-        raise ValueError(f"formula {formula!r}: has no finite value ({error})") from None
+        raise ValueError(f"formula {formula!r}: the value is not finite ({error}). Correct the formula.") from None
     return float(value)
 
 

@@ -65,7 +65,7 @@ class ByOthers(StrictModel):
     @model_validator(mode="after")
     def _whole(self) -> ByOthers:
         if (self.quantity == "speed") != (self.to is not None and bool(self.differs)):
-            raise ValueError("to, differs: speed is of pairs, which need both, and fits is of rows, which have neither")
+            raise ValueError("to, differs: write both if the quantity is speed, and neither if it is fits")
         return self
 
 
@@ -78,7 +78,7 @@ class Pair(NamedTuple):
 
 
 def observe(rule: ByOthers, band: tuple[float, float] | None) -> Observed:
-    """Return what the published measurements that a rule selects show about its claim.
+    """Return the observed value of the selected rows, with its interval and evidence.
 
     `band` is the range of expected ratios, which decides which pair is the worst or the best. It is not used for a rule
     about `fits`. Raises ValueError if no row or no pair matches the rule.

@@ -30,7 +30,7 @@ class Between(StrictModel):
 
 
 class ByPublicRuns(StrictModel):
-    """A rule that compares the claim with pairs of published runs: a run with the claim's setting, and a control."""
+    """A rule that compares the claim with public runs, in pairs of a run with the tested setting and one without it."""
 
     type: Literal["public"]
     quantity: Literal["speed", "peak", "loss"]  # ratios of the arm; loss: largest relative difference of any step
@@ -42,12 +42,12 @@ class ByPublicRuns(StrictModel):
     @model_validator(mode="after")
     def _of_one_kind(self) -> ByPublicRuns:
         if bool(self.comparisons) == (self.between is not None):
-            raise ValueError("comparisons, between: give one of the two")
+            raise ValueError("comparisons, between: give one of the two, not both")
         return self
 
 
 def observe(rule: ByPublicRuns, band: tuple[float, float]) -> Observed:
-    """Return what pairs of published runs show about a claim.
+    """Return the observed value of all pairs. `band` is the expected range, which decides which pair is worst or best.
 
     `band` is the expected range, which decides which pair is the worst or the best. Raises ValueError if a comparison
     is unknown or no pair has the quantity.
@@ -70,7 +70,7 @@ def observe(rule: ByPublicRuns, band: tuple[float, float]) -> Observed:
             " ".join(
                 [
                     f"{comparison.source}: https://github.com/{origin.repository}/tree/{origin.commit}:",
-                    f"differs too: {'; '.join(differing) or 'nothing that is stated'}.",
+                    f"The runs also differ in: {'; '.join(differing) or 'nothing that is stated'}.",
                     *comparison.caveats,
                 ]
             )

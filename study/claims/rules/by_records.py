@@ -35,6 +35,7 @@ RECORDS = CPU / "records"
 PROTOCOL = CPU / "published" / "protocol.json"
 LEARNED = ("learned", "learned-gpt", "learning-bert")  # studies about the losses that models reach
 WORLD_SIZE = 2  # number of processes of the runs whose losses are compared
+VALUES = "the lowest and the highest value"  # how an interval over several runs was computed
 PARTS = (*STATE_PARTS, "model_states")  # model_states: parameters, gradients and optimizer states together
 NOTICEABLE_SHARE = 0.01  # collectives with a smaller share of a step's bytes are for losses and norms
 REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
@@ -96,9 +97,10 @@ def loss_difference(
 
 
 def different_bits(strategy: str, control: str) -> Observed:
-    """Return in how many settings a strategy and a control end with different bits, with the order of all sums fixed.
+    """Return in how many settings a strategy and the control train different bits of weights or moments.
 
-    The settings are those of the studies `bits` and `bits-learned` in which both strategies round alike.
+    All orders of additions are fixed. The settings are those of the studies `bits` and `bits-learned` in which the two
+    strategies have the same roundings.
     """
     from study.compare import bits
 
@@ -112,8 +114,12 @@ def different_bits(strategy: str, control: str) -> Observed:
                     different += bits.first_differing_step(of[strategy], of[control]) is not None
                     compared.append(of[strategy].run_id)
     if not compared:
-        raise ValueError(f"arguments: no setting of the bits studies has {strategy} and {control}")
-    return Observed(different, tuple(sorted(compared)), told=f"weights and moments of {len(compared)} trainings")
+        raise ValueError(
+            f"arguments: no setting of the bits studies has both {strategy} and {control}. Name other strategies."
+        )
+    return Observed(
+        different, tuple(sorted(compared)), told=f"comparing weights and moments of {len(compared)} trainings"
+    )
 
 
 def gradient_norm_ratio(study: str, strategy: str, control: str) -> Observed:
@@ -169,7 +175,7 @@ def _compared(table: pd.DataFrame, study: str, strategy: str, control: str, metr
     runs = selected[selected["run_id"].isin(ids) & (selected["world_size"] <= WORLD_SIZE)]
     interval = float(row["relative_low"]), float(row["relative_high"])
     evidence = tuple(sorted(set(runs["run_id"])))
-    return Observed(float(row["relative_difference"]), evidence, interval, told=f"95 %, {row['interval']}")
+    return Observed(float(row["relative_difference"]), evidence, interval, told=f"95 % interval, {row['interval']}")
 
 
 # ---------------------------------------------------------------- what is held
@@ -197,12 +203,12 @@ def state_bytes_per_parameter(strategy: str, world_size: int, precision: str, pa
 
 
 def state_ratio(strategy: str, part: str, precision: str, world_size: int, to_world_size: int) -> Observed:
-    """Return the bytes per parameter of a memory part on `world_size` ranks, divided by those on `to_world_size`."""
+    """Return the bytes of `part` on one of `world_size` ranks divided by those on one of `to_world_size` ranks."""
     above, below = (
         state_bytes_per_parameter(strategy, count, precision, part) for count in (world_size, to_world_size)
     )
     if not min(below.ends):
-        raise ValueError(f"arguments: {part} take no bytes on {to_world_size} processes")
+        raise ValueError(f"arguments: {part} take no bytes on {to_world_size} processes. Name another part.")
     return _ratio(above, below, above.told)
 
 
@@ -216,7 +222,7 @@ def _ratio(above: Observed, below: Observed, description: str) -> Observed:
 def _from_least_to_most(values: list[float], runs: list[RecordFile]) -> Observed:
     interval = None if len(set(values)) == 1 else (min(values), max(values))
     evidence = tuple(f.record.run_id for f in runs)
-    return Observed(statistics.mean(values), evidence, interval, told="" if interval is None else "lowest to highest")
+    return Observed(statistics.mean(values), evidence, interval, told="" if interval is None else VALUES)
 
 
 def held_ratio(study: str, of: str, to: str, part: str, label: str = "") -> Observed:
@@ -230,7 +236,7 @@ def held_ratio(study: str, of: str, to: str, part: str, label: str = "") -> Obse
     above, below = (_labeled(study, label, strategy) for strategy in (of, to))
     shared = sorted(above.keys() & below.keys())
     if not shared:
-        raise ValueError(f"arguments: no model of {study} ran under both {of} and {to}")
+        raise ValueError(f"arguments: no model of {study} ran under both {of} and {to}. Name other strategies.")
     pairs = [(above[model], below[model]) for model in shared]
     values = [_largest_part(over, part) / _largest_part(under, part) for over, under in pairs]
     return _from_least_to_most(values, [run for pair in pairs for run in pair])
@@ -271,7 +277,8 @@ def peak_ratio(
     above, below = (runs[runs["strategy"] == name] for name in (of, to))
     pairs = above.merge(below, on=["workload", "size", "world_size", "precision", "seed"], suffixes=("", "_below"))
     ratios = [float(ratio) for ratio in pairs["peak_tensor_bytes"] / pairs["peak_tensor_bytes_below"]]
-    description, evidence = f"lowest to highest of {len(pairs)} pairs", (*pairs["run_id"], *pairs["run_id_below"])
+    description = "the only pair" if len(pairs) == 1 else f"the lowest and the highest ratio of {len(pairs)} pairs"
+    evidence = (*pairs["run_id"], *pairs["run_id_below"])
     return Observed(statistics.mean(ratios), evidence, (min(ratios), max(ratios)), told=description)
 
 
@@ -302,8 +309,8 @@ def _moved(r: Record, kinds: tuple[str, ...] | None = None) -> int:
 
 
 def volume_ratio(of: dict[str, Any], to: dict[str, Any]) -> Observed:
-    """Return the communicated bytes (see `volume`) of the training `of`, divided by those of the training `to`."""
-    return _ratio(volume(**of), volume(**to), "lowest to highest")
+    """Return the bytes that a step of one case sends, per byte of parameters, divided by those of another case."""
+    return _ratio(volume(**of), volume(**to), VALUES)
 
 
 def reduced_ratio(strategy: str, world_size: int, accumulation: int) -> Observed:
@@ -376,7 +383,7 @@ def protocol_effect(program: str, metric: defects.Metric) -> Observed:
     effect = defects.effect(defects.read(PROTOCOL), programs[program], metric)
     if effect is None or effect.low is None or effect.high is None:
         raise ValueError(f"arguments: the {program} program has no {metric} in {PROTOCOL.name}. Run it again.")
-    description = f"95 % over {len(effect.values)} repeats"
+    description = f"95 % interval over {len(effect.values)} repeats"
     runs = sorted({name for name, _ in (programs[program].plain, programs[program].zero)})
     evidence = tuple(f"{PROTOCOL.name}: {run}/{repeat}" for run in runs for repeat in effect.values)
     return Observed(effect.mean, evidence, (effect.low, effect.high), told=description)

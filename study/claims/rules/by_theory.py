@@ -215,24 +215,26 @@ def paper_total_bytes(num_params: float, zero_stage: int, world_size: int, preci
 
 
 def paper_reduction(zero_stage: int, world_size: int, precision: str) -> Observed:
-    """Return the model states at stage 0 divided by those at stage `zero_stage`, by the ZeRO paper's formulas."""
+    """Return the bytes of model states at stage 0 divided by those at `zero_stage`."""
     above, below = (paper_bytes_per_parameter(stage, world_size, precision) for stage in (0, zero_stage))
     return Observed(above.number / below.number, (f"({above.evidence[0]}) / ({below.evidence[0]})",))
 
 
 def paper_peak_reduction(zero_stage: int, world_size: int, precision: str) -> Observed:
-    """Return the peak memory at stage 0 divided by the peak memory at stage `zero_stage`, as an interval.
+    """Return the peak memory at stage 0 divided by that at `zero_stage`, as an interval.
 
     The lower end of the interval, 1, is the ratio if there are only activations. The upper end is the ratio if there
     are only model states.
     """
     states = paper_reduction(zero_stage, world_size, precision)
     ends = (1.0, states.number)
-    return Observed(states.value, states.evidence, ends, told="from a peak of activations only to one of states only")
+    return Observed(
+        states.value, states.evidence, ends, told="from a peak with only activations to a peak with only model states"
+    )
 
 
 def paper_saving_share(zero_stage: int, of_stage: int, world_size: int, precision: str) -> Observed:
-    """Return the bytes that stage `zero_stage` saves compared with stage 0, divided by those that `of_stage` saves."""
+    """Return the bytes that `zero_stage` saves compared with stage 0, divided by the bytes that `of_stage` saves."""
     whole, mine, theirs = (
         paper_bytes_per_parameter(stage, world_size, precision).number for stage in (0, zero_stage, of_stage)
     )
@@ -248,14 +250,14 @@ def paper_offload_reduction(world_size: int, precision: PrecisionClass) -> Obser
 
 
 def paper_volume(zero_stage: int, accumulation: int) -> Observed:
-    """Return how many elements a rank sends per step and parameter, by the ZeRO paper's formulas."""
+    """Return the elements that a rank sends in a step, per parameter of the model, by the ZeRO paper."""
     value = communication.paper_volume(zero_stage, 1, accumulation)
     micro_steps = f"{accumulation} micro step{'' if accumulation == 1 else 's'}"
     return Observed(float(value), (f"stage {zero_stage}, {micro_steps}: {value:g}",))
 
 
 def paper_volume_ratio(of: dict[str, Any], to: dict[str, Any]) -> Observed:
-    """Return `paper_volume` (what a rank sends) in the setting `of`, divided by that in the setting `to`."""
+    """Return the elements that a step of one case sends divided by those of another case, by the ZeRO paper."""
     above, below = paper_volume(**of), paper_volume(**to)
     return Observed(above.number / below.number, (*above.evidence, *below.evidence))
 
@@ -328,7 +330,7 @@ def largest_model(strategy: str, gpu: str, gpus: int, node: str | None = None) -
 
 
 def capacity_ratio(of: dict[str, Any], to: dict[str, Any]) -> Observed:
-    """Return the size of the largest GPT that fits in the setting `of`, divided by that in the setting `to`."""
+    """Return the size of the largest model of one strategy and machine divided by that of another."""
     above, below = largest_model(**of), largest_model(**to)
     ends = (above.ends[0] / below.ends[1], above.ends[1] / below.ends[0])
     return Observed(above.number / below.number, (*above.evidence, *below.evidence), ends)
@@ -369,9 +371,9 @@ def _peak_in_words(case: Case) -> str:
 def engine_volume(
     strategy: str, model: str | dict[str, Any], world_size: int, accumulation: int, checkpointing: bool
 ) -> Observed:
-    """Return how many elements a rank of current DeepSpeed sends per step and parameter.
+    """Return the elements that a rank sends in a step of current DeepSpeed in bf16, per parameter of the model.
 
-    The value is that of a simulation in bf16.
+    The step is simulated.
     """
     shape = shape_of(model_of(model))
     engine = engine_in_16_bits(strategy, shape.hidden, world_size, "bf16")
@@ -391,7 +393,7 @@ def speed_ratio(of: dict[str, Any], to: dict[str, Any]) -> Observed:
 
 
 def speed_ratio_change(of: dict[str, Any], to: dict[str, Any], along: str, start: Any, end: Any) -> Observed:
-    """Return by how much the ratio of two predicted speeds increases if one argument of both trainings is changed.
+    """Return by how much the ratio of two speeds increases if one argument changes in both cases.
 
     `along` is the name of the argument, which changes from `start` to `end`.
     """
