@@ -21,17 +21,17 @@ import committed_runs
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import pandas as pd
-from committed_runs import CPU, learned, of_published_program, releases_with_fault, runs_by_strategy, speeds_by_strategy
+from committed_runs import CPU, learned, releases_with_fault, runs_by_strategy, speeds_by_strategy
 from matplotlib.figure import Figure
-from wording import STRATEGY_NAMES
+from wording import STRATEGY_NAMES, tabulate
 
 from study import planner, terminal
-from study.claims import defects
-from study.compare import frontier, public_comparisons, verdict
+from study.compare import frontier, public_comparisons, public_pairs, verdict
 from study.conformance import results
 from study.files import ROOT
 from study.planner import reasons
 from study.planner.choose import Advice, StrategyPrediction
+from study.public_runs import archive
 from study.records import find as records
 from study.report import by_machine, machine_plots, plots, sentences
 
@@ -96,11 +96,6 @@ def _of_series(said: str, what: str, strategy: str) -> Number:
     )
 
 
-def repaired_time() -> str:
-    """Return the step time of the repaired published program with ZeRO, relative to its side without ZeRO."""
-    return f"{1 + of_published_program(defects.MENDED, 'time').mean:.2f}"
-
-
 def _default_bucket() -> str:
     """Millions of elements in the buckets that the measured `zero3` runs had, as their records say."""
     (elements,) = {
@@ -117,12 +112,6 @@ NUMBERS = [
     Number("0.56", "peak of tensors of `fsdp2`, compared with DDP", "peaks-real", lambda: f"{_of_ddp()['fsdp2']:.2f}"),
     Number("124", "million parameters: largest model under 3 GiB, `ddp`", "frontier", lambda: largest_models()["ddp"]),
     _of_series("1.37", "time per step", "fsdp2"),
-    Number(
-        "1.63",
-        "time per step with ZeRO in the repaired program, compared with plain training",
-        "published program",
-        repaired_time,
-    ),
     Number(
         "0.17.2 to 0.17.5",
         "releases that almost stop training",
@@ -149,11 +138,7 @@ def table() -> Iterable[list[str]]:
     for number in NUMBERS:
         folder = CPU / number.study
         if not folder.exists():
-            folders = {
-                "conformance": ["[conformance](conformance/README.md)", "", "each cell once"],
-                "published program": ["[published program](published-program.md)", "", "1, 5"],
-            }
-            yield [number.said, number.what, *folders[number.study]]
+            yield [number.said, number.what, "[conformance](conformance/README.md)", "", "each setting once"]
             continue
         strategies = re.findall(r"`(\w+)`", number.what)
         runs = [file.record for file in records.find([folder]) if not strategies or file.record.strategy in strategies]
@@ -209,8 +194,15 @@ def first_picture(ink: str) -> Figure:
     return machine_plots.overview(compared.rows, compared.others, compared.best, headings, ink, title)
 
 
-# The comparisons of public runs that README's second screen shows.
-CARDS, MORE_GPUS = "zero3-a100-h100", "one-and-eight-h100-prefix"
+# What README shows of the public runs.
+PAIRS, MORE_GPUS = "a100-h100", "one-and-eight-h100-prefix"
+ON_A100 = "lightning-minigpt"  # a source in which one program trained one model under several strategies
+NAMES_ON_A100 = {
+    "DDP": "DDP",
+    "DeepSpeed-ZeRO-Stage-2": "ZeRO-2",
+    "DeepSpeed-ZeRO-Stage-3": "ZeRO-3",
+    "DeepSpeed-ZeRO-Stage-3-Offload": "ZeRO-3, with parameters and optimizer states on the host",
+}
 
 
 @cache
@@ -224,29 +216,38 @@ def _difference(name: str, quantity: str) -> public_comparisons.Difference:
     return found
 
 
-def _times(name: str, quantity: str) -> str:
-    """Return a ratio of times with its interval."""
-    each = _difference(name, quantity)
-    assert each.low is not None
-    assert each.high is not None
-    return f"{1 + each.relative:.2f} times ({1 + each.low:.2f} to {1 + each.high:.2f})"
+def strategies_on_a100() -> str:
+    """Return the table of what others measured of DDP, ZeRO-2 and ZeRO-3 for one model on eight A100."""
+    runs = {run.name: run for run in archive.source(ON_A100)}
+    rows = []
+    for entry, name in NAMES_ON_A100.items():
+        totals, setting = runs[f"1-{entry}"].totals, runs[f"1-{entry}"].setting
+        assert (setting.gpu, setting.num_gpus, setting.parameters) == ("A100", 8, 1_000_000_000)
+        rows.append([name, f"{totals['peak_allocated_bytes'] / 2**30:.1f} GiB", f"{totals['seconds_per_step']:.2f} s"])
+    return tabulate(["strategy", "peak of allocated memory per GPU", "time per step"], rows)
 
 
 def public_sentences() -> str:
     """Return the sentences of README about public runs."""
+    (comparison,) = (each for each in public_comparisons.paired() if each.name == PAIRS)
+    pairs = public_pairs.pairs_of(comparison, archive.source(comparison.source))
+    time, last = (public_pairs.spread([getattr(pair, name) for pair in pairs]) for name in ("time", "last"))
+    assert time is not None
+    assert last is not None
     losses = [each for each in _public(MORE_GPUS).differences if each.quantity.startswith("evaluation loss")]
     assert all(each.verdict.startswith("within the margin") for each in losses)
     furthest = max(losses, key=lambda each: abs(each.relative))
     tensors = _difference(MORE_GPUS, "peak of tensors").relative
     more_time = terminal.percent(_difference(MORE_GPUS, "GPU seconds").relative)
-    interval = " to ".join(f"{100 * (bound or 0.0):+.2f} %" for bound in (furthest.low, furthest.high))
     lines = [
-        f"**A100 and H100 under ZeRO-3 (1):** an A100 takes {_times(CARDS, 'GPU seconds per sample')} as long per "
-        "sample as an H100. There are ten runs on 64 A100, and ten on 32 H100, whose network is twice as fast.",
-        "**1 and 8 H100, same program and batch (modded-nanogpt):** with gradients and optimizer states sharded over "
-        f"8 GPUs, the held-out loss is the same apart from the spread of repeats: the largest difference is "
-        f"{100 * furthest.relative:+.2f} % ({interval}). The 8 GPUs need {more_time} more GPU time, and the "
-        f"peak of allocated memory per GPU is {terminal.percent(-tensors)} lower. Each was run ten times.",
+        f"**A100 and H100:** in {time.num} tests of Megatron-LM, a step on eight A100 takes {time.median:.1f} times as "
+        f"long as on eight H100 (median; {time.tenth:.1f} to {time.ninetieth:.1f} in eight of ten tests). In eight of "
+        f"ten tests, the last losses differ by less than "
+        f"{terminal.percent(max(abs(last.tenth), abs(last.ninetieth)), digits=1)}.",
+        "**1 and 8 H100:** modded-nanogpt trains with the same batch on both, ten times each. The largest difference "
+        f"of the held-out losses is {terminal.percent(abs(furthest.relative))}, which is within the spread of repeats. "
+        f"With gradients and optimizer states sharded, the 8 GPUs need {more_time} more GPU time in all, and "
+        f"{terminal.percent(-tensors)} less memory each.",
     ]
     return sentences.bullets(lines)
 
@@ -365,16 +366,15 @@ def answers() -> str:
     names = " or ".join(STRATEGY_NAMES[name] for name in (best.strategy.name, *equal))
     newest = list(results.read("deepspeed"))[-1]
     first, last = releases_with_fault("autocast-norm").split(" ")[0], releases_with_fault("outputs-of-outputs")
-    precision, job = advice().request.chosen_precision, best.prediction.job
+    job = best.prediction.job
     batch = job.micro_batch_size * job.gradient_accumulation_steps * NUM_GPUS
-    setting = f"all weights in {precision}, {batch} sequences of {job.sequence_length:,} tokens per step"
     lines = [
-        f"**{MODEL_NAME} on {NUM_GPUS} H100** ({setting}): use {names}, which are about equally fast. For "
-        f"{names.split()[0]}, we predict {best.seconds:.3g} s per step ({best.fastest_seconds:.2g} to "
-        f"{best.slowest_seconds:.2g}), ${dollars:,.0f} per billion tokens, and {_gib(best.free_bytes)} GiB of each "
-        f"GPU stay free. DDP does not fit: it lacks {_gib(-ddp.free_bytes)} GiB per GPU.",
-        f"**DeepSpeed:** use {newest}, which has faults [in a few settings]({FAULTS}). "
-        f"Avoid {first} to {last.split(' ')[-1]}, which can [train incorrectly without an error message]"
+        f"**Which strategy trains {MODEL_NAME} on {NUM_GPUS} H100?** {names}. We predict that a step with "
+        f"{names.split()[0]} takes {best.seconds:.3g} s ({best.fastest_seconds:.2g} to {best.slowest_seconds:.2g}) for "
+        f"{batch} sequences of {job.sequence_length:,} tokens, which is ${dollars:,.0f} per billion tokens. DDP does "
+        f"not fit: it lacks {_gib(-ddp.free_bytes)} GiB per GPU.",
+        f"**Which DeepSpeed release trains correctly?** {newest}, except [in a few settings]({FAULTS}). Releases "
+        f"{first} to {last.split(' ')[-1]} can [train incorrectly without an error message]"
         "(#releases-that-train-incorrectly-without-an-error-message).",
     ]
     return sentences.bullets(lines)
