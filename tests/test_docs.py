@@ -451,6 +451,23 @@ def test_the_try_prints_what_it_shows(tmp_path):
         assert printed[row] == pytest.approx(sizes, rel=0.05), completed.stdout
 
 
+@pytest.mark.slow
+@pytest.mark.launches
+def test_the_script_makes_what_the_first_table_examines(tmp_path):
+    folder = shutil.copytree(ROOT / "docs" / "examples", tmp_path / "examples")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = launching.environment({"PATH": path})
+    subprocess.run(["sh", "record.sh"], cwd=folder, env=environment, check=True, capture_output=True)
+    for command, answer in (
+        ("saved model", "empty (2): lm_head.weight, model.embed_tokens.weight"),
+        ("diff a b", "First difference: step 1, all 4 gradients"),
+    ):
+        words = [sys.executable, "-m", "study", *command.split()]
+        completed = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
+        assert completed.returncode == 1
+        assert answer in completed.stdout
+
+
 def _memory_rows(text: str) -> dict[tuple[str, ...], list[float]]:
     """Return the peak and its ratio by the columns before them. Times depend on the machine and are left out."""
     rows = re.findall(r"^(\w+ .*?)  +([\d.]+) MiB(?: +([\d.]+)x)?", text, re.MULTILINE)

@@ -195,7 +195,7 @@ def first_picture(ink: str) -> Figure:
 
 
 # What README shows of the public runs.
-PAIRS, MORE_GPUS = "a100-h100", "one-and-eight-h100-prefix"
+PAIRS, CLUSTERS, MORE_GPUS = "a100-h100", "h100-clusters", "one-and-eight-h100-prefix"
 ON_A100 = "lightning-minigpt"  # a source in which one program trained one model under several strategies
 NAMES_ON_A100 = {
     "DDP": "DDP",
@@ -216,6 +216,15 @@ def _difference(name: str, quantity: str) -> public_comparisons.Difference:
     return found
 
 
+def _spread(name: str, quantity: str) -> public_pairs.Spread:
+    """Return the spread of a quantity over the pairs of a comparison of public runs."""
+    (comparison,) = (each for each in public_comparisons.paired() if each.name == name)
+    pairs = public_pairs.pairs_of(comparison, archive.source(comparison.source))
+    spread = public_pairs.spread([getattr(pair, quantity) for pair in pairs])
+    assert spread is not None
+    return spread
+
+
 def strategies_on_a100() -> str:
     """Return the table of what others measured of DDP, ZeRO-2 and ZeRO-3 for one model on eight A100."""
     runs = {run.name: run for run in archive.source(ON_A100)}
@@ -229,11 +238,8 @@ def strategies_on_a100() -> str:
 
 def public_sentences() -> str:
     """Return the sentences of README about public runs."""
-    (comparison,) = (each for each in public_comparisons.paired() if each.name == PAIRS)
-    pairs = public_pairs.pairs_of(comparison, archive.source(comparison.source))
-    time, last = (public_pairs.spread([getattr(pair, name) for pair in pairs]) for name in ("time", "last"))
-    assert time is not None
-    assert last is not None
+    time, last = _spread(PAIRS, "time"), _spread(PAIRS, "last")
+    clusters = terminal.percent(abs(_spread(CLUSTERS, "time").median - 1))
     losses = [each for each in _public(MORE_GPUS).differences if each.quantity.startswith("evaluation loss")]
     assert all(each.verdict.startswith("within the margin") for each in losses)
     furthest = max(losses, key=lambda each: abs(each.relative))
@@ -241,13 +247,13 @@ def public_sentences() -> str:
     more_time = terminal.percent(_difference(MORE_GPUS, "GPU seconds").relative)
     lines = [
         f"**A100 and H100:** in {time.num} tests of Megatron-LM, a step on eight A100 takes {time.median:.1f} times as "
-        f"long as on eight H100 (median; {time.tenth:.1f} to {time.ninetieth:.1f} in eight of ten tests). In eight of "
-        f"ten tests, the last losses differ by less than "
-        f"{terminal.percent(max(abs(last.tenth), abs(last.ninetieth)), digits=1)}.",
+        f"long as on eight H100 (median; {time.tenth:.1f} to {time.ninetieth:.1f} in eight of ten tests). The last "
+        f"losses differ by less than {terminal.percent(max(abs(last.tenth), abs(last.ninetieth)), digits=1)} in eight "
+        f"of ten tests. For comparison, two clusters with H100 differ by {clusters} in time.",
         "**1 and 8 H100:** modded-nanogpt trains with the same batch on both, ten times each. The largest difference "
         f"of the held-out losses is {terminal.percent(abs(furthest.relative))}, which is within the spread of repeats. "
-        f"With gradients and optimizer states sharded, the 8 GPUs need {more_time} more GPU time in all, and "
-        f"{terminal.percent(-tensors)} less memory each.",
+        f"With gradients and optimizer states sharded, the 8 GPUs need {more_time} more GPU time in all, and each of "
+        f"them needs {terminal.percent(-tensors)} less memory.",
     ]
     return sentences.bullets(lines)
 
