@@ -96,18 +96,7 @@ def _of_series(said: str, what: str, strategy: str) -> Number:
     )
 
 
-def _default_bucket() -> str:
-    """Millions of elements in the buckets that the measured `zero3` runs had, as their records say."""
-    (elements,) = {
-        file.record.proof.reduce_bucket_size
-        for file in records.find([CPU / "peaks-real"])
-        if file.record.strategy == "zero3" and file.record.proof
-    }
-    return f"{elements / 1e6:g}"
-
-
 NUMBERS = [
-    Number("500", "million elements in the default buckets of `zero3`", "peaks-real", _default_bucket),
     Number("1.57", "peak of tensors of `zero3`, compared with DDP", "peaks-real", lambda: f"{_of_ddp()['zero3']:.2f}"),
     Number("0.56", "peak of tensors of `fsdp2`, compared with DDP", "peaks-real", lambda: f"{_of_ddp()['fsdp2']:.2f}"),
     Number("124", "million parameters: largest model under 3 GiB, `ddp`", "frontier", lambda: largest_models()["ddp"]),
@@ -287,14 +276,22 @@ def shown_options() -> dict[str, StrategyPrediction]:
     return _by_strategy(advice())
 
 
+def shown_best() -> StrategyPrediction:
+    """Return the recommended row."""
+    best = advice().recommended
+    assert best is not None
+    return best
+
+
 def _by_strategy(answer: Advice) -> dict[str, StrategyPrediction]:
     options = {option.strategy.name: option for option in answer.options}
     return {name: options[name] for name in STRATEGY_NAMES}
 
 
-def _batch(option: StrategyPrediction) -> str:
-    job = option.prediction.job
-    return f"{job.micro_batch_size} x {job.gradient_accumulation_steps}"
+def _dollars(option: StrategyPrediction) -> float:
+    dollars = option.prediction.dollars_per_billion_tokens
+    assert dollars is not None
+    return dollars
 
 
 def _gib(size: float) -> str:
@@ -307,45 +304,47 @@ def usable_gib() -> str:
 
 
 def strategies_picture(ink: str) -> Figure:
-    """Draw README's picture: the memory that one model needs on each GPU under each strategy, and the GPU's limit.
+    """Draw README's picture: memory, time and price of training one model under each strategy, and the GPU's limit.
 
     The figure is narrow and its letters are large, so that the letters are more than 10 pixels high on a phone.
     """
     options = shown_options()
     needed = [option.needed_bytes / 2**30 for option in options.values()]
-    figure, axes = plt.subplots(figsize=(4.5, 2.6), layout="constrained")
+    figure, axes = plt.subplots(figsize=(4.5, 2.75), layout="constrained")
     colors = [FITS_COLOR if option.fits else LACKS_COLOR for option in options.values()]
-    rows = [f"{STRATEGY_NAMES[name]}{f', {_batch(option)}' if option.fits else ''}" for name, option in options.items()]
-    bars = axes.barh(rows, needed, color=colors, height=0.68)
+    bars = axes.barh([STRATEGY_NAMES[name] for name in options], needed, color=colors, height=0.68)
+    limit = float(usable_gib())
     for bar, size, option in zip(bars, needed, options.values(), strict=True):
         place = bar.get_y() + bar.get_height() / 2
-        if option.fits:  # inside the bar, because the line of the limit is right beside it
-            axes.text(size - 2, place, f"{size:.1f}", color="white", fontsize=11, ha="right", va="center")
-        else:
-            axes.text(size + 2, place, f"{size:.1f}: too large", color=ink, fontsize=11, va="center")
-    limit = float(usable_gib())
+        axes.text(size - 2, place, f"{size:.1f}", color="white", fontsize=11, ha="right", va="center")
+        note = f"{option.seconds:.2f} s, ${_dollars(option):,.0f}" if option.fits else "too large"
+        note += ": recommended" if option is shown_best() else ""
+        axes.text(max(size, limit) + 3, place, note, color=ink, fontsize=11, va="center")
     axes.axvline(limit, color=ink, linewidth=1.2, linestyle="--")
-    below = len(bars) - 1.5
-    axes.text(limit + 3, below, f"usable memory\nof a GPU: {limit}", color=ink, fontsize=11, va="center")
-    axes.set_xlim(0, max(needed) * 1.42)
+    axes.set_xlim(0, max(needed) * 1.25)
     axes.invert_yaxis()
     axes.tick_params(colors=ink, labelsize=11, bottom=False, labelbottom=False, left=False)
     axes.spines[:].set_visible(False)
-    title = f"Training {MODEL_NAME} on {NUM_GPUS} H100:\npredicted memory per GPU (GiB)"
+    title = f"Training {MODEL_NAME} on {NUM_GPUS} H100 (predicted)"
     figure.suptitle(title, color=ink, fontsize=11.5, fontweight="bold", x=0.01, ha="left")
-    setting = "4 x 2: a micro batch of 4 and 2 accumulation steps.\n"
-    setting += "Each batch is the fastest that fits. Under DDP, none fits."
-    figure.supxlabel(setting, color=ink, fontsize=10.5, x=0.01, ha="left")
+    legend = f"Bars: GiB per GPU. Dashed line: usable memory ({limit} GiB).\n"
+    legend += "Right: time per step, and price of a billion tokens.\n"
+    legend += "Batches: the fastest that fit. Under DDP, none fits."
+    figure.supxlabel(legend, color=ink, fontsize=10.5, x=0.01, ha="left")
     plt.close(figure)
     return figure
 
 
 def picture() -> str:
     """Return README's picture with a text that says the same."""
-    parts = [f"{STRATEGY_NAMES[name]} {_gib(option.needed_bytes)}{'' if option.fits else ' (does not fit)'}"
-             for name, option in shown_options().items()]  # fmt: skip
-    text = f"Predicted memory per GPU for training {MODEL_NAME} on {NUM_GPUS} H100, in GiB: {', '.join(parts)}"
-    text += f". Usable memory of a GPU: {usable_gib()}"
+    parts = [
+        f"{STRATEGY_NAMES[name]} {_gib(option.needed_bytes)} GiB"
+        + (f", {option.seconds:.2f} s, ${_dollars(option):,.0f}" if option.fits else " (does not fit)")
+        for name, option in shown_options().items()
+    ]
+    text = f"Predictions for training {MODEL_NAME} on {NUM_GPUS} H100: memory per GPU, time per step and price of a "
+    text += f"billion tokens. {'; '.join(parts)}"
+    text += f". Usable memory of a GPU: {usable_gib()} GiB"
     return "\n".join(
         [
             "<picture>",
@@ -361,12 +360,8 @@ FAULTS = "docs/releases.md#faults-of-deepspeed-0198"
 
 def answers() -> str:
     """Return README's first two answers: the planner's recommendation for one model, and the releases to avoid."""
-    best = advice().recommended
-    ddp = shown_options()["ddp"]
-    assert best is not None
+    best, ddp = shown_best(), shown_options()["ddp"]
     assert not ddp.fits
-    dollars = best.prediction.dollars_per_billion_tokens
-    assert dollars is not None
     equal = [name for name, why in reasons.why_not(advice()).items() if why.endswith("either is fine")]
     assert equal
     names = " or ".join(STRATEGY_NAMES[name] for name in (best.strategy.name, *equal))
@@ -377,8 +372,8 @@ def answers() -> str:
     lines = [
         f"**Which strategy trains {MODEL_NAME} on {NUM_GPUS} H100?** {names}. We predict that a step with "
         f"{names.split()[0]} takes {best.seconds:.3g} s ({best.fastest_seconds:.2g} to {best.slowest_seconds:.2g}) for "
-        f"{batch} sequences of {job.sequence_length:,} tokens, which is ${dollars:,.0f} per billion tokens. DDP does "
-        f"not fit: it lacks {_gib(-ddp.free_bytes)} GiB per GPU.",
+        f"{batch} sequences of {job.sequence_length:,} tokens, which is ${_dollars(best):,.0f} per billion tokens. "
+        f"DDP does not fit: it lacks {_gib(-ddp.free_bytes)} GiB per GPU.",
         f"**Which DeepSpeed release trains correctly?** {newest}, except [in a few settings]({FAULTS}). Releases "
         f"{first} to {last.split(' ')[-1]} can [train incorrectly without an error message]"
         "(#releases-that-train-incorrectly-without-an-error-message).",
