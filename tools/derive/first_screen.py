@@ -21,17 +21,17 @@ import committed_runs
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import pandas as pd
-from committed_runs import CPU, learned, of_published_program, releases_with_fault, runs_by_strategy, speeds_by_strategy
+from committed_runs import CPU, learned, releases_with_fault, runs_by_strategy, speeds_by_strategy
 from matplotlib.figure import Figure
-from wording import STRATEGY_NAMES
+from wording import STRATEGY_NAMES, tabulate
 
 from study import planner, terminal
-from study.claims import defects
-from study.compare import frontier, public_comparisons, verdict
+from study.compare import frontier, public_comparisons, public_pairs, verdict
 from study.conformance import results
 from study.files import ROOT
 from study.planner import reasons
 from study.planner.choose import Advice, StrategyPrediction
+from study.public_runs import archive
 from study.records import find as records
 from study.report import by_machine, machine_plots, plots, sentences
 
@@ -96,33 +96,11 @@ def _of_series(said: str, what: str, strategy: str) -> Number:
     )
 
 
-def repaired_time() -> str:
-    """Return the step time of the repaired published program with ZeRO, relative to its side without ZeRO."""
-    return f"{1 + of_published_program(defects.MENDED, 'time').mean:.2f}"
-
-
-def _default_bucket() -> str:
-    """Millions of elements in the buckets that the measured `zero3` runs had, as their records say."""
-    (elements,) = {
-        file.record.proof.reduce_bucket_size
-        for file in records.find([CPU / "peaks-real"])
-        if file.record.strategy == "zero3" and file.record.proof
-    }
-    return f"{elements / 1e6:g}"
-
-
 NUMBERS = [
-    Number("500", "million elements in the default buckets of `zero3`", "peaks-real", _default_bucket),
     Number("1.57", "peak memory of tensors, `zero3` divided by DDP", "peaks-real", lambda: f"{_of_ddp()['zero3']:.2f}"),
     Number("0.56", "peak memory of tensors, `fsdp2` divided by DDP", "peaks-real", lambda: f"{_of_ddp()['fsdp2']:.2f}"),
     Number("124", "million parameters of DDP's largest model under 3 GiB", "frontier", lambda: largest_models()["ddp"]),
     _of_series("1.37", "time per step", "fsdp2"),
-    Number(
-        "1.63",
-        "time per step with ZeRO in the repaired program, compared with plain training",
-        "published program",
-        repaired_time,
-    ),
     Number(
         "0.17.2 to 0.17.5",
         "releases that almost stop training",
@@ -149,11 +127,7 @@ def table() -> Iterable[list[str]]:
     for number in NUMBERS:
         folder = CPU / number.study
         if not folder.exists():
-            folders = {
-                "conformance": ["[conformance](conformance/README.md)", "", "each cell once"],
-                "published program": ["[published program](published-program.md)", "", "1, 5"],
-            }
-            yield [number.said, number.what, *folders[number.study]]
+            yield [number.said, number.what, "[conformance](conformance/README.md)", "", "each setting once"]
             continue
         strategies = re.findall(r"`(\w+)`", number.what)
         runs = [file.record for file in records.find([folder]) if not strategies or file.record.strategy in strategies]
@@ -209,8 +183,15 @@ def first_picture(ink: str) -> Figure:
     return machine_plots.overview(compared.rows, compared.others, compared.best, headings, ink, title)
 
 
-# The comparisons of public runs that README's second screen shows.
-CARDS, MORE_GPUS = "zero3-a100-h100", "one-and-eight-h100-prefix"
+# What README shows of the public runs.
+PAIRS, CLUSTERS, MORE_GPUS = "a100-h100", "h100-clusters", "one-and-eight-h100-prefix"
+ON_A100 = "lightning-minigpt"  # a source in which one program trained one model under several strategies
+NAMES_ON_A100 = {
+    "DDP": "DDP",
+    "DeepSpeed-ZeRO-Stage-2": "ZeRO-2",
+    "DeepSpeed-ZeRO-Stage-3": "ZeRO-3",
+    "DeepSpeed-ZeRO-Stage-3-Offload": "ZeRO-3, with parameters and optimizer states on the host",
+}
 
 
 @cache
@@ -224,29 +205,44 @@ def _difference(name: str, quantity: str) -> public_comparisons.Difference:
     return found
 
 
-def _times(name: str, quantity: str) -> str:
-    """Return a ratio of times with its interval."""
-    each = _difference(name, quantity)
-    assert each.low is not None
-    assert each.high is not None
-    return f"{1 + each.relative:.2f} times ({1 + each.low:.2f} to {1 + each.high:.2f})"
+def _spread(name: str, quantity: str) -> public_pairs.Spread:
+    """Return the spread of a quantity over the pairs of a comparison of public runs."""
+    (comparison,) = (each for each in public_comparisons.paired() if each.name == name)
+    pairs = public_pairs.pairs_of(comparison, archive.source(comparison.source))
+    spread = public_pairs.spread([getattr(pair, quantity) for pair in pairs])
+    assert spread is not None
+    return spread
+
+
+def strategies_on_a100() -> str:
+    """Return the table of what others measured of DDP, ZeRO-2 and ZeRO-3 for one model on eight A100."""
+    runs = {run.name: run for run in archive.source(ON_A100)}
+    rows = []
+    for entry, name in NAMES_ON_A100.items():
+        totals, setting = runs[f"1-{entry}"].totals, runs[f"1-{entry}"].setting
+        assert (setting.gpu, setting.num_gpus, setting.parameters) == ("A100", 8, 1_000_000_000)
+        rows.append([name, f"{totals['peak_allocated_bytes'] / 2**30:.1f} GiB", f"{totals['seconds_per_step']:.2f} s"])
+    return tabulate(["strategy", "peak of allocated memory per GPU", "time per step"], rows)
 
 
 def public_sentences() -> str:
     """Return the sentences of README about public runs."""
+    time, last = _spread(PAIRS, "time"), _spread(PAIRS, "last")
+    clusters = terminal.percent(abs(_spread(CLUSTERS, "time").median - 1))
     losses = [each for each in _public(MORE_GPUS).differences if each.quantity.startswith("evaluation loss")]
     assert all(each.verdict.startswith("within the margin") for each in losses)
     furthest = max(losses, key=lambda each: abs(each.relative))
     tensors = _difference(MORE_GPUS, "peak of tensors").relative
     more_time = terminal.percent(_difference(MORE_GPUS, "GPU seconds").relative)
-    interval = " to ".join(f"{100 * (bound or 0.0):+.2f} %" for bound in (furthest.low, furthest.high))
     lines = [
-        f"**A100 and H100 under ZeRO-3 (1):** an A100 takes {_times(CARDS, 'GPU seconds per sample')} as long per "
-        "sample as an H100. There are ten runs on 64 A100, and ten on 32 H100, whose network is twice as fast.",
-        "**1 and 8 H100, same program and batch (modded-nanogpt):** with gradients and optimizer states sharded over "
-        f"8 GPUs, the held-out loss is the same apart from the spread of repeats: the largest difference is "
-        f"{100 * furthest.relative:+.2f} % ({interval}). The 8 GPUs need {more_time} more GPU time, and the "
-        f"peak of allocated memory per GPU is {terminal.percent(-tensors)} lower. Each was run ten times.",
+        f"**A100 and H100:** in {time.num} tests of Megatron-LM, a step on eight A100 takes {time.median:.1f} times as "
+        f"long as on eight H100 (median; {time.tenth:.1f} to {time.ninetieth:.1f} in eight of ten tests). The last "
+        f"losses differ by less than {terminal.percent(max(abs(last.tenth), abs(last.ninetieth)), digits=1)} in eight "
+        f"of ten tests. For comparison, two clusters with H100 differ by {clusters} in time.",
+        "**1 and 8 H100:** modded-nanogpt trains with the same batch on both, ten times each. The largest difference "
+        f"of the held-out losses is {terminal.percent(abs(furthest.relative))}, which is within the spread of repeats. "
+        f"With gradients and optimizer states sharded, the 8 GPUs need {more_time} more GPU time in all, and each of "
+        f"them needs {terminal.percent(-tensors)} less memory.",
     ]
     return sentences.bullets(lines)
 
@@ -280,14 +276,22 @@ def shown_options() -> dict[str, StrategyPrediction]:
     return _by_strategy(advice())
 
 
+def shown_best() -> StrategyPrediction:
+    """Return the recommended row."""
+    best = advice().recommended
+    assert best is not None
+    return best
+
+
 def _by_strategy(answer: Advice) -> dict[str, StrategyPrediction]:
     options = {option.strategy.name: option for option in answer.options}
     return {name: options[name] for name in STRATEGY_NAMES}
 
 
-def _batch(option: StrategyPrediction) -> str:
-    job = option.prediction.job
-    return f"{job.micro_batch_size} x {job.gradient_accumulation_steps}"
+def _dollars(option: StrategyPrediction) -> float:
+    dollars = option.prediction.dollars_per_billion_tokens
+    assert dollars is not None
+    return dollars
 
 
 def _gib(size: float) -> str:
@@ -300,45 +304,47 @@ def usable_gib() -> str:
 
 
 def strategies_picture(ink: str) -> Figure:
-    """Draw README's picture: the memory that one model needs on each GPU under each strategy, and the GPU's limit.
+    """Draw README's picture: memory, time and price of training one model under each strategy, and the GPU's limit.
 
     The figure is narrow and its letters are large, so that the letters are more than 10 pixels high on a phone.
     """
     options = shown_options()
     needed = [option.needed_bytes / 2**30 for option in options.values()]
-    figure, axes = plt.subplots(figsize=(4.5, 2.6), layout="constrained")
+    figure, axes = plt.subplots(figsize=(4.5, 2.75), layout="constrained")
     colors = [FITS_COLOR if option.fits else LACKS_COLOR for option in options.values()]
-    rows = [f"{STRATEGY_NAMES[name]}{f', {_batch(option)}' if option.fits else ''}" for name, option in options.items()]
-    bars = axes.barh(rows, needed, color=colors, height=0.68)
+    bars = axes.barh([STRATEGY_NAMES[name] for name in options], needed, color=colors, height=0.68)
+    limit = float(usable_gib())
     for bar, size, option in zip(bars, needed, options.values(), strict=True):
         place = bar.get_y() + bar.get_height() / 2
-        if option.fits:  # inside the bar, because the line of the limit is right beside it
-            axes.text(size - 2, place, f"{size:.1f}", color="white", fontsize=11, ha="right", va="center")
-        else:
-            axes.text(size + 2, place, f"{size:.1f}: too large", color=ink, fontsize=11, va="center")
-    limit = float(usable_gib())
+        axes.text(size - 2, place, f"{size:.1f}", color="white", fontsize=11, ha="right", va="center")
+        note = f"{option.seconds:.2f} s, ${_dollars(option):,.0f}" if option.fits else "too large"
+        note += ": recommended" if option is shown_best() else ""
+        axes.text(max(size, limit) + 3, place, note, color=ink, fontsize=11, va="center")
     axes.axvline(limit, color=ink, linewidth=1.2, linestyle="--")
-    below = len(bars) - 1.5
-    axes.text(limit + 3, below, f"usable memory\nof a GPU: {limit}", color=ink, fontsize=11, va="center")
-    axes.set_xlim(0, max(needed) * 1.42)
+    axes.set_xlim(0, max(needed) * 1.25)
     axes.invert_yaxis()
     axes.tick_params(colors=ink, labelsize=11, bottom=False, labelbottom=False, left=False)
     axes.spines[:].set_visible(False)
-    title = f"Training {MODEL_NAME} on {NUM_GPUS} H100:\npredicted memory per GPU (GiB)"
+    title = f"Training {MODEL_NAME} on {NUM_GPUS} H100 (predicted)"
     figure.suptitle(title, color=ink, fontsize=11.5, fontweight="bold", x=0.01, ha="left")
-    setting = "4 x 2: a micro batch of 4 and 2 accumulation steps.\n"
-    setting += "Each batch is the fastest that fits. Under DDP, none fits."
-    figure.supxlabel(setting, color=ink, fontsize=10.5, x=0.01, ha="left")
+    legend = f"Bars: GiB per GPU. Dashed line: usable memory ({limit} GiB).\n"
+    legend += "Right: time per step, and price of a billion tokens.\n"
+    legend += "Batches: the fastest that fit. Under DDP, none fits."
+    figure.supxlabel(legend, color=ink, fontsize=10.5, x=0.01, ha="left")
     plt.close(figure)
     return figure
 
 
 def picture() -> str:
     """Return README's picture with a text that says the same."""
-    parts = [f"{STRATEGY_NAMES[name]} {_gib(option.needed_bytes)}{'' if option.fits else ' (does not fit)'}"
-             for name, option in shown_options().items()]  # fmt: skip
-    text = f"Predicted memory per GPU for training {MODEL_NAME} on {NUM_GPUS} H100, in GiB: {', '.join(parts)}"
-    text += f". Usable memory of a GPU: {usable_gib()}"
+    parts = [
+        f"{STRATEGY_NAMES[name]} {_gib(option.needed_bytes)} GiB"
+        + (f", {option.seconds:.2f} s, ${_dollars(option):,.0f}" if option.fits else " (does not fit)")
+        for name, option in shown_options().items()
+    ]
+    text = f"Predictions for training {MODEL_NAME} on {NUM_GPUS} H100: memory per GPU, time per step and price of a "
+    text += f"billion tokens. {'; '.join(parts)}"
+    text += f". Usable memory of a GPU: {usable_gib()} GiB"
     return "\n".join(
         [
             "<picture>",
@@ -354,27 +360,22 @@ FAULTS = "docs/releases.md#faults-of-deepspeed-0198"
 
 def answers() -> str:
     """Return README's first two answers: the planner's recommendation for one model, and the releases to avoid."""
-    best = advice().recommended
-    ddp = shown_options()["ddp"]
-    assert best is not None
+    best, ddp = shown_best(), shown_options()["ddp"]
     assert not ddp.fits
-    dollars = best.prediction.dollars_per_billion_tokens
-    assert dollars is not None
     equal = [name for name, why in reasons.why_not(advice()).items() if why.endswith("either is fine")]
     assert equal
     names = " or ".join(STRATEGY_NAMES[name] for name in (best.strategy.name, *equal))
     newest = list(results.read("deepspeed"))[-1]
     first, last = releases_with_fault("autocast-norm").split(" ")[0], releases_with_fault("outputs-of-outputs")
-    precision, job = advice().request.chosen_precision, best.prediction.job
+    job = best.prediction.job
     batch = job.micro_batch_size * job.gradient_accumulation_steps * NUM_GPUS
-    setting = f"all weights in {precision}, {batch} sequences of {job.sequence_length:,} tokens per step"
     lines = [
-        f"**{MODEL_NAME} on {NUM_GPUS} H100** ({setting}): use {names}, which are about equally fast. For "
-        f"{names.split()[0]}, we predict {best.seconds:.3g} s per step ({best.fastest_seconds:.2g} to "
-        f"{best.slowest_seconds:.2g}), ${dollars:,.0f} per billion tokens, and {_gib(best.free_bytes)} GiB of each "
-        f"GPU stay free. DDP does not fit: it lacks {_gib(-ddp.free_bytes)} GiB per GPU.",
-        f"**DeepSpeed:** use {newest}, which has faults [in a few settings]({FAULTS}). "
-        f"Avoid {first} to {last.split(' ')[-1]}, which can [train incorrectly without an error message]"
+        f"**Which strategy trains {MODEL_NAME} on {NUM_GPUS} H100?** {names}. We predict that a step with "
+        f"{names.split()[0]} takes {best.seconds:.3g} s ({best.fastest_seconds:.2g} to {best.slowest_seconds:.2g}) for "
+        f"{batch} sequences of {job.sequence_length:,} tokens, which is ${_dollars(best):,.0f} per billion tokens. "
+        f"DDP does not fit: it lacks {_gib(-ddp.free_bytes)} GiB per GPU.",
+        f"**Which DeepSpeed release trains correctly?** {newest}, except [in a few settings]({FAULTS}). Releases "
+        f"{first} to {last.split(' ')[-1]} can [train incorrectly without an error message]"
         "(#releases-that-train-incorrectly-without-an-error-message).",
     ]
     return sentences.bullets(lines)

@@ -209,4 +209,5 @@ NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
     (PAGE, "threads"): threads,
     ("docs/why.md", "last_judged"): last_judged,
     ("docs/why.md", "unseen"): unseen,
+    ("README.md", "unseen"): unseen,
 }
