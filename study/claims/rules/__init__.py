@@ -46,7 +46,7 @@ def around(value: float, factor: float) -> tuple[float, float]:
     return value / factor, value * factor
 
 
-def against(ratio: float, band: tuple[float, float]) -> float:
+def log_distance_outside(ratio: float, band: tuple[float, float]) -> float:
     """Return how far a ratio is outside the expected range, as a logarithm. It is negative inside the range."""
     below = math.log(band[0] / ratio) if band[0] > 0 else -math.inf
     return max(below, math.log(ratio / band[1]) if ratio > 0 else -math.inf)
