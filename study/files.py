@@ -51,7 +51,7 @@ def require_clone(what: str) -> None:
     if not (ROOT / "pyproject.toml").is_file():
         address = f" from {REPOSITORY}" if REPOSITORY else ""
         raise Refusal(
-            f"{what} are only part of a clone of the project. Clone it{address}, and run in the clone: pip install -e ."
+            f"{what} are only in a clone of the project. Clone it{address}, and run in the clone: pip install -e ."
         )
 
 

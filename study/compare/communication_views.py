@@ -40,16 +40,16 @@ WORDS = {
 
 EXPLANATION = """\
 Ranks exchange gradients and parameters in every step. The tables show the bytes that rank 0 sent in a step after the
-warm-up, divided by the bytes of all parameters: as measured (sent), as theory predicts them message by message
-(theory), and according to the ZeRO paper (paper)."""
+warm-up, divided by the bytes of all parameters. They are measured (sent), predicted message by message (theory), and
+computed by the ZeRO paper's formulas (paper)."""
 COLUMNS = """\
 - sent: an all-reduce counts twice (arXiv:1910.02054, sec. 7.1). The factor (N - 1) / N of a ring is left out, so
-  two ranks send half of it.
+  that two ranks in fact send half of these bytes.
 - by gloo: the bytes that gloo, the backend for CPUs, sends. Its reduce-scatter is an all-reduce.
-- paper: its section 7, extended to gradient accumulation.
-- error: the bytes in which theory differs, summed over the kinds of collectives, divided by all bytes.
-- collectives: the number of messages of each kind. If theory has another number, it follows in parentheses.
-- DeepSpeed's all-reduce of 4 bytes for the norm at stage 0 is in neither number.
+- paper: the volume of section 7, extended to gradient accumulation.
+- error: the bytes by which theory is wrong, summed over the kinds of collectives and divided by all bytes.
+- collectives: the number of messages of each kind. If the predicted number differs, it follows in parentheses.
+- DeepSpeed's all-reduce of 4 bytes for the norm at stage 0 is left out of the measurement and of the prediction.
 - adapters (LoRA): theory leaves out messages of a few bytes, so its number of messages can be too low."""
 HEAD = ["strategy", "sent", "theory", "paper", "error", "by gloo", "collectives"]
 
@@ -61,7 +61,10 @@ def _sections(record_files: list[RecordFile]) -> list[str]:
     compared = [(r, predicted.messages(r)) for r in runs if r.collectives_per_step is not None]
     return [
         *_compared([c for _, c in compared if c is not None and (c.measured or c.predicted)]),
-        *_named("No shape is known of the models of", [r for r, messages in compared if messages is None]),
+        *_named(
+            "Not predicted, because the shapes of their models are unknown",
+            [r for r, messages in compared if messages is None],
+        ),
         *_named("Not measured (`--no-measure`)", unmeasured),
         *network_sections(record_files),
     ]
@@ -88,13 +91,20 @@ def _summary(cells: list[Messages]) -> list[str]:
     beyond = [c for c in cells if c.error > TOLERANCE]
     deviating = [c for c in cells if not c.is_equal_in_counts]
     equal = len(cells) - len(deviating)
-    lines = [f"{len(cells)} runs: bytes within {TOLERANCE:.0%} in {len(cells) - len(beyond)}, counts equal in {equal}."]
+    lines = [
+        f"Of {len(cells)} runs, {len(cells) - len(beyond)} sent the predicted bytes within "
+        f"{TOLERANCE:.0%}, and {equal} "
+        "issued the predicted numbers of collectives."
+    ]
     if worst.error:
-        lines.append(f"The worst in bytes is {worst.record.run_id}, {worst.error:.4%} off.")
+        lines.append(f"The largest error of the bytes is {worst.error:.4%}, in {worst.record.run_id}.")
     else:
-        lines.append("No byte differs in any.")
-    lines += [f"- beyond {TOLERANCE:.0%}: {c.record.run_id}, {c.error:.2%}" for c in beyond]
-    lines += [f"- other counts: {c.record.run_id}, {terminal.escape_markdown(_counts(c))}" for c in deviating]
+        lines.append("In every run, the predicted bytes are equal to the measured ones.")
+    lines += [f"- error above {TOLERANCE:.0%}: {c.record.run_id}, {c.error:.2%}" for c in beyond]
+    lines += [
+        f"- different numbers of collectives: {c.record.run_id}, {terminal.escape_markdown(_counts(c))}"
+        for c in deviating
+    ]
     return lines
 
 
@@ -148,13 +158,12 @@ COMMUNICATION = View("communication", "Traffic of a step", EXPLANATION, _section
 
 NETWORK_EXPLANATION = """\
 These tables show what a machine sends per step, and how long a step takes on a slower network. The runs are on CPUs
-with gloo. The machines of a laboratory are network namespaces on one computer. Bytes are those of one machine in
-one step, divided by the bytes of all parameters.
+with gloo. The machines of a laboratory are network namespaces on one computer. The tables show the bytes of one machine
+in one step, divided by the bytes of all parameters.
 
 - counted: what one rank requested; an all-reduce counts twice (arXiv:1910.02054, sec. 7.1).
-- by gloo: what gloo's algorithms send to other machines for that.
-- on the wire: the counter of the network interface. It counts one header per segment that the kernel passes on
-  whole.
+- by gloo: what gloo's algorithms send to other machines for this request.
+- on the wire: the bytes that the network interface counted. It counts one header per segment of the kernel.
 - by theory: the predicted collectives, sent by gloo.
 - NCCL's rings: the same collectives, sent by the rings of NCCL. This is predicted: no GPU has run it, and NCCL may
   use trees.
@@ -333,7 +342,7 @@ def _bytes(block: list[NetworkCell]) -> list[str]:
         rows.append(
             [f"`{strategy}`", f"{cells[0].counted:.3f}", f"{cells[0].by_gloo:.3f}",
              "unknown" if theirs is None else f"{theirs:.3f}", _range(wire, ".3f"), _range(over, "+.1%"),
-             f"{cells[0].by_nccl:.3f}", *(["no such run" if differs is None else f"{differs:.0e}"] if has_twin else [])]
+             f"{cells[0].by_nccl:.3f}", *(["not run" if differs is None else f"{differs:.0e}"] if has_twin else [])]
         )  # fmt: skip
     return terminal.markdown([*head, *(["loss, from one machine"] if has_twin else [])], rows)
 
@@ -350,7 +359,7 @@ def _seconds(block: list[NetworkCell]) -> list[str]:
     for strategy, cells in _by_strategy(block).items():
         of_rate = {cell.rate: cell for cell in cells}
         rows.append([f"`{strategy}`", *(_second(of_rate.get(rate), of_rate.get(math.inf)) for rate in rates)])
-    return terminal.markdown(["seconds a step", *map(shown_rate, rates)], rows)
+    return terminal.markdown(["seconds per step", *map(shown_rate, rates)], rows)
 
 
 def _second(cell: NetworkCell | None, free: NetworkCell | None) -> str:
@@ -371,4 +380,4 @@ def _paying(block: list[NetworkCell]) -> list[str]:
     ]
     if not rest:
         return []
-    return [f"At most {PAYS:g} times `{CONTROL}`'s step: {'; '.join(paying) or 'none'}.", ""]
+    return [f"Step time at most {PAYS:g} times that of `{CONTROL}`: {'; '.join(paying) or 'none'}.", ""]

@@ -173,8 +173,8 @@ def has_computed_buckets(r: Record) -> bool:
 def computed_buckets(runs: Iterable[Record]) -> list[str]:
     """Return lines for a page that name the runs whose DDP buckets were calculated. Empty if all were measured."""
     old = sorted({r.run_id for r in runs if has_computed_buckets(r)})
-    reason = "DDP's buckets are computed from the parameters, not measured, in these runs, which are older than that"
-    return [f"{reason} measurement: {', '.join(old)}.", ""] if old else []
+    reason = "In these older runs, DDP's buckets were not measured, and are computed from the parameters"
+    return [f"{reason}: {', '.join(old)}.", ""] if old else []
 
 
 def shown_adapter(r: Record) -> list[str]:
@@ -285,7 +285,7 @@ def why_untimed(r: Record) -> str | None:
     if (share_of_others(r) or 0.0) > MAX_FOREIGN_CPU_SHARE:  # an unknown share counts as 0
         return f"other programs took more than {100 * MAX_FOREIGN_CPU_SHARE:g} % of the processors"
     if math.isfinite(r.network_rate or math.inf):
-        return "the network had a rate, by which --view communication compares them"
+        return "the network had a limited rate (--view communication compares such runs)"
     return None
 
 

@@ -34,7 +34,7 @@ SMALLEST_PRINTED = 0.0005  # bytes per parameter below which a difference is not
 
 MOMENT_HEADINGS = {"stepping": "as the optimizer is about to step", "resting": "between two steps"}
 STATES_HEAD = ["strategy", "model states", "paper", "ratio", "parameters", "gradients", "optimizer states",
-               "communication buffers", "ratio with them"]  # fmt: skip
+               "communication buffers", "ratio with buffers"]  # fmt: skip
 
 STATES_EXPLANATION = """\
 Model states are the parameters, gradients and optimizer states that a rank keeps. The tables show them in bytes per
@@ -185,11 +185,12 @@ The memory of a training is largest at one moment of a step, its peak. The table
 GiB, for the rank with the highest peak, in a step after the warm-up.
 
 - theory: the predicted peak.
-- process: the largest memory of any whole process during training, including Python and the libraries.
-- parameters to communication buffers: what the rank keeps between two steps. more: the rest of the peak."""
+- process: the largest memory of any process during training, including Python and the libraries.
+- parameters to communication buffers: what the rank keeps between two steps.
+- more: the rest of the peak."""
 CROSSINGS = """\
-The smallest model, among those that were run, from which on a strategy's peak is below that of {}; and the same
-according to theory."""
+The smallest of the tested models from which on a strategy's peak is below that of {}: as measured, and as predicted by
+theory."""
 
 
 class Crossing(NamedTuple):
@@ -233,7 +234,7 @@ def _parts_sections(record_files: list[RecordFile]) -> list[str]:
     for (workload, precision, world_size, batch), runs in _by_setting(record_files):
         setting = f"{precision}, {terminal.count(world_size, 'process', 'processes')}"
         strategies = in_order(run.record.strategy for run in runs)
-        lines += [f"## {terminal.escape_markdown(workload)}, {setting}, {batch} sequences a step", ""]
+        lines += [f"## {terminal.escape_markdown(workload)}, {setting}, {batch} sequences per step", ""]
         for size, members in groupby(runs, key=lambda run: run.record.size):
             of_size = sorted(members, key=lambda run: strategies.index(run.record.strategy))
             lines += [f"### {workload} {size}, {of_size[0].num_params:,} parameters, {setting}", ""]
@@ -243,7 +244,7 @@ def _parts_sections(record_files: list[RecordFile]) -> list[str]:
                 rows.append([run.record.strategy, *map(terminal.gib, columns)])
             lines += [*terminal.markdown(head, rows), ""]
         if crossing_rows := _crossings(runs):
-            lines += [f"### From which size on, {workload}, {setting}", "", CROSSINGS.format(CONTROL), ""]
+            lines += [f"### Smallest model that saves memory, {workload}, {setting}", "", CROSSINGS.format(CONTROL), ""]
             cells = [row[-3:] for row in crossing_rows]
             lines += [*terminal.markdown(["strategy", "measured", "by theory"], cells), ""]
     return lines
@@ -312,9 +313,9 @@ moment, on GPU and host together.
 - measured: the bytes on the rank that uses the most memory, in a step after the warm-up.
 - theory: the bytes and the moment that `study/theory/peaks.py` predicts."""
 PEAKS_COLUMNS = """\
-On a CPU, PyTorch's allocator counts the bytes, and DDP's buckets are added if no gradient is stored in them. "too
-large by": an upper bound of what the measurement counts too much, because threads of gloo release some tensors only
-at the end of the step. In older records, the bound is everything that the collectives worked on."""
+On a CPU, PyTorch's allocator counts the bytes, and DDP's buckets are added if no gradient is stored in them. Threads
+of gloo release some tensors only at the end of the step, so that the measurement can be too large. "too large by" is
+the most by which it can be. In older records, this bound includes all tensors of the collectives."""
 PEAKS_HEAD = ["strategy", "batch x tokens", "measured, MB", "theory, MB", "error", "too large by, MB", "differs in",
               "highest at"]  # fmt: skip
 
@@ -331,9 +332,10 @@ def _peaks_summary(cells: list[StepPeak]) -> str:
     worst = max(cells, key=lambda c: abs(c.error))
     within, nearly = (sum(abs(c.error) <= limit for c in cells) for limit in (TARGET_ERROR, MAX_ERROR))
     return (
-        f"{len(cells)} runs: {within} within {TARGET_ERROR:.0%}, {len(cells) - nearly} beyond {MAX_ERROR:.0%}; the "
-        f"worst is {worst.record.run_id}, {worst.error:+.1%}. Beyond what may be counted too much the worst is "
-        f"{max((c.error_beyond for c in cells), key=abs):+.1%}."
+        f"Of {len(cells)} predictions, {within} have an error of at most {TARGET_ERROR:.0%}, and "
+        f"{len(cells) - nearly} of "
+        f"more than {MAX_ERROR:.0%}. The largest error is {worst.error:+.1%}, in {worst.record.run_id}. The largest "
+        f"error that a too large measurement cannot explain is {max((c.error_beyond for c in cells), key=abs):+.1%}."
     )
 
 
@@ -374,15 +376,15 @@ PEAKS = View("peaks", "Peak memory of a step", PEAKS_EXPLANATION, _peaks_section
 # ---------------------------------------------------------------- theory's errors, by strategy
 
 THEORY_EXPLANATION = """\
-Theory predicts model states, traffic and the peak of a step before a run starts. Each table compares it with every
-run here that ended well and measured the quantity, for all models that theory knows. No run is left out. Errors are
-relative to the measurement. The median is that of absolute errors, and the worst error is shown with its run."""
+Theory predicts model states, traffic and the peak of a step before a run starts. The tables compare these predictions
+with every finished run that measured the quantity, for all models that theory knows. Errors are relative to the
+measurement. The median is the median of the absolute errors. The worst error is shown with its run."""
 PEAKS_NOTE = """\
 PyTorch's profiler counts the peak on a CPU. It does not notice when a thread of gloo releases a tensor, and counts
-the tensor until the end of the step. Newer runs wait for these threads and record what was missed. For older runs
-of several processes, the excess is at most what the collectives of the step worked on. "counted too much, at most":
-the largest such share of a measured peak. "worst beyond it": the worst error that this cannot explain. If theory is
-above the measurement, the whole difference counts as an error."""
+the tensor until the end of the step. Newer runs wait for these threads and record this excess. For older runs of
+several processes, the excess is at most the size of all tensors in the step's collectives. "excess, at most" is the
+largest excess as a share of a measured peak. "worst without excess" is the worst error that the excess cannot explain.
+If theory is above the measurement, the whole difference counts as an error."""
 
 
 class Error(NamedTuple):
@@ -428,10 +430,15 @@ def _errors(record_files: Iterable[RecordFile]) -> Errors:
 def _theory_sections(record_files: list[RecordFile]) -> list[str]:
     """Return three tables of errors, with one row per strategy and a last row for all strategies."""
     every = _errors(record_files)
-    head = ["strategy", "runs", "median error", "worst error", "the worst run"]
-    peaks_head = [*head[:-1], "counted too much, at most", "worst beyond it", head[-1]]
+    head = ["strategy", "runs", "median error", "worst error", "run with the worst error"]
+    peaks_head = [*head[:-1], "excess, at most", "worst without excess", head[-1]]
     return [
-        *("## Model states and buffers, of the worse moment", "", *_errors_table(head, every.states, 4), ""),
+        *(
+            "## Model states and buffers, at the moment with the larger error",
+            "",
+            *_errors_table(head, every.states, 4),
+            "",
+        ),
         *("## Messages of a step, in bytes", "", *_errors_table(head, every.messages, 4), ""),
         *("## Peak of a step", "", PEAKS_NOTE, "", *_errors_table(peaks_head, every.peaks, 1), ""),
     ]
@@ -439,7 +446,7 @@ def _theory_sections(record_files: list[RecordFile]) -> list[str]:
 
 def _errors_table(head: list[str], run_errors: list[Error], digits: int) -> list[str]:
     if not run_errors:
-        return ["No run here measured it."]
+        return ["No run measured this quantity."]
     names = in_order({error.strategy for error in run_errors})
     rows = [
         _of_strategy(name, [error for error in run_errors if error.strategy == name], head, digits) for name in names

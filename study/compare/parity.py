@@ -40,7 +40,7 @@ HEAD = ["run", f"within {WITHIN:g}", "loss", "gradient norm", "sums", "weights a
 
 LEARNED = f"""\
 - first losses, last losses: means over the first and the last {STEPS_AT_AN_END} steps (in a shorter run, over a
-  third of the steps). If the losses rise under all strategies, no strategy is the cause.
+  third of the steps). If the losses rise under all strategies, the strategies are not the cause.
 - held out: evaluated on examples that were not trained on.
 - s/step: the slowest rank's median, without warm-up and without the step in which memory is measured. On a shared
   machine, times cannot be compared."""
@@ -62,7 +62,7 @@ def _sections(record_files: list[RecordFile]) -> list[str]:
             box = f", {ordered[0].record.box}" if several_machines else ""
             lines += [f"## {escape_markdown(heading(ordered[0].record))}{box}", "", *markdown(HEAD, rows), ""]
     if alone := [f"{r.run_id}{shown_arithmetic(r)}" for r in (group[0].record for group in groups if len(group) == 1)]:
-        lines += [f"Nothing to compare with: {escape_markdown(', '.join(alone))}.", ""]
+        lines += [f"These runs have no run to compare with: {escape_markdown(', '.join(alone))}.", ""]
     return lines + _learned(runs)
 
 
@@ -213,8 +213,8 @@ def _steps(file: RecordFile, reference: RecordFile) -> tuple[float | None, float
     steps, reference_steps = (steps_of(run_file) for run_file in (file, reference))
     if [line["step"] for line in steps] != [line["step"] for line in reference_steps]:
         raise Refusal(
-            f"{file.where}: {len(steps)} steps, {reference.where} has {len(reference_steps)}. Run the shorter one "
-            "again."
+            f"{file.where} has {len(steps)} steps, but {reference.where} has {len(reference_steps)}. Run "
+            "the shorter training again."
         )
     pairs = list(zip(steps, reference_steps, strict=True))
     loss, grad_norm = (_largest([(a[key], b[key]) for a, b in pairs]) for key in ("loss", "grad_norm"))

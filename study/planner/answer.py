@@ -83,9 +83,10 @@ def _short(options: Sequence[StrategyPrediction]) -> list[str]:
         return []
     whose = "all" if len(short) == len(options) else ", ".join(option.strategy.name for option in short)
     warning = (
-        f"short steps ({whose}): they compute for less than {1e3 * choose.SHORTEST:g} ms per layer and micro step, so "
-        "most of the time may go into launching kernels, which the prediction hardly includes. Published steps of this "
-        "kind took 1.3 to 6.1 times as long as predicted (median 3.6), so the predicted time has no upper limit"
+        f"short steps ({whose}): these strategies compute for less than {1e3 * choose.SHORTEST:g} ms per "
+        "layer and micro step, so launching kernels may take most of the time, and the prediction hardly "
+        "includes it. Published short steps took 1.3 to 6.1 times as long as predicted (median 3.6), so "
+        "the predicted time has no upper limit"
     )
     lacks = dict.fromkeys(lack for option in short for lack in option.prediction.step.evidence.lacks)
     return [warning, *([f"there is no published time for {' or for '.join(lacks)}"] if lacks else [])]

@@ -102,11 +102,12 @@ def sentences(calibration: Calibration) -> list[str]:
     """Return what the measured time means."""
     measured, factor = calibration.measured, calibration.factor
     step = measured.prediction.step
-    high = "without an upper end" if measured.is_rough else f"to {significant(step.high, 2)} s"
+    high = "without an upper limit" if measured.is_rough else f"to {significant(step.high, 2)} s"
     where = "inside" if calibration.is_inside else "outside"
     lines = [
-        f"Measured: {significant(calibration.seconds)} s per step with {measured.strategy.name}, {factor:.2f} times "
-        f"the predicted {significant(step.total)} s, and {where} its interval ({significant(step.low, 2)} s {high})."
+        f"Measured: {significant(calibration.seconds)} s per step with {measured.strategy.name}, "
+        f"{factor:.2f} times the predicted {significant(step.total)} s. It is {where} the predicted "
+        f"interval ({significant(step.low, 2)} s {high})."
     ]
     if not measured.fits:
         lines.append("The prediction says that this training does not fit, but your run shows that it does.")
@@ -118,7 +119,7 @@ def sentences(calibration: Calibration) -> list[str]:
     elif factor < 1 - CLOSE and not calibration.is_inside:
         lines.append(
             "A step that is much shorter than predicted often computes less: a smaller batch, shorter sequences, or "
-            "fewer trained parameters than the question has."
+            "fewer trained parameters than the options of this command state."
         )
     return lines
 

@@ -29,7 +29,7 @@ def answer_of_numbers(numbers: NumbersOfGpus) -> str:
     """Return one or two sentences: how many GPUs a model needs, and how many are comfortable."""
     machines, name = numbers.machines, numbers.fewest.shape.name
     if not machines:
-        return f"{name} does not fit on any number of these GPUs. Name a number with --gpus to see what would help."
+        return f"{name} does not fit on any number of these GPUs. Add --gpus with a number to see what would help."
     first, comfortable = machines[0], next((each for each in machines if each.is_comfortable), None)
     if first is comfortable:
         sentence = f"{_count(first)} {'is' if first.num_gpus == 1 else 'are'} enough for {name}: {_state(first)}."
@@ -71,7 +71,7 @@ def text_of_numbers(numbers: NumbersOfGpus, everything: bool = False) -> str:
         lines += ["", *table, "", *wrapped([_legend(machines), *_prices(machines)])]
     if everything or not machines:
         return "\n".join([*lines, "", advice_text.text_of_fewest(fewest)])
-    more = "--all shows how many GPUs each strategy needs, and what is assumed."
+    more = "--all shows how many GPUs each strategy needs, and all assumptions."
     return "\n".join([*lines, "", more])
 
 
@@ -224,7 +224,10 @@ def text_of_comparison(comparison: Comparison, everything: bool = False) -> str:
         "are compared in one node only."
     ]
     if comparison.without_price:
-        notes.append(f"No price is known for {', '.join(comparison.without_price)}. Name them with --gpu.")
+        notes.append(
+            f"No price is known for these GPUs, so they are left out: "
+            f"{', '.join(comparison.without_price)}. Name them with --gpu."
+        )
     if len(kept) > len(shown):
         notes.append(f"--all shows {len(kept) - len(shown)} more machines.")
     return "\n".join(

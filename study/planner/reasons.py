@@ -87,8 +87,8 @@ def _is_host_assumed(advice: Advice) -> bool:
 # What a change of another kind of training costs, besides time.
 _LOST_UPDATES = (
     "Pure bf16 keeps no fp32 copy of the weights: a weight has 8 significant bits, so rounding removes every update "
-    "below 1/512 of the weight, and the loss may stop falling (arXiv:2010.06192). Compare the loss with that of a "
-    "short run that keeps fp32 copies, or use an optimizer with stochastic rounding (torchao.optim.AdamW8bit(..., "
+    "below 1/512 of the weight, and the loss may stop falling (arXiv:2010.06192). Compare the loss with "
+    "that of a short run with fp32 copies, or use an optimizer with stochastic rounding (torchao.optim.AdamW8bit(..., "
     "bf16_stochastic_round=True)) or with Kahan summation"
 )
 
@@ -148,7 +148,7 @@ def _whole_sequences(advice: Advice) -> str | None:
     if advice.request.sequence_ranks > 1:
         return "Use more GPUs that share each sequence, shorter sequences, or GPUs with more memory."
     return (
-        f"Only adding GPUs does not help, because each GPU computes whole sequences of {length:,} tokens. Use shorter "
+        f"More GPUs alone do not help, because each GPU computes whole sequences of {length:,} tokens. Use shorter "
         "sequences, GPUs with more memory, or more GPUs that share each sequence (--context-parallel for FSDP2, "
         "--sequence-parallel for ZeRO)."
     )

@@ -201,7 +201,7 @@ def _what_became_of_swap(run: Run) -> str | None:
         return None
     if not folder.is_dir():
         return f"{folder} {REMOVED}"
-    return f"{folder}: {why_not_writable(folder, 1 << 20) or 'a file is shorter than what was swapped out'}"
+    return f"{folder}: {why_not_writable(folder, 1 << 20) or 'a file is shorter than the data that was swapped out'}"
 
 
 def _let_agree(path: Path, end: Exit) -> None:

@@ -107,7 +107,7 @@ def forgive(result: Comparison, saved: Saved) -> None:
 def report(result: Comparison) -> None:
     """Enter the findings of a comparison into it."""
     if not result.num_compared:
-        result.unchecked.append(f"the values: no tensor has a name that {result.other} also has")
+        result.unchecked.append(f"the values, because no tensor has the same name in {result.other}")
         return
     if result.different:
         largest = max(result.different.values(), key=lambda value: -1.0 if value != value else value)
@@ -162,7 +162,7 @@ def difference_text(result: Comparison) -> str:
         (result.rounded, "are identical after rounding to the narrower type"),
         (result.close, "are the same within the rounding of their type"),
         (list(result.different), "are different"),
-        (list(result.reshaped), "have another shape"),
+        (list(result.reshaped), "have a different shape"),
     )
     first, *further = [(len(names), relation) for names, relation in kinds if names]
     texts = [

@@ -185,7 +185,7 @@ def guarded(saved: Saved, what: str) -> Iterator[None]:
     except Refusal:
         raise
     except OverLimit as limit:
-        saved.wrong("unreadable", f"{what} could not be checked: the check was ended because it needs {limit}.")
+        saved.wrong("unreadable", f"{what} could not be checked. The check was ended, because it needs {limit}.")
     except Exception as error:  # foreign content may raise anything
         reason = f"{type(error).__name__}: {first_line(error)}"
         saved.wrong("unreadable", f"{what} could not be checked, because its content is not as expected ({reason}).")

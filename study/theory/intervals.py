@@ -124,8 +124,8 @@ class Evidence:
             f"A real step should take between {1 / self.spread:.2f} and {self.spread:g} times the predicted time. This "
             f"range is based on {self.cases} step times that {self.sources} sources published ({rows}). To test it, we "
             f"predicted each of these times {models}. The median error of these predictions is {100 * self.median:.0f} "
-            f"%, and the largest is {100 * abs(self.worst):.0f} %. We also calculated the range without each "
-            f"predicted time: it then contained {self.held} of {self.tried} published times"
+            f"%, and the largest is {100 * abs(self.worst):.0f} %. We also calculated the range without "
+            f"the time that it is tested on. This range contained {self.held} of {self.tried} published times"
         )
 
 

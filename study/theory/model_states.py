@@ -31,60 +31,50 @@ SWAP_AT_LEAST_BYTES = 1 << 20  # swap_tensor/constants.py, MIN_AIO_BYTES; the st
 SWAP_ALIGNMENT_BYTES = 1024  # the same, AIO_ALIGNED_BYTES, with one thread for a request
 
 REASONS: dict[str, str] = {
-    "ddp-buckets": "DistributedDataParallel keeps flat buckets as large as the gradients beside them, because "
-    "`gradient_as_bucket_view` is off by default.",
-    "ddp-buckets-stay": "DistributedDataParallel's buckets stay allocated between steps, also where the gradients are "
+    "ddp-buckets": "DistributedDataParallel keeps flat buckets in addition to the gradients, which take the same "
+    "memory, because `gradient_as_bucket_view` is off by default.",
+    "ddp-buckets-stay": "DistributedDataParallel's buckets stay allocated between steps, even if the gradients are "
     "views of them (`gradient_as_bucket_view`).",
     "master-copy": "DeepSpeed keeps a master copy of every partition, even if the parameters are already in fp32. "
-    "Therefore, "
-    "in fp32, the optimizer states take 12 bytes per parameter before sharding, and not 8. (Stage 3 is meant to use "
-    "the "
-    "parameters themselves as the master copy. But its check compares a device object with a device name, and "
-    "therefore "
-    "always fails.)",
+    "Therefore, in fp32, the optimizer states take 12 bytes per parameter before sharding, and not 8. (Stage 3 is "
+    "meant to use the parameters themselves as the master copy. But its check compares a device object with a device "
+    "name, and therefore always fails.)",
     "stage1-partition": "At stages 1 and 2, a DeepSpeed process has already freed the gradients outside its own "
-    "partition "
-    "when the optimizer's step begins. In the paper, stage 1 keeps all gradients.",
+    "partition when the optimizer's step begins. In the paper, stage 1 keeps all gradients.",
     "fp32-gradients": "Gradients are accumulated in fp32 (`accumulation_dtype`), which takes 4 bytes per parameter. "
-    "The "
-    "paper counts 2.",
-    "bf16-optimizer": "Stage 1 with bf16 parameters and fp32 accumulation is another engine (`BF16_Optimizer`). It "
-    "permanently keeps fp32 gradients of the whole model, in addition to the bf16 gradients.",
+    "The paper counts 2.",
+    "bf16-optimizer": "For stage 1 with bf16 parameters and fp32 accumulation, DeepSpeed uses another optimizer class "
+    "(`BF16_Optimizer`). It permanently keeps fp32 gradients of the whole model, in addition to the bf16 gradients.",
     "fp32-gradient-copy": "The optimizer steps on an fp32 copy of the first group's 16-bit gradients.",
-    "gradient-buffer": "Stages 1 and 2 flatten the first parameter group's gradients into a copy, while views of the "
-    "second group keep alive the buffer with all gradients of the rank; a parameter that crosses the edge of a "
-    "partition is in it whole.",
-    "flat-gradient-copy": "At stage 3, DeepSpeed copies the gradients of the parameter group that it is updating "
-    "into one "
-    "flat tensor. This copy exists in addition to the gradient buffer.",
+    "gradient-buffer": "Stages 1 and 2 copy the gradients of the first parameter group into a flat tensor. Meanwhile, "
+    "views of the second group's gradients keep the buffer with all gradients of the rank in memory. "
+    "This buffer contains the whole gradient of a parameter that crosses the edge of a partition.",
+    "flat-gradient-copy": "At stage 3, DeepSpeed copies the gradients of the parameter group that it is updating into "
+    "one flat tensor. This copy exists in addition to the gradient buffer.",
     "offload-gradients-stay": "If the optimizer is offloaded, the fp32 gradient buffer on the host stays allocated.",
-    "offload-second-gradients": "If the optimizer is offloaded, gradients are stored twice: in the place where they "
+    "offload-second-gradients": "If the optimizer is offloaded, gradients are stored twice: in the buffer where they "
     "were accumulated, and in an fp32 buffer on the host.",
-    "offload-accumulated": "Under accumulation, stage 2 with the optimizer offloaded keeps each gradient that lies in "
-    "the rank's partition, in part or whole, once more on the host, whole and for good (`accumulated_grads_in_cpu`); "
-    "not where 16-bit gradients are accumulated in fp32.",
+    "offload-accumulated": "If stage 2 accumulates gradients and offloads the optimizer, it permanently keeps a "
+    "second copy on the host of each gradient of which at least a part is in the rank's partition "
+    "(`accumulated_grads_in_cpu`). It does not keep these copies if 16-bit gradients are accumulated in fp32.",
     "stage3-gradients-stay": "Stage 3 keeps the buffer of its partition's gradients between steps.",
     "on-disk": "Shards of at least 1 MiB are swapped to NVMe, and are then not in memory. The exception is the "
-    "parameter "
-    "group that is updated next: it has already been read back into memory.",
+    "parameter group that is updated next: it has already been read back into memory.",
     "swap-buffers": "Shards that are read back from NVMe are stored in buffers as large as the largest parameter "
-    "group, even "
-    "if the group is smaller.",
+    "group, even if the group is smaller.",
     "reduce-bucket": "Stage 3 permanently allocates a buffer of `reduce_bucket_size` elements. The default is 5e8 "
-    "elements "
-    "for every model.",
+    "elements for every model.",
     "persistent-parameters": "Between steps, stage 3 keeps parameters of at most `param_persistence_threshold` "
-    "elements "
-    "unsharded, in addition to their shards.",
-    "fsdp-masters": "FSDP2's fp32 shards are parameters and masters in one, and gradients are reduced to fp32 shards: "
-    "4, 4 and 8 bytes, where the paper counts 2, 2 and 12.",
-    "uneven-rows": "FSDP2 shards by rows. Where they do not divide, ranks hold unequal shares of gradients and of "
-    "optimizer states, and all pad their parameters to the largest share.",
-    "step-counts": "torch's AdamW counts the steps of each parameter, in 4 bytes.",
-    "secondary-partition": "From its first release until the optimizer has stepped, a parameter is there once more, "
-    "sharded over a group of the ranks only (ZeRO++'s hpZ, `zero_hpz_partition_size`).",
+    "elements unsharded, in addition to their shards.",
+    "fsdp-masters": "FSDP2's fp32 shards are both parameters and master weights, and gradients are reduced to fp32 "
+    "shards. Parameters, gradients and optimizer states take 4, 4 and 8 bytes, but the paper counts 2, 2 and 12.",
+    "uneven-rows": "FSDP2 shards by rows. If the rows cannot be divided equally, ranks hold unequal shares of "
+    "gradients and of optimizer states, and all ranks pad their parameters to the largest share.",
+    "step-counts": "torch's AdamW stores the number of steps of each parameter, in 4 bytes.",
+    "secondary-partition": "From its first release until the optimizer has stepped, a parameter has a second copy, "
+    "which is sharded only over a group of the ranks (ZeRO++'s hpZ, `zero_hpz_partition_size`).",
     "padding": "Partitions are padded to equal lengths.",
-    "optimizer": "Another optimizer than Adam, which the paper counts, keeps less of each parameter.",
+    "optimizer": "The paper counts the states of Adam. The states of this optimizer take less memory.",
 }
 
 

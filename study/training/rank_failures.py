@@ -90,7 +90,10 @@ def stalled_by(missing: list[int], run: Run) -> Stalled:
 
 def lost_ranks(missing: list[int], run: Run) -> MachineLost:
     """Return the error that names the ranks that disappeared without a report."""
-    return MachineLost(f"the connection to {_named(missing, run)} was lost without a report. Look at that machine")
+    return MachineLost(
+        f"the connection to {_named(missing, run)} was lost without an error message. "
+        "Look at the output on that machine"
+    )
 
 
 def _named(ranks: list[int], run: Run) -> str:
