@@ -267,7 +267,7 @@ FAULTS = {
     "no_flow": Fault(DDP, {"before_wrap": flowing("blocks.0", 0.0)}, "gradient", "blocks.0.down", 0.0),
     "not_divided": Fault(DDP2, {"scale": lambda _: 2.0}, "gradient", "", 2.0, "factor is 2, the number of"),
     "divided_twice": Fault(DDP2, {"scale": lambda _: 0.5}, "gradient", "", 0.5),
-    "divided_twice_zero2": Fault(Case("zero2", 2), {"scale": lambda _: 0.5}, "gradient", "", 0.5, "1/2, one over"),
+    "divided_twice_zero2": Fault(Case("zero2", 2), {"scale": lambda _: 0.5}, "gradient", "", 0.5, "the factor is 1/2"),
     "summed_over_ranks": Fault(FSDP2, {"scale": lambda _: 2.0}, "gradient", "", 2.0),
     "still_scaled": Fault(DDP, {"scale": lambda _: 1024.0}, "gradient", "", 1024.0, "loss scale"),
     "a_micro_batch_lost": Fault(DDP2, {"scale": lambda number: float(number)}, "gradient", "head.weight"),

@@ -114,8 +114,8 @@ def test_a_damaged_one_is_named_and_the_one_before_it_taken(harm, named, tmp_pat
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"learning_rate": 2e-3}, "its learning_rate is 0.001, this run's 0.002"),
-        ({"max_steps": 15}, "its max_steps is 14, this run's 15"),
+        ({"learning_rate": 2e-3}, "its learning_rate is 0.001, but that of this run is 0.002"),
+        ({"max_steps": 15}, "its max_steps is 14, but that of this run is 15"),
         ({"strategy": "ddp"}, "its strategy is single, this run's ddp"),
     ],
 )
@@ -183,7 +183,7 @@ def test_what_was_not_taken_is_set_aside(tmp_path):
 
 def test_a_path_of_the_last_step_is_refused(tmp_path):
     last = a_checkpoint(a_run(tmp_path / "other"), 14)
-    with pytest.raises(Refusal, match=r"it is of step 14, after which this run has none of its own"):
+    with pytest.raises(Refusal, match=r"it is of step 14, but this run ends"):
         chosen(a_run(tmp_path / "run", resume=str(last)))
 
 

@@ -146,7 +146,7 @@ def test_a_file_as_the_launcher_has_read_it(bare, path):
         ("zero3", "init_flag: true", "init_flag: false", "ZERO3_INIT=true, but now it is False"),
         ("zero3_cpu_offload", "  offload_param_device: cpu\n", "", "OFFLOAD_PARAM_DEVICE=cpu, but now it is None"),
         ("zero2_tuned", "zero2_tuned.json", "zero3_tuned.json", "CONFIG_FILE=accelerate_configs/zero2_tuned.json"),
-        ("fsdp2_hybrid", "replicate_size: 2", "replicate_size: 4", "DP_REPLICATE_SIZE=2, but now it is 4"),
+        ("fsdp2_hybrid", "replicate_size: 2", "replicate_size: 4", "DP_REPLICATE_SIZE=2, but now the value is 4"),
         ("ddp", "mixed_precision: 'no'", "mixed_precision: bf16", "MIXED_PRECISION=no, but now it is bf16"),
     ],
 )
@@ -256,7 +256,7 @@ def test_a_library_from_elsewhere_is_refused(path, monkeypatch, library):
     monkeypatch.syspath_prepend(path)
     for name in [name for name in sys.modules if name.partition(".")[0] == library]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(Refusal, match=rf"{library}: would be imported from {path}"):
+    with pytest.raises(Refusal, match=rf"{library}: .* would be imported from {path}"):
         imports.check(TRAIN)
 
 

@@ -194,5 +194,5 @@ def test_a_result_whose_files_are_anothers_is_none(tmp_path, change, message):
 
 def test_steps_that_do_not_follow_one_another_are_no_result(tmp_path):
     lines = [LINES[0], LINES[0]]
-    with pytest.raises(Failed, match="its steps are not 1 to 2, one after another"):
+    with pytest.raises(Failed, match="its steps are not numbered from 1 to 2"):
         journal.digests_of_files(written(tmp_path, lines), lines, CONFIGURATION, is_result=True)

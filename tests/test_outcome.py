@@ -130,7 +130,7 @@ CASES = {
     "a segmentation fault": ended("crashed", "rank 1 was ended by SIGSEGV", told=INTERRUPTED, stderr=RANK_CRASHED),
     "ended by somebody": ended("crashed", "Interrupted: interrupted by SIGTERM", told=INTERRUPTED),
     "nothing said": ended("crashed", "exit status 3", returncode=3),
-    "nothing left": ended("crashed", "exit status 0 and no record", returncode=0),
+    "nothing left": ended("crashed", "the exit status is 0, but there is no record", returncode=0),
 }  # fmt: skip
 
 

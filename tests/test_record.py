@@ -307,7 +307,7 @@ def test_a_name_that_is_no_files_is_refused(run_dir, where, run_id):
         *(({"machine": {"cpu": cpu}}, "machine: .*: string should match") for cpu in ("<b>", "a\nb")),
         ({"machine": {"gpus": [{"name": "a|b", "memory_bytes": 1}]}}, "machine: .*: string should match"),
         ({"other_machines": [{"gpus": [{}]}]}, r"other_machines.*gpus.*name"),
-        ({"final_loss": 0.125}, r"40 steps, and the last loss is .*, but .* says 40 steps and 0\.125"),
+        ({"final_loss": 0.125}, r"40 steps and the last loss .*, but .* has 40 steps and the last loss 0\.125"),
     ],
 )
 def test_what_no_run_leaves_is_refused(run_dir, facts, match):
@@ -340,7 +340,7 @@ def test_what_any_table_needs_is_asked_of_every_record(run_dir, at, value):
 @pytest.mark.parametrize(
     ("spoil", "match"),
     [
-        (lambda lines: lines[:-1], "39 steps, and the last loss is"),
+        (lambda lines: lines[:-1], "39 steps and the last loss"),
         (lambda lines: [*lines[:3], lines[3].replace('"loss"', '"loos"'), *lines[4:]], "line 4 is not step 4, with"),
         (lambda lines: [*lines[:3], lines[4], lines[3], *lines[5:]], "line 4 is not step 4"),
         (lambda lines: [lines[0].replace("1", '"1"', 1), *lines[1:]], "line 1 is not step 1"),
@@ -370,7 +370,7 @@ def test_a_result_whose_name_no_merge_would_take_is_not_packed(run_dir):
 
 @pytest.mark.parametrize(
     ("claimed", "match"),
-    [(160 << 20, "has 503,316,480 bytes, but a pack has at most 268,435,456"), (3, "cannot be read as a pack")],
+    [(160 << 20, "has 503,316,480 bytes, but that of a pack has at most 268,435,456"), (3, "cannot be read as a pack")],
 )
 def test_a_pack_is_weighed_before_it_is_read_and_gives_no_more_than_it_says(run_dir, claimed, match):
     with zipfile.ZipFile("box.zip", "w") as archive:
@@ -490,7 +490,7 @@ def a_finished_run(
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        ({"weights": "before"}, "the parameters did not move in 2 steps"),
+        ({"weights": "before"}, "no parameter changed in 2 steps"),
         ({"tokens": 7}, "trained on 7 tokens, 8 were planned"),
     ],
 )

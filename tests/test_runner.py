@@ -190,7 +190,9 @@ def test_a_slot_starts_nothing_that_would_not_end_in_it(study, monkeypatch, expe
         assert run(study, monkeypatch, slot_seconds=15) == runner.SOME_WITHOUT_OUTCOME
         assert len(outcomes(Path("runs/mine"))) == completed
     out = capsys.readouterr().out
-    assert "[2/6] bert-imdb-tiny-zero2-2x-seed0: not started, because it takes about 15 s and only 1" in out
+    assert (
+        "[2/6] bert-imdb-tiny-zero2-2x-seed0: the run was not started, because it takes about 15 s, and only 1" in out
+    )
     assert "1 of 6 runs have no outcome yet" in " ".join(out.split())
     assert run(study, monkeypatch, slot_seconds=15) == runner.ALL_OK
     expected(1)

@@ -231,8 +231,8 @@ def test_known_models_have_their_published_number_of_parameters():
 @pytest.mark.parametrize(
     ("text", "written", "says"),
     [
-        ("gtp2-xl", None, "near are gpt2-xl"),
-        ("#", None, "known are llama-3.1-8b"),
+        ("gtp2-xl", None, "similar names are gpt2-xl"),
+        ("#", None, "known names are llama-3.1-8b"),
         ("a/b/c", None, "unknown model"),
         ("nowhere/config.json", None, "No such file"),
         ("x.json", b"\xff\xfe", "not JSON"),
@@ -273,7 +273,7 @@ def test_an_unknown_model_is_refused_in_one_line(text, written, says, tmp_path, 
         ({"model_type": "gemma2", "head_dim": None}, "head_dim is None"),
         (
             {"model_type": "gpt2", "n_embd": 48},
-            "n_embd is 48 and hidden_size 24, which are the same setting. Remove one of them",
+            "n_embd is 48 and hidden_size is 24, but the two keys are the same setting. Remove one of them",
         ),
         ({"num_hidden_layers": 10**5}, "num_hidden_layers is 100000, which is more than any model has"),
         ({"model_type": "gemma3", "text_config": {}}, r"no formulas for model_type 'gemma3'"),

@@ -233,7 +233,7 @@ def test_a_saved_model_with_other_values_or_without_a_tensor(saved):
 
 def test_tensors_of_other_names_are_not_known_to_be_saved(saved):
     folder, model = saved
-    with pytest.raises(testing.CouldNotBeChecked, match="no tensor has a name"):
+    with pytest.raises(testing.CouldNotBeChecked, match="no tensor has the same name"):
         testing.assert_saved_is_complete(folder, {"other": model[0].weight})
 
 

@@ -146,10 +146,10 @@ def _odd_ones(runs: dict[str, Record]) -> dict[str, str]:
     Libraries, arithmetic and text must be the same for all runs. The machine, the pretrained weights and the initial
     weights must be the same for all runs of one seed.
     """
-    odd = _unlike(runs, ("libraries", "arithmetic", "text"))
+    odd = _unlike(runs, ("libraries", "arithmetic settings", "text"))
     for start in {record.seed for record in runs.values()}:
         of_start = {run_id: record for run_id, record in runs.items() if record.seed == start}
-        odd |= _unlike(of_start, ("box", "body", "initial weights"))
+        odd |= _unlike(of_start, ("machine", "pretrained weights", "initial weights"))
     return odd
 
 
@@ -157,11 +157,11 @@ def _unlike(runs: dict[str, Record], names: Sequence[str]) -> dict[str, str]:
     """Return the runs that differ from most of these runs in one of the named facts, with the reason."""
     facts = {
         run_id: {
-            "box": record.box,
+            "machine": record.box,
             "libraries": libraries(record.machine),
-            "arithmetic": machine.arithmetic(record.machine),
+            "arithmetic settings": machine.arithmetic(record.machine),
             "text": (record.data or {}).get("digest"),
-            "body": record.weights_sha256,
+            "pretrained weights": record.weights_sha256,
             "initial weights": record.initial_parameters and record.initial_parameters.sha256,
         }
         for run_id, record in runs.items()
@@ -171,7 +171,7 @@ def _unlike(runs: dict[str, Record], names: Sequence[str]) -> dict[str, str]:
         values = [run[name] for run in facts.values()]
         most = max(values, key=values.count, default=None)
         odd |= {
-            run_id: f"its {name} differs from that of most runs" for run_id, run in facts.items() if run[name] != most
+            run_id: f"it differs from most runs in its {name}" for run_id, run in facts.items() if run[name] != most
         }
     return odd
 

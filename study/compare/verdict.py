@@ -177,7 +177,8 @@ def _judge_arm(
     starts = [start for start in furthest if start in differences]
     if len(starts) < 2:
         raise Refusal(
-            f"{name}: {len(starts)} of its seeds have a run of every variation. The tests need at least two such seeds."
+            f"{name} has {len(starts)} seed{'s' * (len(starts) != 1)} with a run of every variation. The "
+            "tests need at least two such seeds."
         )
     beside = np.array([[each[start] for each in null.values()] for start in starts])
     own = np.array([differences[start] for start in starts])

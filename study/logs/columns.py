@@ -204,8 +204,8 @@ class Rows:
         if not columns & {*COLUMNS, "_step"}:
             shown = ", ".join(map(repr, list(self._meanings)[:8])) or "none"
             raise Refusal(
-                f"the import knows none of its columns. Known names are, for instance, step, loss and "
-                f"learning_rate. Rename the columns that you need: {shown}"
+                f"the import knows none of its columns: {shown}. Rename those that you need to known "
+                "names, such as step, loss and learning_rate"
             )
         drafts = self._finished()
         for draft in drafts[:1]:

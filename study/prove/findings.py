@@ -358,8 +358,8 @@ def check_loader(loader: Any, num_ranks: int) -> list[str]:
     if total <= num_ranks:
         return []
     return [
-        f"data is divided twice: {' and '.join(parts)} together divide it by {total}, but only "
-        f"{num_ranks} rank(s) need different data. {1 - num_ranks / total:.0%} of the rows are never "
+        f"data is divided twice: it is divided by {total} ({' and '.join(parts)}), but only {num_ranks} "
+        f"rank(s) need different data. {1 - num_ranks / total:.0%} of the rows are never "
         "used. Remove one of these divisions."
     ]
 
