@@ -206,7 +206,7 @@ def decompressed(content: bytes) -> bytes:
     if len(text) > LARGEST_FILE:
         raise ValueError(f"it contains more than {LARGEST_FILE >> 20} MiB")
     if not reader.eof or reader.unused_data:
-        raise ValueError("the gzip file is truncated, or has other data after its end")
+        raise ValueError("the gzip file is truncated, or has more data after its end")
     return text
 
 

@@ -290,7 +290,7 @@ def test_a_file_that_is_not_a_line_a_run_is_refused(folder, tmp_path, name, spoi
     ("spoil", "said"),
     [
         (lambda content: content[:-9], "truncated"),
-        (lambda content: content + b"more", "other data after its end"),
+        (lambda content: content + b"more", "more data after its end"),
         (lambda content: b"{}", "no gzip file"),
     ],
 )
@@ -426,7 +426,7 @@ def test_runs_without_a_time_are_counted_with_the_reason(tmp_path):
         path = synthetic.write_run(tmp_path, strategy=strategy)
         if strategy != "ddp":
             synthetic.change(path, load=LOAD | {"other_seconds": 9.0})
-    (line,) = re.findall("Without a time: 2 of 3 runs .*", differences.page([tmp_path], "ddp"))
+    (line,) = re.findall("Times are not compared for 2 of 3 runs .*", differences.page([tmp_path], "ddp"))
     assert "5 % of the processors" in line
     lines = summary.table([tmp_path]).splitlines()
     (ddp,), (zero2,) = ([line for line in lines if line.startswith(f"{name}  ")] for name in ("ddp", "zero2"))
@@ -436,7 +436,7 @@ def test_runs_without_a_time_are_counted_with_the_reason(tmp_path):
     )
     assert max(map(len, lines)) <= 80
     path = synthetic.write_run(tmp_path / "quiet", strategy="ddp")
-    assert "Without a time" not in differences.page([path.parent], "ddp")
+    assert "Times are not compared" not in differences.page([path.parent], "ddp")
 
 
 @pytest.mark.parametrize("strategy", ["zero3_nvme_offload", "zero3_" + "x" * 60, "zero3_" + "_".join(["word"] * 15)])

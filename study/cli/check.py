@@ -117,7 +117,7 @@ def _check_files(paths: tuple[Path, ...], release: str | None, everything: bool,
     context_settings={"allow_interspersed_args": False},
     prints_itself=True,
     statuses=Statuses(
-        "with --strict, everything was checked and nothing was found. Without --strict, the status is that of the "
+        "with --strict, everything was checked and no fault was found. Without --strict, the status is that of the "
         "script",
         "with --strict, training is wrong or is not as requested",
         "the script does not exist",

@@ -516,7 +516,11 @@ def _untimed(runs: pd.DataFrame) -> list[str]:
     if not reasons:
         return []
     total = sum(n for _, n in reasons)
-    return [f"Without a time: {total} of {len(ok)} runs ({'; '.join(f'{n}: {reason}' for reason, n in reasons)}).", ""]
+    return [
+        f"Times are not compared for {total} of {len(ok)} runs "
+        f"({'; '.join(f'{n}: {reason}' for reason, n in reasons)}).",
+        "",
+    ]
 
 
 def _left_out(refused: pd.DataFrame) -> list[str]:

@@ -81,7 +81,7 @@ def page(folders: Sequence[Path], control: str = "ddp") -> str:
     """Return the page in Markdown: a table for each workload and memory cap, with one row per strategy."""
     tried = read(folders)
     lines: list[str] = (
-        [] if tried else ["No run here had a limit on its memory. `zero-study run frontier` makes such runs.", ""]
+        [] if tried else ["No run had a limit on its memory. `zero-study run frontier` makes such runs.", ""]
     )
     for _, members in groupby(tried, key=lambda run: run.work):
         lines += _sections(list(members), control)

@@ -99,7 +99,7 @@ OPTIMIZERS = {
     "adamw_fused": "torch.optim.AdamW(fused=True)",
     "sgd": "torch.optim.SGD with momentum",
     "adafactor": "torch.optim.Adafactor",
-    "lion": "Lion with states in fp32: DeepSpeed's with CPU offload, otherwise bitsandbytes'",
+    "lion": "Lion with states in fp32: that of DeepSpeed with CPU offload, and that of bitsandbytes without",
     "muon": "DeepSpeed's Muon for the matrices of the block and the head, and Adam for the other parameters",
     "torch_muon": "torch.optim.Muon for all matrices; vectors are not trained",
     "bitsandbytes_adamw8bit": "bitsandbytes' AdamW with states in 8 bits",

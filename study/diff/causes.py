@@ -188,7 +188,10 @@ def _of_count(factor: float, noun: str, counts: tuple[int, int]) -> Iterator[str
     """Yield a cause if a factor is one of these counts (ranks or forward passes), or one divided by it."""
     for count in dict.fromkeys(counts):
         if count > 1 and _is_near(factor, count):
-            yield f"the factor is {count}, the number of {noun}: one training adds up what the other one averages."
+            yield (
+                f"the factor is {count}, the number of {noun}: one training sums gradients that the "
+                "other training averages."
+            )
         if count > 1 and _is_near(factor, 1 / count):
             yield (
                 f"the factor is 1/{count}, and {count} is the number of {noun}. The gradients are divided twice, or "

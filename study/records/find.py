@@ -150,11 +150,11 @@ def _check_tied(place: Path | str, content: bytes | None, key: str, record: Reco
         reason = (
             f"{its_place} says that the run is ok" if record.status == "ok" else f"{its_place} has its digest ({key})"
         )
-        raise Refusal(f"{place}: the file is missing, although {reason}. Restore it, or run it again.")
+        raise Refusal(f"{place}: the file is missing, although {reason}. Restore the file, or repeat the run.")
     if content is not None and digest not in (None, hashlib.sha256(content).hexdigest()):
         raise Refusal(
-            f"{place}: the file was changed, because its digest is not the {key} in {its_place}. Restore it, or run "
-            "it again."
+            f"{place}: the file was changed, because its digest is not the {key} in {its_place}. Restore "
+            "the file, or repeat the run."
         )
 
 
@@ -239,7 +239,9 @@ def read_lines(path: Path) -> dict[str, bytes]:
     for number, line in enumerate(text.split(b"\n") if text else (), 1):
         start = _START.match(line)
         if start is None:
-            raise Refusal(f"{path}: line {number} does not begin with a run_id. Restore it, or collect its run again.")
+            raise Refusal(
+                f"{path}: line {number} does not begin with a run_id. Restore the line, or collect its run again."
+            )
         run_id = start[1].decode()
         if run_id in lines:
             raise Refusal(

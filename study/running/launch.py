@@ -344,7 +344,8 @@ def end_left_over(folder: Path) -> None:
     while left_over := [process for process in psutil.process_iter() if _works_below(folder.resolve(), process)]:
         if time.monotonic() > deadline:
             raise Refusal(
-                f"{folder}: process {left_over[0].pid} of an earlier call does not end. End it, then try again."
+                f"{folder}: process {left_over[0].pid} of an earlier call does not end. End this "
+                "process, and try again."
             )
         for process in left_over:
             with suppress(psutil.NoSuchProcess):

@@ -124,7 +124,7 @@ def report(result: Comparison) -> None:
         result.findings.append(
             Finding(
                 "partial",
-                f"These tensors have other shapes than in {result.other} ({shapes}).",
+                f"These tensors have different shapes in {result.other} ({shapes}).",
                 sorted(result.reshaped),
             )
         )

@@ -363,8 +363,8 @@ def _check_accelerate(files: _Files, trust: bool) -> None:
         )  # fmt: skip
     if not random and has_optimizer and saved.config is None:
         saved.wrong(
-            "missing", "accelerate's save_state writes a file of random states per process, but there is none, so a "
-            "resumed training fails.", ["random_states_0.pkl"],
+            "missing", "accelerate's save_state writes a file of random states per process. There is no "
+            "such file, so a resumed training fails.", ["random_states_0.pkl"],
         )  # fmt: skip
     if further := [name for name in paths if re.fullmatch(r"optimizer_\d+\.bin", name)]:
         saved.unchecked.append(f"the further optimizers of accelerate's save_state ({names_text(further)})")

@@ -574,7 +574,7 @@ def _kinds_of_states(
         saved.wrong(
             "optimizer",
             f"Rank {names_text(ranks_without, 8)} did not save {', '.join(sorted(lacking))}, which other ranks saved, "
-            "so a resumed training continues with other optimizer states.",
+            "so a resumed training continues with different optimizer states.",
             group,
         )
     whole = set()

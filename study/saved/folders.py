@@ -180,5 +180,5 @@ def _chosen(folder: Path, has_model: bool) -> tuple[list[Saved], list[Path]]:
         if _is_inside(folder, target):
             return lost, [*(path for path in chosen if path != target), target]
         lost.append(Saved(folder, f"the file {name}"))
-        lost[-1].wrong("missing", f"{name} names {tag}, but there is no such folder, so resuming fails.", [tag])
+        lost[-1].wrong("missing", f"{name} names the folder {tag}, which does not exist, so resuming fails.", [tag])
     return lost, [*chosen, *sorted(steps, key=lambda path: steps[path])[-1:]]

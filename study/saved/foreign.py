@@ -101,7 +101,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file. Raises Unusual if there is none, or if a key has a type that it cannot have."""
     try:
         if path.stat().st_size > _MOST_CHARACTERS:
-            raise Unusual(f"has {path.stat().st_size:,} bytes, which no such file has")
+            raise Unusual(f"has {path.stat().st_size:,} bytes, which is impossible for this kind of file")
         content = json.loads(path.read_bytes())
     except OSError as error:
         raise Unusual(f"cannot be read: {error.strerror or error}") from None

@@ -135,8 +135,8 @@ def _compare_sets(saved: Saved, files: dict[str, Path], sets: list[str], trust: 
         if different:
             saved.wrong(
                 "different",
-                f"There are two models in the folder: {loader} loads {sets[0]} and ignores {name}, which has other "
-                "values. Remove the one that is out of date.",
+                f"There are two models in the folder: {loader} loads {sets[0]} and ignores {name}, which "
+                "has different values. Remove the model that is out of date.",
                 different,
             )
         else:

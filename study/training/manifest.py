@@ -253,7 +253,8 @@ def read_complete(folder: Path) -> Checkpoint:
     manifest = read_manifest(folder)
     if _NAME.fullmatch(folder.name) and _step(folder) != manifest.step:
         raise Refusal(
-            f"{folder}: its {MANIFEST} belongs to step {manifest.step}, so the folder was renamed. Restore its name"
+            f"{folder}: its {MANIFEST} belongs to step {manifest.step}, so the folder was renamed. "
+            "Restore the folder's name"
         )
     # An unknown file is an error, because engines load any file with a matching name.
     existing = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()}

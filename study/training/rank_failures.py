@@ -83,7 +83,7 @@ def stalled_by(missing: list[int], run: Run) -> Stalled:
     seconds = run.config.collective_timeout
     if not missing:
         return Stalled(
-            f"every rank waited {seconds} s (--collective-timeout) in a collective that the other ranks did not call"
+            f"every rank waited {seconds} s (--collective-timeout) in a collective that other ranks did not call"
         )
     return Stalled(f"{_named(missing, run)} did not call a collective within {seconds} s (--collective-timeout)")
 

@@ -167,7 +167,7 @@ def not_compared(old: Lock, new: Lock, use: Use | None = None) -> list[NotChecke
     open_checks += [NotChecked(name, f"{name} {old.pins[name]} is in OLD but not in NEW", True) for name in removed]
     for name in dict.fromkeys([*old.elsewhere, *new.elsewhere]):
         texts = [f"{side} pins {name} {lock.elsewhere[name]}" for side, lock in sides if name in lock.elsewhere]
-        reason = f"{'; '.join(texts)} only for other platforms than Linux on x86_64"
+        reason = f"{'; '.join(texts)}, but not for Linux on x86_64"
         is_unchanged = old.elsewhere.get(name) == new.elsewhere.get(name)
         open_checks.append(NotChecked(name, reason, not is_unchanged and name not in {*old.pins, *new.pins}))
     return [check for check in open_checks if use is None or not use.why_not_package(check.what)]
