@@ -640,7 +640,7 @@ def test_what_failed_or_was_not_run_says_why(page):
     assert result["fsdp2"]["fp32"] == "not run"
     assert "- not run: fp32 of `fsdp2`: fsdp2 is not for this box" in page
     assert result["zero1_cpu_offload"]["as single"] == "not run"  # of another seed
-    assert "as single of `zero1_cpu_offload`: no finished run of `single` with the same work" in page
+    assert "as single of `zero1_cpu_offload`: there is no finished run of `single` with the same work" in page
 
 
 def test_what_a_driver_does_not_show_is_no_failure(tmp_path):
@@ -659,7 +659,7 @@ def test_fp32_is_held_to_less_and_another_arithmetic_to_nothing(tmp_path):
     synthetic.write_run(tmp_path, strategy="zero1", **GPU | {"precision": "fp32"}, machine={"tf32": True})
     page = acceptance.page([tmp_path])
     assert accepted(page)["ddp"]["as single"] == "**failed**"
-    assert "as single of `zero1`: no finished run of `single` with the same work with tf32=True" in page
+    assert "as single of `zero1`: there is no finished run of `single` with the same work with tf32=True" in page
 
 
 def test_on_a_cpu_nothing_of_a_gpu_is_asked(tmp_path):

@@ -442,7 +442,7 @@ def test_every_run_is_in_a_pair_or_refused_with_a_reason(tmp_path):
         ("ddp", 9, cpu): "there is no run of another strategy that matches this run of ddp",
         ("zero2", 0, cpu): "global batches of 16 and 8",
         ("zero2", 9, cpu): "different initial weights",
-        ("zero3", 7, cpu): "no run of ddp with seed 7",
+        ("zero3", 7, cpu): "there is no run of ddp with seed 7",
         ("zero3", 0, gpu): f"different machines: {gpu} and {cpu}",
         ("zero1", 1, cpu): "zero1: out_of_memory",
         ("ddp", 3, cpu): "ddp: crashed",
@@ -457,7 +457,7 @@ def test_without_a_control_that_is_ok_nothing_is_compared(tmp_path):
     synthetic.write_run(tmp_path, strategy="ddp", status="failed")
     created = pairs.pair(table.read([tmp_path]))
     assert created.compared.empty
-    assert set(created.refused["reason"]) == {"no run of ddp is ok", "ddp: failed"}
+    assert set(created.refused["reason"]) == {"there is no finished run of ddp", "ddp: failed"}
 
 
 def test_scaling_is_against_single_or_the_fewest(tmp_path, tmp_path_factory):

@@ -371,7 +371,7 @@ def _check_complete(is_complete: bool, options: dict[str, Any]) -> None:
     """Raise Refusal for an option that is about one machine if the question is not about one model and one machine."""
     for name, value in options.items():
         if value and not is_complete:
-            raise Refusal(f"{name}: needs both --model and --gpus, and one --gpu. Add what is missing.")
+            raise Refusal(f"{name} needs --model, --gpus and one --gpu. Add the missing options.")
 
 
 def _show(

@@ -196,7 +196,7 @@ def _as_single(file: RecordFile, references: dict[str, RecordFile]) -> Verdict:
     r = file.record
     reference, allowed = references.get(_work(r)), tolerance(r.config["precision"])
     if reference is None:
-        return Verdict(NOT_RUN, f"no finished run of `single` with the same work{shown_arithmetic(r)}")
+        return Verdict(NOT_RUN, f"there is no finished run of `single` with the same work{shown_arithmetic(r)}")
     if r.config["dropout"] and r.world_size > 1:
         return Verdict(
             NOT_RUN,

@@ -189,8 +189,8 @@ GiB, for the rank with the highest peak, in a step after the warm-up.
 - parameters to communication buffers: what the rank keeps between two steps.
 - more: the rest of the peak."""
 CROSSINGS = """\
-The smallest of the tested models from which on a strategy's peak is below that of {}: as measured, and as predicted by
-theory."""
+For each strategy, the table names the smallest tested model from which on the strategy's peak is below that of {}: as
+measured, and as predicted by theory."""
 
 
 class Crossing(NamedTuple):

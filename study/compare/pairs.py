@@ -227,9 +227,9 @@ def _reason(run: Mapping[str, Any], controls: Sequence[Mapping[str, Any]], contr
     if run["strategy"] == control:
         return f"there is no run of another strategy that matches this run of {control}"
     if not controls:
-        return f"no run of {control} is ok"
+        return f"there is no finished run of {control}"
     nearest = max(controls, key=lambda partner: sum(run[name] == partner[name] for name in CELL))
-    return comparable({**run, "seed": None}, nearest) or f"no run of {control} with seed {run['seed']}"
+    return comparable({**run, "seed": None}, nearest) or f"there is no run of {control} with seed {run['seed']}"
 
 
 def _efficiency(runs: pd.DataFrame, base: pd.DataFrame) -> dict[str, Any]:

@@ -257,7 +257,10 @@ def main() -> int:
         weights = launch(name, 3, "sgd")
         number = sum(values.numel() for values in weights.values())
         for rule, count in explained(weights).items():
-            print(f"{name}, three ranks: {count:,} of {number:,} weights are as if the engine {rule}", flush=True)
+            print(
+                f"{name}, three ranks: assuming that the engine {rule} explains {count:,} of {number:,} weights",
+                flush=True,
+            )
         is_clear &= [count == number for count in explained(weights).values()].count(True) == 1
     return 0 if is_clear else 1
 

@@ -153,8 +153,8 @@ def _check_tied(place: Path | str, content: bytes | None, key: str, record: Reco
         raise Refusal(f"{place}: the file is missing, although {reason}. Restore the file, or repeat the run.")
     if content is not None and digest not in (None, hashlib.sha256(content).hexdigest()):
         raise Refusal(
-            f"{place}: the file was changed, because its digest is not the {key} in {its_place}. Restore "
-            "the file, or repeat the run."
+            f"{place}: the file was changed: its digest differs from {key} in {its_place}. Restore the "
+            "file, or repeat the run."
         )
 
 

@@ -94,9 +94,8 @@ def memory(peaks: pd.DataFrame, control: str) -> str:
     if ratios.empty:
         return text
     text += (
-        f" Of the {len(ratios)} other strategies, {(ratios < 1).sum()} use less than {control}. The tensor memory of "
-        f"all "
-        f"of them is {least_and_most(ratios)} that of {control}."
+        f" Of the {len(ratios)} other strategies, {(ratios < 1).sum()} use less than {control}. The "
+        f"tensor memory of these strategies is {least_and_most(ratios)} that of {control}."
     )
     whole = (peaks["peak_process_gib"] / own["peak_process_gib"]).drop(control).dropna()
     if len(whole):

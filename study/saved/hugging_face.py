@@ -294,7 +294,7 @@ def _check_kinds(saved: Saved, file: str, states: dict[Any, Any], numbers: list[
         saved.note(
             "optimizer",
             f"{len(lacking)} of the {len(numbers)} weights in {file} do not have the states "
-            f"{', '.join(sorted(most))}. Adam has none for a weight that never had a gradient.",
+            f"{', '.join(sorted(most))}. Adam has no states for a weight that never had a gradient.",
             [f"weight {number}" for number in lacking],
         )
 

@@ -90,7 +90,8 @@ def check(config: RunConfig) -> None:
         raise Refusal(f"transformers has no SDPA for {name} ({config.size}). Use --attention eager.")
     if config.weights is not None and not (config.weights / WEIGHTS).is_file():
         raise Refusal(
-            f"--weights {config.weights}: this folder has no {WEIGHTS}. Name the model/ of a run, or start a study "
+            f"--weights {config.weights}: this folder has no {WEIGHTS}. Name the folder model/ of a run, "
+            "or start a study "
             "with `zero-study run STUDY`, which trains its own weights."
         )
     if config.data == "files":

@@ -93,7 +93,7 @@ def _heads(names: object) -> dict[str, Head]:
     for name in map(str, names):
         end = next((end for end in _HEADS if name.endswith(end)), None)
         if end is None:
-            raise ValueError(f"classes: {name} ends with none of {', '.join(_HEADS)}")
+            raise ValueError(f"classes: {name} must end with one of {', '.join(_HEADS)}")
         heads[name] = _HEADS[end]
     return heads
 
