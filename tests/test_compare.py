@@ -395,7 +395,7 @@ def test_collect_that_is_cut_off_is_completed_by_the_next(tmp_path, monkeypatch,
             pack.collect([runs], target)
     if num_written:
         with pytest.raises(
-            Refusal, match=r"steps\.jsonl, .*: the file was changed, because its digest is not the steps_sha256"
+            Refusal, match=r"steps\.jsonl, .*: the file was changed: its digest differs from steps_sha256"
         ):  # the record is written last
             steps_of(records.find([target])[0])
     whole = []
