@@ -511,7 +511,7 @@ def _finding(reports: Sequence[Report], ratio: float, cosine: float, tolerance: 
         name = _named_factor(ratio, reports)
         return (
             f"{begin}: it is {ratio:.4g} times as long{name}, in the same direction (cosine "
-            f"{cosine:.3f}). Check by which number the loss is divided."
+            f"{cosine:.3f}). Look at what the loss is divided by."
         )
     if cosine < tolerance - 1:
         return f"{begin}: it has the opposite direction (cosine {cosine:.3f}) and is {ratio:.4g} times as long."

@@ -74,10 +74,9 @@ def _curve(axes: Axes, run: PublicRun, column: str, by: str, color: str) -> None
 
 
 MLPERF_FOOTNOTE = (
-    "MLPerf® Training, closed division. Retrieved from the repositories of MLCommons that the archive "
-    "names, on the date in the archive. The entry is the folder of the log. Only the time to the target "
-    "is an MLPerf result. Losses, "
-    "seconds per sample and ratios are derived from the logs, and are unverified. Result not verified by MLCommons "
+    "MLPerf® Training, closed division. Retrieved from the repositories of MLCommons that the archive names, on the "
+    "date in the archive; the entry is the folder of the log. Only the time to the target is an MLPerf result. Losses, "
+    "seconds per sample and ratios are derived from the logs: unverified. Result not verified by MLCommons "
     "Association. The MLPerf name and logo are registered and unregistered trademarks of MLCommons Association in the "
     "United States and other countries. All rights reserved. Unauthorized use strictly prohibited. See "
     "www.mlcommons.org for more information."
