@@ -164,22 +164,22 @@ def written(folder: Path, lines: list[dict] = LINES, configuration: dict = CONFI
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda folder: written(folder, LINES[:1]), r"steps\.jsonl: the content is not what this run wrote"),
+        (lambda folder: written(folder, LINES[:1]), r"steps\.jsonl: another program has changed this file"),
         (
             lambda folder: (folder / "steps.jsonl").write_text('{"step": 1, "lo'),
-            r"steps\.jsonl: the content is not what this run wrote",
+            r"steps\.jsonl: another program has changed this file",
         ),
         (
             lambda folder: (folder / "steps.jsonl").unlink(),
-            r"steps\.jsonl: this run wrote this file, but it does not exist any more",
+            r"steps\.jsonl: another program has removed this file",
         ),
         (
             lambda folder: written(folder, LINES, {"config": {"seed": 1}}),
-            r"config\.json: the content is not what this run wrote",
+            r"config\.json: another program has changed this file",
         ),
         (
             lambda folder: (folder / "config.json").unlink(),
-            r"config\.json: this run wrote this file, but it does not exist",
+            r"config\.json: another program has removed this file",
         ),
     ],
 )

@@ -175,7 +175,7 @@ def test_an_assertion_of_deepspeeds_reading_names_the_swap_folder():
     said = "python: /x/deepspeed/ops/csrc/aio/py_lib/deepspeed_py_io_handle.cpp:34: bool is_valid_bytes_to_read(...): "
     full = "runs/x/swap: No space left on device"
     result = classify_exit([said + "Assertion `...' failed.", *aborted], None, 1, swap_problem=full)
-    assert result[:2] == ("crashed", f"{full}; rank 1 was ended by SIGABRT in DeepSpeed's reading")
+    assert result[:2] == ("crashed", f"{full}; rank 1 was ended by SIGABRT while DeepSpeed read from the disk")
     assert classify_exit(aborted, None, 1, swap_problem=full)[:2] == ("crashed", "rank 1 was ended by SIGABRT")
 
 

@@ -262,7 +262,7 @@ def refused_everywhere(match: str, views: tuple[str, ...] = tuple(cli.compare.VI
 @pytest.mark.parametrize("name", ["steps.jsonl", "config.json"])
 def test_ok_without_its_files_is_no_record(run_dir, name):
     (run_dir / name).unlink()
-    refused_everywhere(rf"{name}: the file is missing, although .*/record\.json says ok")
+    refused_everywhere(rf"{name}: the file is missing, although .*/record\.json says that the run is ok")
     failure = {"step": 1, "error": "ended"}  # before its first step
     facts = {"status": "failed", "failure": failure, "steps_sha256": None, "steps_done": 0, "final_loss": None}
     synthetic.change(run_dir / "record.json", **facts)
@@ -298,9 +298,9 @@ def test_a_name_that_is_no_files_is_refused(run_dir, where, run_id):
         ({"steps_done": 10**19}, "has more than 19 digits"),
         ({"num_params": -5}, "num_params=-5: input should be greater than or equal to 0"),
         ({"steps_done": True}, "steps_done=True: input should be a valid integer"),
-        ({"world_size": 3}, "model_state_bytes has 2 ranks, but world_size is 3"),
+        ({"world_size": 3}, "model_state_bytes has values of 2 ranks, but world_size is 3"),
         ({"seed": 7}, "seed is 7, but the config has 0"),
-        ({"proof": None}, "status ok, but proof is missing"),
+        ({"proof": None}, "proof is missing, although"),
         ({"evaluation": [{"accuracy": 1.0}]}, "an entry has no step or no loss"),
         ({"status": "failed"}, "the status is failed, but failure is missing"),
         ({"machine": {"gpus": "many"}}, "machine: gpus='many'"),
@@ -469,7 +469,9 @@ def test_what_a_record_says_is_text_on_every_page(run_dir, capsys, view):
 def test_a_control_that_did_not_run_is_refused(run_dir):
     for view in cli.compare.WITH_CONTROL:
         output = refusal(cli.run, ["compare", "runs", "--view", view, "--control", "zero22"])
-        assert output.endswith("--control zero22: there is no run of this strategy here. The strategies are: zero2")
+        assert output.endswith(
+            "--control zero22: there is no run of this strategy in these folders. The strategies are: zero2"
+        )
     output = refusal(cli.run, ["compare", "runs", "--view", "parity", "--control", "zero2"])
     assert output.startswith("--control zero2: --view parity ")
 
@@ -491,7 +493,7 @@ def a_finished_run(
     ("facts", "message"),
     [
         ({"weights": "before"}, "no parameter changed in 2 steps"),
-        ({"tokens": 7}, "trained on 7 tokens, 8 were planned"),
+        ({"tokens": 7}, "trained on 7 tokens, but 8 were planned"),
     ],
 )
 def test_a_run_that_did_not_train_has_failed(facts, message):

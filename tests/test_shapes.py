@@ -321,7 +321,7 @@ def test_what_real_files_leave_out_is_as_in_transformers():
     ("old", "new", "says"),
     [
         ("layers: gemma3", "layers: gemma4", ", gemma3_text: layers='gemma4': config_json.py has rules for gemma2, "),
-        ("LlamaModel,", "LlamaBody,", ", llama: classes: LlamaBody ends with none of ForCausalLM, "),
+        ("LlamaModel,", "LlamaBody,", ", llama: classes: LlamaBody must end with one of ForCausalLM, "),
         ("[kv_heads, head_size]", "[kv_head, head_size]", ", llama: derived names kv_head, for which keys has no key"),
         ("activations: [gelu_new]", "activations: [gelu]", ", gpt_neo: activations names 'gelu', which is no kind of "),
         ("vocabulary: vocab_size, ", "", ", bert: keys.vocabulary is missing"),
