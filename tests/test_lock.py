@@ -65,7 +65,7 @@ def test_what_a_link_in_the_locks_place_points_to_stays(tmp_path, name):
 @pytest.mark.launches
 def test_another_process_is_kept_out_until_it_has_ended_however(tmp_path, monkeypatch):
     with holding(tmp_path) as other:
-        with pytest.raises(Refusal, match=rf"process {other} on .* is writing a run there.* or pass another"):
+        with pytest.raises(Refusal, match=rf"process {other} on .* is writing a run in this folder.* or pass another"):
             lock.locked_run(tmp_path).__enter__()
         monkeypatch.setenv(lock.TOKEN, (tmp_path / lock.HOLDER).read_text().split()[0])
         with lock.locked_run(tmp_path):  # as what the holder has started
@@ -107,7 +107,7 @@ def test_a_second_launch_does_not_touch_the_firsts_logs(start, tmp_path):  # noq
         kept = [folder / name for name in ("stdout.log", "stderr.log", "steps.jsonl")]
         for path in kept:
             path.write_text("the first's")
-        with pytest.raises(Refusal, match=rf"process {other} on .* is writing a run there"):
+        with pytest.raises(Refusal, match=rf"process {other} on .* is writing a run in this folder"):
             start("ok")
         assert {path.read_text() for path in kept} == {"the first's"}
     assert start("ok").status == "ok"

@@ -277,7 +277,7 @@ def test_nothing_of_an_earlier_attempt_is_taken_for_the_next_ones(study, monkeyp
 
 @pytest.mark.launches
 def test_a_second_runner_is_refused(study, monkeypatch):
-    output = rf"runs/mine: process {os.getpid()} on .* is running this study there.* pass another --runs-dir"
+    output = rf"runs/mine: process {os.getpid()} on .* is running this study in this folder.* pass another --runs-dir"
     with lock.locked_study(Path("runs/mine")), pytest.raises(Refusal, match=output):
         run(study, monkeypatch)
     assert run(study, monkeypatch) == runner.ALL_OK
