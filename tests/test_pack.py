@@ -207,7 +207,7 @@ def drop(found: dict[str, bytes], name: str, run_id: str) -> None:
     ("change", "match"),
     [
         (lambda found, run_id: edit(found, "steps.jsonl", '"step": 1,', '"step": 1 ,'),
-         r"/steps\.jsonl, RUN: the file was changed, .* steps_sha256 in .*box\.zip/records\.jsonl, RUN"),
+         r"/steps\.jsonl, RUN: the file was changed: .* steps_sha256 in .*box\.zip/records\.jsonl, RUN"),
         (lambda found, run_id: drop(found, "steps.jsonl", run_id), r"/steps\.jsonl, RUN: the file is missing"),
         (lambda found, run_id: edit(found, "records.jsonl", '"schema_version": 1', '"schema_version": 2'),
          r"/records\.jsonl, RUN: the record has schema_version 2"),
