@@ -125,7 +125,7 @@ def prove(script: str | Path, *arguments: str, ranks: int = 1, reference: bool =
     computed without the engine. This takes memory for the whole model on every rank.
     """
     if not Path(script).is_file():
-        raise Refusal(f"{script}: no such file. Name a script, and then its arguments.")
+        raise Refusal(f"{script}: this file does not exist. Name a script, followed by its arguments.")
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     flags = ["--json", "--strict", *(["--reference"] if reference else [])]
     words = [sys.executable, *launcher, "-m", "zero_study.prove", *flags, str(script), *arguments]

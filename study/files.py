@@ -51,7 +51,7 @@ def require_clone(what: str) -> None:
     if not (ROOT / "pyproject.toml").is_file():
         address = f" from {REPOSITORY}" if REPOSITORY else ""
         raise Refusal(
-            f"{what} are only part of a clone of the project. Clone it{address}, and run in the clone: pip install -e ."
+            f"{what} are only in a clone of the project. Clone it{address}, and run in the clone: pip install -e ."
         )
 
 
@@ -206,7 +206,7 @@ def decompressed(content: bytes) -> bytes:
     if len(text) > LARGEST_FILE:
         raise ValueError(f"it contains more than {LARGEST_FILE >> 20} MiB")
     if not reader.eof or reader.unused_data:
-        raise ValueError("the gzip file is truncated, or has other data after its end")
+        raise ValueError("the gzip file is truncated, or has more data after its end")
     return text
 
 

@@ -74,8 +74,8 @@ class Run:
         """
         if self.world_size % self.num_machines:
             raise Refusal(
-                f"{self.world_size} processes on {self.num_machines} machines: every machine needs the same number, "
-                "and accelerate would silently start fewer. Use --num_processes "
+                f"{self.world_size} processes cannot be divided equally among {self.num_machines} "
+                "machines, and accelerate would start fewer without a warning. Use --num_processes "
                 f"{self.num_machines * max(1, self.world_size // self.num_machines)}"
             )
         return self.world_size // self.num_machines

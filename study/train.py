@@ -299,10 +299,10 @@ def finish(built: Built, journal: Journal, checkpoints: Checkpoints) -> None:
 def check_trained(built: Built, journal: Journal, final: Checksum) -> None:
     """Raise Failed if no parameter changed, or if the number of trained tokens is not the planned one."""
     if final.sha256 == built.initial_parameters.sha256:
-        raise Failed(f"the parameters did not move in {built.run.config.num_steps} steps")
+        raise Failed(f"no parameter changed in {built.run.config.num_steps} steps")
     tokens = journal.total("tokens")
     if tokens != built.planned_tokens:
-        raise Failed(f"trained on {tokens} tokens, {built.planned_tokens} were planned")
+        raise Failed(f"the run trained on {tokens} tokens, but {built.planned_tokens} were planned")
 
 
 def complete_proof(built: Built, proof: Proof, ranks: list[Observed]) -> Proof:
@@ -325,7 +325,9 @@ def complete_proof(built: Built, proof: Proof, ranks: list[Observed]) -> Proof:
                 f"the ranks wrote only {written} bytes to the disk, because DeepSpeed swaps no shard below 1 MiB and "
                 "the adapter's shards are smaller. Use zero3_cpu_offload, or a larger --lora-rank."
             )
-        raise Failed(f"NVMe offload was requested, but the ranks wrote only {written} bytes: nothing was swapped")
+        raise Failed(
+            f"NVMe offload was requested, but nothing was swapped, because the ranks wrote only {written} bytes"
+        )
     return proof.model_copy(update={"swap_bytes_read": read, "swap_bytes_written": written})
 
 

@@ -259,7 +259,7 @@ FAULTS = {
     "no_sync_always": Fault(DDP2, {"syncs": False}, "replicas"),
     "drawn_anew": Fault(DDP, {"after_wrap": changed("blocks.0.up.bias", 2.0, range(1, 2))}, "replicas", "blocks.0.up"),
     "half_a_layer": Fault(DDP, HALF, "gradient", DOWN, 0.5),
-    "half_a_layer_zero2": Fault(ZERO2, HALF, "gradient", DOWN, 0.5, "only this one"),
+    "half_a_layer_zero2": Fault(ZERO2, HALF, "gradient", DOWN, 0.5, "only this gradient"),
     "half_a_layer_zero3": Fault(ZERO3, HALF, "gradient", DOWN, 0.5),
     "a_layer_less": Fault(DDP, {"before_wrap": hooked(QKV, lambda got: 0.98 * got)}, "gradient", QKV, 0.98),
     "half_a_flow": Fault(DDP, HALF_FLOW, "gradient", "blocks.1.down", 0.5, "through this module"),
@@ -267,7 +267,7 @@ FAULTS = {
     "no_flow": Fault(DDP, {"before_wrap": flowing("blocks.0", 0.0)}, "gradient", "blocks.0.down", 0.0),
     "not_divided": Fault(DDP2, {"scale": lambda _: 2.0}, "gradient", "", 2.0, "factor is 2, the number of"),
     "divided_twice": Fault(DDP2, {"scale": lambda _: 0.5}, "gradient", "", 0.5),
-    "divided_twice_zero2": Fault(Case("zero2", 2), {"scale": lambda _: 0.5}, "gradient", "", 0.5, "1/2, one over"),
+    "divided_twice_zero2": Fault(Case("zero2", 2), {"scale": lambda _: 0.5}, "gradient", "", 0.5, "the factor is 1/2"),
     "summed_over_ranks": Fault(FSDP2, {"scale": lambda _: 2.0}, "gradient", "", 2.0),
     "still_scaled": Fault(DDP, {"scale": lambda _: 1024.0}, "gradient", "", 1024.0, "loss scale"),
     "a_micro_batch_lost": Fault(DDP2, {"scale": lambda number: float(number)}, "gradient", "head.weight"),
@@ -299,7 +299,7 @@ FAULTS = {
     "other_epsilon": Fault(DDP, EPSILON, "forward", "blocks.1.norm2"),
     "other_epsilon_fsdp2": Fault(FSDP2, EPSILON, "forward", "blocks.1.norm2"),
     "other_start": Fault(DDP, {"before_wrap": changed(DOWN, 1.01)}, "weights", DOWN, 1.01),
-    "other_batch": Fault(DDP, {"batch": lambda step, row: 5000 + 100 * step + row}, "batch", "other rows"),
+    "other_batch": Fault(DDP, {"batch": lambda step, row: 5000 + 100 * step + row}, "batch", "different rows"),
     "other_order": Fault(DDP, {"batch": lambda step, row: 100 * step + ROWS - 1 - row}, "batch", "the same rows"),
 }  # fmt: skip
 # ZeRO's take longest to record; faults of these kinds are asked of other engines, and half a layer of ZeRO, too.

@@ -180,7 +180,7 @@ def test_any_class_of_transformers_is_run(
     words = ["dry-run", "--world", "4", "--ranks", "3", "--sequence-length", "16", "--model", str(config), strategy]
     if said is None:
         assert cli.run(words) == 0
-        assert "built and run by transformers" in " ".join(capsys.readouterr().out.split())
+        assert "transformers builds and runs the model" in " ".join(capsys.readouterr().out.split())
     else:
         with pytest.raises(Refusal, match=said):
             cli.run(words)
@@ -349,7 +349,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (64, "a middle rank", 1, "HANG: ranks 0 and 3 make different calls"),
         (4, "other operations", 1, "WRONG VALUES: ranks 0 and 1 reduce with different operations"),
         (64, "other sources", 1, "with rank 0 as its source"),
-        (64, "a receive", 1, "HANG: rank 1 sends 0 messages to rank 0, which receives 1 message from it."),
+        (64, "a receive", 1, "HANG: rank 1 sends 0 messages to rank 0, which expects 1 message."),
         (2, "does nothing", 3, "Nothing was compared"),
         (2, "leaves with 3", 1, "rank 0 raised SystemExit: 3"),
         (4, "a ring", 0, "No hang: the 4 ranks make the same calls"),

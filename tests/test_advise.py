@@ -160,7 +160,7 @@ BATCH, GROUP, ON_ONE = ["--global-batch-size"], ["--shard-group-size"], ["--mode
         ([*CASE, *BATCH, "64", "--micro-batch-size", "3"], "--global-batch-size 64 on --gpus 8 is 8 sequences per GPU"),
         (
             [*CASE, *BATCH, "64", "--micro-batch-size", "4", "--gradient-accumulation-steps", "4"],
-            "--global-batch-size 64 is not --micro-batch-size 4 x --gradient-accumulation-steps 4 x --gpus 8 = 128",
+            "--global-batch-size 64 is not 128, the product of --micro-batch-size 4",
         ),
         (
             [*ON_ONE, "--gpu", "t4", "--precision", "bf16"],
@@ -175,7 +175,7 @@ BATCH, GROUP, ON_ONE = ["--global-batch-size"], ["--shard-group-size"], ["--mode
         (["--gpu", "l4", "--model", "gpt2", "--micro-batch-size", "8"], "--micro-batch-size needs both --model"),
         ([*CASE, "--gradient-accumulation-steps", "4"], "--gradient-accumulation-steps needs --micro-batch-size"),
         (["--model", "x" * 5000, "--gpu", "l4", "--gpus", "1"], "unknown model 'x"),
-        (["--model", "gpt2-xxl", "--gpu", "l4", "--gpus", "1"], "unknown model 'gpt2-xxl': near are gpt2-xl"),
+        (["--model", "gpt2-xxl", "--gpu", "l4", "--gpus", "1"], "unknown model 'gpt2-xxl': similar names are gpt2-xl"),
         ([*ON_ONE, "--gpu", "a100"], "the GPU 'a100' can be a100-40gb, a100-80gb, "),
         ([*ON_ONE, "--gpu", "h1000-sxm"], "unknown GPU 'h1000-sxm'. Did you mean h100-sxm?"),
         ([*ON_ONE, "--gpu", ""], "unknown GPU ''. Use one of the names"),
@@ -183,11 +183,11 @@ BATCH, GROUP, ON_ONE = ["--global-batch-size"], ["--shard-group-size"], ["--mode
         (["--model", "gpt2", "--gpu", "l4", "--gpus", "1" + 23 * "0"], "--gpus 1000"),
         ([*CASE, "--write", "/proc/x.yaml"], "--write /proc/x.yaml: "),
         ([*CASE, "--write", "x.json"], "--write x.json: accelerate would read a file of this name as JSON"),
-        ([*CASE, *GROUP, "4"], "--shard-group-size goes with --strategy fsdp2_hybrid, zero1 or zero2"),
-        ([*CASE, "--strategy", "zero3", *GROUP, "4"], "--shard-group-size 4: zero3 has no groups"),
+        ([*CASE, *GROUP, "4"], "--shard-group-size works only with --strategy fsdp2_hybrid, zero1 or zero2"),
+        ([*CASE, "--strategy", "zero3", *GROUP, "4"], "--shard-group-size 4: zero3 does not shard within groups"),
         (
             [*CASE, "--strategy", "zero1", *GROUP, "3"],
-            "--shard-group-size 3: the size must be at least 2, and --gpus 8 a multiple",
+            "--shard-group-size 3: the size must be at least 2, and --gpus 8 must be a multiple",
         ),
         (
             [*CASE, "--strategy", "zero1", *GROUP, "4", "--write", "x.yaml"],
@@ -200,7 +200,7 @@ BATCH, GROUP, ON_ONE = ["--global-batch-size"], ["--shard-group-size"], ["--mode
         (["--gpu", "l4", "--gpus", "1", "--write", "x.yaml"], "--write x.yaml: needs both --model and --gpus"),
         (
             ["--model", "llama-2-70b", "--gpu", "l4", "--gpus", "1", "--strategy", "single", "--write", "x.yaml"],
-            "--write x.yaml: there is nothing to write. No strategy fits. single comes nearest: it lacks ",
+            "--write x.yaml: there is no recommended strategy to write. No strategy fits. single comes nearest: it ",
         ),
     ],
 )

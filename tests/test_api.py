@@ -49,7 +49,7 @@ def test_a_finding_has_its_fields():
 def test_what_a_command_refuses_raises_its_message(tmp_path):
     assert "no-such-gpu" in refusal(api.advise, "gpt2", gpu="no-such-gpu", gpus=1)
     assert "--no-such-option" in refusal(api.advise, "gpt2", no_such_option=1)
-    assert "no such file" in refusal(api.prove, tmp_path / "missing.py")
+    assert "does not exist" in refusal(api.prove, tmp_path / "missing.py")
 
 
 def test_every_function_is_documented_and_every_command_that_answers_has_one():

@@ -144,7 +144,7 @@ def test_a_folder_holds_one_body(tmp_path, monkeypatch):
     with pytest.raises(Refusal, match="runs with different models, splits or lengths use this folder"):
         with_another(sequence_length=32)
     other = [make_run(first.model_copy(update={"split_seed": 1}), read_by_name("ddp"), 2)]
-    with pytest.raises(Refusal, match="contains pretrained weights with other settings"):
+    with pytest.raises(Refusal, match="contains pretrained weights with different settings"):
         pretraining.train_missing(other, other)
 
 

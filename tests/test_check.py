@@ -106,7 +106,7 @@ def test_a_project_without_anything_to_check_is_not_called_sound(tmp_path, monke
     report = check.examine([Path("package.json")])
     assert report.verdict.status == 3
     assert "package.json" in check.text(report)
-    assert "there is no such file" in refusal(check.examine, [Path("missing")])
+    assert "does not exist" in refusal(check.examine, [Path("missing")])
 
 
 def test_a_sound_project(project):

@@ -82,19 +82,19 @@ MODEL = "engine/model"
 HARMS: list[tuple[Callable[[Path], object], str]] = [
     (
         lambda folder: (folder / MODEL).write_bytes(b"Weights"),
-        "is damaged: engine/model is not the file that was written",
+        "is damaged: engine/model was changed",
     ),
     (lambda folder: (folder / MODEL).unlink(), "is damaged: engine/model"),
     (lambda folder: (folder / MANIFEST).unlink(), "has no manifest.json"),
     (lambda folder: os.truncate(folder / MANIFEST, 40), "cannot be read as a checkpoint's manifest"),
     (lambda folder: synthetic.change(folder / MANIFEST, format_version=2), "another version"),
-    (lambda folder: (folder / "engine/x.pkl").touch(), "is damaged: engine/x.pkl is not one of the files that were"),
+    (lambda folder: (folder / "engine/x.pkl").touch(), "is damaged: engine/x.pkl does not belong to it"),
     (
         lambda folder: (folder / "engine/more").symlink_to(folder.parent),
         "is damaged: engine/more is not one of the files",
     ),
     (lambda folder: link_to_itself(folder / MODEL), "engine/model: cannot be read as what was written"),
-    (name_a_file_outside, "is damaged: ../outside is not the file that was written"),
+    (name_a_file_outside, "is damaged: ../outside was changed"),
     (lambda folder: synthetic.change(folder / MANIFEST, step=3), "its manifest.json belongs to step 3"),
     (lambda folder: synthetic.change(folder / MANIFEST, run_id="one"), "it was written by one"),
 ]
@@ -114,8 +114,8 @@ def test_a_damaged_one_is_named_and_the_one_before_it_taken(harm, named, tmp_pat
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"learning_rate": 2e-3}, "its learning_rate is 0.001, this run's 0.002"),
-        ({"max_steps": 15}, "its max_steps is 14, this run's 15"),
+        ({"learning_rate": 2e-3}, "its learning_rate is 0.001, but that of this run is 0.002"),
+        ({"max_steps": 15}, "its max_steps is 14, but that of this run is 15"),
         ({"strategy": "ddp"}, "its strategy is single, this run's ddp"),
     ],
 )
@@ -183,7 +183,7 @@ def test_what_was_not_taken_is_set_aside(tmp_path):
 
 def test_a_path_of_the_last_step_is_refused(tmp_path):
     last = a_checkpoint(a_run(tmp_path / "other"), 14)
-    with pytest.raises(Refusal, match=r"it is of step 14, after which this run has none of its own"):
+    with pytest.raises(Refusal, match=r"it is of step 14, but this run ends"):
         chosen(a_run(tmp_path / "run", resume=str(last)))
 
 
@@ -213,7 +213,7 @@ def test_a_file_in_the_place_of_checkpoints_is_refused(tmp_path):
 
 def test_a_path_of_another_engine_is_refused(tmp_path):
     other = a_checkpoint(a_run(tmp_path / "other"), 5)
-    with pytest.raises(Refusal, match="laid out as plain, this run's as zero1-2"):
+    with pytest.raises(Refusal, match="the layout plain, but this run needs the layout zero1-2"):
         chosen(a_run(tmp_path / "run", strategy="zero2", resume=str(other)))
 
 

@@ -193,7 +193,7 @@ def test_what_trains_something_else_is_not_compared(folder, other):
         synthetic.change(path, config={name: "elsewhere", "init": "scratch"})
         assert rows(parity.PARITY.page([folder]), "auto-zero0")[0][-1] == "auto-ddp"
     synthetic.change(path, **other)
-    (alone,) = re.findall("Nothing to compare with: (.*)", parity.PARITY.page([folder]))
+    (alone,) = re.findall("no run to compare with: (.*)", parity.PARITY.page([folder]))
     assert "auto-zero0" in alone
 
 
@@ -209,7 +209,7 @@ def test_what_was_computed_with_another_arithmetic_is_not_compared(folder, name)
     synthetic.change(path, machine={"environment": {"MALLOC_ARENA_MAX": "2"}})
     assert parity.PARITY.page([folder]) == before
     synthetic.change(path, machine={"tf32": True} if name == "tf32" else {"environment": {name: "True"}})
-    assert f"Nothing to compare with: auto-zero0 with {name}=True." in parity.PARITY.page([folder])
+    assert f"no run to compare with: auto-zero0 with {name}=True." in parity.PARITY.page([folder])
     assert f"{name} True against None" in differences.page([folder], "ddp")
 
 
@@ -219,7 +219,7 @@ def test_runs_of_another_length_are_refused(folder):
     steps.write_text("".join(steps.read_text().splitlines(keepends=True)[:-1]))
     last = read_steps(path)[-1]["loss"]
     synthetic.change(path, steps_sha256=files.sha256(steps), steps_done=7, final_loss=last)
-    with pytest.raises(Refusal, match=r"auto-zero0/record\.json: 7 steps, .*auto-ddp/record\.json has 8"):
+    with pytest.raises(Refusal, match=r"auto-zero0/record\.json has 7 steps, .*auto-ddp/record\.json has 8"):
         parity.PARITY.page([folder])
 
 
@@ -290,7 +290,7 @@ def test_a_file_that_is_not_a_line_a_run_is_refused(folder, tmp_path, name, spoi
     ("spoil", "said"),
     [
         (lambda content: content[:-9], "truncated"),
-        (lambda content: content + b"more", "other data after its end"),
+        (lambda content: content + b"more", "more data after its end"),
         (lambda content: b"{}", "no gzip file"),
     ],
 )
@@ -359,7 +359,7 @@ def test_collect_leaves_interrupted_runs_out_and_says_so(tmp_path, capsys):
     path = synthetic.write_run(runs, status="interrupted")
     with pytest.raises(Refusal, match="there is no finished run in this folder"):
         pack.collect([runs], target)
-    assert f"left out {path}: " in capsys.readouterr().out
+    assert f"{path} was left out" in capsys.readouterr().out
     synthetic.write_outcome(runs, "timed_out")  # what the runner saw of it is a fact
     assert num_runs(pack.collect([runs], target)) == 1
     assert [path.name for path in target.iterdir()] == ["outcomes.jsonl.gz"]
@@ -369,7 +369,7 @@ def test_collect_checks_that_record_and_outcome_belong_together(tmp_path):
     path = synthetic.write_run(tmp_path, study="s").with_name("outcome.json")
     synthetic.change(path, run_id="another")
     requested = [tmp_path], tmp_path / "records"
-    assert "outcome.json: run_id 'another', the record in the same folder is 'gpt-" in refusal(pack.collect, *requested)
+    assert "outcome of 'another', but the record in the same folder is 'gpt-" in refusal(pack.collect, *requested)
     assert not (tmp_path / "records").exists()
 
 
@@ -395,7 +395,7 @@ def test_collect_that_is_cut_off_is_completed_by_the_next(tmp_path, monkeypatch,
             pack.collect([runs], target)
     if num_written:
         with pytest.raises(
-            Refusal, match=r"steps\.jsonl, .*: the file was changed, because its digest is not the steps_sha256"
+            Refusal, match=r"steps\.jsonl, .*: the file was changed: its digest differs from steps_sha256"
         ):  # the record is written last
             steps_of(records.find([target])[0])
     whole = []
@@ -426,15 +426,17 @@ def test_runs_without_a_time_are_counted_with_the_reason(tmp_path):
         path = synthetic.write_run(tmp_path, strategy=strategy)
         if strategy != "ddp":
             synthetic.change(path, load=LOAD | {"other_seconds": 9.0})
-    (line,) = re.findall("Without a time: 2 of 3 runs .*", differences.page([tmp_path], "ddp"))
+    (line,) = re.findall("Times are not compared for 2 of 3 runs .*", differences.page([tmp_path], "ddp"))
     assert "5 % of the processors" in line
     lines = summary.table([tmp_path]).splitlines()
     (ddp,), (zero2,) = ([line for line in lines if line.startswith(f"{name}  ")] for name in ("ddp", "zero2"))
     assert ("same" in zero2, "(" in ddp, "(" in zero2) == (True, False, True)  # the time is there, and greyed
-    assert "times of 2 runs do not count: other programs took more than 5 % of the processors" in " ".join(lines)
+    assert "times of 2 runs do not count, because other programs took more than 5 % of the processors" in " ".join(
+        lines
+    )
     assert max(map(len, lines)) <= 80
     path = synthetic.write_run(tmp_path / "quiet", strategy="ddp")
-    assert "Without a time" not in differences.page([path.parent], "ddp")
+    assert "Times are not compared" not in differences.page([path.parent], "ddp")
 
 
 @pytest.mark.parametrize("strategy", ["zero3_nvme_offload", "zero3_" + "x" * 60, "zero3_" + "_".join(["word"] * 15)])
@@ -518,7 +520,7 @@ def test_a_run_that_went_on_with_other_threads_is_listed(tmp_path):
     parts = [{"commit": None, "is_dirty": None, "sha256": "a", "processor": "Z80", "num_threads": n} for n in (1, 2)]
     synthetic.change(path, code=parts)
     for page in (summary.table([tmp_path]), parity.PARITY.page([tmp_path])):
-        assert "1 threads on Z80, then 2 threads on Z80" in page.split("went on with other threads")[1]
+        assert "1 threads on Z80, then 2 threads on Z80" in page.split("with other threads or another processor")[1]
 
 
 @pytest.mark.launches
@@ -559,9 +561,9 @@ def test_five_lines_of_a_real_run(strategy, offloads):
         f"{first:.4f} at first, {last:.4f} after 8 steps of synthetic text; on held-out examples: loss "
     )
     fullest = max(rank.model_states for rank in run.record.model_state_bytes) / run.record.num_params
-    assert lines["memory"].startswith(f"{fullest:.2f} bytes of model states per parameter ")
-    assert "(arXiv:1910.02054: 8.00)" in lines["memory"]  # fp32 Adam over two ranks
-    assert "(arXiv:1910.02054: 3.00)" in lines["sent"]
+    assert lines["memory"].startswith(f"{fullest:.2f} bytes of model states per parameter")
+    assert "(ZeRO paper: 8.00)" in lines["memory"]  # fp32 Adam over two ranks
+    assert "(ZeRO paper: 3.00)" in lines["sent"]
     assert lines["time"].endswith(")")
     assert lines["record"] == str(run.run_dir / "record.json")
     assert lines["next"].endswith(": zero-study train --size tiny zero-study compare runs")
@@ -576,7 +578,7 @@ def test_what_was_not_measured_is_said():
 def test_a_run_without_distribution_sends_nothing(tmp_path):
     text = " ".join(summary.of_run(synthetic.write_run(tmp_path, strategy="single", world_size=1).parent).split())
     assert "single: no distribution, 1 process on cpu, fp32" in text
-    assert "sent 0.00 times the parameters' bytes per step and rank (arXiv:1910.02054: 0.00)" in text
+    assert "sent 0.00 times the size of the parameters per step and rank (ZeRO paper: 0.00)" in text
 
 
 # ---------------------------------------------------------------- what was accepted: passed, failed, not run, and why
@@ -622,7 +624,9 @@ def test_what_works_is_ok(page):
     cells = [cell for row in result.values() for cell in row.values()]
     counts = [f"{cells.count(displayed)} {name}" for displayed, name in (("ok", "ok"), ("**failed**", "failed"))]
     assert f"{', '.join(counts)}, {cells.count('not run')} not run." in page
-    assert page.partition("## How far from `single`")[2].count("\n| bert-imdb-tiny-") == 6  # one of them on two ranks
+    assert (
+        page.partition("## Differences from the loss of `single`")[2].count("\n| bert-imdb-tiny-") == 6
+    )  # one of them on two ranks
 
 
 def test_what_failed_or_was_not_run_says_why(page):
@@ -630,13 +634,13 @@ def test_what_failed_or_was_not_run_says_why(page):
     assert (result["zero0"]["bf16"], result["zero0"]["as single"]) == ("**failed**", "")
     assert re.search("- failed: bf16 of `zero0`: bert-imdb-tiny-zero0-.*: out_of_memory: synthetic: out_of_", page)
     assert (result["zero1"]["bf16"], result["zero1"]["as single"]) == ("ok", "**failed**")
-    assert "from `single`'s, at most 0.01" in page
+    assert "but at most 0.01 is allowed" in page
     assert (result["zero3"]["bf16"], result["zero3"]["shared GPU"]) == ("ok", "ok")
     assert (result["zero3"]["energy"], result["zero3"]["batches"]) == ("not run", "**failed**")
     assert result["fsdp2"]["fp32"] == "not run"
     assert "- not run: fp32 of `fsdp2`: fsdp2 is not for this box" in page
     assert result["zero1_cpu_offload"]["as single"] == "not run"  # of another seed
-    assert "as single of `zero1_cpu_offload`: no finished run of `single` with the same work" in page
+    assert "as single of `zero1_cpu_offload`: there is no finished run of `single` with the same work" in page
 
 
 def test_what_a_driver_does_not_show_is_no_failure(tmp_path):
@@ -655,7 +659,7 @@ def test_fp32_is_held_to_less_and_another_arithmetic_to_nothing(tmp_path):
     synthetic.write_run(tmp_path, strategy="zero1", **GPU | {"precision": "fp32"}, machine={"tf32": True})
     page = acceptance.page([tmp_path])
     assert accepted(page)["ddp"]["as single"] == "**failed**"
-    assert "as single of `zero1`: no finished run of `single` with the same work with tf32=True" in page
+    assert "as single of `zero1`: there is no finished run of `single` with the same work with tf32=True" in page
 
 
 def test_on_a_cpu_nothing_of_a_gpu_is_asked(tmp_path):

@@ -585,7 +585,7 @@ def test_a_nan_is_written_down():
             "--release torch==2.8.0: torch==2.9.1 is requested",
         ),
         (["--output", "nowhere/matrix.json"], "the folder nowhere does not exist"),
-        (["--optimizer", "sdg"], "--optimizer sdg: there is no such optimizer"),
+        (["--optimizer", "sdg"], "--optimizer sdg: this optimizer is unknown"),
         (["--optimizer", "sgd", "--ranks", "2"], "--ranks 2: an optimizer is always checked on two processes"),
         (["--optimizer", "torchao_adamw8bit"], "torchao is not installed"),
         (["--adapters", "--ranks", "1"], "--ranks 1: an adapter is always checked on two processes"),

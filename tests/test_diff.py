@@ -283,7 +283,7 @@ CHANGES = [
     ({}, {"parts": 2}, []),
     ({}, {"eps": 0.1}, [(1, "forward", "1")]),
     ({}, {"inf": 2}, [(2, "gradient", "3.bias")]),
-    ({}, {"last": 1}, [(2, "batch", "other rows")]),
+    ({}, {"last": 1}, [(2, "batch", "different rows")]),
     ({}, {"deep": 1}, [(0, "weights", "4.weight")]),
     ({"odd": "as it is"}, {"odd": "table.weight"}, [(1, "gradient", "table.weight")]),
     ({"odd": "as it is"}, {"odd": "mix"}, [(1, "gradient", "mix")]),

@@ -272,7 +272,7 @@ def test_rows_that_differ_only_in_padding_are_the_same_rows(changes: Any, masked
 def test_other_rows_are_found_under_other_padding(changes: Any, masked: int, padded: Any):
     result = compare(padded(masked=masked), padded(masked=masked, other=5, **changes))
     assert result.differences[0][:2] == (1, "batch")
-    assert result.differences[0].name.startswith(("other argument 1, labels", "other rows"))
+    assert result.differences[0].name.startswith(("different argument 1, labels", "different rows"))
 
 
 @pytest.mark.parametrize("changes", [{}, {"size": 4}, {"more": 2}])

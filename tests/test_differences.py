@@ -141,9 +141,24 @@ def test_times_of_one_seed_are_compared_by_welch():
     ("metric", "mine", "theirs", "why"),
     [
         # However often it was repeated: other seeds may come out otherwise.
-        ("mean_final_loss", [2.0, 2.01, 1.99, 2.02], [2.1, 2.11, 2.10], "one seed: no interval"),
-        ("seconds_per_step", [2.0], [3.0], "one seed, not repeated on both sides: no interval"),
-        ("seconds_per_step", [2.0, 2.0], [3.0, 3.0], "one seed, 2 against 2 repeats, repeats are equal: no interval"),
+        (
+            "mean_final_loss",
+            [2.0, 2.01, 1.99, 2.02],
+            [2.1, 2.11, 2.10],
+            "there is no interval, because there is only one seed",
+        ),
+        (
+            "seconds_per_step",
+            [2.0],
+            [3.0],
+            "there is no interval, because there is one seed without repeats of both strategies",
+        ),
+        (
+            "seconds_per_step",
+            [2.0, 2.0],
+            [3.0, 3.0],
+            "one seed, 2 against 2 repeats; there is no interval, because repeats are equal",
+        ),
     ],
 )
 def test_without_an_interval_nothing_is_concluded(metric, mine, theirs, why):
@@ -184,7 +199,7 @@ def test_identical_repeats_give_the_floor():
     repeats = rows[rows["strategy"] == "ddp"].assign(repeat=1)
     result = one(pd.concat([rows, repeats], ignore_index=True), "mean_final_loss")
     assert (result["relative_margin"], result["verdict"]) == (differences.FLOOR["learned"], "no difference")
-    assert result["why"] == "within 0.001 %, as 6 repeats of ddp are"
+    assert result["why"] == "within 0.001 %, the margin from 6 repeats of ddp"
     further = rows["mean_final_loss"] * np.where(rows["strategy"] == "zero2", 1 + 1e-4, 1)
     rows = pd.concat([rows.assign(mean_final_loss=further), repeats], ignore_index=True)
     assert one(rows, "mean_final_loss")["verdict"] == "higher"
@@ -202,10 +217,10 @@ def test_the_control_on_other_processes_is_a_repeat_of_what_is_learned():
 
 def test_without_repeats_the_interval_decides():
     result = one(halves([2.0, 2.5, 3.1], [2.1, 2.4, 3.0], "mean_final_loss"), "mean_final_loss")
-    assert (result["verdict"], result["why"].partition(";")[0]) == ("inconclusive", "the interval has 0 in it")
+    assert (result["verdict"], result["why"].partition(";")[0]) == ("inconclusive", "the interval contains 0")
     assert pd.isna(result["margin"])
     result = one(halves([2.2, 2.51, 3.1], [2.1, 2.4, 3.0], "mean_final_loss"), "mean_final_loss")
-    assert (result["verdict"], result["why"]) == ("higher", "the interval leaves out 0 (3 seeds, t)")
+    assert (result["verdict"], result["why"]) == ("higher", "the interval does not contain 0 (3 seeds, t)")
     result = one(halves([2.00002, 2.50002, 3.00002], [2.0, 2.5, 3.0], "mean_final_loss"), "mean_final_loss")
     assert result["relative_low"] > 0  # however sure, it is rounding
     assert result["verdict"] == "no difference"
@@ -266,7 +281,7 @@ def test_with_other_dropout_masks_repeats_are_no_margin():
                 world_size=[1, 1, 2, 2, 2], dropout=0.1, mean_final_loss=[2.0, 2.11, 2.01, 2.1, 2.01])  # fmt: skip
     result = one(rows, "mean_final_loss")
     assert result["verdict"] == "inconclusive"
-    assert "the interval has 0 in it" in result["why"]
+    assert "the interval contains 0" in result["why"]
     assert "1 and 2 processes draw different masks" in result["why"]
     assert pd.isna(result["margin"])
 
@@ -286,7 +301,7 @@ def test_equal_losses_are_equal_however_far_the_control_is_from_itself():
     result = one(pd.concat([rows, apart], ignore_index=True), "mean_final_loss")
     assert result["relative_margin"] > differences.CEILING["learned"]
     assert (result["verdict"], result["n_pairs"]) == ("no difference", 3)
-    assert result["why"].startswith("the interval is within 1 %, though 6 repeats of ddp differ by ")
+    assert result["why"].startswith("the interval is within 1 %, although 6 repeats of ddp differ by ")
 
 
 # ---------------------------------------------------------------- what is compared, and why the rest is not
@@ -306,26 +321,26 @@ LIBRARIES = "torch {}, accelerate 1.15.0, deepspeed 0.19.8, transformers 5.23.0"
 @pytest.mark.parametrize(
     ("facts", "reason"),
     [
-        ({"box": "8 x NVIDIA H200"}, "another box: Synthetic CPU, 8 cores against 8 x NVIDIA H200"),
-        ({"device": "cuda"}, "cpu against cuda"),
-        ({"workload": "bert-imdb"}, "gpt-wikitext against bert-imdb"),
-        ({"size": "mini"}, "size tiny against mini"),
-        ({"precision": "bf16"}, "precision fp32 against bf16"),
-        ({"data_digest": "f" * 64}, "other data"),
-        ({"init": "pretrained"}, "init scratch against pretrained"),
-        ({"sequence_length": 128.0}, "sequence length 64 against 128"),
-        ({"gradient_clipping": 0.0}, "clipping at 1 against 0"),
+        ({"box": "8 x NVIDIA H200"}, "different machines: Synthetic CPU, 8 cores and 8 x NVIDIA H200"),
+        ({"device": "cuda"}, "cpu and cuda"),
+        ({"workload": "bert-imdb"}, "gpt-wikitext and bert-imdb"),
+        ({"size": "mini"}, "sizes tiny and mini"),
+        ({"precision": "bf16"}, "precisions fp32 and bf16"),
+        ({"data_digest": "f" * 64}, "different data"),
+        ({"init": "pretrained"}, "init scratch and pretrained"),
+        ({"sequence_length": 128.0}, "sequence lengths 64 and 128"),
+        ({"gradient_clipping": 0.0}, "clipping at 1 and 0"),
         ({"config_digest": "f" * 64, "settings": {"learning_rate": 0.1}}, "learning_rate 5e-05 against 0.1"),
         ({"libraries": LIBRARIES.format("2.12.0")}, "torch 2.13.0 against torch 2.12.0"),
-        ({"global_batch_size": 16}, "global batch 8 against 16"),
-        ({"num_steps": 30.0}, "40 steps against 30"),
-        ({"initial_sha256": "f" * 64}, "other initial weights"),
+        ({"global_batch_size": 16}, "global batches of 8 and 16"),
+        ({"num_steps": 30.0}, "40 and 30 steps"),
+        ({"initial_sha256": "f" * 64}, "different initial weights"),
         ({"status": "killed"}, "zero2: killed"),
         (
             {"mixed_code": "parts of it were trained by different code"},
             "zero2: parts of it were trained by different code",
         ),
-        ({"is_unproven": True}, "zero2: its proof does not say what was sharded; run it again"),
+        ({"is_unproven": True}, "zero2: its proof does not say what was sharded. Run it again"),
         ({"data_digest": None}, "data unknown"),
         ({"num_steps": float("nan")}, "num steps unknown"),
         ({"seed": 1, "initial_sha256": "f" * 64}, None),
@@ -361,7 +376,7 @@ DAY = "2026-01-01T{:02}:00:00"
         ({}, {"threads_per_process": 4.0}, {"speed": "threads per process 1 against 4"}),
         ({"device": "cuda"}, {"threads_per_process": 4.0}, {}),
         ({"started_at": DAY.format(0)}, {"started_at": DAY.format(11)}, {}),
-        ({"started_at": DAY.format(0)}, {"started_at": DAY.format(20)}, {"speed": "begun 20 hours apart"}),
+        ({"started_at": DAY.format(0)}, {"started_at": DAY.format(20)}, {"speed": "started 20 hours apart"}),
     ],
 )  # fmt: skip
 def test_limits(row, facts, other, limits):
@@ -422,13 +437,13 @@ def test_every_run_is_in_a_pair_or_refused_with_a_reason(tmp_path):
     cpu, gpu = "Synthetic CPU, 8 cores", "8 x NVIDIA H200"
     assert reasons == {
         ("zero2", 5, cpu): "zero2: skipped",
-        ("ddp", 0, cpu): "a further repeat of ddp: for the margin",
-        ("ddp", 1, cpu): "no run of another strategy is like this one of ddp",
-        ("ddp", 9, cpu): "no run of another strategy is like this one of ddp",
-        ("zero2", 0, cpu): "global batch 16 against 8",
-        ("zero2", 9, cpu): "other initial weights",
-        ("zero3", 7, cpu): "no run of ddp with seed 7",
-        ("zero3", 0, gpu): f"another box: {gpu} against {cpu}",
+        ("ddp", 0, cpu): "a further repeat of ddp, which is used for the margin",
+        ("ddp", 1, cpu): "there is no run of another strategy that matches this run of ddp",
+        ("ddp", 9, cpu): "there is no run of another strategy that matches this run of ddp",
+        ("zero2", 0, cpu): "global batches of 16 and 8",
+        ("zero2", 9, cpu): "different initial weights",
+        ("zero3", 7, cpu): "there is no run of ddp with seed 7",
+        ("zero3", 0, gpu): f"different machines: {gpu} and {cpu}",
         ("zero1", 1, cpu): "zero1: out_of_memory",
         ("ddp", 3, cpu): "ddp: crashed",
     }
@@ -442,7 +457,7 @@ def test_without_a_control_that_is_ok_nothing_is_compared(tmp_path):
     synthetic.write_run(tmp_path, strategy="ddp", status="failed")
     created = pairs.pair(table.read([tmp_path]))
     assert created.compared.empty
-    assert set(created.refused["reason"]) == {"no run of ddp is ok", "ddp: failed"}
+    assert set(created.refused["reason"]) == {"there is no finished run of ddp", "ddp: failed"}
 
 
 def test_scaling_is_against_single_or_the_fewest(tmp_path, tmp_path_factory):

@@ -303,7 +303,11 @@ def test_fix_writes_a_file_in_which_nothing_is_left_to_change(capsys):
 def test_what_is_no_file_of_settings_is_refused():
     Path("a.json").write_text("[1]")
     Path("a.yaml").write_text("1: 2")
-    output = {"a.json": "holds no keys", "a.yaml": "cannot be read as YAML", "gone.yaml": "cannot be read as YAML"}
+    output = {
+        "a.json": "the file has no keys",
+        "a.yaml": "cannot be read as YAML",
+        "gone.yaml": "cannot be read as YAML",
+    }
     for name, expected in output.items():
         assert refusal(cli.run, ["doctor", name]).startswith(f"{name}: {expected}")
 

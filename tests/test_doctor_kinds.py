@@ -135,7 +135,7 @@ def test_an_unknown_file_is_not_judged_and_not_fixed(name, capsys):
     Path(name).write_text(UNKNOWN[name])
     assert cli.run(["doctor", name]) == 3
     output = capsys.readouterr().out
-    assert "not a file that I know" in output
+    assert "a file of an unknown kind" in output
     assert "Remove" not in output
     assert cli.run(["doctor", name, "--json"]) == 3
     content = json.loads(capsys.readouterr().out)

@@ -219,8 +219,10 @@ DIVISIONS |= dict.fromkeys(("zero1", "zero2", "zero3"), "divides by 3 before the
 def test_loops_without_an_engine_show_the_order_of_additions_and_the_division_of_each_engine():
     completed = launching.python(["-m", "study.exact.orders"], launching.ROOT)
     assert completed.returncode == 0, completed.stdout + completed.stderr
-    assert dict(re.findall(r"^(\w+): three micro batches.*adds over the (.*) first$", completed.stdout, re.M)) == ORDERS
-    rows = re.findall(r"^(\w+): three ranks: (.*): explains ([\d,]+) of ([\d,]+) weights$", completed.stdout, re.M)
+    assert dict(re.findall(r"^(\w+), three micro batches.*adds over the (.*) first$", completed.stdout, re.M)) == ORDERS
+    rows = re.findall(
+        r"^(\w+), three ranks: .* the engine (.*) explains ([\d,]+) of ([\d,]+) weights$", completed.stdout, re.M
+    )
     assert len(rows) == len(orders.ENGINES) * len(orders.DIVISIONS)
     assert {engine: rule for engine, rule, explained, all_weights in rows if explained == all_weights} == DIVISIONS
 

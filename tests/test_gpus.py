@@ -203,7 +203,7 @@ def test_gpu_list_shows_every_name(capsys, monkeypatch):
 
 def test_flash_attention_3_needs_a_hopper_gpu():
     assert Request("h200", attention="flash-3").job().attention == "flash-3"
-    with pytest.raises(Refusal, match="--attention flash-3: it needs a Hopper GPU such as H100, not a100-80gb"):
+    with pytest.raises(Refusal, match="--attention flash-3 needs a Hopper GPU such as H100, but the GPU is a100-80gb"):
         Request("a100-80gb", attention="flash-3").job()
 
 
@@ -304,7 +304,10 @@ def test_every_assumption_about_the_machine_is_described():
             words = dict(hardware.described(hardware.typical_box(gpu, count)))
             assert words.keys() >= {"GPU", "link", "nodes", "host", "disks", "not included"}
             assert ("estimated" in words["GPU"]) == (gpu.memory_basis == "estimated")
-    assert "unknown: --host-memory" in dict(hardware.described(hardware.Cluster(GPUS["rtx-4090"], 2)))["host"]
+    assert (
+        "--host-memory, --host-cores, --host-bandwidth must be given"
+        in dict(hardware.described(hardware.Cluster(GPUS["rtx-4090"], 2)))["host"]
+    )
 
 
 def test_nvlink_of_a_rack_connects_its_trays():

@@ -121,7 +121,7 @@ def test_a_token_goes_to_the_hub_and_to_no_other_host(kept_in, server, home, mon
     [
         ((401, b""), "HF_TOKEN"),
         ((403, b""), "HF_TOKEN"),
-        ((404, b""), "no such model"),
+        ((404, b""), "the hub does not have this model"),
         ((500, b""), "HTTP status 500"),
         ((200, b"<html>"), "not JSON"),
         ((200, b"[]"), "does not contain a JSON object"),

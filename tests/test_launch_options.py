@@ -291,7 +291,7 @@ def test_kernels_that_liger_does_not_have_are_refused_or_described():
     )
     for stack in ("trainer", "axolotl"):
         message = refusal(of, "gpt2", stack, loss_kernel="chunked")
-        assert message.startswith("--loss-kernel chunked: Liger has no such loss for gpt2. Use --stack trl")
+        assert message.startswith("--loss-kernel chunked: Liger has no fused loss for gpt2. Use --stack trl")
     assert refusal(of, "gpt2", "trl", kernels="fused", loss_kernel="chunked").startswith("--kernels fused: Liger has")
     assert refusal(of, "granite-3.1-2b", "trainer", loss_kernel="chunked")
     assert "'cross_entropy': False" in of("granite-3.1-2b", "trainer", kernels="fused", loss_kernel="eager")

@@ -143,11 +143,16 @@ def test_a_file_as_the_launcher_has_read_it(bare, path):
 @pytest.mark.parametrize(
     ("name", "before", "after", "variable"),
     [
-        ("zero3", "init_flag: true", "init_flag: false", "ZERO3_INIT=true, but now it is False"),
-        ("zero3_cpu_offload", "  offload_param_device: cpu\n", "", "OFFLOAD_PARAM_DEVICE=cpu, but now it is None"),
+        ("zero3", "init_flag: true", "init_flag: false", "ZERO3_INIT=true, but now the value is False"),
+        (
+            "zero3_cpu_offload",
+            "  offload_param_device: cpu\n",
+            "",
+            "OFFLOAD_PARAM_DEVICE=cpu, but now the value is None",
+        ),
         ("zero2_tuned", "zero2_tuned.json", "zero3_tuned.json", "CONFIG_FILE=accelerate_configs/zero2_tuned.json"),
-        ("fsdp2_hybrid", "replicate_size: 2", "replicate_size: 4", "DP_REPLICATE_SIZE=2, but now it is 4"),
-        ("ddp", "mixed_precision: 'no'", "mixed_precision: bf16", "MIXED_PRECISION=no, but now it is bf16"),
+        ("fsdp2_hybrid", "replicate_size: 2", "replicate_size: 4", "DP_REPLICATE_SIZE=2, but now the value is 4"),
+        ("ddp", "mixed_precision: 'no'", "mixed_precision: bf16", "MIXED_PRECISION=no, but now the value is bf16"),
     ],
 )
 def test_a_file_that_was_edited_since_the_launcher_has_read_it(bare, tmp_path, name, before, after, variable):
@@ -159,7 +164,7 @@ def test_a_file_that_was_edited_since_the_launcher_has_read_it(bare, tmp_path, n
     assert before in text
     path.write_text(text.replace(before, after))
     with pytest.raises(
-        Refusal, match=rf"{name}.yaml: the file was changed while the run started: the launcher read .*{variable}"
+        Refusal, match=rf"{name}.yaml: the file was changed while the run started. The launcher read .*{variable}"
     ):
         request.check_as_launched(read_strategy(path), environment)
 
@@ -256,7 +261,7 @@ def test_a_library_from_elsewhere_is_refused(path, monkeypatch, library):
     monkeypatch.syspath_prepend(path)
     for name in [name for name in sys.modules if name.partition(".")[0] == library]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(Refusal, match=rf"{library}: would be imported from {path}"):
+    with pytest.raises(Refusal, match=rf"{library}: .* would be imported from {path}"):
         imports.check(TRAIN)
 
 

@@ -65,7 +65,7 @@ def test_what_a_link_in_the_locks_place_points_to_stays(tmp_path, name):
 @pytest.mark.launches
 def test_another_process_is_kept_out_until_it_has_ended_however(tmp_path, monkeypatch):
     with holding(tmp_path) as other:
-        with pytest.raises(Refusal, match=rf"process {other} on .* is writing a run there.* or pass another"):
+        with pytest.raises(Refusal, match=rf"process {other} on .* is writing a run in this folder.* or pass another"):
             lock.locked_run(tmp_path).__enter__()
         monkeypatch.setenv(lock.TOKEN, (tmp_path / lock.HOLDER).read_text().split()[0])
         with lock.locked_run(tmp_path):  # as what the holder has started
@@ -107,7 +107,7 @@ def test_a_second_launch_does_not_touch_the_firsts_logs(start, tmp_path):  # noq
         kept = [folder / name for name in ("stdout.log", "stderr.log", "steps.jsonl")]
         for path in kept:
             path.write_text("the first's")
-        with pytest.raises(Refusal, match=rf"process {other} on .* is writing a run there"):
+        with pytest.raises(Refusal, match=rf"process {other} on .* is writing a run in this folder"):
             start("ok")
         assert {path.read_text() for path in kept} == {"the first's"}
     assert start("ok").status == "ok"
@@ -164,22 +164,22 @@ def written(folder: Path, lines: list[dict] = LINES, configuration: dict = CONFI
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda folder: written(folder, LINES[:1]), r"steps\.jsonl: the content is not what this run wrote"),
+        (lambda folder: written(folder, LINES[:1]), r"steps\.jsonl: another program has changed this file"),
         (
             lambda folder: (folder / "steps.jsonl").write_text('{"step": 1, "lo'),
-            r"steps\.jsonl: the content is not what this run wrote",
+            r"steps\.jsonl: another program has changed this file",
         ),
         (
             lambda folder: (folder / "steps.jsonl").unlink(),
-            r"steps\.jsonl: this run wrote this file, but it does not exist any more",
+            r"steps\.jsonl: another program has removed this file",
         ),
         (
             lambda folder: written(folder, LINES, {"config": {"seed": 1}}),
-            r"config\.json: the content is not what this run wrote",
+            r"config\.json: another program has changed this file",
         ),
         (
             lambda folder: (folder / "config.json").unlink(),
-            r"config\.json: this run wrote this file, but it does not exist",
+            r"config\.json: another program has removed this file",
         ),
     ],
 )
@@ -194,5 +194,5 @@ def test_a_result_whose_files_are_anothers_is_none(tmp_path, change, message):
 
 def test_steps_that_do_not_follow_one_another_are_no_result(tmp_path):
     lines = [LINES[0], LINES[0]]
-    with pytest.raises(Failed, match="its steps are not 1 to 2, one after another"):
+    with pytest.raises(Failed, match="its steps are not numbered from 1 to 2"):
         journal.digests_of_files(written(tmp_path, lines), lines, CONFIGURATION, is_result=True)

@@ -153,7 +153,7 @@ def met(theirs=None, **changes):
         ({"device": "NVIDIA L4"}, "machine 1 has device NVIDIA L4, but machine 0 has cpu"),
         ({"code of sha256": "0"}, "machine 1 has code of sha256 0, but machine 0 has "),
         ({"strategy's file": {}}, "machine 1 has a different strategy's file from machine 0."),
-        ({"shared run directory": False}, "machine 1 does not see the run directory of machine 0, and checkpoints"),
+        ({"shared run directory": False}, "machine 1 does not see the run directory of machine 0, but checkpoints"),
     ],
 )
 def test_what_machines_have_otherwise_is_named(theirs, said):

@@ -241,7 +241,7 @@ def test_clones_installs_and_trains_on_a_t4_and_keeps_finished_runs(machine):
         ["pip", "install", "-q", "-e", f"{clone}[train,report]"],
         *TRAINED,
     ]
-    assert said[0] == "Tesla T4: the paper preset in fp32, 3 runs, each takes some minutes"
+    assert said[0] == "Tesla T4: the paper preset in fp32. 3 runs follow, which take some minutes each"
     assert "ok: final loss 0.1" in said
     assert "zero-study: out of memory" in said  # a run that fails is passed over
     assert said[-1] == f"RECORDS ['{clone}/runs/colab']"

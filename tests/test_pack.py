@@ -95,7 +95,7 @@ def test_results_of_benchmarks_go_with_the_runs(runs, tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / result.name).write_text('{"benchmark": "checkpoints"}')
     with pytest.raises(
-        Refusal, match=r"throughput-small\.json and .* are different results with one name. Pack them separately."
+        Refusal, match=r"throughput-small\.json and .* are different results with the same name. Pack them separately."
     ):
         pack.pack([runs, tmp_path / "other"], tmp_path / "two.zip")
 
@@ -156,8 +156,8 @@ def test_what_is_no_pack_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("facts", "match"),
     [
-        ({"format_version": 1}, r"format_version 1, but this version reads 2"),
-        ({"schema_version": 0}, r"schema_version 0, but this version reads 1"),
+        ({"format_version": 1}, r"format_version is 1, but this version of zero-study reads 2"),
+        ({"schema_version": 0}, r"schema_version is 0, but this version of zero-study reads 1"),
         ({"box": None}, r"manifest\.json: box=None"),
         ({"boxes": []}, r"manifest\.json: unknown key 'boxes'"),
         ({"box": "8 x NVIDIA H100"}, r"manifest says box 8 x NVIDIA H100, but its records say Synthetic CPU"),
@@ -175,7 +175,7 @@ def test_a_manifest_that_does_not_fit_is_refused(packed, tmp_path, facts, match)
 def test_members_that_are_not_the_manifests_are_refused(packed, tmp_path):
     found, target = members(packed), tmp_path / "records"
     rewrite(packed, found | {"steps.jsonl": found["steps.jsonl"] + b" "})
-    refused(packed, target, r"box\.zip: steps\.jsonl is not the file that its manifest names")
+    refused(packed, target, r"box\.zip: steps\.jsonl was changed")
     rewrite(packed, {name: member for name, member in found.items() if name != "outcomes.jsonl"})
     refused(packed, target, r"box\.zip: outcomes\.jsonl is missing")
     rewrite(packed, {**found, "more.json": b"{}"})
@@ -207,7 +207,7 @@ def drop(found: dict[str, bytes], name: str, run_id: str) -> None:
     ("change", "match"),
     [
         (lambda found, run_id: edit(found, "steps.jsonl", '"step": 1,', '"step": 1 ,'),
-         r"/steps\.jsonl, RUN: the file was changed, .* steps_sha256 in .*box\.zip/records\.jsonl, RUN"),
+         r"/steps\.jsonl, RUN: the file was changed: .* steps_sha256 in .*box\.zip/records\.jsonl, RUN"),
         (lambda found, run_id: drop(found, "steps.jsonl", run_id), r"/steps\.jsonl, RUN: the file is missing"),
         (lambda found, run_id: edit(found, "records.jsonl", '"schema_version": 1', '"schema_version": 2'),
          r"/records\.jsonl, RUN: the record has schema_version 2"),

@@ -217,7 +217,7 @@ def test_what_only_a_clone_holds_is_refused_elsewhere(monkeypatch, tmp_path):
     files.require_clone("these")
     monkeypatch.setattr(files, "ROOT", tmp_path)
     with pytest.raises(
-        Refusal, match=r"^these are only part of a clone of the project. Clone it, and run in the clone: pip "
+        Refusal, match=r"^these are only in a clone of the project. Clone it, and run in the clone: pip "
     ):
         files.require_clone("these")
 

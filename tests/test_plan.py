@@ -327,7 +327,7 @@ def test_a_record_of_a_file_that_was_changed_since_is_refused(run_dir):
         ("distributed_type", {**written, "yaml": {**written["yaml"], "distributed_type": "NO"}}),
     ):
         schema.write(run_dir, record.model_copy(update={"strategy_file": other}))
-        assert f"a run of ddp, whose file had a different {key} then" in refusal(finished, run_dir)
+        assert f"a run of ddp, but the strategy's file had a different {key}" in refusal(finished, run_dir)
 
 
 @pytest.mark.parametrize(("then", "is_refused"), [("1gbit", True), ("200mbit", False), (None, False)])
@@ -401,7 +401,9 @@ def test_a_study_of_gpus_is_not_trained_on_the_cpu(study, tmp_path, monkeypatch)
     monkeypatch.setattr(this_machine, "find", lambda: Machine((T4,), 10**11))
     of_gpus = study.model_copy(update={"device": "gpu"})
     created = plan.make_plan(of_gpus, plan.select(of_gpus, None, "single", tmp_path), tmp_path, 60)
-    assert [one.skipped for one in created.runs] == ["the installed PyTorch finds no GPU; install its build for CUDA"]
+    assert [one.skipped for one in created.runs] == [
+        "the installed PyTorch finds no GPU. Install PyTorch's build for CUDA"
+    ]
 
 
 # ---------------------------------------------------------------- a study's file, and the order of its runs
@@ -428,7 +430,7 @@ def find(tmp_path):
         (QUESTION + "text: reel\nparts: [{}]\n", "text='reel': input should be 'bundled' or 'real'"),
         (
             QUESTION + "control: zero9\nparts: [{}]\n",
-            "control 'zero9' is not one of the strategies. By default it is 'ddp'.",
+            "control 'zero9' is not a strategy. Name a strategy, or remove this key to use 'ddp'.",
         ),
         (QUESTION + "parts: [{flag: {}}]\n", "unknown key 'parts.0.flag'"),
         (QUESTION + "parts: [{}, {flags: {sze: tiny}}]\n", "parts.1: flags.sze is not an option of training"),

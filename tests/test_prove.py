@@ -137,7 +137,7 @@ def test_a_plain_loop_is_read_back_one_step_counted_and_nothing_left_behind(caps
     assert states["optimizer_states"] == 8 * NUM_PARAMS + 4 * 4  # moments, and a step count a tensor
     assert found["step"]["collectives"] == []
     said = capsys.readouterr().out
-    assert re.search(r"^proof  requested +unknown: .*config= names a file", said, re.MULTILINE)
+    assert re.search(r"^proof  requested +unknown, .*config=", said, re.MULTILINE)
     assert re.search(r"^proof  step 3 +1 forward pass in fp32$", said, re.MULTILINE)
     assert len([line for line in said.splitlines() if line]) <= 11
 
@@ -579,12 +579,12 @@ WRONG = {
     ],
     "rate_of_zero": ["no weight moved: none of the watched updates changed a weight, at learning rates [0.0]"],
     "rates_by_rank": ["ranks 0 and 1 have different optimizer settings: lr 0.001 and lr 1.001"],
-    "infinite_batch": ["weights are not finite after the step: 4 of 4 tensors, the first is module.0.weight"],
+    "infinite_batch": ["weights are not finite after the step: 4 of 4 tensors, for example module.0.weight"],
     "clipped_by_own_norm": ["gradients of ranks [0, 1] are multiplied by different numbers before the update"],
-    "optimizer_before_sharding": ["212 of 212 parameters are not trained, first 0.weight"],
-    "optimizer_of_a_copy": ["212 of 212 parameters are not trained, first module.0.weight"],
+    "optimizer_before_sharding": ["212 of 212 parameters are not trained, for example 0.weight"],
+    "optimizer_of_a_copy": ["212 of 212 parameters are not trained, for example module.0.weight"],
     "optimizer_of_a_part": ["144 of 212 parameters are not trained"],
-    "layer_replaced": ["68 of 212 parameters are not trained, first module.2.weight"],
+    "layer_replaced": ["68 of 212 parameters are not trained, for example module.2.weight"],
     "zero_gradients": ["every gradient is zero"],
     "two_plain_models": ["ranks 0 and 1 train separately"],
     "by_hand_but_drawn_apart": [DIFFER],
@@ -757,7 +757,7 @@ def test_an_optimizer_that_steps_later_is_a_note():
     prove.watch(model, first, strict=True)
     train(model, first, 3)
     (note,) = proof()["notes"]
-    assert note == "17 of 161 parameters are not trained, first 1.weight: their optimizer has not stepped yet."
+    assert note == "17 of 161 parameters are not trained, for example 1.weight: their optimizer has not stepped yet."
     assert later
 
 
@@ -1012,7 +1012,7 @@ BETWEEN = {  # what is planted -> the findings and, if nothing is found, the che
     f"optimizer._optimizer_step_code = lambda: {MOMENTS} and None": ["optimizer states are not what the formula gives"],
     "after = optimizer.step": ["the same gradients are used twice"],
     "after_backward = lambda: [p.grad.normal_() for p in net.parameters()]": ["gradients were replaced"],
-    "detach(1)": ["2 of 4 parameters take part in the forward pass but get no gradient, first 0.weight"],
+    "detach(1)": ["2 of 4 parameters take part in the forward pass but get no gradient, for example 0.weight"],
     "net[0].forward = torch.no_grad()(net[0].forward)": ["2 of 4 parameters take part in the forward pass"],
     "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
     "after = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, 6).step": ["the schedule ends before the training"],
@@ -1091,7 +1091,7 @@ LOSSES: dict[str, Any] = {  # the loss of a micro batch of two -> what is found:
     "net(x, y)['loss'] * 10": "it is 20 times as long",
     "entropy(x, y, reduction='sum')": "it is 40 times as long (the number of targets)",
     "-entropy(x, y) / 2": "it has the opposite direction",
-    "entropy(x, y) * (1 + 9 * number) / 11": "a target of one micro batch counts up to 10 times as much",
+    "entropy(x, y) * (1 + 9 * number) / 11": "a target in one micro batch counts up to 10 times as much",
     "entropy(x, y) + entropy(-x, y)": "not checked",  # as a GAN adds the losses of two passes
     "(optimizer.zero_grad() if number else entropy(x, y).backward()) or entropy(x, y)": None,  # the first is erased
     "F.mse_loss(net(x), torch.ones(20, 6))": "it is 2 times as long",
@@ -1311,7 +1311,7 @@ FAULTS = {  # what is planted -> what is said, and where: a finding, a note, not
     NEGATES: ("findings", "gradient ascent: gradients are multiplied by -1"),
     "before = copy.deepcopy(net.state_dict())": ("findings", "weights are put back"),
     TIED: ("findings", "embedding and head are not tied"),
-    SAMPLED.format(2): ("findings", "data is divided twice: DistributedSampler divide it by 2, but there are only 1"),
+    SAMPLED.format(2): ("findings", "data is divided twice: it is divided by 2 (DistributedSampler), but only 1"),
     "steps, sizes = 2, 4": ("notes", "the learning rate is zero from update 9 on, but an epoch has 16"),
     "net.head.weight.data.copy_(net.table.weight.data)": ("notes", "table.weight and head.weight have the same"),
     "sizes = [1, 3]": ("notes", "losses of the step are means over 6 to 18 targets"),

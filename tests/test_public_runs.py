@@ -171,7 +171,7 @@ def test_a_group_without_runs_or_with_an_unknown_field_is_refused() -> None:
     with pytest.raises(Refusal, match="no run has the setting of 'b'"):
         public_comparisons.answer(COMPARISON, [make("a", entry="a")])
     unknown = COMPARISON.model_copy(update={"control": Group(name="a", where={"card": "a"})})
-    with pytest.raises(Refusal, match="no field 'card'"):
+    with pytest.raises(Refusal, match="the field 'card'"):
         public_comparisons.answer(unknown, [make("a", entry="a")])
 
 
@@ -267,12 +267,12 @@ def row_of(page: str, name: str) -> list[str]:
 def test_a_diverged_training_is_not_shown_as_a_finite_one() -> None:
     diverged = with_losses("diverged", [3.0, 2.0, *[None] * 98])
     assert (diverged.not_finite_since, diverged.counts) == ("step 30", False)
-    assert diverged.why_not_counted == "its loss is not finite since step 30"
+    assert diverged.why_not_counted == "its loss is not finite from step 30 on"
     assert quantities.last_loss(diverged) is None
     page = public_table.page([with_losses("a", [3.0, 2.0, 1.5]), diverged])
-    since = "not finite since step 30"
+    since = "not finite from step 30 on"
     assert row_of(page, "diverged")[4:9] == ["100", since, since, "not finite", since]
-    assert "- diverged: its loss is not finite since step 30" in page
+    assert "- diverged: its loss is not finite from step 30 on" in page
     recovered = with_losses("recovered", [3.0, None, 1.5])
     assert (recovered.not_finite_since, recovered.counts, quantities.last_loss(recovered)) == (None, True, 1.5)
     golden = diverged.model_copy(update={"log_format": "megatron"})  # NaN at the steps that were not made
@@ -284,7 +284,7 @@ def test_a_diverged_repeat_is_a_row_of_its_own() -> None:
     runs = [with_losses("a", [3.0, 2.0], setting=setting), with_losses("b", [3.0, None], setting=setting)]
     page = public_table.page(runs)
     assert row_of(page, "a")[5] == "2"
-    assert row_of(page, "b")[5] == "not finite since step 20"
+    assert row_of(page, "b")[5] == "not finite from step 20 on"
 
 
 def test_a_last_evaluation_that_is_not_finite_is_not_replaced_by_an_earlier_one() -> None:

@@ -262,7 +262,7 @@ def refused_everywhere(match: str, views: tuple[str, ...] = tuple(cli.compare.VI
 @pytest.mark.parametrize("name", ["steps.jsonl", "config.json"])
 def test_ok_without_its_files_is_no_record(run_dir, name):
     (run_dir / name).unlink()
-    refused_everywhere(rf"{name}: the file is missing, although .*/record\.json says ok")
+    refused_everywhere(rf"{name}: the file is missing, although .*/record\.json says that the run is ok")
     failure = {"step": 1, "error": "ended"}  # before its first step
     facts = {"status": "failed", "failure": failure, "steps_sha256": None, "steps_done": 0, "final_loss": None}
     synthetic.change(run_dir / "record.json", **facts)
@@ -298,16 +298,16 @@ def test_a_name_that_is_no_files_is_refused(run_dir, where, run_id):
         ({"steps_done": 10**19}, "has more than 19 digits"),
         ({"num_params": -5}, "num_params=-5: input should be greater than or equal to 0"),
         ({"steps_done": True}, "steps_done=True: input should be a valid integer"),
-        ({"world_size": 3}, "model_state_bytes has 2 ranks, but world_size is 3"),
+        ({"world_size": 3}, "model_state_bytes has values of 2 ranks, but world_size is 3"),
         ({"seed": 7}, "seed is 7, but the config has 0"),
-        ({"proof": None}, "status ok, but proof is missing"),
+        ({"proof": None}, "proof is missing, although"),
         ({"evaluation": [{"accuracy": 1.0}]}, "an entry has no step or no loss"),
         ({"status": "failed"}, "the status is failed, but failure is missing"),
         ({"machine": {"gpus": "many"}}, "machine: gpus='many'"),
         *(({"machine": {"cpu": cpu}}, "machine: .*: string should match") for cpu in ("<b>", "a\nb")),
         ({"machine": {"gpus": [{"name": "a|b", "memory_bytes": 1}]}}, "machine: .*: string should match"),
         ({"other_machines": [{"gpus": [{}]}]}, r"other_machines.*gpus.*name"),
-        ({"final_loss": 0.125}, r"40 steps, and the last loss is .*, but .* says 40 steps and 0\.125"),
+        ({"final_loss": 0.125}, r"40 steps and the last loss .*, but .* has 40 steps and the last loss 0\.125"),
     ],
 )
 def test_what_no_run_leaves_is_refused(run_dir, facts, match):
@@ -340,7 +340,7 @@ def test_what_any_table_needs_is_asked_of_every_record(run_dir, at, value):
 @pytest.mark.parametrize(
     ("spoil", "match"),
     [
-        (lambda lines: lines[:-1], "39 steps, and the last loss is"),
+        (lambda lines: lines[:-1], "39 steps and the last loss"),
         (lambda lines: [*lines[:3], lines[3].replace('"loss"', '"loos"'), *lines[4:]], "line 4 is not step 4, with"),
         (lambda lines: [*lines[:3], lines[4], lines[3], *lines[5:]], "line 4 is not step 4"),
         (lambda lines: [lines[0].replace("1", '"1"', 1), *lines[1:]], "line 1 is not step 1"),
@@ -370,7 +370,7 @@ def test_a_result_whose_name_no_merge_would_take_is_not_packed(run_dir):
 
 @pytest.mark.parametrize(
     ("claimed", "match"),
-    [(160 << 20, "has 503,316,480 bytes, but a pack has at most 268,435,456"), (3, "cannot be read as a pack")],
+    [(160 << 20, "has 503,316,480 bytes, but that of a pack has at most 268,435,456"), (3, "cannot be read as a pack")],
 )
 def test_a_pack_is_weighed_before_it_is_read_and_gives_no_more_than_it_says(run_dir, claimed, match):
     with zipfile.ZipFile("box.zip", "w") as archive:
@@ -469,7 +469,9 @@ def test_what_a_record_says_is_text_on_every_page(run_dir, capsys, view):
 def test_a_control_that_did_not_run_is_refused(run_dir):
     for view in cli.compare.WITH_CONTROL:
         output = refusal(cli.run, ["compare", "runs", "--view", view, "--control", "zero22"])
-        assert output.endswith("--control zero22: there is no run of this strategy here. The strategies are: zero2")
+        assert output.endswith(
+            "--control zero22: there is no run of this strategy in these folders. The strategies are: zero2"
+        )
     output = refusal(cli.run, ["compare", "runs", "--view", "parity", "--control", "zero2"])
     assert output.startswith("--control zero2: --view parity ")
 
@@ -490,8 +492,8 @@ def a_finished_run(
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        ({"weights": "before"}, "the parameters did not move in 2 steps"),
-        ({"tokens": 7}, "trained on 7 tokens, 8 were planned"),
+        ({"weights": "before"}, "no parameter changed in 2 steps"),
+        ({"tokens": 7}, "trained on 7 tokens, but 8 were planned"),
     ],
 )
 def test_a_run_that_did_not_train_has_failed(facts, message):

@@ -505,6 +505,6 @@ def test_a_notebook_begins_with_its_question_and_a_short_cell_that_answers():
 def test_a_refusal_is_shown_in_a_notebook_without_a_traceback(monkeypatch, tmp_path):
     monkeypatch.setattr("study.files.ROOT", tmp_path)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(Refusal, match="only part of a clone") as refusal:
+    with pytest.raises(Refusal, match="only in a clone") as refusal:
         tables.folders("reports/cpu/records/cpu")
     assert refusal.value._render_traceback_() == [str(refusal.value)]

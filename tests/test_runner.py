@@ -190,7 +190,9 @@ def test_a_slot_starts_nothing_that_would_not_end_in_it(study, monkeypatch, expe
         assert run(study, monkeypatch, slot_seconds=15) == runner.SOME_WITHOUT_OUTCOME
         assert len(outcomes(Path("runs/mine"))) == completed
     out = capsys.readouterr().out
-    assert "[2/6] bert-imdb-tiny-zero2-2x-seed0: not started, because it takes about 15 s and only 1" in out
+    assert (
+        "[2/6] bert-imdb-tiny-zero2-2x-seed0: the run was not started, because it takes about 15 s, and only 1" in out
+    )
     assert "1 of 6 runs have no outcome yet" in " ".join(out.split())
     assert run(study, monkeypatch, slot_seconds=15) == runner.ALL_OK
     expected(1)
@@ -275,7 +277,7 @@ def test_nothing_of_an_earlier_attempt_is_taken_for_the_next_ones(study, monkeyp
 
 @pytest.mark.launches
 def test_a_second_runner_is_refused(study, monkeypatch):
-    output = rf"runs/mine: process {os.getpid()} on .* is running this study there.* pass another --runs-dir"
+    output = rf"runs/mine: process {os.getpid()} on .* is running this study in this folder.* pass another --runs-dir"
     with lock.locked_study(Path("runs/mine")), pytest.raises(Refusal, match=output):
         run(study, monkeypatch)
     assert run(study, monkeypatch) == runner.ALL_OK

@@ -231,8 +231,8 @@ def test_known_models_have_their_published_number_of_parameters():
 @pytest.mark.parametrize(
     ("text", "written", "says"),
     [
-        ("gtp2-xl", None, "near are gpt2-xl"),
-        ("#", None, "known are llama-3.1-8b"),
+        ("gtp2-xl", None, "similar names are gpt2-xl"),
+        ("#", None, "known names are llama-3.1-8b"),
         ("a/b/c", None, "unknown model"),
         ("nowhere/config.json", None, "No such file"),
         ("x.json", b"\xff\xfe", "not JSON"),
@@ -273,7 +273,7 @@ def test_an_unknown_model_is_refused_in_one_line(text, written, says, tmp_path, 
         ({"model_type": "gemma2", "head_dim": None}, "head_dim is None"),
         (
             {"model_type": "gpt2", "n_embd": 48},
-            "n_embd is 48 and hidden_size 24, which are the same setting. Remove one of them",
+            "n_embd is 48 and hidden_size is 24, but the two keys are the same setting. Remove one of them",
         ),
         ({"num_hidden_layers": 10**5}, "num_hidden_layers is 100000, which is more than any model has"),
         ({"model_type": "gemma3", "text_config": {}}, r"no formulas for model_type 'gemma3'"),
@@ -321,7 +321,7 @@ def test_what_real_files_leave_out_is_as_in_transformers():
     ("old", "new", "says"),
     [
         ("layers: gemma3", "layers: gemma4", ", gemma3_text: layers='gemma4': config_json.py has rules for gemma2, "),
-        ("LlamaModel,", "LlamaBody,", ", llama: classes: LlamaBody ends with none of ForCausalLM, "),
+        ("LlamaModel,", "LlamaBody,", ", llama: classes: LlamaBody must end with one of ForCausalLM, "),
         ("[kv_heads, head_size]", "[kv_head, head_size]", ", llama: derived names kv_head, for which keys has no key"),
         ("activations: [gelu_new]", "activations: [gelu]", ", gpt_neo: activations names 'gelu', which is no kind of "),
         ("vocabulary: vocab_size, ", "", ", bert: keys.vocabulary is missing"),

@@ -144,7 +144,7 @@ def ask(model: str = "llama-3.1-8b", num_gpus: int = 8, **settings: Any) -> plan
         ({"context_parallel": 3, "sequence_length": 1200}, "--gpus 8 must be a multiple"),
         ({"context_parallel": 8, "sequence_length": 1000}, "must be a multiple of 16"),
         ({"sequence_parallel": 8, "sequence_length": 1004}, "must be a multiple of 8"),
-        ({"sequence_parallel": 8, "model": "gpt2", "sequence_length": 1024}, "12 heads of attention"),
+        ({"sequence_parallel": 8, "model": "gpt2", "sequence_length": 1024}, "12 attention heads"),
         ({"sequence_parallel": 4, "lora_rank": 8}, "not predicted for adapters"),
         ({"context_parallel": 2, "model": "bert-base-uncased", "sequence_length": 512}, "full causal attention"),
         ({"context_parallel": 2, "strategy": "zero3"}, "is not FSDP2"),

@@ -68,11 +68,11 @@ def test_what_is_not_a_copy_of_the_skill_stays(tmp_path):
     other = tmp_path / "zero-study"
     other.mkdir()
     (other / "notes.md").touch()
-    assert "is no copy of the skill" in refusal(skills.install, tmp_path)
+    assert "is not a copy of the skill" in refusal(skills.install, tmp_path)
     assert (other / "notes.md").is_file()
     shutil.rmtree(other)
     other.symlink_to(tmp_path)
-    assert "is no copy of the skill" in refusal(skills.install, tmp_path)
+    assert "is not a copy of the skill" in refusal(skills.install, tmp_path)
 
 
 def test_the_printed_skill_has_every_file_without_front_matter(capsys):

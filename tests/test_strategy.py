@@ -66,14 +66,14 @@ REFUSED = [
     (HEAD, "distributed_type is missing"),
     (HEAD + "distributed_type: TPU", "distributed_type is TPU", "XLA"),
     (HEAD + "distributed_type: MULTI_CPU", "starts only one process", "Write MULTI_GPU"),
-    (DS, "a deepspeed_config section belong together"),
-    (HEAD + "distributed_type: MULTI_GPU\ndeepspeed_config: {zero_stage: 2}", "belong together"),
+    (DS, "needs a deepspeed_config section"),
+    (HEAD + "distributed_type: MULTI_GPU\ndeepspeed_config: {zero_stage: 2}", "needs a deepspeed_config section"),
     *((DS + f"deepspeed_config: {{deepspeed_config_file: x.json, {key}: 1}}", f"{key}: accelerate stops",
        "set it in the JSON") for key in ("zero_stage", "gradient_clipping")),
     (DS + "deepspeed_config: 2", "deepspeed_config is 2", "a section"),
     (DS + "deepspeed_config: {zero3_init_flag: true}", "zero_stage is missing"),
     (DS + "deepspeed_config: {zero_stage: 2, gradient_clipping: none}", "gradient_clipping is none", "a number"),
-    (HEAD + "distributed_type: FSDP", "distributed_type: FSDP and an fsdp_config section belong together"),
+    (HEAD + "distributed_type: FSDP", "distributed_type: FSDP needs an fsdp_config section"),
     (HEAD.replace("2", "'2'") + "distributed_type: 'NO'", "num_processes is '2'", "a whole number >= 1"),
     (HEAD + "distributed_type: 'NO'\nuse_cpu: true", "use_cpu is true", "turn every strategy into plain DDP"),
     (HEAD.replace("'no'", "no") + "distributed_type: 'NO'", "mixed_precision is false", "Write 'no'"),
@@ -154,7 +154,7 @@ def test_a_json_that_everybody_copies_is_a_strategy_where_the_run_agrees(tmp_pat
     read = read_strategy(beside(tmp_path, monkeypatch, "zero2_tuned", json.dumps(content)))
     assert read.mixed_precision == "bf16"
     checks.check(make_run(build_config(precision="bf16"), read, 2))
-    with pytest.raises(Refusal, match="requests bf16, but the run requests --precision fp32"):
+    with pytest.raises(Refusal, match="mixed_precision is bf16, but the run requests --precision fp32"):
         checks.check(make_run(build_config(), read, 2))
     for section, key in ((content["fp16"], "hysteresis"), (content, "wall_clock_breakdown")):
         section[key] = 4
@@ -359,7 +359,10 @@ def test_fsdp_wraps_the_layers_of_every_model(workload, size, expected, monkeypa
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ({"units": {"BertForSequenceClassification": 1}}, "units: the run requests 2 of BertLayer, but the engine has"),
+        (
+            {"units": {"BertForSequenceClassification": 1}},
+            "units: the run requests 2 FSDP units of BertLayer, but the engine has",
+        ),
         (
             {"unsharded_parameters": 41},
             "unsharded_parameters: the run requests 0, but the engine has 41. To correct this, change ",
@@ -529,10 +532,10 @@ def test_ranks_are_on_as_many_gpus_as_asked():
     assert proof.verify_gpus(["a", "b"], asked()) == 2
     assert proof.verify_gpus(["a", "a"], asked(share_device=True)) == 1
     with pytest.raises(
-        Refusal, match=r"^num_gpus: the run requests 2, but its 2 ranks are on 1. Change --share-device$"
+        Refusal, match=r"^num_gpus: the run requests 2 GPUs, but its 2 ranks use 1. Add or remove --share-device$"
     ):
         proof.verify_gpus(["a", "a"], asked())
-    with pytest.raises(Refusal, match=r"^num_gpus: the run requests 1, but its 2 ranks are on 2"):
+    with pytest.raises(Refusal, match=r"^num_gpus: the run requests 1 GPUs, but its 2 ranks use 2"):
         proof.verify_gpus(["a", "b"], asked(share_device=True))
 
 

@@ -304,7 +304,7 @@ def test_a_copy_counts_once_and_the_one_with_an_outcome_stays(tmp_path):
     assert len(table.read([tmp_path])) == 2
     assert table.read([tmp_path], boxes=["Another CPU, 8 cores"])["status"].tolist() == ["ok"]
     with pytest.raises(
-        Refusal, match=r"no run of the machine 'moon' here. The machines are 'Another CPU, 8 cores', 'Synth"
+        Refusal, match=r"no run of the machine 'moon' in these folders. The machines are 'Another CPU, 8 cores', 'Synth"
     ):
         table.read([tmp_path], boxes=["moon"])
 

@@ -235,7 +235,7 @@ def test_a_workloads_model_is_the_one_that_is_trained(workload, size):
         (DECODER, SINGLE, dataclasses.replace(JOB, kernels="fused"), "fused kernels cannot be traced"),
         (dataclasses.replace(DECODER, head="none"), SINGLE, JOB, "has no loss"),
         (dataclasses.replace(DECODER, experts=4), SINGLE, JOB, "mixture of experts"),
-        (dataclasses.replace(TINY, head="tokens"), FSDP2, JOB, "shares its bias"),
+        (dataclasses.replace(TINY, head="tokens"), FSDP2, JOB, "has a shared bias"),
         (dataclasses.replace(DECODER, adapter=Adapter(4, frozen="nf4")), SINGLE, JOB, "in 4 bits"),
         (dataclasses.replace(DECODER, adapter=Adapter(4)), FSDP2, JOB, "not traced under FSDP2"),
         (dataclasses.replace(DECODER, adapter=Adapter(4, has_dropout=True)), SINGLE, JOB, "dropout is not traced"),

@@ -449,7 +449,7 @@ def test_other_packages_are_named_and_no_failure(tmp_path, capsys):
     (tmp_path / "old.txt").write_text("trl==1.16.0\nvllm==0.17.0\n")
     (tmp_path / "new.txt").write_text("trl==1.16.0\nvllm==0.18.0\n")
     assert cli.run(["upgrade", str(tmp_path / "old.txt"), str(tmp_path / "new.txt")]) == 0
-    assert "Nothing is known about their releases: vllm" in capsys.readouterr().out
+    assert "nothing is known about them: vllm" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_pair_inside_a_minor_version_inherits_nothing():
@@ -499,10 +499,10 @@ def test_lines_fit_the_width():
 @pytest.mark.parametrize(
     ("name", "text", "fact"),
     [
-        ("a.txt", "vllm>=1.0\n", "pins none of torch"),
+        ("a.txt", "vllm>=1.0\n", "this file pins none of torch"),
         ("uv.lock", "[[package]\n", "cannot be read as a lock file"),
-        ("uv.lock", "package = 3\n", "pins none of"),
-        ("environment.yml", "- x\n", "pins none of"),
+        ("uv.lock", "package = 3\n", "this file pins none of"),
+        ("environment.yml", "- x\n", "this file pins none of"),
     ],
 )
 def test_what_is_no_lock_is_refused(tmp_path, name, text, fact):
@@ -517,7 +517,7 @@ def test_what_is_no_lock_is_refused(tmp_path, name, text, fact):
         ("deepspeed==0.19.6", "deepspeed==0.19.6", 0, "0 of 0"),
         ("deepspeed==0.19.6", "deepspeed==0.19.7", 1, "faults end"),
         ("deepspeed==0.17.5", "deepspeed==0.17.6", 1, "New fault: zero2 in fp32"),
-        ("deepspeed==0.19.8", "deepspeed==0.99.0", 3, "deepspeed 0.99.0 is unknown: all releases from 0.15.1 to"),
+        ("deepspeed==0.19.8", "deepspeed==0.99.0", 3, "deepspeed 0.99.0 is unknown, because only the releases"),
         ("transformers==5.18.0", "transformers==5.18.1", 3, "transformers 5.18.1 is unknown"),
         ("torch==2.13.0", "torch==2.13.0\ntrl==1.16.0\ntransformers==4.56.1", 1, "requires transformers>=4.56.2"),
     ],

@@ -23,7 +23,7 @@ IDS = {
     "diff/different-gradient": "A gradient differs between the two trainings.",
     "diff/different-gradient-norm": "The norm of the gradients differs between the two trainings.",
     "diff/different-output": "The output of a module differs between the two trainings.",
-    "diff/different-tensor": "A tensor of another kind differs between the two trainings.",
+    "diff/different-tensor": "A tensor of a kind that has no id of its own differs between the two trainings.",
     "diff/different-update": "The update of a weight differs between the two trainings.",
     "diff/different-update-length": "The norm of an update differs between the two trainings.",
     "diff/different-weights": "A weight differs between the two trainings.",
@@ -38,9 +38,9 @@ IDS = {
     "doctor/fails-at-start-up": "A key stops the training at start-up.",
     "doctor/gpu": "No GPU was found, or a GPU is in use by another process.",
     "doctor/host-memory": "Little of the host's memory is free.",
-    "doctor/ignored-key": "Nothing reads a key.",
+    "doctor/ignored-key": "A key has no effect, because no program reads it.",
     "doctor/installed-release-fault": "An installed release has a known fault.",
-    "doctor/missing-key": "A key is missing, and the default has an effect that the reader may not expect.",
+    "doctor/missing-key": "A key is missing, and its default has an effect that you may not expect.",
     "doctor/missing-packages": "Packages that a run needs are not installed.",
     "doctor/overridden-key": "Another setting overrides a key.",
     "doctor/pinned-memory": "The limit of pinned memory is low.",
@@ -59,8 +59,7 @@ IDS = {
     "prove/clipped-nothing": "There was no gradient to clip.",
     "prove/clipped-too-early": "Backward calls added to gradients after these had been clipped.",
     "prove/clipped-too-often": "Gradients were clipped several times in one step.",
-    "prove/data-divided-twice": "A part of the data is never used, because two parts of the loader divide it among the "
-    "ranks.",
+    "prove/data-divided-twice": "A part of the data is never used, because it is divided among the ranks twice.",
     "prove/detached-parameters": "Parameters are used in the forward pass, but get no gradient.",
     "prove/gradient-ascent": "The loss or the gradients have the wrong sign, so that the loss grows.",
     "prove/gradients-not-averaged": "The engine averaged no gradients over the ranks.",
@@ -91,7 +90,7 @@ IDS = {
     "prove/same-batch": "All ranks got the same batch.",
     "prove/schedule-ends-early": "The learning rate is zero before the training ends.",
     "prove/single-process": "Only one process trains, although the launch command requests several.",
-    "prove/training-fault": "The measured step trained wrongly, in a way for which there is no other id.",
+    "prove/training-fault": "The measured step trained wrongly, and this kind of fault has no id of its own.",
     "prove/untrained-parameters": "Some trainable parameters are in no optimizer.",
     "prove/zero-gradients": "All gradients were zero at the update.",
     "saved/different": "The values of tensors differ from those with which they were compared.",
@@ -102,7 +101,7 @@ IDS = {
     "saved/optimizer": "The optimizer states are incomplete, or do not match the weights.",
     "saved/partial": "Only a part of a tensor was saved, or it has another shape.",
     "saved/shards": "Shards are missing, or do not belong together.",
-    "saved/stale": "A file is older than the others.",
+    "saved/stale": "A file is from an earlier step than the other files.",
     "saved/unexpected": "Tensors were saved that the model does not have.",
     "saved/unreadable": "A file cannot be read.",
     "saved/untied": "Tensors that should be tied have different values.",
@@ -111,8 +110,8 @@ IDS = {
     "upgrade/changed-behavior": "A behavior changes between the two releases, which may affect training.",
     "upgrade/changed-behavior-in-new": "The release in NEW has a changed behavior, which the release in OLD may have, "
     "too.",
-    "upgrade/changed-behavior-undone": "The release in NEW behaves as it did before a change that the release in OLD "
-    "has.",
+    "upgrade/changed-behavior-undone": "The release in NEW no longer has a change of behavior that the "
+    "release in OLD has.",
     "upgrade/changed-default": "The default value of a setting changes.",
     "upgrade/conflicting-releases": "A release requires a different version of a package than the pinned one.",
     "upgrade/crash-begins": "The release in NEW crashes, and the release in OLD does not.",
@@ -123,6 +122,6 @@ IDS = {
     "upgrade/fault-ends": "The release in OLD has a fault that the release in NEW does not have, so the training "
     "changes.",
     "upgrade/fault-in-new": "The release in NEW has a fault, which the release in OLD may have, too.",
-    "upgrade/new-key": "A key that is new. This is a note.",
-    "upgrade/removed-key": "A key that was removed. This is a note.",
+    "upgrade/new-key": "A key was added. This is a note.",
+    "upgrade/removed-key": "A key was removed. This is a note.",
 }

@@ -84,7 +84,7 @@ def examine(paths: Sequence[Path], since: str | None = None) -> Report:
     named = list(paths) or [Path()]
     for path in named:
         if not path.is_file() and not path.is_dir():
-            why = "this is neither a file nor a folder" if path.exists() else "there is no such file or folder"
+            why = "this is neither a file nor a folder" if path.exists() else "this file or folder does not exist"
             raise Refusal(f"{path}: {why}. Name files or folders of the project.")
     first = named[0] if named[0].is_dir() else named[0].parent
     project, place = projects.find(first), reading.find(first.absolute())

@@ -54,7 +54,9 @@ class Project:
     def require_commit(self, commit: str) -> None:
         """Raise Refusal if git does not know a commit."""
         if commit.startswith("-") or not _resolves(self.root, commit):
-            raise Refusal(f"--since {commit}: git does not find this commit here. Name a commit, a tag or a branch.")
+            raise Refusal(
+                f"--since {commit}: git does not find this commit in the project. Name a commit, a tag or a branch."
+            )
 
     def has_commit(self) -> bool:
         return self.has_git and _resolves(self.root, "HEAD")

@@ -124,10 +124,10 @@ def _check_files(paths: tuple[Path, ...], release: str | None, everything: bool,
     context_settings={"allow_interspersed_args": False},
     prints_itself=True,
     statuses=Statuses(
-        "with --strict, everything was checked and nothing was found. Without --strict, the status is that of the "
+        "with --strict, everything was checked and no fault was found. Without --strict, the status is that of the "
         "script",
         "with --strict, training is wrong or is not as requested",
-        "there is no such script",
+        "the script does not exist",
         "with --strict, something could not be checked",
     ),
 )
@@ -159,7 +159,7 @@ def _prove(
     """
     require("torch")
     if not script.is_file():
-        raise Refusal(f"{script}: no such file. Name a script, and then its arguments.")
+        raise Refusal(f"{script}: this file does not exist. Name a script, followed by its arguments.")
     flags = {
         "--strict": strict, "--allow-known-bad": allow_known_bad, "--reference": reference, "--json": as_json
     }  # fmt: skip
@@ -175,8 +175,8 @@ def _prove(
     "dry-run",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
     statuses=Statuses(
-        "the ranks that were run make the same calls",
-        "the ranks make different calls, which means a hang or wrong values, or a rank fails",
+        "all ranks that were run issue the same collectives",
+        "ranks issue different collectives, so that the training hangs or its values are wrong, or a rank fails",
         "the training cannot be simulated",
         "nothing could be compared, because a script was run as a single rank, or issues no collectives",
     ),
@@ -510,7 +510,9 @@ def _conformance(
 
 def _check_ranks(ranks: str | None) -> None:
     if ranks is not None and not re.fullmatch(r"[1-9](,[1-9])*", ranks):
-        raise Refusal(f"--ranks {ranks}: these are not numbers of processes. Write for instance 1,2.")
+        raise Refusal(
+            f"--ranks {ranks}: these are not numbers of processes. Write numbers with commas, for instance 1,2."
+        )
 
 
 def _cells_to_examine(
@@ -541,8 +543,7 @@ def _cells_to_examine(
     chosen = [cell for cell in matrix if all(_is_named(cell, text) for text in only)]
     if not chosen:
         raise Refusal(
-            f"--only {' --only '.join(only)}: no configuration has such a name. An example of a name is "
-            f"{matrix[0].name}."
+            f"--only {' --only '.join(only)}: no configuration has this name. An example of a name is {matrix[0].name}."
         )
     return chosen
 
@@ -565,9 +566,7 @@ def _chosen_optimizers(names: tuple[str, ...]) -> list[str]:
     chosen = list(OPTIMIZERS) if "all" in names else list(dict.fromkeys(names))
     for name in chosen:
         if name not in OPTIMIZERS:
-            raise Refusal(
-                f"--optimizer {name}: there is no such optimizer. Choose one of {', '.join(OPTIMIZERS)}, all."
-            )
+            raise Refusal(f"--optimizer {name}: this optimizer is unknown. Choose one of {', '.join(OPTIMIZERS)}, all.")
         library = LIBRARY_OF.get(name)
         if library and find_spec(library) is None:
             raise Refusal(

@@ -148,8 +148,8 @@ def _judge(records: tuple[Path, ...], view: str, control: str, each: bool, verdi
     chosen = studies.find(verdict)
     if chosen.protocol is None:
         raise Refusal(
-            f"The study {verdict!r} has no protocol that was fixed before its runs, so there is nothing to judge them "
-            "by. Use `zero-study compare` without --verdict."
+            f"The study {verdict!r} has no protocol that was fixed before its runs, so its runs cannot "
+            "be judged. Use `zero-study compare` without --verdict."
         )
     return verdict_text.judge(records, chosen)
 
@@ -158,7 +158,7 @@ def _page(records: tuple[Path, ...], view: str, control: str, each: bool, markdo
     """Return what `compare` prints for a view. Raises Refusal if the view does not support an option."""
     if control != "ddp" and view not in WITH_CONTROL:
         raise Refusal(
-            f"--control {control}: --view {view} takes no control. Remove --control, or add --view differences."
+            f"--control {control}: --view {view} does not use a control. Remove --control, or add --view differences."
         )
     if view == SHORT and markdown:
         raise Refusal("--markdown: the short table exists only as plain text. Add --view, or remove --markdown.")
@@ -234,7 +234,8 @@ def _report(study: str | None, records: tuple[Path, ...], output: Path | None, p
     statuses=Statuses(
         "the model was written",
         None,
-        "there is no complete checkpoint, it is damaged or would run code, or the folder exists already",
+        "there is no complete checkpoint, the checkpoint is damaged or would run code, or the new folder "
+        "exists already",
     ),
 )
 @click.argument("run", type=PATH, help="A run directory, or one of its checkpoints.")

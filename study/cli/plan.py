@@ -251,10 +251,15 @@ def _measured(log: Path) -> float:
 
     runs = imported.read([log])
     if len(runs) != 1:
-        raise Refusal(f"--measured {log}: it has {len(runs)} runs. Use --measured-step-seconds for one of them.")
+        raise Refusal(
+            f"--measured {log}: this log has {len(runs)} runs. State the time of one of them "
+            "with --measured-step-seconds."
+        )
     seconds = quantities.seconds_per_step(runs[0].run)
     if seconds is None:
-        raise Refusal(f"--measured {log}: this log has no time of a step. Use --measured-step-seconds.")
+        raise Refusal(
+            f"--measured {log}: this log does not contain the time of a step. State it with --measured-step-seconds."
+        )
     return seconds
 
 
@@ -318,7 +323,7 @@ def _write(advice: Advice, path: Path, is_silent: bool) -> None:
     change = "" if advice.change is None else f", with {advice.change.flags},"
     print(f"\nWrote the {kind} file of the recommended strategy{change} to {path}")
     for more in written[1:]:
-        print(f"Wrote {more}, which belongs to it")
+        print(f"Wrote {more}, which this file needs")
 
 
 def request_of(requested: dict[str, Any]) -> Request:
@@ -338,9 +343,9 @@ def _print_gpus() -> None:
     from study.theory import gpus
 
     meaning = (
-        "TFLOP/s: the dense peak in bf16 with accumulation in fp32 (t4 and v100: in fp16). mem.: of the GPU. link: "
-        "between the GPUs of a node, in one direction. $/hour: US dollars per GPU, rented on demand. "
-        "The name that torch.cuda.get_device_name() returns works too."
+        "TFLOP/s: the dense peak in bf16 with accumulation in fp32 (t4 and v100: in fp16). mem.: the GPU's memory. "
+        "link: the bandwidth between the GPUs of a node, in one direction. $/hour: US dollars per GPU, rented on "
+        "demand. --gpu also takes the name that torch.cuda.get_device_name() returns."
     )
     names: dict[str, list[str]] = {}
     for gpu in gpus.GPUS.values():
@@ -358,7 +363,8 @@ def _print_models() -> None:
 
     rows = [[name, f"{shape.num_params / 1e6:,.1f}", f"{shape.positions:,}"] for name, shape in KNOWN.items()]
     meaning = (
-        "million: parameters. positions: the longest sequence, in tokens. --model also takes the id of a model on the "
+        "million: millions of parameters. positions: the longest sequence, in tokens. --model also takes "
+        "the id of a model on the "
         "Hugging Face hub, and the path of a config.json."
     )
     table = terminal.table(["name", "million", "positions"], rows)
@@ -369,7 +375,7 @@ def _check_complete(is_complete: bool, options: dict[str, Any]) -> None:
     """Raise Refusal for an option about one machine if the question is not about one model on one machine."""
     for name, value in options.items():
         if value and not is_complete:
-            raise Refusal(f"{name}: needs both --model and --gpus, and one --gpu. Add what is missing.")
+            raise Refusal(f"{name} needs --model, --gpus and one --gpu. Add the missing options.")
 
 
 def _show(

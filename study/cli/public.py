@@ -91,7 +91,7 @@ def _described(imported: Imported) -> str:
     lines = [f"{run.name}: {run.log_format}, {'; '.join(filter(None, (numbers, ', '.join(known), ending)))}"]
     lines += [terminal.wrap(mark, "  ", "    ") for mark in run.marks[:MOST_MARKS]]
     if len(run.marks) > MOST_MARKS:
-        lines.append(f"  and {len(run.marks) - MOST_MARKS} more, which are in its file")
+        lines.append(f"  and {len(run.marks) - MOST_MARKS} more notes, which are in the run's file")
     return "\n".join(lines)
 
 

@@ -202,7 +202,7 @@ def _plan(
         "every run is ok or skipped",
         "every run has an outcome, but some are not ok, for instance out of memory",
         "the request is refused",
-        "some run has no outcome yet, after an interruption, --minutes or --fail-fast",
+        "some runs have no outcome yet, because of an interruption, --minutes or --fail-fast",
     ),
 )
 @_of_a_study

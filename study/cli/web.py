@@ -35,8 +35,8 @@ CONFIG = "config.json"  # the name of a pasted configuration
 NOT_ON_PAGE = {
     "write": "--write: the page has no files. Use the buttons that copy a file.",
     "trace": "--trace: the page has no PyTorch. Run the command in a terminal.",
-    "budget": "--budget: the page answers for one machine. Run the command in a terminal.",
-    "deadline": "--deadline: the page answers for one machine. Run the command in a terminal.",
+    "budget": "--budget: the page compares no machines. Run the command in a terminal.",
+    "deadline": "--deadline: the page compares no machines. Run the command in a terminal.",
     "measured": "--measured: the page reads no files. Run the command in a terminal.",
     "measured_step_seconds": "--measured-step-seconds: the page has no comparison with a run. Run the command in a "
     "terminal.",

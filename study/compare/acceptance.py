@@ -35,10 +35,10 @@ check.
 
 - fp32, bf16, fp16 (with or without autocast), compiled, shared GPU: a run of this kind verified its engine and
   trained to its end.
-- as single: at every step, the loss differs from that of `single` by at most {LOSS_TOLERANCE:g} of it, or by
-  {LOSS_TOLERANCE_IN_16_BITS:g} in 16 bits.
-- NCCL: ranks with a GPU each use it.
-- energy, NVML: the record has joules, and the GPU memory of the process.
+- as single: at every step, the loss differs from that of `single` by a relative difference of at most
+  {LOSS_TOLERANCE:g}, or {LOSS_TOLERANCE_IN_16_BITS:g} in 16 bits.
+- NCCL: ranks that do not share a GPU communicate with NCCL.
+- energy: the record has the energy in joules. NVML: the record has the GPU memory of the process.
 - batches: the host waits for the next batch for at most {LARGEST_WAIT:.0%} of a step."""
 
 
@@ -196,7 +196,7 @@ def _as_single(file: RecordFile, references: dict[str, RecordFile]) -> Verdict:
     r = file.record
     reference, allowed = references.get(_work(r)), tolerance(r.config["precision"])
     if reference is None:
-        return Verdict(NOT_RUN, f"no finished run of `single` with the same work{shown_arithmetic(r)}")
+        return Verdict(NOT_RUN, f"there is no finished run of `single` with the same work{shown_arithmetic(r)}")
     if r.config["dropout"] and r.world_size > 1:
         return Verdict(
             NOT_RUN,
@@ -206,7 +206,10 @@ def _as_single(file: RecordFile, references: dict[str, RecordFile]) -> Verdict:
     if difference is not None and difference <= allowed:
         return Verdict(OK)
     return Verdict(
-        FAILED, f"{r.run_id}: a loss is {terminal.difference(difference)} from `single`'s, at most {allowed:g}"
+        FAILED,
+        f"{r.run_id}: the relative difference of a loss from that of `single` is "
+        f"{terminal.difference(difference)}, but "
+        f"at most {allowed:g} is allowed",
     )
 
 
@@ -234,24 +237,24 @@ _OBSERVED = {
     "NCCL": _Observation(
         lambda r: r.proof is not None and r.proof.distributed_type != "NO" and not r.config.get("share_device"),
         lambda r: r.proof is not None and "nccl" in (r.proof.backend or ""),
-        "its ranks use another",
+        "its ranks use another backend than NCCL",
     ),
     "energy": _Observation(
         lambda r: True,
         lambda r: all(r.energy_joules or [None]),
-        "its record has no joules, because this GPU or its driver does not show them",
+        "its record has no energy, because this GPU or its driver does not report it",
         is_required=False,
     ),
     "NVML": _Observation(
         lambda r: True,
         _has_process_memory,
-        "its record has no memory of the process, because the driver does not show it, as in many containers",
+        "its record has no memory of the process, because the driver does not report it, as in many containers",
         is_required=False,
     ),
     "batches": _Observation(
         lambda r: not r.config.get("share_device"),
         _waits_little,
-        f"the host waited for them more than {LARGEST_WAIT:.0%} of a step, or no step was timed",
+        f"the host waited for batches for more than {LARGEST_WAIT:.0%} of a step, or no step was timed",
     ),
 }
 
@@ -275,7 +278,7 @@ def _reasons(cells: Cells) -> list[str]:
         lines.append(
             f"- {verdict.status}: {', '.join(checks)} of {', '.join(names)}: {terminal.escape_markdown(verdict.reason)}"
         )
-    return ["## What is not ok", "", *lines, ""] if lines else []
+    return ["## Checks that failed or were not run", "", *lines, ""] if lines else []
 
 
 def _distances(runs: list[_Run], references: dict[str, RecordFile]) -> list[str]:
@@ -287,4 +290,4 @@ def _distances(runs: list[_Run], references: dict[str, RecordFile]) -> list[str]
             allowed = tolerance(file.record.config["precision"])
             rows.append([file.record.run_id, reference.record.run_id, difference, f"{allowed:g}"])
     head = ["run", "compared with", "largest difference of a loss", "at most"]
-    return ["## How far from `single`", "", *terminal.markdown(head, rows), ""] if rows else []
+    return ["## Differences from the loss of `single`", "", *terminal.markdown(head, rows), ""] if rows else []

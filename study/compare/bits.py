@@ -27,8 +27,9 @@ from study.records.schema import Record
 
 ROUNDINGS = {
     "last elements": "PyTorch's fused AdamW for CPUs processes elements in vector registers. The last elements of a "
-    "tensor, which do not fill a register, go through another code path that rounds differently. ZeRO's partitions and "
-    "FSDP2's shards end at other elements than DDP's whole parameters, so other elements go through this path.",
+    "tensor, which do not fill a register, go through a different code path, which rounds differently. "
+    "ZeRO's partitions and FSDP2's shards do not end at the same elements as DDP's whole parameters, so "
+    "different elements go through this path.",
     "CPU Adam": "With offload, DeepSpeed uses its own Adam kernel.",
     "linear": "ZeRO-3 replaces PyTorch's linear layer with one that adds the bias in a separate operation.",
     "grouping": "ZeRO-3 puts autograd nodes around modules. Some tensors are used several times, such as the input of "

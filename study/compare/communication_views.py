@@ -61,7 +61,10 @@ def _sections(record_files: list[RecordFile]) -> list[str]:
     compared = [(r, predicted.messages(r)) for r in runs if r.collectives_per_step is not None]
     return [
         *_compared([c for _, c in compared if c is not None and (c.measured or c.predicted)]),
-        *_named("No shape is known of the models of", [r for r, messages in compared if messages is None]),
+        *_named(
+            "Not predicted, because the shapes of their models are unknown",
+            [r for r, messages in compared if messages is None],
+        ),
         *_named("Not measured (`--no-measure`)", unmeasured),
         *network_sections(record_files),
     ]
@@ -337,7 +340,7 @@ def _bytes(block: list[NetworkCell]) -> list[str]:
         rows.append(
             [f"`{strategy}`", f"{cells[0].counted:.3f}", f"{cells[0].by_gloo:.3f}",
              "unknown" if theirs is None else f"{theirs:.3f}", _range(wire, ".3f"), _range(over, "+.1%"),
-             f"{cells[0].by_nccl:.3f}", *(["no such run" if differs is None else f"{differs:.0e}"] if has_twin else [])]
+             f"{cells[0].by_nccl:.3f}", *(["not run" if differs is None else f"{differs:.0e}"] if has_twin else [])]
         )  # fmt: skip
     return terminal.markdown([*head, *(["loss, from one machine"] if has_twin else [])], rows)
 
@@ -354,7 +357,7 @@ def _seconds(block: list[NetworkCell]) -> list[str]:
     for strategy, cells in _by_strategy(block).items():
         of_rate = {cell.rate: cell for cell in cells}
         rows.append([f"`{strategy}`", *(_second(of_rate.get(rate), of_rate.get(math.inf)) for rate in rates)])
-    return terminal.markdown(["seconds a step", *map(shown_rate, rates)], rows)
+    return terminal.markdown(["seconds per step", *map(shown_rate, rates)], rows)
 
 
 def _second(cell: NetworkCell | None, free: NetworkCell | None) -> str:

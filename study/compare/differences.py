@@ -267,7 +267,7 @@ def _tested(
     if estimate.bounds is not None:
         low, high = (np.expm1(bound) if kind == "times" else bound for bound in estimate.bounds)
         facts |= {"relative_low": low, "relative_high": high, "low": low * control_value, "high": high * control_value}
-    without = limit or f"{control} was not repeated, so that there is no margin"
+    without = limit or f"{control} was not repeated, so there is no margin"
     verdict, reason = _verdict(estimate, kind, usable, control, without)
     return {**facts, "verdict": verdict, "why": reason}
 
@@ -283,10 +283,18 @@ def _exact(values: np.ndarray, control_values: np.ndarray) -> dict[str, Any]:
     if control_value:
         facts |= {"relative_difference": value / control_value - 1, "relative_margin": 0.0}
     if values.min() > control_values.max() or values.max() < control_values.min():
-        return {**facts, "verdict": "higher" if value > control_value else "lower", "why": "counted, in every run"}
+        return {
+            **facts,
+            "verdict": "higher" if value > control_value else "lower",
+            "why": "the bytes of every run differ in this direction",
+        }
     if np.ptp(values) == np.ptp(control_values) == 0:
         return {**facts, "verdict": "no difference", "why": "the same number of bytes in every run"}
-    return {**facts, "verdict": "inconclusive", "why": "the bytes differ from run to run, and the two overlap"}
+    return {
+        **facts,
+        "verdict": "inconclusive",
+        "why": "the bytes differ from run to run, and the ranges of the strategy and of the control overlap",
+    }
 
 
 def _launches(
@@ -321,7 +329,11 @@ def _seeds(
     )
     value, control_value = means.mean(), control_means.mean()
     if len(common) == 1:
-        return value, control_value, Estimate(value / control_value - 1, None, None, 1, "one seed: no interval")
+        return (
+            value,
+            control_value,
+            Estimate(value / control_value - 1, None, None, 1, "there is no interval, because there is only one seed"),
+        )
     return value, control_value, _paired((means - control_means) / control_value, margin, f"{len(common)} seeds")
 
 
@@ -385,9 +397,11 @@ def unpaired(values: np.ndarray, control_values: np.ndarray, margin: float | Non
     value, n = values.mean() - control_values.mean(), min(len(values), len(control_values))
     description = f"one seed, {len(values)} against {len(control_values)} repeats"
     if n < 2:
-        return Estimate(value, None, None, n, "one seed, not repeated on both sides: no interval")
+        return Estimate(
+            value, None, None, n, "there is no interval, because there is one seed without repeats of both strategies"
+        )
     if min(np.ptp(values), np.ptp(control_values)) <= CONSTANT:
-        return Estimate(value, None, None, n, f"{description}, repeats are equal: no interval")
+        return Estimate(value, None, None, n, f"{description}; there is no interval, because repeats are equal")
     low, high = stats.ttest_ind(values, control_values, equal_var=False).confidence_interval(CONFIDENCE)
     equivalent = None
     if margin is not None:
@@ -412,17 +426,17 @@ def _verdict(
             # Not for times: a disturbance of the machine slows several runs in a row, which the interval does
             # not account for.
             if kind == "learned" and furthest <= CEILING[kind]:
-                return "no difference", f"the interval is within {ceiling}, though {repeats}"
-            return "inconclusive", f"{repeats}, and a margin above {ceiling} says nothing"
-        within = f"within {_percent(margin.relative)}, as {margin.num_runs} repeats of {control} are"
-        return "no difference", f"{within}; the interval leaves out 0 all the same" if leaves_out_0 else within
+                return "no difference", f"the interval is within {ceiling}, although {repeats}"
+            return "inconclusive", f"{repeats}, and a margin above {ceiling} is too wide for a verdict"
+        within = f"within {_percent(margin.relative)}, the margin from {margin.num_runs} repeats of {control}"
+        return "no difference", f"{within}, although the interval does not contain 0" if leaves_out_0 else within
     if margin is None and furthest <= FLOOR[kind]:
-        return "no difference", f"the interval is within {100 * FLOOR[kind]:g} %, which no margin is below"
+        return "no difference", f"the interval is within {100 * FLOOR[kind]:g} %, the smallest possible margin"
     if leaves_out_0:
-        return "higher" if low > 0 else "lower", f"the interval leaves out 0 ({estimate.interval})"
+        return "higher" if low > 0 else "lower", f"the interval does not contain 0 ({estimate.interval})"
     if margin is None:
-        return "inconclusive", f"the interval has 0 in it; {without_margin}"
-    return "inconclusive", f"the interval has 0 in it and reaches beyond {_percent(margin.relative)}"
+        return "inconclusive", f"the interval contains 0; {without_margin}"
+    return "inconclusive", f"the interval contains 0 and reaches beyond the margin of {_percent(margin.relative)}"
 
 
 def _percent(relative: float) -> str:
@@ -437,13 +451,13 @@ SHOWN_REASONS = 12  # reasons for leaving runs out that are listed; the others a
 EXPLANATION = """\
 Each strategy is compared with the control's runs that do the same work with the same seed.
 
-- n: the number of differences that an interval rests on.
+- n: the number of differences from which an interval is computed.
 - difference: relative to the control, with its 95 % confidence interval.
-- margin: of 100 pairs of equal runs of the control, 95 differ by less. The rule for it was written when the first
-  results were known.
+- margin: 95 of 100 pairs of equal runs of the control differ by less. The rule for the margin was written when the
+  first results were known.
 - verdict: *no difference* means within the margin by two one-sided tests. *higher* and *lower* mean that the
-  interval does not contain 0. Each interval is of one comparison: among twenty comparisons without any effect, one
-  is expected not to contain 0. Bytes are counted, and compared exactly."""
+  interval does not contain 0. Each interval is for one comparison: among twenty comparisons without any effect, one
+  interval is expected not to contain 0. Bytes are counted, and compared exactly."""
 
 
 def page(folders: Sequence[Path], control: str) -> str:
@@ -508,7 +522,11 @@ def _untimed(runs: pd.DataFrame) -> list[str]:
     if not reasons:
         return []
     total = sum(n for _, n in reasons)
-    return [f"Without a time: {total} of {len(ok)} runs ({'; '.join(f'{n}: {reason}' for reason, n in reasons)}).", ""]
+    return [
+        f"Times are not compared for {total} of {len(ok)} runs "
+        f"({'; '.join(f'{n}: {reason}' for reason, n in reasons)}).",
+        "",
+    ]
 
 
 def _left_out(refused: pd.DataFrame) -> list[str]:

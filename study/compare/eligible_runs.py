@@ -106,18 +106,18 @@ def _reason(
 ) -> str | None:
     """Return why the protocol excludes a run, without regard to other runs. None if it admits the run."""
     if planned is None:
-        return "the study plans no such run"
+        return "the study does not plan this run"
     if outcome.status != "ok" or record is None:
         return f"it ended {outcome.status}"
     if outcome.study_sha256 != sha256:
-        return "it was begun under another text of the study's file"
+        return "the study's file had a different text when it was started"
     return _other_code(record) or _other_request(planned, record) or _not_evaluated(record, protocol)
 
 
 def _other_code(record: Record) -> str | None:
     """Return why a run was not trained by one committed version of the code. None if it was."""
     if record.continues is not None:
-        return "it began with another run's checkpoint"
+        return "it started from the checkpoint of another run"
     if record.machine.get("git_dirty") is not False or any(part.is_dirty for part in record.code or ()):
         return "its code was changed since its commit"
     return record.mixed_code
@@ -128,16 +128,16 @@ def _other_request(planned: PlannedRun, record: Record) -> str | None:
     recorded = RunConfig.model_validate(record.config)
     plan, run = (config.model_dump(mode="json", exclude=set(_PLACES)) for config in (planned.config, recorded))
     if differs := next((name for name in plan if plan[name] != run[name]), None):
-        return f"{differs} was {run[differs]}, the study says {plan[differs]}"
+        return f"{differs} was {run[differs]}, but the study plans {plan[differs]}"
     if (record.strategy, record.world_size) != (planned.strategy, planned.world_size):
-        return f"it is {record.strategy} on {record.world_size} processes"
+        return f"it is {record.strategy} on {record.world_size} processes, which the study does not plan"
     return None
 
 
 def _not_evaluated(record: Record, protocol: Protocol) -> str | None:
     evaluated = {int(line["step"] or 0) for line in record.evaluation}
     missing = {0, protocol.step} - evaluated
-    return f"its held-out loss was not taken at step {min(missing)}" if missing else None
+    return f"its held-out loss was not measured at step {min(missing)}" if missing else None
 
 
 def _outliers(runs: dict[str, Record]) -> dict[str, str]:
@@ -146,10 +146,10 @@ def _outliers(runs: dict[str, Record]) -> dict[str, str]:
     Libraries, arithmetic and text must be the same for all runs. The machine, the pretrained weights and the initial
     weights must be the same for all runs of one seed.
     """
-    odd = _unlike(runs, ("libraries", "arithmetic", "text"))
+    odd = _unlike(runs, ("libraries", "arithmetic settings", "text"))
     for start in {record.seed for record in runs.values()}:
         of_start = {run_id: record for run_id, record in runs.items() if record.seed == start}
-        odd |= _unlike(of_start, ("box", "body", "initial weights"))
+        odd |= _unlike(of_start, ("machine", "pretrained weights", "initial weights"))
     return odd
 
 
@@ -157,11 +157,11 @@ def _unlike(runs: dict[str, Record], names: Sequence[str]) -> dict[str, str]:
     """Return the runs that differ from most of these runs in one of the named facts, with the reason."""
     facts = {
         run_id: {
-            "box": record.box,
+            "machine": record.box,
             "libraries": libraries(record.machine),
-            "arithmetic": machine.arithmetic(record.machine),
+            "arithmetic settings": machine.arithmetic(record.machine),
             "text": (record.data or {}).get("digest"),
-            "body": record.weights_sha256,
+            "pretrained weights": record.weights_sha256,
             "initial weights": record.initial_parameters and record.initial_parameters.sha256,
         }
         for run_id, record in runs.items()
@@ -171,7 +171,7 @@ def _unlike(runs: dict[str, Record], names: Sequence[str]) -> dict[str, str]:
         values = [run[name] for run in facts.values()]
         most = max(values, key=values.count, default=None)
         odd |= {
-            run_id: f"its {name} is another than that of most" for run_id, run in facts.items() if run[name] != most
+            run_id: f"it differs from most runs in its {name}" for run_id, run in facts.items() if run[name] != most
         }
     return odd
 

@@ -284,7 +284,7 @@ def why_untimed(r: Record) -> str | None:
     if (share_of_others(r) or 0.0) > MAX_FOREIGN_CPU_SHARE:  # an unknown share counts as 0
         return f"other programs took more than {100 * MAX_FOREIGN_CPU_SHARE:g} % of the processors"
     if math.isfinite(r.network_rate or math.inf):
-        return "the network had a rate, by which --view communication compares them"
+        return "the network had a limited rate (--view communication compares such runs)"
     return None
 
 

@@ -20,14 +20,14 @@ from study.records.schema import Outcome
 from study.running import estimate
 from study.terminal import GIB
 
-HEAD = ["strategy", "largest that trained", "smallest that did not", "predicted", "it was predicted to need, GiB"]
+HEAD = ["strategy", "largest that trained", "smallest that did not", "predicted", "predicted memory, GiB"]
 TIMED = ["strategy", "s/step, of {}'s batch", "times {}'s", "larger batch", "sequences/s", "times {}'s rate"]
 EXPLANATION = """\
 Each run trains one model with a limit on the memory of each process. The tables show the largest model (or batch)
-that trained and the smallest that did not. Between the two, no size of the ladder was left to try.
+that trained and the smallest that did not. All sizes between them were tried.
 
 - predicted: whether the predicted memory, which is theory's peak of tensors plus the rest of a process, fits the
-  limit. The prediction uses today's theory. What was predicted before the first run is in the study's protocol.
+  limit. The prediction uses today's theory. The predictions from before the first run are in the study's protocol.
 - last column: the predicted memory of the largest size that trained."""
 OF_TIMES = """\
 Speed at equal memory: each run is compared with the mean of the nearest runs of {} before and after it. The table
@@ -83,11 +83,15 @@ def page(folders: Sequence[Path], control: str = "ddp") -> str:
     It has a table for each workload and memory cap, with one row per strategy.
     """
     tried = read(folders)
-    lines: list[str] = [] if tried else ["No run here had a cap; `zero-study run frontier` makes some.", ""]
+    lines: list[str] = (
+        [] if tried else ["No run had a limit on its memory. `zero-study run frontier` makes such runs.", ""]
+    )
     for _, members in groupby(tried, key=lambda run: run.work):
         lines += _sections(list(members), control)
     record_files = [file for folder in folders for file in records.find([folder])]
-    return view.page("What fits: measured, and predicted", EXPLANATION, lines, "--view fits", folders, record_files)
+    return view.page(
+        "Largest models that fit: measured and predicted", EXPLANATION, lines, "--view fits", folders, record_files
+    )
 
 
 def _sections(runs: list[CappedRun], control: str) -> list[str]:

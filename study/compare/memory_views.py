@@ -34,7 +34,7 @@ SMALLEST_PRINTED = 0.0005  # bytes per parameter below which a difference is not
 
 MOMENT_HEADINGS = {"stepping": "as the optimizer is about to step", "resting": "between two steps"}
 STATES_HEAD = ["strategy", "model states", "paper", "ratio", "parameters", "gradients", "optimizer states",
-               "communication buffers", "ratio with them"]  # fmt: skip
+               "communication buffers", "ratio with buffers"]  # fmt: skip
 
 STATES_EXPLANATION = """\
 Model states are the parameters, gradients and optimizer states that a rank keeps. The tables show them in bytes per
@@ -234,7 +234,7 @@ def _parts_sections(record_files: list[RecordFile]) -> list[str]:
     for (workload, precision, world_size, batch), runs in _by_setting(record_files):
         setting = f"{precision}, {terminal.count(world_size, 'process', 'processes')}"
         strategies = in_order(run.record.strategy for run in runs)
-        lines += [f"## {terminal.escape_markdown(workload)}, {setting}, {batch} sequences a step", ""]
+        lines += [f"## {terminal.escape_markdown(workload)}, {setting}, {batch} sequences per step", ""]
         for size, members in groupby(runs, key=lambda run: run.record.size):
             of_size = sorted(members, key=lambda run: strategies.index(run.record.strategy))
             lines += [f"### {workload} {size}, {of_size[0].num_params:,} parameters, {setting}", ""]
@@ -244,7 +244,7 @@ def _parts_sections(record_files: list[RecordFile]) -> list[str]:
                 rows.append([run.record.strategy, *map(terminal.gib, columns)])
             lines += [*terminal.markdown(head, rows), ""]
         if crossing_rows := _crossings(runs):
-            lines += [f"### From which size on, {workload}, {setting}", "", CROSSINGS.format(CONTROL), ""]
+            lines += [f"### Smallest model that saves memory, {workload}, {setting}", "", CROSSINGS.format(CONTROL), ""]
             cells = [row[-3:] for row in crossing_rows]
             lines += [*terminal.markdown(["strategy", "measured", "by theory"], cells), ""]
     return lines
@@ -376,15 +376,15 @@ PEAKS = View("peaks", "Peak memory of a step", PEAKS_EXPLANATION, _peaks_section
 # ---------------------------------------------------------------- theory's errors, by strategy
 
 THEORY_EXPLANATION = """\
-Theory predicts model states, messages and the peak of a step before a run starts. Each table compares theory with all
-runs below these folders that ended well and measured the quantity, if theory knows their models. Errors are relative
-to the measurement. "median error" is the median of the absolute errors."""
+Theory predicts model states, traffic and the peak of a step before a run starts. The tables compare these predictions
+with every finished run that measured the quantity, for all models that theory knows. Errors are relative to the
+measurement. The median is the median of the absolute errors. The worst error is shown with its run."""
 PEAKS_NOTE = """\
-PyTorch's profiler counts the peak on a CPU. If a thread of gloo releases a tensor, the profiler does not notice it, and
-counts the tensor until the end of the step. Newer runs wait for these threads and record the memory that was counted
-too much. For older runs of several processes, it is at most the size of all tensors in the step's collectives. "counted
-too much, at most" is the largest share of a measured peak that may be too much. "worst beyond it" is the worst error
-that this memory cannot explain. If theory is above the measurement, the whole difference counts as an error."""
+PyTorch's profiler counts the peak on a CPU. It does not notice when a thread of gloo releases a tensor, and counts
+the tensor until the end of the step. Newer runs wait for these threads and record this excess. For older runs of
+several processes, the excess is at most the size of all tensors in the step's collectives. "excess, at most" is the
+largest excess as a share of a measured peak. "worst without excess" is the worst error that the excess cannot explain.
+If theory is above the measurement, the whole difference counts as an error."""
 
 
 class Error(NamedTuple):
@@ -430,8 +430,8 @@ def _errors(record_files: Iterable[RecordFile]) -> Errors:
 def _theory_sections(record_files: list[RecordFile]) -> list[str]:
     """Return the lines of the view `theory`: three tables of errors, with a row per strategy and one for all."""
     every = _errors(record_files)
-    head = ["strategy", "runs", "median error", "worst error", "the worst run"]
-    peaks_head = [*head[:-1], "counted too much, at most", "worst beyond it", head[-1]]
+    head = ["strategy", "runs", "median error", "worst error", "run with the worst error"]
+    peaks_head = [*head[:-1], "excess, at most", "worst without excess", head[-1]]
     return [
         *(
             "## Model states and buffers, at the moment with the larger error",

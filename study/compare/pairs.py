@@ -16,19 +16,19 @@ from study.terminal import count
 
 # The facts that must be equal in two runs, and the text that reports a difference. The first difference is reported.
 _HELD: dict[str, str] = {
-    "box": "another box: {} against {}",
-    "device": "{} against {}",
-    "workload": "{} against {}",
-    "size": "size {} against {}",
-    "precision": "precision {} against {}",
-    "data_digest": "other data",
-    "init": "init {} against {}",
-    "sequence_length": "sequence length {} against {}",
-    "gradient_clipping": "clipping at {} against {}",
+    "box": "different machines: {} and {}",
+    "device": "{} and {}",
+    "workload": "{} and {}",
+    "size": "sizes {} and {}",
+    "precision": "precisions {} and {}",
+    "data_digest": "different data",
+    "init": "init {} and {}",
+    "sequence_length": "sequence lengths {} and {}",
+    "gradient_clipping": "clipping at {} and {}",
     "config_digest": "",  # the setting that differs is reported
     "libraries": "",  # the library that differs is reported
-    "global_batch_size": "global batch {} against {}",
-    "num_steps": "{} steps against {}",
+    "global_batch_size": "global batches of {} and {}",
+    "num_steps": "{} and {} steps",
 }
 _UNKNOWN = {"data_digest": "data", "config_digest": "settings", "initial_sha256": "initial weights"}
 
@@ -58,7 +58,7 @@ def comparable(run: Mapping[str, Any], partner: Mapping[str, Any]) -> str | None
         if facts["status"] != "ok":
             return f"{facts['strategy']}: {facts['status']}"
         if facts.get("is_unproven"):
-            return f"{facts['strategy']}: its proof does not say what was sharded; run it again"
+            return f"{facts['strategy']}: its proof does not say what was sharded. Run it again"
         if isinstance(facts.get("mixed_code"), str):
             return f"{facts['strategy']}: {facts['mixed_code']}"
     for name, phrase in _HELD.items():
@@ -72,7 +72,7 @@ def comparable(run: Mapping[str, Any], partner: Mapping[str, Any]) -> str | None
         if pd.isna(mine) or pd.isna(theirs):
             return "initial weights unknown"
         if mine != theirs:
-            return "other initial weights"
+            return "different initial weights"
     return None
 
 
@@ -101,7 +101,7 @@ def _hours_apart(run: Mapping[str, Any], partner: Mapping[str, Any]) -> str | No
     if any(pd.isna(moment) for moment in began):
         return None
     hours = abs((pd.Timestamp(began[0]) - pd.Timestamp(began[1])).total_seconds()) / 3600
-    return f"begun {hours:.0f} hours apart" if hours > SAME_SESSION_HOURS else None
+    return f"started {hours:.0f} hours apart" if hours > SAME_SESSION_HOURS else None
 
 
 def why_crowded(run: Mapping[str, Any]) -> str | None:
@@ -138,7 +138,9 @@ def pair(table: pd.DataFrame, control: str = "ddp") -> Pairs:
         if label not in paired and label not in reasons:
             further = run["status"] == "ok" and _repeated(run) in repeated
             reasons[label] = (
-                f"a further repeat of {control}: for the margin" if further else _reason(run, cells, control)
+                f"a further repeat of {control}, which is used for the margin"
+                if further
+                else _reason(run, cells, control)
             )
     columns_shown = ["run_id", "box", "workload", "size", "strategy", "world_size", "seed", "status", "message"]
     refused = table.loc[[label for label in table.index if label in reasons], columns_shown]
@@ -223,11 +225,11 @@ def _reason(run: Mapping[str, Any], controls: Sequence[Mapping[str, Any]], contr
     if run["status"] != "ok":
         return f"{run['strategy']}: {run['status']}"
     if run["strategy"] == control:
-        return f"no run of another strategy is like this one of {control}"
+        return f"there is no run of another strategy that matches this run of {control}"
     if not controls:
-        return f"no run of {control} is ok"
+        return f"there is no finished run of {control}"
     nearest = max(controls, key=lambda partner: sum(run[name] == partner[name] for name in CELL))
-    return comparable({**run, "seed": None}, nearest) or f"no run of {control} with seed {run['seed']}"
+    return comparable({**run, "seed": None}, nearest) or f"there is no run of {control} with seed {run['seed']}"
 
 
 def _efficiency(runs: pd.DataFrame, base: pd.DataFrame) -> dict[str, Any]:

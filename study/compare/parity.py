@@ -62,7 +62,7 @@ def _sections(record_files: list[RecordFile]) -> list[str]:
             box = f", {ordered[0].record.box}" if several_machines else ""
             lines += [f"## {escape_markdown(heading(ordered[0].record))}{box}", "", *markdown(HEAD, rows), ""]
     if alone := [f"{r.run_id}{shown_arithmetic(r)}" for r in (group[0].record for group in groups if len(group) == 1)]:
-        lines += [f"Nothing to compare with: {escape_markdown(', '.join(alone))}.", ""]
+        lines += [f"These runs have no run to compare with: {escape_markdown(', '.join(alone))}.", ""]
     return lines + _learned(runs)
 
 
@@ -213,8 +213,8 @@ def _steps(file: RecordFile, reference: RecordFile) -> tuple[float | None, float
     steps, reference_steps = (steps_of(run_file) for run_file in (file, reference))
     if [line["step"] for line in steps] != [line["step"] for line in reference_steps]:
         raise Refusal(
-            f"{file.where}: {len(steps)} steps, {reference.where} has {len(reference_steps)}. Run the shorter one "
-            "again."
+            f"{file.where} has {len(steps)} steps, but {reference.where} has {len(reference_steps)}. Run "
+            "the shorter training again."
         )
     pairs = list(zip(steps, reference_steps, strict=True))
     loss, grad_norm = (_largest([(a[key], b[key]) for a, b in pairs]) for key in ("loss", "grad_norm"))

@@ -160,7 +160,7 @@ def groups(comparison: Comparison, runs: Sequence[PublicRun] | None = None) -> d
 def _select(runs: Sequence[PublicRun], group: Group) -> list[PublicRun]:
     unknown = set(group.where) - set(PublicRun.model_fields["setting"].annotation.model_fields)  # type: ignore[union-attr]
     if unknown:
-        raise Refusal(f"{FILE.name}: {group.name}: a setting has no field {min(unknown)!r}")
+        raise Refusal(f"{FILE.name}: {group.name}: the field {min(unknown)!r} of a setting is unknown")
     selected = [run for run in runs if all(_is(run, name, value) for name, value in group.where.items())]
     if not selected:
         raise Refusal(f"{FILE.name}: no run has the setting of {group.name!r}")

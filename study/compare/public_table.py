@@ -13,20 +13,22 @@ from study.terminal import bytes_text, escape_markdown, markdown, percent, signi
 HEAD = ["runs", "n", "GPUs", "strategy", "logged", "last loss", "at", "loss", "difference", "s/step", "peak, tensors"]
 
 EXPLANATION = """\
-These runs were imported from logs, so this project did not measure them. Repeats of one entry of a source, which differ
-in the seed only, are one row with the median of each column. A run whose log ended early is listed below and in no row.
+These runs were imported from logs, so this project did not measure them. Repeats that differ
+only in the seed share a row, which shows the median of each column. A run whose log ended early is listed below the
+tables and has no row.
 
 - logged: the number of training steps that the log has, which may be fewer than were made.
-- last loss: the mean of the last tenth of the logged training losses, but of at most ten.
+- last loss: the mean of the last tenth of the logged training losses, but at most of the last ten.
 - at, loss, difference: the training loss at the last step (or sample) that this row and the reference both logged, and
   its relative difference from that of the reference. The reference is the first row, unless a line below the table
-  names another one. Two trainings are comparable only as far as their settings are: what differs is listed below each
-  table."""
+  names another one. Two trainings are comparable only if their settings are: the settings that differ are listed
+  below each table."""
 LEAST_LOGGED = 2  # losses of a reference
 LEAST_SHARE = 0.1  # of the losses that the other rows logged
 MLPERF = "MLPerf"
 MLPERF_NOTE = (
-    "Results of different benchmarks, or of MLPerf and something else, must not be ranked against each other. Numbers "
+    "Results of different benchmarks, or of MLPerf and of another source, must not be ranked against "
+    "each other. Numbers "
     "that are derived from MLPerf logs are not verified by the MLCommons Association."
 )
 
@@ -44,11 +46,11 @@ def page(runs: Sequence[PublicRun]) -> str:
     for title, members in tables.items():
         lines += [f"## {escape_markdown(title)}", "", *_table(members), ""]
     if left_out := [f"- {escape_markdown(run.name)}: {run.why_not_counted}" for run in runs if not run.counts]:
-        lines += ["Not averaged:", "", *left_out, ""]
+        lines += ["Runs without a row:", "", *left_out, ""]
     if marked := [
         f"- {escape_markdown(run.name)}: {escape_markdown('; '.join(run.marks))}" for run in runs if run.marks
     ]:
-        lines += ["Odd in the logs:", "", *marked, ""]
+        lines += ["Unusual facts in the logs:", "", *marked, ""]
     return "\n".join(lines).rstrip()
 
 
@@ -58,7 +60,7 @@ def _table(runs: list[PublicRun]) -> list[str]:
         if run.ending != "ended early":
             rows.setdefault(_setting(run), []).append(run)
     if not rows:
-        return ["No run has a log that did not end early."]
+        return ["The logs of all runs ended early."]
     counted = [*rows.values()]
     reference, why_not_first = _reference(counted)
     lines = list(markdown(HEAD, (_row(members, reference) for members in counted)))
@@ -127,7 +129,7 @@ def _row(members: list[PublicRun], reference: list[PublicRun]) -> list[Any]:
         "unknown" if difference is None else "" if members is reference else percent(difference),
     ]
     if members[0].not_finite_since:
-        since = f"not finite since {members[0].not_finite_since}"
+        since = f"not finite from {members[0].not_finite_since} on"
         numbers = [since, since, "not finite", since]
     gpus = f"{setting.num_gpus} {setting.gpu or 'unknown'}" if setting.num_gpus else setting.gpu or "unknown"
     return [

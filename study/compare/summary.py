@@ -53,9 +53,9 @@ def table(folders: Sequence[Path], each: bool = False) -> str:
     blocks = [_rows(group, each) for group in groups[:MOST_GROUPS]]
     lines = [line for rows in blocks for line in _block(rows, several_machines, each)]
     if not lines:
-        return "\n".join(["No run here ended successfully.", *view.not_ok(files)])
+        return "\n".join(["No run ended successfully.", *view.not_ok(files)])
     if len(groups) > MOST_GROUPS:
-        more = f"{len(groups) - MOST_GROUPS} more groups of runs that train the same are not shown."
+        more = f"{len(groups) - MOST_GROUPS} more groups of equal trainings are not shown."
         lines += [f"{more} Name fewer folders.", ""]
     notes = [LEGEND, *([REPEATS] if any(len(row.files) > 1 for rows in blocks for row in rows) else []), MORE]
     return "\n".join([*lines, *notes, *view.not_ok(files)])
@@ -219,7 +219,7 @@ def _block(rows: list[_Row], several_machines: bool, each: bool) -> list[str]:
     reasons = Counter(reason for row in rows for reason in row.why_untimed)
     for reason, count in reasons.items():
         times = "The time of 1 run does" if count == 1 else f"The times of {count} runs do"
-        lines += _wrapped(f"{times} not count: {reason}.")
+        lines += _wrapped(f"{times} not count, because {reason}.")
     if any(row.seconds and not row.comparable_seconds for row in rows):
         lines += _wrapped("Times in parentheses do not count and are not compared.")
     return [*lines, *([""] if reasons else [])]
@@ -265,9 +265,11 @@ def _other_control(rows: Sequence[_Row]) -> list[str]:
     if rows[0].first.strategy == "ddp":
         return []
     if any(row.first.strategy == "ddp" for row in rows):
-        lack = "The DDP runs here are no control, because parts of them ran with different code or on other processors."
+        lack = (
+            "The DDP runs cannot be the control, because parts of them ran with different code or on other processors."
+        )
     else:
-        lack = "There is no DDP run here to compare with."
+        lack = "There is no DDP run to compare with."
     return [lack, *([f"The rows are compared with {rows[0].name} instead."] if len(rows) > 1 else [])]
 
 
@@ -446,18 +448,18 @@ def _states_line(record: Record) -> str:
     buffers = max(rank.communication_buffers for rank in record.model_state_bytes)
     paper = predicted.paper_states(record, "stepping").total / record.num_params
     return (
-        f"memory    {fullest:.2f} bytes of model states per parameter on the rank with the most (arXiv:1910.02054: "
-        f"{paper:.2f}), and {buffers / 1e9:.3g} GB of the engine's buffers"
+        f"memory    {fullest:.2f} bytes of model states per parameter, on the rank that has the most (ZeRO paper: "
+        f"{paper:.2f}), and {buffers / 1e9:.3g} GB of communication buffers"
     )
 
 
 def _messages_line(record: Record) -> str:
     if (sent := predicted.sent(record)) is None:
         return "sent      not measured (--no-measure)"
-    line = f"sent      {sent.measured:.2f} times the parameters' bytes per step and rank"
-    line += f" (arXiv:1910.02054: {sent.paper:.2f})"
+    line = f"sent      {sent.measured:.2f} times the size of the parameters per step and rank"
+    line += f" (ZeRO paper: {sent.paper:.2f})"
     more = require_proof(record).backend == "gloo" and sent.by_gloo != sent.measured
-    return line + (f"; gloo, which this run used, sends {sent.by_gloo:.2f}" if more else "")
+    return line + (f"; gloo, the backend of this run, sends {sent.by_gloo:.2f}" if more else "")
 
 
 def _time_line(record: Record) -> str:

@@ -153,7 +153,7 @@ def read(folders: Iterable[Path], boxes: Sequence[str] | None = None) -> pd.Data
         boxes_found = {row["box"] for row in rows}
         if missing := sorted(set(boxes) - boxes_found):
             raise Refusal(
-                f"there is no run of the machine {missing[0]!r} here. The machines are "
+                f"there is no run of the machine {missing[0]!r} in these folders. The machines are "
                 f"{', '.join(map(repr, sorted(boxes_found)))}."
             )
         rows = [row for row in rows if row["box"] in boxes]
@@ -170,7 +170,8 @@ def check_control(table: pd.DataFrame, control: str) -> None:
     names = in_order(table["strategy"])
     if control not in names:
         raise Refusal(
-            f"--control {control}: there is no run of this strategy here. The strategies are: {', '.join(names)}"
+            f"--control {control}: there is no run of this strategy in these folders. The strategies "
+            f"are: {', '.join(names)}"
         )
 
 

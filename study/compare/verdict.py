@@ -71,7 +71,8 @@ def judge(runs: Runs, protocol: Protocol, control: str, elsewhere: Mapping[str, 
     null = {name: differences[name] for name in protocol.variants if name in differences}
     if missing := set(protocol.variants) - null.keys():
         raise Refusal(
-            f"no run of the null {min(missing)!r} is here. The tests need all of: {', '.join(protocol.variants)}"
+            f"there is no run of the variation {min(missing)!r} in these folders. The tests need the "
+            f"runs of all variations: {', '.join(protocol.variants)}"
         )
     broken = {name: differences[name] for name in protocol.broken if name in differences} | dict(elsewhere or {})
     strategies = {
@@ -89,7 +90,10 @@ def judge(runs: Runs, protocol: Protocol, control: str, elsewhere: Mapping[str, 
     still = [start for start, (first, last) in falls.items() if last > protocol.falls_to * first]
     lacks = _unfound_faults(arms, protocol)
     if share_noticed <= 0.5:  # rounding changes the losses too little for the tests to be meaningful
-        lacks.append(f"rounding is noticed in {share_noticed:.0%} of starts: the training is too quiet to ask")
+        lacks.append(
+            f"rounding changes the loss noticeably in only {share_noticed:.0%} of the seeds, so that the "
+            "tests would not be meaningful"
+        )
     lacks += _no_learning(controls, still, protocol, control)
     return Verdict(arms, null, share_noticed, falls, still, lacks)
 
@@ -112,8 +116,8 @@ def _unfound_faults(arms: Sequence[Arm], protocol: Protocol) -> list[str]:
     broken = {arm.name: arm for arm in arms if arm.is_broken}
     planned = {*protocol.broken, *([protocol.broken_study] if protocol.broken_study else [])}
     return [
-        *(f"{name}, which is wrong on purpose, was not run" for name in sorted(planned - broken.keys())),
-        *(f"{name}, which is wrong on purpose, was not flagged" for name, arm in broken.items() if not arm.is_further),
+        *(f"the planted fault {name} was not run" for name in sorted(planned - broken.keys())),
+        *(f"the planted fault {name} was not detected" for name, arm in broken.items() if not arm.is_further),
     ]
 
 
@@ -142,8 +146,8 @@ def require_whole(missing: Sequence[str]) -> None:
     """
     if missing:
         raise Refusal(
-            f"{len(missing)} planned runs have no outcome yet, {missing[0]} among them. A study with a protocol is "
-            "judged only when all of its runs have ended."
+            f"{len(missing)} planned runs have no outcome yet, {missing[0]} among them. A study with a "
+            "protocol can be judged only when all of its runs have ended. Finish the study with `zero-study run`."
         )
 
 
@@ -173,7 +177,10 @@ def _judge_arm(
 ) -> Arm:
     starts = [start for start in furthest if start in differences]
     if len(starts) < 2:
-        raise Refusal(f"{name}: {len(starts)} seeds have runs of the null. The tests need at least two.")
+        raise Refusal(
+            f"{name} has {len(starts)} seed{'s' * (len(starts) != 1)} with a run of every variation. The "
+            "tests need at least two such seeds."
+        )
     beside = np.array([[each[start] for each in null.values()] for start in starts])
     own = np.array([differences[start] for start in starts])
     distance, p = permutation_test(own, beside)

@@ -120,7 +120,7 @@ def _check(decided: Decided) -> CheckVerdict:
                  f"{study.control}")],
         [
             *(NotChecked("a condition of the protocol", lack, True) for lack in result.lacks),
-            *(NotChecked(name, "none of its runs is admitted by the protocol", True) for name in absent),
+            *(NotChecked(name, "the protocol admits none of its runs", True) for name in absent),
             *(NotChecked(terminal.count(number, "run"), reason) for reason, number in left_out.items()),
         ],
     )  # fmt: skip
@@ -140,7 +140,14 @@ def _page(decided: Decided, folders: Sequence[Path]) -> str:
             f"These seeds were left out after the result was known. The protocol does not allow that. {answer(later)}"
         )
         starts = ", ".join(map(str, still))
-        lines += [f"## Without the seeds that hardly learn ({starts})", "", text, "", *table_of_arms(later), ""]
+        lines += [
+            f"## Without the seeds with which the control hardly learns ({starts})",
+            "",
+            text,
+            "",
+            *table_of_arms(later),
+            "",
+        ]
     lines += ["## Evidence", "", *(f"- {line}" for line in basis(decided)), ""]
     return view.page(study.question, answer(decided), lines, f"--verdict {study.name}", folders)
 
@@ -158,10 +165,10 @@ def answer(decided: Decided) -> str:
     """Return the verdict on a study as sentences."""
     result = decided.verdict
     if result.lacks:
-        return f"No verdict, because a condition of the protocol is not met: {'; '.join(result.lacks)}."
+        return f"There is no verdict, because a condition of the protocol is not met: {'; '.join(result.lacks)}."
     arms = [arm for arm in result.arms if not arm.is_broken]
     if not arms:
-        return "No verdict, because no run of any strategy is admitted by the protocol."
+        return "There is no verdict, because the protocol admits no run of any strategy."
     further = _further(arms)
     starts = min(len(arm.differences) for arm in arms)
     parted = max(arm.num_parted for arm in arms)
@@ -177,10 +184,10 @@ def answer(decided: Decided) -> str:
     return (
         f"The test detected {faults}. It flagged none of the tested strategies ({names}). The mean held-out loss of "
         f"each "
-        f"strategy differs from {control}'s by less than {percent(margin)}. With {seeds}, a strategy's final loss is "
-        f"further from {control}'s than the final loss of any {control} training that differs only in rounding. With "
-        f"so "
-        f"few seeds, the true share of such seeds could be as high as {percent(most)} (95 % confidence)."
+        f"strategy differs from {control}'s by less than {percent(margin)}. With {seeds}, a strategy's "
+        f"final loss is further from {control}'s than that of any {control} training that differs only "
+        f"in rounding. With so few seeds, the true share of seeds with such a difference could be as "
+        f"high as {percent(most)} (95 % confidence)."
     )
 
 
@@ -220,12 +227,14 @@ def _null(decided: Decided) -> list[str]:
         "",
         *terminal.markdown(["variation", "seeds", "median difference", "largest difference"], rows),
         "",
-        f"In {100 * result.share_noticed:.0f} % of seeds, one of the variations ends {percent(protocol.noticed)} or "
-        f"more from {control}. The held-out loss of {control} falls by {percent(min(falls))} to {percent(max(falls))}.",
+        f"In {100 * result.share_noticed:.0f} % of the seeds, the final loss of a variation differs from "
+        f"that of {control} by at least {percent(protocol.noticed)}. The held-out loss of {control} "
+        f"falls by {percent(min(falls))} to {percent(max(falls))}.",
         "",
         "## Which differences the study would have detected",
         "",
-        "The table was simulated from these differences. It gives the probability that the study detects a strategy "
+        "These probabilities were simulated from the differences of the variations. Each is the "
+        "probability that the study detects a strategy "
         "whose loss differs from the control's by the given amount, in the given share of seeds.",
         "",
         *terminal.markdown(["share of seeds", *(f"difference of {percent(by)}" for by in PARTINGS)], power),
@@ -247,7 +256,7 @@ def basis(decided: Decided) -> list[str]:
         f"{len(runs.taken)} of {runs.num_planned} planned runs, started between {first} and {last}.",
         f"Commits of the code, with the number of runs: {commits}.",
         f"The protocol is `study/studies/{name}.yaml`, fixed on {protocol.fixed_on} by {history['committed']}. "
-        "Each of these runs was started with this text: its outcome has the digest of the file.",
+        "Each of these runs was started with this text of the protocol: its outcome has the digest of the file.",
         f"Pilot runs, which do not count: {protocol.pilot}",
         *(f"Left out by the protocol: {rule}" for rule in protocol.exclusions),
         *(f"Left out: {run_id}, {reason}" for run_id, reason in sorted(runs.left_out.items())),

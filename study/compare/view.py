@@ -94,8 +94,8 @@ def not_ok(record_files: Iterable[RecordFile]) -> list[str]:
     lines = []
     for heading, runs in (
         ("Runs without a result:", unfinished),
-        ("Runs that no single code trained (--resume-with-other-code):", mixed_code),
-        ("Runs that went on with other threads or another processor:", mixed_processors),
+        ("Runs that were trained by several versions of the code (--resume-with-other-code):", mixed_code),
+        ("Runs that continued with other threads or another processor:", mixed_processors),
     ):
         lines += ["", heading, "", *runs] if runs else []
     return lines

@@ -52,22 +52,22 @@ SIXTEEN_BITS = {"ddp": "autocast", "fsdp2": "bf16_fp32_sum", "zero0": "autocast"
 VARIATIONS = {
     "tied": "the output layer shares the embedding's weights",
     "frozen": "some parameters are not trained",
-    "two_backward": "two losses of one forward pass, each with a backward pass of its own",
-    "uneven": "a batch that does not divide: micro batches of different sizes",
+    "two_backward": "two losses of one forward pass, each with its own backward pass",
+    "uneven": "a batch that cannot be divided equally, so that micro batches have different sizes",
     "checkpointing": "activation checkpointing",
-    "resume": "after two steps saved, and taken up by a new engine",
+    "resume": "saved after two steps, and resumed by a new engine",
 }
 # Topics of this year's public threads: tested on several ranks, in two classes, with a toy that has one output.
 NEWER_VARIATIONS = {
-    "one_output": "logits alone are returned, where the toy of every cell above returns hidden states beside them",
-    "buckets": "buckets so small that the gradients fill several, and two are larger than a bucket",
+    "one_output": "the model returns only logits, while in all tests above it returns hidden states as well",
+    "buckets": "small buckets: the gradients fill several, and two gradients are larger than a bucket",
     "used_twice": "the block is used twice in the forward pass",
     "part_outside": "a second loss of the block, called outside the engine's forward pass",
     "reentrant": "reentrant activation checkpointing",
-    "groups": "two parameter groups, with a rate and a decay of their own",
+    "groups": "two parameter groups with different learning rates and weight decays",
     "schedule": "a learning rate that changes with every step",
-    "dropout": "dropout, drawn anew by each rank",
-    "loader": "batches from a loader that accelerate prepared: which rows a step is given",
+    "dropout": "dropout, with different masks on each rank",
+    "loader": "a data loader that accelerate prepared: whether each step gets the right rows",
     **dict.fromkeys(("frozen+checkpointing", "frozen+reentrant"), "both"),
     **dict.fromkeys(("used_twice+reentrant", "dropout+checkpointing"), "both"),
 }
@@ -80,10 +80,10 @@ OPTIMIZER_VARIATIONS = {
 # What a script may do in the cells of adapters.
 ADAPTER_VARIATIONS = {
     "adapter": "only a LoRA adapter of the block is trained, and all other parameters are frozen",
-    "adapter+checkpointing": "the same with activation checkpointing",
-    "adapter+reentrant": "with reentrant checkpointing, whose inputs then have to require gradients",
-    "adapter+resume": "saved after two steps, and continued by a new engine",
-    "adapter+zero_init": "built under deepspeed.zero.Init",
+    "adapter+checkpointing": "an adapter with activation checkpointing",
+    "adapter+reentrant": "an adapter with reentrant checkpointing, whose inputs then have to require gradients",
+    "adapter+resume": "an adapter, saved after two steps and resumed by a new engine",
+    "adapter+zero_init": "an adapter, with the model built under deepspeed.zero.Init",
 }
 PLAIN = "plain"
 WITHOUT_BUCKETS = ("fsdp2", "zero0", "accelerate_ddp", "accelerate_fsdp2")  # no bucket size is set for them
@@ -100,7 +100,7 @@ OPTIMIZERS = {
     "adamw_fused": "torch.optim.AdamW(fused=True)",
     "sgd": "torch.optim.SGD with momentum",
     "adafactor": "torch.optim.Adafactor",
-    "lion": "Lion with states in fp32: DeepSpeed's with CPU offload, otherwise bitsandbytes'",
+    "lion": "Lion with states in fp32: that of DeepSpeed with CPU offload, and that of bitsandbytes without",
     "muon": "DeepSpeed's Muon for the matrices of the block and the head, and Adam for the other parameters",
     "torch_muon": "torch.optim.Muon for all matrices; vectors are not trained",
     "bitsandbytes_adamw8bit": "bitsandbytes' AdamW with states in 8 bits",

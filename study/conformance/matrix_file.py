@@ -69,8 +69,8 @@ def load(path: Path) -> dict[str, Any]:
         _Matrix.model_validate(matrix)
     except ValidationError as error:
         raise Refusal(
-            f"{describe(error, f'{path}: this is not a file that `zero-study conformance --output` wrote')}. Name such "
-            "a file."
+            f"{describe(error, f'{path}: this is not a file that `zero-study conformance --output` wrote')}. "
+            "Name a file that this command wrote."
         ) from None
     return matrix
 

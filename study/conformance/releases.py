@@ -60,7 +60,11 @@ def environment(releases: Mapping[str, str], needs: Collection[str], folder: Pat
         check_version = (
             f"import {package}; found = {package}.__version__; assert found.split('+')[0] == '{version}', found"
         )
-        _run(["-c", check_version], variables, f"{package} {version} does not import here")
+        _run(
+            ["-c", check_version],
+            variables,
+            f"{package} {version} cannot be imported with the other installed packages",
+        )
     extensions.use_own_folder()  # and the ninja of this Python
     variables |= {name: os.environ[name] for name in ("TORCH_EXTENSIONS_DIR", "PATH")}
     if "torch" in releases or "deepspeed" in releases:

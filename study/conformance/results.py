@@ -90,13 +90,15 @@ def verdict(matrix: Mapping[str, Any], earlier: Mapping[str, Any] | None = None)
 def _not_compared(cells: Mapping[str, Any], earlier: Mapping[str, Any]) -> list[NotChecked]:
     """Return the checks that a comparison with an earlier matrix could not make."""
     if not set(cells) & set(earlier):
-        return [NotChecked("failures that are known", "the file of --known has none of these configurations", True)]
+        return [NotChecked("known failures", "the file of --known has none of these configurations", True)]
     lost = [
         name
         for name, cell in cells.items()
         if cell["verdict"] == "refused" and earlier.get(name, {}).get("verdict") == "same"
     ]
-    return [NotChecked(name, "refused now, but right in the file of --known", True) for name in lost]
+    return [
+        NotChecked(name, "the engine refuses it now, but it is right in the file of --known", True) for name in lost
+    ]
 
 
 def refusals(matrix: Mapping[str, Any]) -> dict[str, int]:
@@ -150,7 +152,7 @@ def explanation(cell: Mapping[str, Any]) -> str:
     """Return a text that says how far a training deviates from the reference, or how it failed."""
     if "message" in cell:
         stage = cell["stage"].replace("taken up", "resumed")  # matrices have the older term
-        return f"{cell['verdict']} while it was {stage}: {cell['message']}"
+        return f"{cell['verdict']} in the stage '{stage}': {cell['message']}"
     if cell["verdict"] == "same":
         return (
             f"same: the largest deviation ({cell['of']}) is {cell['share_of_bound']:.2f} times the largest one that "
@@ -163,7 +165,7 @@ def explanation(cell: Mapping[str, Any]) -> str:
         else f"the deviation is {share:,.3g} times as large as rounding can explain ({cell['of']})"
     )
     if not cell["beyond"]:
-        beyond = "no single rank deviates more than rounding can explain"
+        beyond = "the deviation of each single rank can be explained by rounding"
     since = f" from step {cell['first_step']}" if cell["first_step"] else ""
     words = [f"wrong{since}: {beyond}"]
     norms = [scale for scale in cell["norm_scale"] if scale is not None]

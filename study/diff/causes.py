@@ -72,7 +72,7 @@ def _of_missing(first: Difference, side: str) -> str:
     if first.kind == "weights":
         return "the models have different parameters, or different names for them."
     if first.kind == "whole":
-        return f"{side} makes no update, because it ended before, or because its optimizer is not from torch.optim."
+        return f"{side} makes no update, because it ended before one, or because its optimizer is not from torch.optim."
     return f"{first.name} is not trained in {side}, because it is frozen, or because no backward pass reaches it."
 
 
@@ -110,12 +110,19 @@ def _of_gradients(pattern: _Pattern) -> Iterator[str]:
     if factor is not None and is_of_all:
         yield from _of_factor(factor, pattern)
     elif factor is not None and pattern.is_only_one:
-        yield f"only this one is {factor:.4g} times as large: a hook, a tied weight, or a sum that leaves it out."
+        yield (
+            f"only this gradient is {factor:.4g} times as large, because of a hook, a tied weight, or "
+            "a sum that leaves it out."
+        )
     elif first.factor is not None:
         yield f"the gradient that flows back through this module is {first.factor:.4g} times as large."
     elif first.kind == "gradient":
-        yield "a part of the batch is missing or counted twice (a micro batch or a rank), or parts are mixed up."
-        yield "sums or master weights are rounded to 16 bits." if first.distance < 0.05 else "the loss differs."
+        yield "a micro batch or the batch of a rank is missing, counted twice or exchanged with another one."
+        yield (
+            "sums or master weights are rounded to 16 bits."
+            if first.distance < 0.05
+            else "the trainings compute different losses."
+        )
     else:
         yield "clipping uses a different norm, or the norm of only a part of the gradients."
 
@@ -163,13 +170,16 @@ def _of_factor(factor: float, pattern: _Pattern) -> Iterator[str]:
     yield from _of_count(factor, "forward passes per step", (_passes(a), _passes(b)))
     product = a.world_size * _passes(a)
     if product not in (a.world_size, _passes(a)) and (_is_near(factor, product) or _is_near(factor, 1 / product)):
-        yield f"the factor {factor:.4g} is the number of ranks times forward passes ({product}), or one over it."
+        yield (
+            f"the factor {factor:.4g} is the product of ranks and forward passes ({product}), or one "
+            "divided by this product."
+        )
     scale = max(abs(factor), 1 / abs(factor))
     if scale >= LOSS_SCALES_FROM and _is_near(scale, 2 ** round(math.log2(scale))):
         yield f"the factor {factor:.4g} is a loss scale that one of the trainings does not remove."
     in_a, in_b = _loss(a), _loss(b)
     if in_a and in_b and _is_near(in_b / in_a, factor):
-        yield "the loss: the tensor on which backward is called has the same factor."
+        yield "the losses, on which backward is called, differ by the same factor."
     elif pattern.is_in_adapters:
         yield f"the scale of the adapters, lora_alpha over the rank, is {factor:.4g} times as large in B."
 
@@ -178,10 +188,13 @@ def _of_count(factor: float, noun: str, counts: tuple[int, int]) -> Iterator[str
     """Yield a cause if a factor is one of these counts (of ranks or forward passes), or 1 divided by one of them."""
     for count in dict.fromkeys(counts):
         if count > 1 and _is_near(factor, count):
-            yield f"the factor is {count}, the number of {noun}: one training adds up what the other one averages."
+            yield (
+                f"the factor is {count}, the number of {noun}: one training sums gradients that the "
+                "other training averages."
+            )
         if count > 1 and _is_near(factor, 1 / count):
             yield (
-                f"the factor is 1/{count}, one over the number of {noun}. The gradients are divided twice, or "
+                f"the factor is 1/{count}, and {count} is the number of {noun}. The gradients are divided twice, or "
                 f"{count - 1} of {count} are lost."
             )
 

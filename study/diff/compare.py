@@ -123,7 +123,7 @@ def compare(a: Recording, b: Recording) -> Result:
 
 def _notes_of_cut(by_call: bool, without_rows: Iterable[tuple[int, str]]) -> Iterator[str]:
     if not by_call:
-        yield "the batch is split differently, so means over all rows are compared"
+        yield "the batch is divided differently into forward passes, so means over all rows are compared"
     if names := list(dict.fromkeys(name for _, name in without_rows)):
         yield f"outputs without a row for each row of the batch are not compared: {some_names(names)}"
 
@@ -160,7 +160,7 @@ def _not_checked(
     for kind in ("forward", "gradient"):
         if not num_compared.get(kind):
             is_explained = kind == "forward" and leaves_outputs_out
-            reason = "none can be compared, see the notes" if is_explained else "the recordings have none in common"
+            reason = "the notes say why none can be compared" if is_explained else "the recordings have none in common"
             yield NotChecked(f"the {COMPARED[kind][1]}", reason)
     most = max(a.facts["steps"], b.facts["steps"])
     if most > steps:
@@ -169,7 +169,7 @@ def _not_checked(
     yield from _not_recorded(a, b)
     for recording in (a, b):
         if missing := next(filter(None, (noise.unknown(recording, draw) for draw in recording.noise)), None):
-            subject = f"whether the runs with noise of {recording.folder} are of the same training"
+            subject = f"whether the runs with noise in {recording.folder} repeat the same training"
             yield NotChecked(subject, f"their {missing} were not recorded")
 
 
@@ -234,7 +234,7 @@ class _Judge:
 
     def notes(self) -> list[str]:
         return [
-            f"only {side} has {len(names)} more tensors of kind {NAMES.get(kind, kind)}, for instance of "
+            f"{len(names)} tensors of the kind {NAMES.get(kind, kind)} are only in {side}, for instance that of "
             f"{next(iter(names)) or 'the model'}"
             for (kind, side), names in self._only_in_one.items()
         ]
@@ -309,8 +309,8 @@ def _unlike_ranks(side: str, recording: Recording) -> list[str]:
             if ranks_by_name := _unlike_ranks_by_name(recording, step, kind):
                 name, ranks = next(iter(ranks_by_name.items()))
                 tensors = "weights" if kind == "held" else kind
-                return [f"in {side}, ranks 0 and {ranks[0]} have different {tensors} after step {step}, in "
-                        f"{len(ranks_by_name)} parameters, the first is {name}"]  # fmt: skip
+                return [f"in {side}, ranks 0 and {ranks[0]} have different {tensors} after step {step}: in "
+                        f"{len(ranks_by_name)} parameters, first in {name}"]  # fmt: skip
     return []
 
 

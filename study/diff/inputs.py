@@ -59,8 +59,8 @@ def _different_tensors(a: Recording, b: Recording, step: int) -> str:
     ]
     equal = [name for name in names if name not in differ]
     if not differ:
-        return "other rows: each tensor has the same rows, and they are put together otherwise"
-    return f"other {some_names(differ)}, the same {some_names(equal)}" if equal else "other rows"
+        return "each tensor has the same rows, but the rows of different tensors are combined differently"
+    return f"different {some_names(differ)}, but the same {some_names(equal)}" if equal else "different rows"
 
 
 def some_names(names: Sequence[str]) -> str:

@@ -32,8 +32,8 @@ def check(recording: Recording, draw: Recording) -> None:
     reason = next(_reasons(recording, draw), None)
     if reason is not None:
         raise Refusal(
-            f"{draw.folder}: this run with noise is another training, not the training in {recording.folder}: "
-            f"{reason}. Its distance cannot be used as the bound, because it would hide real differences. Remove this "
+            f"{draw.folder}: this run with noise does not repeat the training in {recording.folder}: "
+            f"{reason}. Its differences cannot be the bound, because they would hide real differences. Remove this "
             "folder, and record the same training with --noise again."
         )
 
@@ -57,7 +57,7 @@ def _reasons(recording: Recording, draw: Recording) -> Iterator[str]:
     if _differ(facts["arguments"], of_draw["arguments"]):
         yield f"its script had the arguments {of_draw['arguments']} instead of {facts['arguments']}"
     if _differ(facts["optimizers"], of_draw["optimizers"]):
-        yield f"its optimizer has other settings{_first_setting(facts['optimizers'], of_draw['optimizers'])}"
+        yield f"its optimizer has different settings{_first_setting(facts['optimizers'], of_draw['optimizers'])}"
     yield from _of_rates(facts["rates"], of_draw["rates"])
     yield from _of_weights(recording, draw)
     yield from _of_size(recording, draw)

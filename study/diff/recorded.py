@@ -102,8 +102,8 @@ class Recording:
                 or recording.batches != draw.batches[: len(recording.batches)]
             ):
                 raise Damaged(
-                    f"{draw.folder}: this run with noise has fewer steps or other batches than {folder}. Record it "
-                    "again."
+                    f"{draw.folder}: this run with noise has fewer steps than {folder}, or different "
+                    "batches. Record it again."
                 )
         return recording
 
@@ -132,8 +132,8 @@ class Recording:
         world_size = facts[0]["world_size"]
         if sorted(files) != list(range(world_size)) or len({each["world_size"] for each in facts}) > 1:
             raise Damaged(
-                f"{folder}: this folder has ranks {', '.join(map(str, sorted(files)[:8]))} of a training on "
-                f"{world_size} ranks. Record all of them again."
+                f"{folder}: this folder only has the ranks {', '.join(map(str, sorted(files)[:8]))} of a "
+                f"training on {world_size} ranks. Record all ranks again."
             )
         # The rank that ended first determines how many steps the training completed.
         first = min(facts, key=lambda each: (each["completed"], each["raised"] is None))
@@ -259,7 +259,10 @@ def _listed(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())
     except OSError as error:
-        raise Refusal(f"{folder}: there is no recording here ({error.strerror}). See docs/diff.md.") from None
+        raise Refusal(
+            f"{folder}: this folder has no recording ({error.strerror}). Record a training into it with "
+            "`python -m zero_study.diff --output`."
+        ) from None
 
 
 # A function for each fact of a rank that says whether its value is valid.
@@ -331,10 +334,11 @@ def _read_rank(path: Path) -> tuple[dict[str, Any], list[Entry]]:
         raise Damaged(f"{path}: its entries are damaged or missing. Record this training again.")
     made = [Entry(*entry) for entry in entries]
     if len({entry[:4] for entry in made}) < len(made):
-        raise Damaged(f"{path}: this file has an entry twice. Record this training again.")
+        raise Damaged(f"{path}: this file has two entries for one tensor. Record this training again.")
     if {entry.step for entry in made} | {0} != set(range(min(content["steps"], len(made)) + 1)):
         raise Damaged(
-            f"{path}: this file says that it has {content['steps']} steps, but it has others. Record this training "
+            f"{path}: this file says that it has {content['steps']} steps, but its entries are of "
+            "different steps. Record this training "
             "again."
         )
     if not content["completed"] <= content["steps"] <= content["asked"]:

@@ -63,8 +63,8 @@ def _answer(result: Result) -> list[str]:
         return lines
     if result.unfinished:
         lines.append(
-            "The result is not known: the recorded parts are the same, but they are not the whole training. Record it "
-            "again."
+            "The result is not known: the recorded steps are the same, but a recording is incomplete. "
+            "Record the whole training again."
         )
     else:
         reasons = "; ".join(str(check) for check in result.not_checked if check.is_requested) or "nothing was compared"

@@ -49,8 +49,9 @@ class Training:
         else:
             return str(facts["token"])
         raise Refusal(
-            f"{folder}: this run with noise is not the training that was recorded here: {difference}. Its noise would "
-            "hide real differences. Start it as the recording was started."
+            f"{folder}: this run with noise does not repeat the training that was recorded in this "
+            f"folder: {difference}. Its noise would hide real differences. Start it with the same "
+            "command as the recording."
         )
 
     def note_update(self, step: int, optimizer: Any) -> None:

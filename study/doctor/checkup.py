@@ -293,11 +293,15 @@ def _why_no_sum(backend: str) -> str | None:
     try:
         ranks = processes.run(["-c", RANKS, backend], 2, timeout_seconds=RANKS_SECONDS, environment=inherited)
     except RunFailed:
-        return f"The two processes do not find each other within {RANKS_SECONDS} s."
+        return f"The two test processes do not connect within {RANKS_SECONDS} s."
     if [rank.result for rank in ranks] == [3, 3]:
         return None
     lines = [line for rank in ranks for line in rank.errors]
-    return f"The two processes fail: {lines[-1][:200]}" if lines else "The two processes end without an error message."
+    return (
+        f"The two test processes fail: {lines[-1][:200]}"
+        if lines
+        else "The two test processes end without an error message."
+    )
 
 
 def _pinned_memory() -> Check:
@@ -305,7 +309,10 @@ def _pinned_memory() -> Check:
     if soft == resource.RLIM_INFINITY:
         return Check("pinned memory", "ok", "It has no limit.")
     verdict: Verdict = "ok" if soft >= 1 << 30 else "note"
-    message = f"It is limited to {soft / 2**20:.0f} MiB per process (ulimit -l), and NVMe offload pins its buffers."
+    message = (
+        f"It is limited to {soft / 2**20:.0f} MiB per process (ulimit -l). NVMe offload needs "
+        "pinned memory for its buffers."
+    )
     return Check(
         "pinned memory", verdict, message, "" if verdict == "ok" else "If NVMe offload fails, raise the limit."
     )
@@ -333,14 +340,14 @@ def _disk(folder: Path) -> Iterator[Check]:
             name,
             "bites",
             f"Only {free / 1e9:.1f} GB are free.",
-            "Free space: NVMe offload needs 12 bytes per parameter.",
+            "Free more space: NVMe offload needs 12 bytes per parameter.",
         )
         return
     write_speed, read_speed = _speed(folder)
     seconds = 12e9 / write_speed + 12e9 / read_speed
     message = (
         f"{free / 1e9:.0f} GB are free. The disk writes {write_speed / 1e9:.2f} and reads {read_speed / 1e9:.2f} GB/s: "
-        f"with NVMe offload of 1e9 parameters, each step would wait {seconds:.0f} s for it."
+        f"with NVMe offload of 1e9 parameters, each step would wait {seconds:.0f} s for the disk."
     )
     yield Check(name, "ok", message)
 

@@ -141,7 +141,7 @@ def _unknown_to_accelerate(file: str, key: str, value: Any) -> Finding | None:
     """Return the finding for a key of an accelerate file that has no rule. None if the key is fine."""
     sections, fields = known_keys.accelerate_sections(), known_keys.engine_schema("accelerate", "fields")
     if key in sections and not isinstance(value, dict) and value is not None:
-        return _no_section(file, key, value, "accelerate", "Write keys below it, or remove it.")
+        return _no_section(file, key, value, "accelerate", "Write keys below this key, or remove it.")
     section, _, inner = key.partition(".")
     if not inner:
         if key in fields or key in known_keys.read()["named"]["converted"]:
@@ -167,7 +167,7 @@ def of_json(name: str, content: Mapping[str, Any]) -> list[Finding]:
 def _unknown_in_json(file: str, key: str, value: Any) -> Finding | None:
     """Return the finding for a key of a DeepSpeed JSON that has no rule. None if it works as written."""
     if key.startswith(("_", "$", "//")) or key == "comment":
-        message = "DeepSpeed ignores this key without a warning, as a comment."
+        message = "DeepSpeed treats this key as a comment."
         return Finding(file=file, key=key, value=value, effect="ignored", message=message)
     if key in known_keys.json_sections() and not isinstance(value, dict) and value is not None:
         return _no_section(file, key, value, "DeepSpeed", _SECTION_REMEDIES.get(key, "Remove the key."))

@@ -27,7 +27,7 @@ __all__ = ["CONFIGS", "OF_DDP", "Examined", "examine", "examine_content", "mende
 
 # Keys that the shipped files leave open, because zero-study fills them in (training/accelerators.py).
 FILLED_IN = ("gradient_clipping", "nvme_path", "offload_param.buffer_size")
-UNKNOWN_KIND = "not a file that I know, so nothing was checked"
+UNKNOWN_KIND = "a file of an unknown kind, so nothing was checked"
 KNOWN_KINDS = f"Doctor recognizes files of {ALL_TITLES}."
 
 

@@ -98,7 +98,8 @@ def checked(path: Path, content: Any) -> dict[str, Any]:
     keys = with_keys(path, content)
     if len(list(islice(Settings(keys).nodes(), MOST_KEYS + 1))) > MOST_KEYS:
         raise Refusal(
-            f"{path}: has more than {MOST_KEYS:,} keys, so it is not a configuration file that doctor recognizes."
+            f"{path}: the file has more than {MOST_KEYS:,} keys, so it is not a configuration file that "
+            "doctor recognizes."
         )
     return keys
 
@@ -106,7 +107,7 @@ def checked(path: Path, content: Any) -> dict[str, Any]:
 def with_keys(path: Path, content: Any) -> dict[str, Any]:
     """Return the content of a file if it is a mapping of keys. Raises Refusal otherwise."""
     if not isinstance(content, dict):
-        raise Refusal(f"{path}: holds no keys. Start from a copy of one of the files in {CONFIGS.name}/.")
+        raise Refusal(f"{path}: the file has no keys. Start from a copy of one of the files in {CONFIGS.name}/.")
     return content
 
 

@@ -24,7 +24,7 @@ def version_of(release: str) -> str:
     package, _, version = release.partition("==")
     if package != PACKAGE or not faults.base_release(version) > Version("0"):
         raise Refusal(
-            f"--for {release}: only releases of DeepSpeed are known here. Write deepspeed==VERSION, or compare "
+            f"--for {release}: --for takes only releases of DeepSpeed. Write deepspeed==VERSION, or compare "
             "releases of other packages with `zero-study upgrade`."
         )
     return version

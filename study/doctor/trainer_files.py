@@ -153,7 +153,10 @@ def _fsdp_config(arguments: Arguments, key: str) -> Finding | None:
     values = {str(name).removeprefix("fsdp_"): str(value).lower() for name, value in section.items()}
     is_argument = arguments.is_true("gradient_checkpointing", "activation_checkpointing")
     if is_argument and values.get("activation_checkpointing") == "true" and arguments.kind != "ms_swift":
-        message = "Trainer stops if activation_checkpointing is true both here and as an argument of its own."
+        message = (
+            "Trainer stops if activation checkpointing is set both in this section and as its own "
+            "argument gradient_checkpointing."
+        )
         remedy = "Remove gradient_checkpointing (activation_checkpointing) from the arguments."
         return arguments.finding(key, "crashes", message, remedy, error="can't both be set to True")
     return None

@@ -73,8 +73,8 @@ def command(
         )
     if script_words and not Path(script_words[0]).is_file():
         raise Refusal(
-            f"{script_words[0]}: there is no such script. What follows the strategy is read as a script and its "
-            "arguments, so write the options of dry-run before the strategy."
+            f"{script_words[0]}: this script does not exist. Everything after the strategy is taken as a "
+            "script and its arguments, so write the options of dry-run before the strategy."
         )
     selected, further = _ranks(ranks_wanted, world_size, script_words, per_machine)
     trainable = None if script_words else models.find(model, sequence_length)
@@ -199,9 +199,11 @@ class _Examined:
         if len(self.ranks) == 1 < size:
             yield NotChecked("hangs", f"only {chosen.in_words(self.ranks)} was run", not self._is_model)
         if num_messages := deadlock.num_messages_to_absent_ranks(self._calls):
-            yield NotChecked(terminal.count(num_messages, "message"), "sent to, or received from, ranks not run")
+            yield NotChecked(
+                terminal.count(num_messages, "message"), "sent to ranks, or received from ranks, that were not run"
+            )
         if not (self._is_model or self._place.are_all_there):
-            yield NotChecked("decisions by values of other ranks", "the ranks exchange no values")
+            yield NotChecked("decisions that depend on values of other ranks", "the ranks exchange no values")
 
     def report(self, about: Sequence[str], verdict: Verdict) -> None:
         """Print whether the simulated ranks make the same calls, then their memory and collectives.
@@ -228,10 +230,13 @@ class _Examined:
         """Return the first sentence of the report if nothing is wrong."""
         if len(self.ranks) == 1:
             only = chosen.in_words(self.ranks)
-            reason = "a world of one rank has no other" if self._place.size == 1 else f"only {only} was run"
+            reason = "there is only one rank" if self._place.size == 1 else f"only {only} was run"
             return f"Nothing to compare: {reason}."
         if verdict.result == "unknown":
-            return f"Nothing was compared: {chosen.in_words(self.ranks)} of {self._place.size:,} share no calls."
+            return (
+                f"Nothing was compared: {chosen.in_words(self.ranks)} of {self._place.size:,} have no "
+                "common collectives."
+            )
         return text.no_hang(self.ranks, self._place.size)
 
 
@@ -251,6 +256,7 @@ def _has_memory(variables: Mapping[str, str], model: Trainable, num_ranks: int) 
     if offload == {"none"}:
         return False
     raise Refusal(
-        f"{model.name} needs {needed / 2**30:.0f} GiB of this machine's memory, because offload computes with real "
-        f"numbers, but only {free / 2**30:.0f} GiB may be used. Name a smaller model, or a file without offload."
+        f"{model.name} needs {needed / 2**30:.0f} GiB of this machinef's memory, because offload "
+        f"computes with real numbers, but at most {free / 2**30:.0f} GiB may be used. Name a smaller "
+        "model, or a file without offload."
     )

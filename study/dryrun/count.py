@@ -78,12 +78,14 @@ class _Counting:
         except Refusal:
             raise
         except Exception as error:  # the code of any model may come here and raise anything
-            raise Refusal(f"{self._parts.name}: a training step cannot be traced ({in_words(error)})") from None
+            raise Refusal(
+                f"{self._parts.name}: a training step of this model cannot be traced ({in_words(error)})"
+            ) from None
 
     def _counts(self, kernels: Sequence[str]) -> ModelCounts:
         lengths, first = self._first_pass()
         if not first.executed:
-            raise Refusal(f"{self._parts.name}: no repeated blocks were found that run as modules of their own")
+            raise Refusal(f"{self._parts.name}: the model has no repeated blocks that are modules")
         has_fused_attention = self._parts.has_sdpa and any(part.attention for part in first.parts.values())
         runs: dict[str, list[Seen]] = {}
         for setting in (f"{arithmetic} {attention}" for attention in kernels for arithmetic in ARITHMETIC):
@@ -118,8 +120,8 @@ class _Counting:
         num_frozen = 0 if counts.frozen is None else counts.frozen.num_params
         if counts.num_params + num_frozen != self._parts.num_params:
             raise Refusal(
-                f"{self._parts.name}: its blocks share parameters in a way that is not counted "
-                f"({counts.num_params:,} counted of {self._parts.num_params:,})"
+                f"{self._parts.name}: its blocks share parameters in a way that is not supported "
+                f"({counts.num_params:,} of {self._parts.num_params:,} parameters were counted)"
             )
         return counts
 

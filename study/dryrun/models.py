@@ -84,7 +84,10 @@ def find(name: str, sequence_length: int | None) -> Trainable:
 def of_shape(shape: ModelShape, sequence_length: int, notes: tuple[str, ...] = ()) -> Trainable:
     """Return a trainable model with the shape of a known model, with parameters in fp32."""
     if shape.config is None:
-        raise Refusal(f"{shape.name}: only its counts are known, so transformers cannot build it.")
+        raise Refusal(
+            f"{shape.name}: only the numbers of its parameters are known, so transformers "
+            "cannot build it. Choose another model."
+        )
     built, config = class_of(shape.config, shape.name)
     described = _of_class(built, config, shape.name, sequence_length, notes)
     return _with_images(described, shape, config) if shape.num_images else described
@@ -181,7 +184,7 @@ def class_of(content: Mapping[str, Any], source: str) -> tuple[type[Any], Any]:
         return getattr(transformers, class_name), transformers.AutoConfig.for_model(content["model_type"], **settings)
     except Exception as error:  # a configuration class may raise anything
         raise Refusal(
-            f"{source}: transformers cannot make a {class_name} from it ({in_words(error)}). Correct the file."
+            f"{source}: transformers cannot make a {class_name} from this file ({in_words(error)}). Correct the file."
         ) from None
 
 
@@ -253,7 +256,7 @@ def _of_class(
         sequence_length or min(DEFAULT_LENGTH, _longest(built, config)),
         notes
         if notes is not None
-        else (f"theory has no formulas for {built.__name__}, so it is built and run by transformers",),
+        else (f"theory has no formulas for {built.__name__}, so transformers builds and runs the model",),
         build=lambda job: _build(built, config, job),
         loss=_loss,
         batch=lambda job: _batch(model, job),

@@ -110,7 +110,10 @@ def _configure_deepspeed(plugin: Any, micro_batch_size: int, micro_steps: int) -
     requested = {"train_micro_batch_size_per_gpu": micro_batch_size, "gradient_accumulation_steps": micro_steps}
     for key, value in requested.items():
         if (written := plugin.deepspeed_config.get(key)) not in (None, "auto", 1, value):
-            raise Refusal(f"The strategy's file sets {key} to {written}, but {value} is requested. Request {written}.")
+            raise Refusal(
+                f"The strategy's file sets {key} to {written}, but {value} is requested. "
+                f"Request {written}, or change the file."
+            )
     plugin.deepspeed_config |= requested
     zero = plugin.deepspeed_config["zero_optimization"]
     devices = {part: zero.get(f"offload_{part}", {}).get("device", "none") for part in ("optimizer", "param")}

@@ -99,7 +99,7 @@ def trace_training(prepare: Callable[[], Training]) -> dict[str, Any]:
         hook.remove()
         peak = tracker.peak
     if not states:
-        raise RuntimeError(f"no optimizer stepped in step {STEADY_STEP}")
+        raise RuntimeError(f"no optimizer made an update in step {STEADY_STEP}")
     first_micro_step, step = tracker.calls[num_calls[0] : num_calls[1]], tracker.calls[num_calls[0] :]
     return {
         "states": states[0],

@@ -14,7 +14,7 @@ from study.dryrun.tracker import Call
 STATES = ("parameters", "gradients", "optimizer_states", "communication_buffers")
 RESERVED = {"default": "", "expandable_segments": ", expandable_segments"}
 TRACED = (
-    "The engine's own code ran in a simulated process group, in which no rank receives the values of another rank. GPU "
+    "The engine's own code ran in a simulated process group, in which ranks do not receive values of other ranks. GPU "
     "kernels, the CUDA context and NCCL are not included."
 )
 REAL = "All ranks ran and exchanged real values over gloo. GPU kernels, the CUDA context and NCCL are not included."
@@ -64,8 +64,8 @@ def no_hang(ranks: Sequence[int], world_size: int) -> str:
     """Return a sentence which says that these ranks make the same calls, so that none waits forever."""
     if len(ranks) == world_size:
         return (
-            f"No hang: the {len(ranks)} ranks make the same calls in the same order, by kind, size, type, source and "
-            "operation."
+            f"No hang: the {len(ranks)} ranks make the same calls in the same order. Compared were the "
+            "kind, size, type, source and operation of each call."
         )
     return f"No hang among {chosen.in_words(ranks)} of {world_size:,}: they make the same calls in the same order."
 
@@ -78,8 +78,8 @@ def mismatches(first_mismatches: Sequence[Mismatch]) -> Iterator[str]:
         if mismatch.is_only_operation:
             difference = f"ranks {first} and {second} reduce with different operations"
         yield (
-            f"{'WRONG VALUES' if mismatch.is_only_operation else 'HANG'}: {difference} at their collective number "
-            f"{mismatch.number}" + (f", after {_call(mismatch.before)}." if mismatch.before else ".")
+            f"{'WRONG VALUES' if mismatch.is_only_operation else 'HANG'}: {difference} at their "
+            f"collective number {mismatch.number}" + (f", after {_call(mismatch.before)}." if mismatch.before else ".")
         )
         for rank, call in zip(mismatch.ranks, mismatch.calls, strict=True):
             yield f"  rank {rank}: {_call(call, mismatch.calls) if call else 'no further call'}"
@@ -90,9 +90,9 @@ def lost_messages(messages: Sequence[LostMessage]) -> Iterator[str]:
     for lost in messages:
         sent, received = (terminal.count(number, "message") for number in (lost.num_sent, lost.num_received))
         if lost.num_sent == lost.num_received:
-            yield f"HANG: rank {lost.sender} sends messages of other sizes than rank {lost.receiver} receives."
+            yield f"HANG: rank {lost.sender} sends messages of different sizes than rank {lost.receiver} expects."
         else:
-            yield f"HANG: rank {lost.sender} sends {sent} to rank {lost.receiver}, which receives {received} from it."
+            yield f"HANG: rank {lost.sender} sends {sent} to rank {lost.receiver}, which expects {received}."
         yield f"  for instance {_call(lost.call)}"
 
 

@@ -48,9 +48,9 @@ def check_traceable(shape: ModelShape, engine: Engine, job: StepConfig) -> None:
     reasons = {
         "offload cannot be traced: fake tensors are all on one device": {
             engine.offload_optimizer, engine.offload_param} != {"none"},
-        "a mixture of experts cannot be traced: tokens go where their values send them, which are fake": shape.experts,
+        "a mixture of experts cannot be traced: its router needs values, which fake tensors do not have": shape.experts,
         "a model without a head has no loss, so it cannot be traced. Name a class with a head.": shape.head == "none",
-        "BERT over words cannot be sharded: its output layer shares its bias, which torch's FSDP2 refuses":
+        "BERT's language model cannot be sharded: its output layer has a shared bias, which torch's FSDP2 refuses":
             shape.architecture == "bert" and shape.head == "tokens" and is_sharded,
         "dropout is not traced: the trace uses CPU operators, whose dropout masks differ from those of a GPU":
             job.dropout or (adapter is not None and adapter.has_dropout),
@@ -64,7 +64,7 @@ def check_traceable(shape: ModelShape, engine: Engine, job: StepConfig) -> None:
             job.is_fused or job.loss != "eager",
         "FlashAttention of 2022 cannot be traced. Use --attention sdpa.": job.attention == "flash-1",
         "FlashAttention-3 cannot be traced. Use sdpa, which needs as much memory.": job.attention == "flash-3",
-        "sequences that GPUs share cannot be traced. `zero-study dry-run` can run such strategy files.":
+        "trainings in which GPUs share a sequence cannot be traced. Use `zero-study dry-run` with the strategy file.":
             job.sequence_ranks > 1,
         "selective activation checkpointing cannot be traced, only that of every block can":
             isinstance(job.activation_checkpointing, str),

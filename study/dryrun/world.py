@@ -115,16 +115,17 @@ def _check_supported(file: Path, world_size: int, variables: Environment) -> Non
     of_other_engine = "CP" if "ACCELERATE_USE_DEEPSPEED" in variables else "SP"
     for name, value in {**SUPPORTED, f"PARALLELISM_CONFIG_{of_other_engine}_SIZE": "1"}.items():
         if variables.get(name, value).lower() != value:
-            raise Refusal(f"{file}: {name}={variables[name]} cannot be simulated, only {value}.")
+            raise Refusal(f"{file}: {name}={variables[name]} cannot be simulated. Use {value}.")
     if config_file := variables.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
         present = [str(place) for place in (Path(config_file), files.ROOT / config_file) if place.is_file()]
         if not present:
-            raise Refusal(f"{file}: this file refers to {config_file}, which does not exist.")
+            raise Refusal(f"{file}: this file refers to {config_file}, which does not exist. Correct the path.")
         variables["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = present[0]
     mesh = _parallelism(variables)
     if mesh is not None and mesh.total_size != world_size:
         raise Refusal(
-            f"{file}: parallelism_config is for {mesh.total_size} ranks. Change it, or change --world {world_size}."
+            f"{file}: parallelism_config is for {mesh.total_size} ranks, but --world is {world_size}. "
+            "Change one of them."
         )
 
 
@@ -225,8 +226,8 @@ def accelerate_on_cpu(variables: Environment) -> Iterator[None]:
         plugin, mesh, _ = (options.pop(name, None) for name in ("fsdp_plugin", "parallelism_config", "cpu"))
         if (plugin and not is_fsdp) or (options.get("deepspeed_plugin") and not is_deepspeed):
             raise Refusal(
-                "The script creates a plugin of FSDP or DeepSpeed itself. Name a strategy file with this "
-                "distributed_type."
+                "The script creates a plugin of FSDP or DeepSpeed, but the strategy file has a different "
+                "distributed_type. Name a strategy file with the same distributed_type."
             )
         os.environ.pop("ACCELERATE_USE_PARALLELISM_CONFIG", None)  # its settings are read below
         call(accelerator, *arguments, **options, cpu=not is_deepspeed)
@@ -334,7 +335,7 @@ def _answers_to_deepspeed(are_all_there: bool) -> Iterator[Any]:
     yield wrap_function(utils, "get_lst_from_rank0", _send_list)
 
 
-NO_SWAPPING = "NVMe offload cannot be simulated: it empties its folder, which another run may be using."
+NO_SWAPPING = "NVMe offload cannot be simulated, because it would empty its folder, which another run may be using."
 
 
 def _refuse_swapping(call: Callable[..., None], *_: Any, **__: Any) -> None:

@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 
 GLOO = 'kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")] to Accelerator'
 DEEPSPEED = (
-    "There is no GPU, and accelerate does not select gloo by itself under DeepSpeed, so the processes do not find each "
-    f"other. In the script, pass {GLOO}."
+    "There is no GPU, and accelerate does not select gloo by itself under DeepSpeed, so the processes "
+    f"cannot connect. In the script, pass {GLOO}."
 )
-OF_FILE = f"This machine has no GPU. To train with this file here, the script has to pass {GLOO}."
+OF_FILE = f"This machine has no GPU. To train with this file on its CPU, the script has to pass {GLOO}."
 MULTI_CPU = (
     "MULTI_CPU starts only one process without mpirun. Write distributed_type: MULTI_GPU in the accelerate file and "
     "Accelerator(cpu=True) in the script, to start several processes on CPUs."

@@ -80,7 +80,7 @@ OF_OPTIMIZERS = {
         module="deepspeed.ops.op_builder",
         builder="FusedAdamBuilder",
         parts=("fused_adam",),
-        purpose="is the Adam that DeepSpeed builds from its file",
+        purpose="is the Adam that DeepSpeed builds if its file names the optimizer",
         duration="about 1 min",
         strategies="an optimizer in DeepSpeed's file",
     ),
@@ -325,7 +325,7 @@ def _one_builder(place: Path, name: str, say: Callable[[str], None]) -> Iterator
             break
         except Timeout:
             if not waiting:
-                say(f"DeepSpeed's {name}: another process is building it; waiting for it ...")
+                say(f"Another process is building DeepSpeed's {name}. Waiting for it ...")
                 waiting = True
             else:
                 say(f"  ... waiting, {time.monotonic() - began:.0f} s")
@@ -476,7 +476,7 @@ def main(names: Collection[str]) -> int:
     if importlib.util.find_spec("deepspeed") is None:
         raise Refusal(f"deepspeed is not installed. Run `{install_command('train')}`.")
     if unknown := sorted(set(names) - set(EXTENSIONS)):
-        raise Refusal(f"no extension is named {', '.join(unknown)}. Choose from {', '.join(EXTENSIONS)}.")
+        raise Refusal(f"there is no extension {', '.join(unknown)}. Choose from {', '.join(EXTENSIONS)}.")
     complete = True
     for name in names or EXTENSIONS:
         try:

@@ -44,7 +44,7 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str] | None) -> argpa
     own = [*(sys.argv[1:] if words is None else words)]
     _module[:] = [*parser.prog.split()[1:], *own[: len(own) - len(options.arguments) - 1]]
     if not options.script.is_file():
-        parser.error(f"{options.script}: no such file. Name a script, and then its arguments.")
+        parser.error(f"{options.script}: this file does not exist. Name a script, followed by its arguments.")
     return options
 
 

@@ -41,7 +41,7 @@ class Removed(NamedTuple):
     def __str__(self) -> str:
         return (
             f"Removed {self.lock}: a build of {self.lock.parent.name} was interrupted {self.age / 60:.0f} min ago and "
-            "left this lock, for which every script that needs the extension would wait."
+            "left this lock. Every script that needs the extension would have waited for it."
         )
 
 
@@ -87,8 +87,9 @@ def description(lock: Path) -> str:
     """Return sentences that say how a lock file blocks scripts, and what to do."""
     minutes = (time.time() - lock.stat().st_mtime) / 60
     return (
-        f"{lock} is {minutes:.0f} min old, and none of your processes uses it. If no other user or machine compiles "
-        f"there, delete this lock file, because every script that needs {lock.parent.name} waits until it is gone."
+        f"{lock} is {minutes:.0f} min old, and none of your processes uses it. Every script that needs "
+        f"{lock.parent.name} waits until this file is gone. If no other user or machine compiles in this "
+        "folder, delete the file."
     )
 
 

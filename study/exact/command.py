@@ -78,7 +78,7 @@ def _chosen_cells(
     names = [name for name in faults.FAULTS if any(text in name for text in fault_names)]
     if not names:
         raise Refusal(
-            f"--fault {' --fault '.join(fault_names)}: no planted fault has such a name. The planted faults are: "
+            f"--fault {' --fault '.join(fault_names)}: no planted fault has this name. The planted faults are: "
             f"{'; '.join(faults.FAULTS)}."
         )
     return [], cells.with_faults(names, strategies)
@@ -115,8 +115,8 @@ def _print_reference() -> None:
     print(
         f"Reference: {problem.NUM_STEPS} steps of {problem.BATCH_SIZE} sequences in integers. The loss goes from "
         f"{expected.losses[0]:.2f} to {expected.losses[-1]:.2f}.\n"
-        f"The longest sum takes {max(expected.bits.values())} of the {reference.SIGNIFICANT_BITS} significant bits of "
-        "fp32, in any order of additions."
+        f"In any order of additions, the largest sum takes {max(expected.bits.values())} of the "
+        f"{reference.SIGNIFICANT_BITS} significant bits of fp32."
     )
 
 

@@ -254,13 +254,16 @@ def main() -> int:
     is_clear = True
     for name in ENGINES:
         order = order_of(name)
-        print(f"{name}: three micro batches on two ranks: adds over the {order} first", flush=True)
+        print(f"{name}, three micro batches on two ranks: the engine adds over the {order} first", flush=True)
         is_clear &= order in ("micro batches", "ranks")
     for name in ENGINES:
         weights = launch(name, 3, "sgd")
         number = sum(values.numel() for values in weights.values())
         for rule, count in explained(weights).items():
-            print(f"{name}: three ranks: {rule}: explains {count:,} of {number:,} weights", flush=True)
+            print(
+                f"{name}, three ranks: assuming that the engine {rule} explains {count:,} of {number:,} weights",
+                flush=True,
+            )
         is_clear &= [count == number for count in explained(weights).values()].count(True) == 1
     return 0 if is_clear else 1
 

@@ -188,7 +188,7 @@ def _activation(value: int, bits: int) -> int:
 
 def _exactly_shifted(value: int, bits: int) -> int:
     if value % (1 << bits):
-        raise ArithmeticError(f"{value} has digits below the grid of the weights")
+        raise ArithmeticError(f"{value} is not a multiple of the smallest step of the weights")
     return value >> bits
 
 

@@ -62,7 +62,7 @@ class Outcome:
             return f"refused: {self.refusal}" if self.refusal else f"failed: {self.failure}"
         if self.difference:
             return f"DIFFERENT from step {self.difference['step']}"
-        return "same bits" if self.is_same else "DIFFERENT: a rank has not compared every value"
+        return "same bits" if self.is_same else "DIFFERENT: a rank did not compare all values"
 
     @property
     def is_seen(self) -> bool:

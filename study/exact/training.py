@@ -153,7 +153,10 @@ class Training:
                 self.difference = _difference(numbers, expected[self.step][name])
                 self.difference |= {"step": self.step + 1, "what": kind, "parameter": name, "rank": self.rank}
         if value_bytes.keys() != expected[self.step].keys():
-            raise AssertionError(f"the engine has {sorted(value_bytes)}, the reference {sorted(expected[self.step])}")
+            raise AssertionError(
+                f"the engine has the parameters {sorted(value_bytes)}, but the "
+                f"reference has {sorted(expected[self.step])}"
+            )
         self.num_compared += len(value_bytes)
         if self.step == problem.NUM_STEPS - 1:
             self.sha256[kind] = reference.sha256(value_bytes)

@@ -196,8 +196,8 @@ class Rows:
             if len(self._by_label) >= draft_module.MOST_RUNS:
                 names = " and ".join(label)
                 raise Refusal(
-                    f"its column {cleaned(names)} has more than {draft_module.MOST_RUNS:,} values, which is too many"
-                    " runs. Rename the column if it does not name the run"
+                    f"its column {cleaned(names)} has more than {draft_module.MOST_RUNS:,} values, which "
+                    "would be too many runs. Rename the column if its values are not names of runs"
                 )
             self._by_label[key] = Runs() if self._by_label else self.runs
         self.runs, self._label = self._by_label[key], label
@@ -208,8 +208,8 @@ class Rows:
         if not columns & {*COLUMNS, "_step"}:
             shown = ", ".join(map(repr, list(self._meanings)[:8])) or "none"
             raise Refusal(
-                f"none of its columns has a name that the import knows, such as step, loss or learning_rate. Its"
-                f" columns are: {shown}. Rename those that you need"
+                f"the import knows none of its columns: {shown}. Rename those that you need to known "
+                "names, such as step, loss and learning_rate"
             )
         drafts = self._finished()
         for draft in drafts[:1]:
@@ -236,7 +236,7 @@ class Rows:
                     draft.note(name, value)
             drafts += several
         if len(drafts) > draft_module.MOST_RUNS:
-            raise Refusal(f"it seems to have more than {draft_module.MOST_RUNS:,} runs")
+            raise Refusal(f"it seems to have more than {draft_module.MOST_RUNS:,} runs. Divide it into several files")
         return drafts
 
     def _own_name(self, name: str) -> str:
@@ -251,11 +251,13 @@ class Rows:
                 f"there are more than {MOST_COLUMNS:,} columns, or very long names, so some columns were left out"
             )
         if self._counts_entries:
-            draft.marks.add("steps are the entries that Weights & Biases counted, perhaps not optimizer steps")
+            draft.marks.add(
+                "the steps are numbers of entries that Weights & Biases counted, which may differ from optimizer steps"
+            )
         with_numbers = {name for each in drafts for table in (each.training, each.evaluation) for name in table.names}
         for column, (where, count) in self._texts.items():
             if column in with_numbers:
-                draft.not_read.add(f"values of {column} that are no numbers were left out", where, count)
+                draft.not_read.add(f"values of {column} that are not numbers were left out", where, count)
         if texts := sorted(self._texts.keys() - with_numbers):
             draft.marks.add(cleaned(f"columns without numbers were left out: {', '.join(texts)}"))
 
@@ -293,7 +295,8 @@ def reverse(rows: Iterable[Row]) -> list[Row]:
         kept.append(row)
         if len(kept) > MOST_REVERSED:
             raise Refusal(
-                f"its newest row is first, and only {MOST_REVERSED:,} rows can be reversed. Sort its rows by step"
+                f"its rows begin with the newest one, and it has more rows than can be reversed "
+                f"({MOST_REVERSED:,}). Sort its rows by step"
             )
     kept.reverse()
     return kept

@@ -59,7 +59,7 @@ def table(path: Path) -> Iterator[tuple[int, list[str], bool]]:
     file = reading.lines(path)
     first = next(file, None)
     if first is None:
-        raise Refusal("it is empty")
+        raise Refusal("the file is empty")
     yield first.number, header(first.text), first.is_whole
     last = first
 
@@ -98,7 +98,7 @@ def read(path: Path, known: Mapping[str, Meaning] | None = None, names: list[str
     for line, cells, is_whole in content:
         if len(cells) != len(names):
             num_longer += len(cells) > len(names)
-            kind = "a line with another number of columns was left out" if is_whole else "the last line is cut off"
+            kind = "a line with a different number of columns was left out" if is_whole else "the last line is cut off"
             rows.runs.current.not_read.add(kind, line)
             continue
         if not is_whole:
@@ -137,5 +137,8 @@ def read_tensorboard(path: Path) -> list[Draft]:
     """
     match = _TAG.search(path.name)
     if match is None:
-        raise Refusal("it is a scalar that TensorBoard exported, and its name does not end with -tag-NAME.csv any more")
+        raise Refusal(
+            "it is a scalar that TensorBoard exported, and it was renamed. Give it a name that "
+            "ends with -tag-NAME.csv, where NAME is the metric"
+        )
     return read(path, names=["Wall time", "Step", match[1]])

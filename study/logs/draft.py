@@ -174,7 +174,7 @@ class Draft:
         if name in self.setting:
             del self.setting[name]
             self._several.add(name)
-            self.marks.add(f"the log states several values of {name}, so none of them was kept")
+            self.marks.add(f"the log states several values of {name}, so none of them was imported")
             return
         try:
             self.setting[name] = getattr(Setting.model_validate({name: value}), name)
@@ -288,7 +288,8 @@ class Draft:
                 table.rename("seconds", to)
             self.marks.remove(CLOCK_JUMPS)
             self.marks.add(
-                f"the column seconds falls while the steps rise, so it is not used as the time and is kept as {to}"
+                f"the values of the column seconds fall while the steps rise, so they are not used as "
+                f"times. The column is imported as {to}"
             )
 
     @property
@@ -301,7 +302,9 @@ class Draft:
             self.ending = "finished" if self._last_step >= self.last_planned else "ended early"
         for table, noun in ((self.training, "training step"), (self.evaluation, "evaluation")):
             if (stride := table.kept_one_in) > 1:
-                self.marks.add(f"only one in {stride} of {table.num_rows:,} logged {noun}s was kept, and the last one")
+                self.marks.add(
+                    f"only every {stride}th of the {table.num_rows:,} logged {noun}s was imported, and the last one"
+                )
 
 
 class Runs:
@@ -328,7 +331,10 @@ class Runs:
     def begin(self) -> Draft:
         """Begin another run, and return it. Raises Refusal if the file has too many runs."""
         if len(self._before) + 1 >= MOST_RUNS:
-            raise Refusal(f"it seems to have more than {MOST_RUNS:,} runs, because its steps begin again so often")
+            raise Refusal(
+                f"its steps begin again more than {MOST_RUNS:,} times, which would be too many runs. "
+                "Divide it into several files"
+            )
         self._before.append(self.current)
         self.current, self._next = self._next or Draft(), None
         return self.current

@@ -82,9 +82,9 @@ def read(path: Path) -> tuple[Format, list[Draft]]:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise Refusal(f"{path}: cannot be read as the log of a training ({' '.join(reason.split())}).") from None
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-        raise Refusal(f"{path}: something still writes to this file. Import it again when the training has ended.")
+        raise Refusal(f"{path}: a program is still writing to this file. Import it again when the training has ended.")
     if not drafts:
-        raise Refusal(f"{path}: it has the format {form.name}, but no step of a training.")
+        raise Refusal(f"{path}: the file has the format {form.name}, but contains no step of a training.")
     return form, drafts
 
 
@@ -95,7 +95,7 @@ def recognize(path: Path) -> Format:
     if event_files.BEGIN in head[: event_files.LONGEST_BEGIN]:
         return EVENTS
     if not head.strip():
-        raise Refusal("it is empty")
+        raise Refusal("the file is empty")
     if b"\0" in head:
         raise Refusal("it is neither text in UTF-8 nor an event file of TensorBoard")
     text = head.decode("utf-8", errors="replace").removeprefix("\ufeff")
@@ -161,6 +161,6 @@ def _lines(path: Path) -> Format:
         if searched > SEARCHED:
             break
     raise Refusal(
-        "no line of it has a format that the import knows, and its first line does not name columns. `zero-study import"
-        " --help` lists the formats"
+        "the import knows the format of none of its lines, and its first line does not name columns. "
+        "`zero-study import --help` lists the known formats"
     )

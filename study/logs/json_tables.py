@@ -52,7 +52,7 @@ def read_lines(path: Path) -> list[Draft]:
         if isinstance(entry, dict):
             rows.add(flat(entry), line.number)
         else:
-            kind = "a line that is no JSON object was left out" if line.is_whole else "the last line is cut off"
+            kind = "a line that is not a JSON object was left out" if line.is_whole else "the last line is cut off"
             rows.runs.current.not_read.add(kind, line.number)
     if rows is None:
         raise Refusal("it is empty")
@@ -126,7 +126,7 @@ def _add_columns(rows: Rows, columns: Mapping[str, array[float]]) -> None:
     length = max(map(len, columns.values()), default=0)
     whole = {name: column for name, column in columns.items() if len(column) == length}
     if shorter := sorted(columns.keys() - whole.keys()):
-        rows.runs.current.not_read.add(cleaned(f"lists that are shorter than the others were left out: {shorter}"))
+        rows.runs.current.not_read.add(cleaned(f"lists that are shorter than other lists were left out: {shorter}"))
     for place, values in enumerate(zip(*whole.values(), strict=True), start=1):
         numbers = ((name, value) for name, value in zip(whole, values, strict=True) if not math.isnan(value))
         pairs = [(name, int(value) if value.is_integer() else value) for name, value in numbers]

@@ -50,7 +50,7 @@ def read(path: Path) -> list[Draft]:
         elif not part.is_element:
             totals.append((name, part.value))
     if not by_step:
-        raise Refusal("no metric in it has values by step")
+        raise Refusal("it has no metric with values by step")
     for step in sorted(by_step):
         rows.add([("step", step), *by_step[step]], f"step {step:,}")
     drafts = rows.finish()

@@ -156,7 +156,7 @@ class _Log:
         pairs = [(name, value) for name, value in values.items() if name not in _POSITIONS]
         numbers = [(name, value) for name, value in pairs if as_number(value) is not None]
         if len(numbers) < len(pairs):
-            self.draft.not_read.add(f"values of {event.key} that are no numbers were left out", event.line)
+            self.draft.not_read.add(f"values of {event.key} that are not numbers were left out", event.line)
         if numbers:
             self._rows.add([*position.items(), *numbers, ("timestamp", event.seconds)], event.line)
 

@@ -22,7 +22,7 @@ _ENTRIES = "log_history"
 _NOTED = ("num_train_epochs", "train_batch_size", "logging_steps", "eval_steps", "save_steps", "total_flos")
 # Of the whole run. Trainer computes both with the samples of all GPUs.
 _TOTALS = {"train_runtime": "seconds", "train_samples_per_second": "samples_per_second"}
-_EPOCH_FALLS = "the epoch goes back: the training was resumed, or another one began"
+_EPOCH_FALLS = "the epoch goes back: the training was resumed, or another training began"
 _PROGRAM = "transformers Trainer"
 
 # {'loss': 1.2034, 'grad_norm': 3.1, 'learning_rate': 1e-05, 'epoch': 0.1}
@@ -41,7 +41,7 @@ def read(path: Path) -> list[Draft]:
             if isinstance(part.value, dict):
                 _add(rows, part.value.items(), f"entry {number:,}")
             else:
-                rows.runs.current.not_read.add("an entry that is no object was left out", f"entry {number:,}")
+                rows.runs.current.not_read.add("an entry that is not a JSON object was left out", f"entry {number:,}")
         elif not part.is_element and part.key is not None:
             state[part.key] = part.value
     if not rows.runs.current.has_rows:

@@ -34,7 +34,7 @@ def is_list_of_runs(names: list[str]) -> bool:
 
 
 def refuse_list_of_runs(path: Path) -> list[Draft]:
-    raise Refusal("it is a table of runs with their last values. Export the history of each run, or a chart")
+    raise Refusal("it is a table that has only the last values of each run. Export the history of each run, or a chart")
 
 
 def read_chart(path: Path) -> list[Draft]:
@@ -47,7 +47,7 @@ def read_chart(path: Path) -> list[Draft]:
         raise Refusal(f"it has more than {MOST_RUNS:,} runs")
     for line, cells, is_whole in file:
         if len(cells) != len(names):
-            kind = "a line with another number of columns was left out" if is_whole else "the last line is cut off"
+            kind = "a line with a different number of columns was left out" if is_whole else "the last line is cut off"
             next(iter(runs.values())).runs.current.not_read.add(kind, line)
             continue
         values: dict[str, dict[str, str]] = {run: {} for run in runs}
@@ -71,6 +71,6 @@ def _add(rows: Rows, position: tuple[str, str], metrics: dict[str, str], line: i
     edges = ("__MIN", "__MAX")
     own = {name: value for name, value in metrics.items() if not name.endswith(edges)}
     if any(metrics.get(name + edge, value) != value for name, value in own.items() for edge in edges):
-        rows.runs.current.marks.add("a value is the mean of several steps, as the chart showed it", line)
+        rows.runs.current.marks.add("the chart shows means over several steps, so a value can be such a mean", line)
     if own:
         rows.add([position, *own.items()], line)

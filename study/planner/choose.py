@@ -339,7 +339,7 @@ def _option(shape: ModelShape, box: Cluster, request: Request, chosen: Strategy)
     if _is_too_large_to_load(shape, engine, box):
         reason = (
             "DeepSpeed places all 4-bit weights on each GPU before it partitions them: "
-            f"{gib(option.loaded_bytes)} GiB, and {gib(option.prediction.usable_bytes)} GiB are usable"
+            f"{gib(option.loaded_bytes)} GiB, but only {gib(option.prediction.usable_bytes)} GiB are usable"
         )
         if request.strategy is None:
             raise Refusal(reason)
@@ -538,7 +538,8 @@ def fewest_gpus(model: str, request: Request) -> FewestGpus:
     counts = [count for count in GPU_COUNTS if request.could_run(count)]
     if not counts:
         raise Refusal(
-            f"--strategy {request.strategy}: does not run on any power of two up to {GPU_COUNTS[-1]}. Add --gpus."
+            f"--strategy {request.strategy}: this strategy runs on no power of two up to "
+            f"{GPU_COUNTS[-1]} GPUs. Add --gpus."
         )
     fewest: dict[str, tuple[int, float] | None] = {}
     unsharded = set[str]()
@@ -601,7 +602,7 @@ def engine_for(shape: ModelShape, request: Request, chosen: Strategy, num_gpus: 
         if request.optimizer_kernel != "fused" and (request.strategy is not None or request.stack == "deepspeed"):
             raise Refusal(
                 f"--optimizer-kernel {request.optimizer_kernel}: {chosen.name} has a fused optimizer with --stack "
-                f"{request.stack}. Leave --optimizer-kernel out, or take --stack {' or '.join(PASS_THEIR_OPTIMIZER)}."
+                f"{request.stack}. Leave --optimizer-kernel out, or use --stack {' or '.join(PASS_THEIR_OPTIMIZER)}."
             )
         settings = dataclasses.replace(settings, optimizer_kernel="fused")
     precision = request.chosen_precision

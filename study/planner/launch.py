@@ -35,7 +35,9 @@ NVME_PATH = "/FOLDER/ON/A/FAST/DISK"
 TOWER = "model.model.visual.requires_grad_(False), and model.model.visual.merger.requires_grad_(True)"
 TOWERS = {"llava": "model.model.vision_tower.requires_grad_(False)"}
 PORT = 29500  # at which all machines meet
-ON_EVERY_MACHINE = "On every machine: its own machine_rank, and the first one's main_process_ip and main_process_port."
+ON_EVERY_MACHINE = (
+    "On every machine, set its own machine_rank, and main_process_ip and main_process_port of the first machine."
+)
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def write(advice: Advice, path: Path) -> list[Path]:
     answer, advice = reasons.answer(advice), advice.to_start
     start = launch(advice, path)
     if start is None:
-        raise Refusal(f"--write {path}: there is nothing to write. {answer}")
+        raise Refusal(f"--write {path}: there is no recommended strategy to write. {answer}")
     if not start.files:
         raise Refusal(f"--write {path}: {stack} needs no file, only a command. Leave --write out.")
     # DDP's settings are read from a JSON with the same name, without being requested.
@@ -86,11 +88,11 @@ def write(advice: Advice, path: Path) -> list[Path]:
         and beside.exists()
     ):
         raise Refusal(
-            f"--write {path}: {beside} already exists, and DDP would read it with this file. Use another name."
+            f"--write {path}: {beside} already exists, and DDP would read it together with this file. Use another name."
         )
     for name in list(start.files)[1:]:
         if Path(name).exists():
-            raise Refusal(f"--write {path}: {name} already exists, and the file needs it. Use another name.")
+            raise Refusal(f"--write {path}: {name}, which would be written too, already exists. Use another name.")
     try:
         for name, text in reversed(start.files.items()):
             files.write_whole(Path(name), text.encode())
@@ -246,7 +248,7 @@ def _with_file(
         notes.append(f"nvme_path: a folder on a fast disk, in place of {NVME_PATH}")
     if chosen.ddp_json is not None:  # DDP's YAML file cannot name a JSON file, so it is found by its name
         notes.append(
-            f"{json_path.name} belongs to it. The study's trainer reads it. In your own program, use "
+            f"zero-study reads DDP's settings from {json_path.name}. In your own program, use "
             "DistributedDataParallelKwargs."
         )
     comments = [

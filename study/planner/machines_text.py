@@ -30,7 +30,7 @@ def answer_of_numbers(numbers: NumbersOfGpus) -> str:
     """Say in one or two sentences how many GPUs a model needs, and how many leave enough memory free."""
     machines, name = numbers.machines, numbers.fewest.shape.name
     if not machines:
-        return f"{name} does not fit on any number of these GPUs. Name a number with --gpus to see what would help."
+        return f"{name} does not fit on any number of these GPUs. Add --gpus with a number to see what would help."
     first, comfortable = machines[0], next((each for each in machines if each.is_comfortable), None)
     if first is comfortable:
         sentence = f"{_count(first)} {'is' if first.num_gpus == 1 else 'are'} enough for {name}: {_state(first)}."
@@ -73,7 +73,7 @@ def text_of_numbers(numbers: NumbersOfGpus, everything: bool = False) -> str:
         lines += ["", *table, "", *wrapped([_legend(machines), *_prices(machines)])]
     if everything or not machines:
         return "\n".join([*lines, "", advice_text.text_of_fewest(fewest)])
-    more = "--all shows how many GPUs each strategy needs, and what is assumed."
+    more = "--all shows how many GPUs each strategy needs, and all assumptions."
     return "\n".join([*lines, "", more])
 
 

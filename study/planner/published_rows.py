@@ -75,10 +75,10 @@ def load(path: Path = VALIDATION) -> Validation:
     except OSError as error:
         raise Refusal(f"{path.name}: {error.strerror}; {again}") from None
     except (ValueError, KeyError, TypeError):
-        raise Refusal(f"{path.name}: not what {COMMAND} writes; {again}") from None
+        raise Refusal(f"{path.name}: this file was not written by {COMMAND}; {again}") from None
     rows = measured_by_others.throughput_rows()
     if titles != [row.title for row in rows]:
-        raise Refusal(f"{path.name}: has other rows than {measured_by_others.THROUGHPUT.name}; {again}")
+        raise Refusal(f"{path.name}: this file and {measured_by_others.THROUGHPUT.name} have different rows; {again}")
     return Validation(content, rows)
 
 

@@ -87,8 +87,8 @@ def _is_host_assumed(advice: Advice) -> bool:
 # What a change of another kind of training costs, besides time.
 _LOST_UPDATES = (
     "Pure bf16 keeps no fp32 copy of the weights: a weight has 8 significant bits, so rounding removes every update "
-    "below 1/512 of the weight, and the loss may stop falling (arXiv:2010.06192). Compare the loss with that of a "
-    "short run that keeps fp32 copies, or use an optimizer with stochastic rounding (torchao.optim.AdamW8bit(..., "
+    "below 1/512 of the weight, and the loss may stop falling (arXiv:2010.06192). Compare the loss with "
+    "that of a short run with fp32 copies, or use an optimizer with stochastic rounding (torchao.optim.AdamW8bit(..., "
     "bf16_stochastic_round=True)) or with Kahan summation"
 )
 

@@ -426,16 +426,21 @@ class Request(BaseModel):
         if shape.head != "tokens" or shape.architecture == "traced" or not shape.is_causal:
             return f"only decoders with full causal attention are predicted, and {shape.name} is not one of them"
         if shape.has_sliding_window:
-            return f"{shape.name} has a sliding window, which needs the mask of attention that the engine drops"
+            return (
+                f"{shape.name} has a sliding window, for which attention needs a mask, and the engine drops this mask"
+            )
         if not self.uses_ulysses:
             is_divided = length % (2 * ranks) == 0
             return None if is_divided else f"--sequence-length {length} must be a multiple of {2 * ranks}, two per GPU"
         if length % ranks:
             return f"--sequence-length {length} must be a multiple of {ranks}"
         if shape.heads % ranks:
-            return f"{shape.name} has {shape.heads} heads of attention, which must be a multiple of {ranks}"
+            return f"{shape.name} has {shape.heads} attention heads, but their number must be a multiple of {ranks}"
         if shape.kv_heads % ranks and ranks % shape.kv_heads:
-            return f"{shape.name} has {shape.kv_heads} heads of keys, so {ranks} must be a factor or a multiple of it"
+            return (
+                f"{shape.name} has {shape.kv_heads} key heads, and {ranks} must be a factor or a "
+                "multiple of this number"
+            )
         return None
 
     @property
@@ -472,7 +477,9 @@ class Request(BaseModel):
         """
         gpu = self.box(1).gpu
         if self.attention == "flash-3" and not hardware.has_flash_attention_3(gpu):
-            raise Refusal(f"--attention flash-3: it needs a Hopper GPU such as H100, not {gpu.name}. Take sdpa.")
+            raise Refusal(
+                f"--attention flash-3 needs a Hopper GPU such as H100, but the GPU is {gpu.name}. Use --attention sdpa."
+            )
         return StepConfig(
             micro_batch_size=micro_batch_size,
             sequence_length=self.sequence_length or DEFAULT_LENGTH,
@@ -547,8 +554,8 @@ class Request(BaseModel):
             return
         if self.tokens is not None:
             raise Refusal(
-                f"--tokens: {shape.name} reads images, which are not counted in tokens. Use --examples for the number "
-                "of images, and --epochs."
+                f"--tokens: {shape.name} reads images, which are not counted in tokens. State the number "
+                "of images with --examples, and use --epochs."
             )
         if self.stack in _OF_TEXTS:
             raise Refusal(
@@ -567,21 +574,21 @@ class Request(BaseModel):
         if shape.with_image is None:
             if shape.has_idle_part:
                 raise Refusal(
-                    f"{flag}: images of {shape.name} are not counted, only its texts. They are counted for "
+                    f"{flag}: images cannot be predicted for {shape.name}, only for "
                     f"{COUNTED_WITH_IMAGES}. Remove {flag} to predict a training on texts only."
                 )
             raise Refusal(f"{flag}: {shape.name} cannot read images in addition to text. Leave {flag} out.")
         if self.stack in _OF_TEXTS:
             raise Refusal(
-                f"--stack {self.stack}: the launch of a training with images is known only for trainer, accelerate and "
-                "deepspeed. Take one of them."
+                f"--stack {self.stack}: trainings with images are supported only for trainer, accelerate "
+                "and deepspeed. Use one of them."
             )
         with refusing():
             shape = shape.with_images(self.images or 0, self.freeze_vision_tower)
         if shape.num_image_tokens >= length:
             raise Refusal(
-                f"--images {self.images}: they become {shape.num_image_tokens:,} tokens, but a sequence has only "
-                f"{length:,}. Use a larger --sequence-length, or fewer images."
+                f"--images {self.images}: these images become {shape.num_image_tokens:,} tokens, but a "
+                f"sequence has only {length:,} tokens. Use a larger --sequence-length, or fewer images."
             )
         return shape
 
@@ -598,10 +605,10 @@ class Request(BaseModel):
         """
         self._check_groups(num_gpus)
         if self.shard_group_size is not None and self.strategy is None:
-            raise Refusal(f"--shard-group-size goes with --strategy {_IN_GROUPS}. Add one of them.")
+            raise Refusal(f"--shard-group-size works only with --strategy {_IN_GROUPS}. Add one of these strategies.")
         if (chosen := self.requested_strategy) is not None:
             if reason := cannot_run(STACKS[self.stack], chosen):
-                raise Refusal(f"--strategy {self.strategy}: {reason}. Take another strategy, or another --stack.")
+                raise Refusal(f"--strategy {self.strategy}: {reason}. Use another strategy, or another --stack.")
             if reason := self._cannot_share(chosen, num_gpus):
                 raise Refusal(f"{self.sharing_flag}: {reason}. Remove --strategy, or use another strategy.")
             if self.shard_group_size is None and not chosen.could_run(num_gpus):
@@ -665,7 +672,7 @@ class Request(BaseModel):
         # accelerate/parallelism_config.py: several replicas need more shards than GPUs that share a sequence.
         shards = num_gpus // self.replicas(chosen, num_gpus)
         if shards < num_gpus and (shards % self.sequence_ranks or shards == self.sequence_ranks):
-            return f"the {shards} GPUs that share a copy of the model states must be a larger multiple of it"
+            return f"{shards} GPUs share a copy of the model states, which must be a larger multiple of this number"
         return None
 
     def could_run(self, num_gpus: int) -> bool:
@@ -701,10 +708,13 @@ class Request(BaseModel):
             return nodes if 1 < nodes < num_gpus else chosen.mesh[0]
         is_fsdp = chosen.distributed_type == "FSDP" and not chosen.offloads
         if not is_fsdp and chosen.zero_stage not in (1, 2):
-            raise Refusal(f"--shard-group-size {size}: {chosen.name} has no groups. Use --strategy {_IN_GROUPS}.")
+            raise Refusal(
+                f"--shard-group-size {size}: {chosen.name} does not shard within groups. Use --strategy {_IN_GROUPS}."
+            )
         if size == 1 or num_gpus % size:
             raise Refusal(
-                f"--shard-group-size {size}: the size must be at least 2, and --gpus {num_gpus} a multiple of it."
+                f"--shard-group-size {size}: the size must be at least 2, and --gpus {num_gpus} must be "
+                "a multiple of it."
             )
         return num_gpus // size
 
@@ -722,9 +732,9 @@ class Request(BaseModel):
             product = micro * accumulation * self.num_groups
             if self.global_batch_size not in (None, product):
                 raise Refusal(
-                    f"--global-batch-size {self.global_batch_size} is not --micro-batch-size {micro} x "
-                    f"--gradient-accumulation-steps {accumulation} x {self._groups_in_words} = {product}. Leave one of "
-                    "them out."
+                    f"--global-batch-size {self.global_batch_size} is not {product}, the product of "
+                    f"--micro-batch-size {micro}, --gradient-accumulation-steps {accumulation} and "
+                    f"{self._groups_in_words}. Leave one of these options out."
                 )
             return micro * accumulation, micro, accumulation
         if accumulation is not None and self.global_batch_size is None:
@@ -771,8 +781,8 @@ class Request(BaseModel):
         if remainder or quotient == 0:
             total = self.global_batch_size or sequences * self.num_groups
             raise Refusal(
-                f"--global-batch-size {total} on --gpus {self.num_gpus} is {sequences} sequences per {self.group}, "
-                f"which {flag} {factor} does not divide. Change one of them."
+                f"--global-batch-size {total} on --gpus {self.num_gpus} is {sequences} sequences per "
+                f"{self.group}. This is not a multiple of {flag} {factor}. Change one of these options."
             )
         return quotient
 

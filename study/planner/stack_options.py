@@ -275,7 +275,7 @@ def _without_liger(wanted: frozenset[str], training: Training) -> Parts:
     if "kernels" in wanted:
         refused = Refused(f"Liger has no kernels for {name}", "Use --stack accelerate, and modules of your own")
         raise Refusal(_of_option("--kernels", training.kernels, refused, training).message)
-    refused = Refused(f"Liger has no such loss for {name}", "Use --stack trl, or --stack accelerate")
+    refused = Refused(f"Liger has no fused loss for {name}", "Use --stack trl, or --stack accelerate")
     raise Refusal(_of_option("--loss-kernel", training.loss, refused, training).message)
 
 

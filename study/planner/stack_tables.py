@@ -175,7 +175,7 @@ OF_ENGINES: dict[Optimizer, Mapping[Kind, Refused]] = {
             "ZeRO flattens the weights, so LAMB cannot take the norm of each one", "Use DDP, or another optimizer"
         ),
         "fsdp": Refused(
-            "we know no LAMB that can update the sharded weights of FSDP2", "Use DDP, or another optimizer"
+            "no LAMB is known that can update the sharded weights of FSDP2", "Use DDP, or another optimizer"
         ),
         "zero offload": _HOST_STEP,
     },
@@ -410,7 +410,7 @@ CHECKPOINTING: dict[str, Cells] = {
     "full": {ALL: NOTHING},
     "selective": {
         (*OWN_MODEL, "trl"): _lines(
-            "activation checkpointing of every second block, which transformers has no switch for"
+            "activation checkpointing of every second block, for which transformers has no option"
         ),
         ("axolotl", "torchtitan", "study"): _NO_CHECKPOINTING,
     },
@@ -446,7 +446,8 @@ LOAD_IN_4BIT: dict[str, Cells] = {
 
 _NO_PRECISION = Refused("{stack} has no such precision", "Use --precision bf16 or fp32, or another --stack")
 _LOADS_BF16 = Refused(
-    "axolotl loads weights in bf16 for bf16 products", "Use --precision bf16, or --stack trainer with this precision"
+    "axolotl loads weights in bf16 if it computes in bf16",
+    "Use --precision bf16, or --stack trainer with this precision",
 )
 _FSDP_OF_STUDY = Refused("{stack} trains FSDP2 in fp32 and bf16 only", "Use --precision bf16, or another strategy")
 _PURE_BF16_OF_ENGINES: Mapping[Kind | Literal["any"], Cell] = {
@@ -509,7 +510,8 @@ def _reduced_in_fp32(name: str) -> Cells:
         ),
         ("trainer", "trl"): _lines(f"trainer.accelerator.state.fsdp_plugin.mixed_precision_policy = {policy}"),
         ("axolotl",): Refused(
-            "axolotl reduces gradients in the type of its products", "Leave --reduce-dtype out, or use --stack trainer"
+            "axolotl reduces gradients in the type in which it computes",
+            "Leave --reduce-dtype out, or use --stack trainer",
         ),
         ("torchtitan", "study"): NOTHING,
         ("deepspeed",): NOTHING,  # has no FSDP2

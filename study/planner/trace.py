@@ -26,7 +26,7 @@ GROUPS: dict[str, tuple[tuple[Part, ...], tuple[PeakPart, ...]]] = {
 Tracer = Callable[[ModelShape, Engine, StepConfig], Traced]
 SHOWN = 0.01  # share of the traced peak below which differences are not listed
 HEAD = """\
-Traced, not measured: one step of the model of transformers over fake tensors, on one of the ranks.
+Traced, not measured: one step of the model of transformers with fake tensors, on one rank.
 Predicted: the same model without a trace (--kernels transformers). All sizes are tensors of one GPU, in GiB.
 """
 
@@ -115,7 +115,9 @@ def _differences(traced: Traced, predicted: Peak, engine: Engine) -> str:
         actual = sum(traced.parts[part] for part in traced_names)
         expected = float(sum(expected_parts[part] for part in predicted_names))
         if (size := abs(actual - expected)) >= SHOWN * traced.total:
-            both = f"({gib(actual)} against {gib(expected)})"
+            both = f"(traced {gib(actual)}, predicted {gib(expected)})"
             differences.append((size, f"{group} {(actual - expected) / 2**30:+.2f} {both}"))
     differences.sort(reverse=True)
-    return ", ".join(words for _, words in differences) or f"no part differs by {100 * SHOWN:.0f} % of it"
+    return (
+        ", ".join(words for _, words in differences) or f"no part differs by more than {100 * SHOWN:.0f} % of the peak"
+    )

@@ -211,7 +211,7 @@ class _Pairs:
             return f"{WRONG}{self._num_backwards} backward passes without an optimizer step, so no weight moved"
         if not self._steps:
             return "nothing was trained: there was no backward pass and no optimizer step"
-        return "no optimizer made two steps for a model that was called"
+        return "no optimizer made two steps for a model whose forward pass ran"
 
     def close(self) -> None:
         """Remove all hooks at the end of the script."""

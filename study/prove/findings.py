@@ -223,7 +223,7 @@ def _untrained(parameters: list[tuple[int, str]], trainable: dict[int, Any], rea
         sum(whole_size(trainable[key][1]) for key in keys) for keys in (dict(parameters), trainable)
     )
     return (
-        [f"{num_untrained:,} of {num_trainable:,} parameters are not trained, first {parameters[0][1]}: {reason}"]
+        [f"{num_untrained:,} of {num_trainable:,} parameters are not trained, for example {parameters[0][1]}: {reason}"]
         if parameters
         else []
     )
@@ -245,8 +245,7 @@ def not_moved(model: Any, facts: dict[str, Any], optimizer: Any, before: Any, af
     broken = [name for name, pair in readable.items() if not math.isfinite(pair[1])]
     if broken:
         return [
-            f"weights are not finite after the step: {len(broken)} of {len(readable)} tensors, the first is "
-            f"{broken[0]}."
+            f"weights are not finite after the step: {len(broken)} of {len(readable)} tensors, for example {broken[0]}."
         ]
     has_masters = facts["parameter_dtypes"] != ["float32"] and facts.get("master_dtypes")  # which may have moved
     if not readable or has_masters or any(pair != before.get(name) for name, pair in readable.items()):
@@ -254,8 +253,8 @@ def not_moved(model: Any, facts: dict[str, Any], optimizer: Any, before: Any, af
     rates = sorted({float(group["lr"]) for group in optimizer.param_groups})
     return [
         f"no weight moved: none of the watched updates changed a weight, at learning rates {rates}. Look for a "
-        "scheduler that never steps, for gradients that are erased before the update, and for updates that rounding to "
-        "16 bits removes."
+        "scheduler that never steps, for gradients that are erased before the update, and for updates "
+        "that are lost by rounding to 16 bits."
     ]
 
 
@@ -284,8 +283,8 @@ def cut_from_graph(names: Sequence[str], num_trained: int) -> list[str]:
     if not names:
         return []
     return [
-        f"{len(names)} of {num_trained} parameters take part in the forward pass but get no gradient, first "
-        f"{names[0]}: their results are detached, or computed without gradients. Look for detach, .data, "
+        f"{len(names)} of {num_trained} parameters take part in the forward pass but get no gradient, "
+        f"for example {names[0]}: their results are detached, or computed without gradients. Look for detach, .data, "
         "torch.no_grad and for checkpointing with inputs that need no gradient, or freeze these parameters."
     ]
 
@@ -295,8 +294,9 @@ def hard_clipping(cuts: Sequence[float], limit: float | None) -> list[str]:
     if len(cuts) < 2 or min(cuts) <= HARD:
         return []
     return [
-        f"clipping at {limit} divides the gradients of every examined step by {min(cuts):.3g} to {max(cuts):.3g}. With "
-        "SGD this lowers the learning rate as much. Check whether the loss is a sum instead of a mean."
+        f"clipping at {limit} divides the gradients of every examined step by {min(cuts):.3g} to "
+        f"{max(cuts):.3g}. With SGD, this lowers the learning rate by the same factor. Check whether the "
+        "loss is a sum instead of a mean."
     ]
 
 
@@ -358,8 +358,9 @@ def check_loader(loader: Any, num_ranks: int) -> list[str]:
     if total <= num_ranks:
         return []
     return [
-        f"data is divided twice: {' and '.join(parts)} divide it by {total}, but there are only {num_ranks} rank(s) "
-        f"with data of their own. {1 - num_ranks / total:.0%} of the rows are never used. Remove one of the two."
+        f"data is divided twice: it is divided by {total} ({' and '.join(parts)}), but only {num_ranks} "
+        f"rank(s) need different data. {1 - num_ranks / total:.0%} of the rows are never "
+        "used. Remove one of these divisions."
     ]
 
 
@@ -399,7 +400,8 @@ def check_ranks(reports: Sequence[Report]) -> tuple[list[str], list[str]]:
         differences = (first_difference(first["buffers"], member["buffers"]) for member in later_members)
         if difference := next(filter(None, differences), None):
             notes.append(
-                f"buffers differ between ranks ({difference}). A checkpoint has those of the rank that writes it."
+                f"buffers differ between ranks ({difference}). A checkpoint contains only the buffers of "
+                "the rank that writes it."
             )
         findings += _different_scales(group, members)
         notes += uneven_targets([count for member in members for count in member["targets"]])
@@ -441,7 +443,7 @@ def _different_weights(report: Report, pair: str, difference: str) -> str:
     if report["watched"][0] not in _AVERAGES and report["watched"][-1] == "nobody":
         return (
             f"{pair} train separately: nothing averages their gradients, and their weights differ ({difference}). "
-            "Prepare the model."
+            "Pass the model to accelerator.prepare, or wrap it in DDP."
         )
     return (
         f"ranks differ: the weights of {pair} are not the same ({difference}). Look for weights that are changed or "

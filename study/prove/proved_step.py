@@ -414,7 +414,7 @@ class Step:
             return
         # The ranks agree first, because gathering weights is a collective.
         if not self._agree(self.reference.reason):
-            self.reference.report = {"reason": self.reference.reason or "it could not be made on another rank"}
+            self.reference.report = {"reason": self.reference.reason or "another rank could not compute it"}
             return
         self.reference.note_gradients()
         self.reference.run()

@@ -266,7 +266,7 @@ def _why_impossible(model: Any, facts: dict[str, Any]) -> str | None:
     needed = 3 * sum(map(whole_bytes, inner.parameters()))
     free = _free_bytes(facts["device"])
     if free is not None and needed > free:
-        return f"whole weights and gradients take {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free"
+        return f"whole weights and gradients take {needed / 2**30:.1f} GiB, but only {free / 2**30:.1f} GiB are free"
     return None
 
 
@@ -474,7 +474,7 @@ def judge(reports: Sequence[Report], averages: bool) -> Judgment:
     difference = float((actual - expected).norm()) / expected_length
     tolerance = TOLERANCE_OF_16_BITS if any(report["has_16_bits"] for report in reports) else TOLERANCE
     numbers = {"norm_ratio": ratio, "cosine": cosine, "difference": difference, "loss_is_own": is_own_loss}
-    not_checked = ["the script's loss is not the mean of one of PyTorch's loss functions, so its scale is unknown"]
+    not_checked = ["the script's loss is not a mean that a loss function of PyTorch computed, so its scale is unknown"]
     findings = []
     if difference > tolerance and (averages or not is_own_loss or cosine < 1 - tolerance):
         findings = [_finding(reports, ratio, cosine, tolerance, is_own_loss)]
@@ -510,21 +510,22 @@ def _finding(reports: Sequence[Report], ratio: float, cosine: float, tolerance: 
     if cosine > 1 - tolerance:
         name = _named_factor(ratio, reports)
         return (
-            f"{begin}: it is {ratio:.4g} times as long{name}, in the same direction (cosine {cosine:.3f}). Look at "
-            "what the loss is divided by."
+            f"{begin}: it is {ratio:.4g} times as long{name}, in the same direction (cosine "
+            f"{cosine:.3f}). Look at what the loss is divided by."
         )
     if cosine < tolerance - 1:
         return f"{begin}: it has the opposite direction (cosine {cosine:.3f}) and is {ratio:.4g} times as long."
     weights = [abs(weight) for report in reports for weight, _ in report["weights"]]
     if not is_own_loss and max(weights) > (1 + tolerance) * min(weights):
         return (
-            f"{begin}: a target of one micro batch counts up to {max(weights) / min(weights):.3g} times as much as one "
-            f"of another. The gradient is {ratio:.4g} times as long, and the cosine is {cosine:.3f}. Divide the sum of "
+            f"{begin}: a target in one micro batch counts up to {max(weights) / min(weights):.3g} times "
+            f"as much as a target in another micro batch. The gradient is {ratio:.4g} times as long, and "
+            f"the cosine is {cosine:.3f}. Divide the sum of "
             "the losses by the number of targets of the whole step on all ranks."
         )
     return (
-        f"{begin}: it is {ratio:.4g} times as long, and the cosine is {cosine:.3f}. Look for parts of the gradient "
-        "that are lost or added."
+        f"{begin}: it is {ratio:.4g} times as long, and the cosine is {cosine:.3f}. Look for "
+        "contributions to the gradient that are lost or counted twice."
     )
 
 

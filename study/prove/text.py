@@ -42,7 +42,9 @@ def engine_lines(facts: dict[str, Any]) -> list[str]:
 def request_line(sources: list[str], num_agreed: int) -> str:
     """Return the line that names the sources of the request, and says how many requested settings agree."""
     if not sources:
-        return _line("requested", "unknown: no launcher and no file requests anything (config= names a file)")
+        return _line(
+            "requested", "unknown, because no launcher and no file requests anything (name a file with config=)"
+        )
     settings = "1 setting agrees" if num_agreed == 1 else f"{num_agreed} settings agree"
     return _line("requested", f"{settings} with {', '.join(sources)}")
 

@@ -371,7 +371,7 @@ def judge(reports: Sequence[UpdateReport], device: torch.device | None = None) -
         if not math.isfinite(values.difference):
             unchecked[name] = "its weight or its change is not finite"
         elif values.is_right(tolerance) and values.is_hidden(tolerance):
-            unchecked[name] = "rounding hides whether it is right"
+            unchecked[name] = "rounding is too large to tell whether the update is right"
         else:
             continue
         del compared[name]
@@ -441,8 +441,9 @@ def _wrong_updates(compared: _Compared) -> list[str]:
         worst = max(names, key=lambda name: abs(math.log(max(wrong[name][2].ratio, 1e-30))) - wrong[name][2].cosine)
         values, num = wrong[worst][2], sum(each[0] == rule for each in compared.values())
         findings.append(
-            f"the update is not {rule}'s: the update of {worst} is {values.ratio:.3g} times as long as {rule}'s "
-            f"formula gives for its gradient, and the cosine between the two is {values.cosine:.3f}. {len(names)} of "
+            f"the update is not {rule}f's: the update of {worst} is {values.ratio:.3g} times as long as "
+            f"{rule}'s formula gives for its gradient, and the cosine between the two is "
+            f"{values.cosine:.3f}. {len(names)} of "
             f"the {num} checked parameters differ."
         )
     return findings
@@ -453,8 +454,9 @@ def _without_muon(reports: Sequence[UpdateReport]) -> list[str]:
     if not names:
         return []
     return [
-        f"Muon trains no matrix: its optimizer trains all parameters with Adam, also {len(names)} matrices, first "
-        f"{names[0]}. Set `parameter.use_muon = True` for the matrices, or create the model outside of zero.Init."
+        f"Muon trains no matrix: its optimizer trains all parameters with Adam, including {len(names)} "
+        f"matrices, for example {names[0]}. Set `parameter.use_muon = True` for the matrices, or create "
+        "the model outside of zero.Init."
     ]
 
 
@@ -464,8 +466,8 @@ def _without_states(reports: Sequence[UpdateReport]) -> list[str]:
         without, num = (sum(report["stateless"].get(rule, (0, 0))[i] for report in reports) for i in (0, 1))
         if without:
             findings.append(
-                f"{rule} keeps no states for {without} of {num} tensors, although its formula needs them. Without its "
-                "states, it is another optimizer."
+                f"{rule} keeps no states for {without} of {num} tensors, although its formula needs "
+                "them. Without these states, the update is that of a different optimizer."
             )
     return findings
 
@@ -478,8 +480,9 @@ def _states_of_another_update(reports: Sequence[UpdateReport], compared: _Compar
     if not names:
         return []
     return [
-        f"optimizer states are not what the formula gives: {terminal.count(len(names), 'state')}, first {names[0]}. "
-        "The next updates start from these states. Look for code that changes them within the update."
+        f"optimizer states are not what the formula gives: {terminal.count(len(names), 'state')}, for "
+        f"example {names[0]}. The next updates start from these states. Look for code that changes them "
+        "within the update."
     ]
 
 
@@ -494,8 +497,8 @@ def _unlike_states(reports: Sequence[UpdateReport]) -> list[str]:
         return []
     first = next(iter(unlike))
     return [
-        f"ranks keep different kinds of optimizer states for {terminal.count(len(unlike), 'parameter')}, first "
-        f"{first}: {' or '.join(f'({each})' for each in unlike[first])}. The kind depends on the size "
+        f"ranks keep different kinds of optimizer states for {terminal.count(len(unlike), 'parameter')}, "
+        f"for example {first}: {' or '.join(f'({each})' for each in unlike[first])}. The kind depends on the size "
         "of a rank's shard."
     ]
 
@@ -505,8 +508,9 @@ def _changed_states(reports: Sequence[UpdateReport]) -> list[str]:
     if not names:
         return []
     return [
-        f"sharding changes the kind of optimizer states of {terminal.count(len(names), 'parameter')}, first "
-        f"{names[0]}: the optimizer decides by the size of a rank's shard whether it quantizes the states. With "
+        f"sharding changes the kind of optimizer states of {terminal.count(len(names), 'parameter')}, "
+        f"for example {names[0]}: the optimizer decides by the size of a rank's shard whether it "
+        "quantizes the states. With "
         "another number of ranks, the training differs."
     ]
 

@@ -37,7 +37,7 @@ def source(name: str) -> tuple[PublicRun, ...]:
     path = ARCHIVE / f"{name}{COLLECTED}"
     if not path.is_file():
         known = ", ".join(sources()) or "none"
-        raise Refusal(f"no public runs of {name!r} in {ARCHIVE}. There are: {known}")
+        raise Refusal(f"{ARCHIVE} has no public runs of {name!r}. It has those of: {known}")
     return tuple(_of_lines(path))
 
 

@@ -76,5 +76,5 @@ def _is_there(path: Path, run: PublicRun) -> bool:
         return False
     there = read(path)
     if there.model_copy(update={"made_by": run.made_by}) != run:
-        raise Refusal(f"{path} holds another run. Choose another --output or --name, or remove this file.")
+        raise Refusal(f"{path} contains a different run. Choose another --output or --name, or remove this file.")
     return True

@@ -119,7 +119,7 @@ class Series(PublicFacts):
         for name, places in self.not_finite.items():
             column = self.columns.get(name, [])
             if not all(0 <= place < len(column) and column[place] is None for place in places):
-                raise ValueError(f"not_finite names places of {name!r} that have a number, or do not exist")
+                raise ValueError(f"not_finite lists positions in {name!r} that have a number, or do not exist")
         return self
 
     def __len__(self) -> int:
@@ -170,7 +170,7 @@ class PublicRun(PublicFacts):
         """Why the run may not be averaged with others. None if it may."""
         if self.ending == "ended early":
             return "its log ended early"
-        return f"its loss is not finite since {self.not_finite_since}" if self.not_finite_since else None
+        return f"its loss is not finite from {self.not_finite_since} on" if self.not_finite_since else None
 
     @property
     def counts(self) -> bool:

@@ -147,12 +147,14 @@ def _check_tied(place: Path | str, content: bytes | None, key: str, record: Reco
     """
     digest = getattr(record, key)
     if content is None and (digest is not None or record.status == "ok"):
-        reason = f"{its_place} says ok" if record.status == "ok" else f"{key} in {its_place} names it"
-        raise Refusal(f"{place}: the file is missing, although {reason}. Restore it, or run it again.")
+        reason = (
+            f"{its_place} says that the run is ok" if record.status == "ok" else f"{its_place} has its digest ({key})"
+        )
+        raise Refusal(f"{place}: the file is missing, although {reason}. Restore the file, or repeat the run.")
     if content is not None and digest not in (None, hashlib.sha256(content).hexdigest()):
         raise Refusal(
-            f"{place}: the file was changed, because its digest is not the {key} in {its_place}. Restore it, or run "
-            "it again."
+            f"{place}: the file was changed: its digest differs from {key} in {its_place}. Restore the "
+            "file, or repeat the run."
         )
 
 
@@ -190,7 +192,9 @@ def _checked(
         outcome = schema.parse(places[OUTCOMES], contents[OUTCOMES], Outcome)
         if record and outcome.run_id != record.record.run_id:
             neighbor = f"the record in the same folder is {record.record.run_id!r}"
-            raise Refusal(f"{places[OUTCOMES]}: run_id {outcome.run_id!r}, {neighbor}. Remove one of them")
+            raise Refusal(
+                f"{places[OUTCOMES]}: this is the outcome of {outcome.run_id!r}, but {neighbor}. Remove one of them"
+            )
     place = places[RECORDS if record else OUTCOMES]
     return RecordedRun(record, outcome, path.parent, place, contents)
 
@@ -210,8 +214,8 @@ def _where(path: Path, run_id: str) -> str:
 
 def _none_below(folders: Iterable[Path]) -> Refusal:
     return Refusal(
-        f"{' '.join(map(str, folders))}: there is no record in this folder or below it. `zero-study run STUDY` makes "
-        "records."
+        f"{' '.join(map(str, folders))}: there is no record in this folder or below it. Name another "
+        "folder, or make records with `zero-study run STUDY`."
     )
 
 
@@ -235,7 +239,9 @@ def read_lines(path: Path) -> dict[str, bytes]:
     for number, line in enumerate(text.split(b"\n") if text else (), 1):
         start = _START.match(line)
         if start is None:
-            raise Refusal(f"{path}: line {number} does not begin with a run_id. Restore it, or collect its run again.")
+            raise Refusal(
+                f"{path}: line {number} does not begin with a run_id. Restore the line, or collect its run again."
+            )
         run_id = start[1].decode()
         if run_id in lines:
             raise Refusal(

@@ -37,8 +37,8 @@ def check(program: Path) -> None:
     """
     if program.name == "train.py" and not program.samefile(Path(__file__).parents[1] / "train.py"):
         raise Refusal(
-            f"{program} was started, but Python imports the project from {Path(__file__).parents[2]}. Start the "
-            "program of that folder, or install this one: pip install -e ."
+            f"{program} was started, but Python imports the project from {Path(__file__).parents[2]}. "
+            "Start the program of the second folder, or install the project from the first one: pip install -e ."
         )
     names = sys.stdlib_module_names | {*_CUSTOMIZES}
     imported = {getattr(module, "__file__", None) for module in [*sys.modules.values()]}
@@ -59,7 +59,7 @@ def check(program: Path) -> None:
             continue
         if not Path(spec.origin).is_relative_to(Path(str(installed.locate_file("")))):
             raise Refusal(
-                f"{name}: would be imported from {spec.origin} and not from its installation "
+                f"{name}: this library would be imported from {spec.origin} and not from its installation "
                 f"({installed.locate_file('')}). Rename that file or folder, or unset PYTHONPATH."
             )
 

@@ -70,9 +70,9 @@ def _checked(runs: Iterable[Kept]) -> Verdict:
     without_record = len(each) - len(with_record)
     missing = []
     if without_digest:
-        missing.append(NotChecked("the content of old records", f"{without_digest} have no digest"))
+        missing.append(NotChecked("the content of old records", f"{without_digest} of them have no digest"))
     if without_record:
-        missing.append(NotChecked("the outcomes of runs without a record", f"{without_record} have no digest"))
+        missing.append(NotChecked("the outcomes of runs without a record", f"{without_record} of them have no digest"))
     return Verdict.of(
         0,
         [
@@ -166,7 +166,7 @@ def _keep(run: RecordedRun) -> Kept:
     file, outcome = run.record, run.outcome
     is_simulated = bool(file and file.record.is_simulated) or bool(outcome and outcome.simulated_gpus)
     if file and file.record.status in schema.CUT_OFF:
-        print(f"left out {file.where}: the run has no result, because its status is {file.record.status}")
+        print(f"{file.where} was left out, because the run has no result (its status is {file.record.status})")
         file = None
     lines = {}
     run_id = file.record.run_id if file else outcome.run_id if outcome else ""
@@ -264,7 +264,10 @@ def merge(file: Path, folder: Path) -> Verdict:
             for name, text in results.items():
                 machine = files.parse_json(text).get("machine") or {}
                 if not isinstance(machine, dict) or not isinstance(machine.get("environment", {}), dict):
-                    raise Refusal(f"{file}, {name}: the machine of a result is not described as `zero-study` does it")
+                    raise Refusal(
+                        f"{file}, {name}: the description of a result's machine is not one that "
+                        "`zero-study` writes. Pack the records again"
+                    )
                 if is_simulated(machine):
                     raise _simulated(f"{file}, {name}")
             merged = _files_of(runs)
@@ -277,7 +280,7 @@ def merge(file: Path, folder: Path) -> Verdict:
             for key, value in _origin(runs, [Path(unpacked)]).items():
                 if getattr(manifest, key) != value:
                     says = f"its manifest says {key} {getattr(manifest, key)}"
-                    raise Refusal(f"{file}: {says}, but its records say {value}. Pack them again")
+                    raise Refusal(f"{file}: {says}, but its records say {value}. Pack the records again")
             messages = copy_records(runs, folder, replace=False)
         except Refusal as refusal:
             raise Refusal(str(refusal).replace(unpacked, str(file))) from None
@@ -314,7 +317,9 @@ def _results(folders: Sequence[Path]) -> dict[str, bytes]:
             files.check_name(path.stem, f"{path}: a result's name")
             first_path, first_text = results_by_name.setdefault(path.name, (path, text))
             if first_text != text:
-                raise Refusal(f"{first_path} and {path} are different results with one name. Pack them separately.")
+                raise Refusal(
+                    f"{first_path} and {path} are different results with the same name. Pack them separately."
+                )
     return {name: text for name, (_, text) in results_by_name.items()}
 
 
@@ -351,12 +356,18 @@ def _read(file: Path) -> tuple[Manifest, dict[str, bytes]]:
         with zipfile.ZipFile(io.BytesIO(files.read_whole(file))) as archive:
             entries = archive.infolist()
             if len(entries) > MOST_MEMBERS:
-                raise Refusal(f"{file}: the file has {len(entries):,} members, but a pack has at most {MOST_MEMBERS:,}")
+                raise Refusal(
+                    f"{file}: the file has {len(entries):,} members, but a pack has at most "
+                    f"{MOST_MEMBERS:,}. Name a file that `zero-study pack` wrote"
+                )
             for entry in entries:
                 _check_member(file, entry)
             num_bytes = sum(entry.file_size for entry in entries)
             if num_bytes > MOST_BYTES:
-                raise Refusal(f"{file}: the file has {num_bytes:,} bytes, but a pack has at most {MOST_BYTES:,}")
+                raise Refusal(
+                    f"{file}: the content has {num_bytes:,} bytes, but that of a pack has at most "
+                    f"{MOST_BYTES:,}. Name a file that `zero-study pack` wrote"
+                )
             # zipfile reads no more of a member than its entry declares.
             members = {entry.filename: archive.read(entry) for entry in entries}
             if len(members) != len(entries):
@@ -375,10 +386,13 @@ def _read(file: Path) -> tuple[Manifest, dict[str, bytes]]:
     manifest = _manifest(file, members.pop(MANIFEST, b""))
     for name in sorted(set(members) ^ set(manifest.sha256)):
         state = "missing" if name in manifest.sha256 else "not in its manifest"
-        raise Refusal(f"{file}: {name} is {state}. Copy it from its machine again.")
+        raise Refusal(f"{file}: {name} is {state}. Copy the pack from its machine again.")
     for name, member in members.items():
         if hashlib.sha256(member).hexdigest() != manifest.sha256[name]:
-            raise Refusal(f"{file}: {name} is not the file that its manifest names. Copy it from its machine again.")
+            raise Refusal(
+                f"{file}: {name} was changed, because its digest is not that in the manifest. Copy the "
+                "pack from its machine again."
+            )
     return manifest, members
 
 
@@ -389,7 +403,7 @@ def _check_member(file: Path, entry: zipfile.ZipInfo) -> None:
         files.check_name(name.removesuffix(".json"), f"{file}: member {name!r}: the name")
     kind = stat.S_IFMT(entry.external_attr >> 16)
     if kind not in (0, stat.S_IFREG):  # 0: written by a system without such attributes
-        raise Refusal(f"{file}: {name} is not a regular file. `zero-study pack` does not write such a file")
+        raise Refusal(f"{file}: {name} is not a regular file, which `zero-study pack` never writes. Name another pack")
 
 
 def _manifest(file: Path, text: bytes) -> Manifest:
@@ -399,14 +413,14 @@ def _manifest(file: Path, text: bytes) -> Manifest:
         content = None
     if not isinstance(content, dict) or "format_version" not in content:
         raise Refusal(
-            f"{file}: this file is not a pack, because its {MANIFEST} has no format_version. `zero-study pack` makes"
-            " packs"
+            f"{file}: this file is not a pack, because its {MANIFEST} has no format_version. Name a file "
+            "that `zero-study pack` wrote"
         )
     for key, fits in (("format_version", FORMAT_VERSION), ("schema_version", schema.SCHEMA_VERSION)):
         if content.get(key) != fits:
             raise Refusal(
-                f"{file}: {key} {content.get(key)}, but this version reads {fits}. Pack and merge with the same "
-                "version."
+                f"{file}: its {key} is {content.get(key)}, but this version of zero-study reads {fits}. "
+                "Pack and merge with the same version."
             )
     try:
         return Manifest.model_validate(content, strict=True)

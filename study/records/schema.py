@@ -434,7 +434,7 @@ class Record(Facts):
         if len(set(parts)) < 2:
             return None
         names = [f"{threads} threads on {processor or 'an unknown processor'}" for processor, threads in parts]
-        return f"parts of it were trained otherwise ({', then '.join(names)})"
+        return f"parts of it were trained on different processors or threads ({', then '.join(names)})"
 
     @property
     def commits(self) -> set[str]:
@@ -524,7 +524,7 @@ class Record(Facts):
         for name in _PER_RANK:
             ranks = getattr(self, name)
             if ranks is not None and len(ranks) != self.world_size:
-                raise ValueError(f"{name} has {len(ranks)} ranks, but world_size is {self.world_size}")
+                raise ValueError(f"{name} has values of {len(ranks)} ranks, but world_size is {self.world_size}")
 
     def _check_config(self) -> None:
         """Raise ValueError if the record or its proof contradicts the run's configuration."""
@@ -546,7 +546,7 @@ class Record(Facts):
         if self.timing and self.timing.median_seconds is not None:
             for name in ("samples_per_second", "tokens_per_second", "data_wait_median_seconds"):
                 if getattr(self.timing, name) is None:
-                    raise ValueError(f"timing.{name} is missing, although there is a median step")
+                    raise ValueError(f"timing.{name} is missing, although timing.median_seconds is there")
 
     def _check_status(self) -> None:
         """Raise ValueError if a failed run has no reason, or if a run with status ok lacks a result."""
@@ -557,7 +557,7 @@ class Record(Facts):
         missing = [name for name in _OF_RESULTS if getattr(self, name) is None]
         missing += [name for name in ("steps_done", "evaluation") if not getattr(self, name)]
         if missing:
-            raise ValueError(f"status ok, but {missing[0]} is missing, although every run with this status has it")
+            raise ValueError(f"{missing[0]} is missing, although every run with status ok has it")
 
 
 OutcomeStatus = Literal[
@@ -653,7 +653,7 @@ def parse(place: Path | str, content: Any, schema: type[Kind]) -> Kind:
         parsed = schema.model_validate(facts, strict=True, context=READ)
         if len(facts) < len(content) and content[DIGEST] != _digest(facts):
             raise ValueError(
-                f"the content does not agree with its {DIGEST}, so it was changed after it was written. Restore it, or"
-                " delete it"
+                f"the content has a different {DIGEST}, so it was changed after it was written. Restore "
+                "the file, or delete it"
             )
         return parsed

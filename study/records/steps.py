@@ -20,8 +20,8 @@ def steps_of(file: RecordFile) -> list[dict[str, float]]:
     last = steps[-1]["loss"] if steps else None
     if (len(steps), last) != (record.steps_done, record.final_loss):
         raise Refusal(
-            f"{file.steps_where}: there are {len(steps)} steps, and the last loss is {last}, but {file.where} says "
-            f"{record.steps_done} steps and {record.final_loss}. Restore the files, or run it again."
+            f"{file.steps_where} has {len(steps)} steps and the last loss {last}, but {file.where} has "
+            f"{record.steps_done} steps and the last loss {record.final_loss}. Restore the files, or run it again."
         )
     if record.status == "ok" and any(line["loss"] is None for line in steps):
         raise Refusal(

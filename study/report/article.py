@@ -32,7 +32,7 @@ negative, the loss with ZeRO is lower. With all defects repaired, both trainings
 tiny BERT, trained for one epoch on a CPU. Measured by this project."""
 TRAPS = """## Settings that differ unnoticed
 
-Two programs can look like the same training under two strategies, and differ in a setting that nobody wrote down. The
+Two programs can look like the same training under two strategies, but differ in a setting that neither states. The
 table shows how much the losses of such pairs differ, and how much they differ after the setting is made equal. *Not
 distinguishable from 0* means that the 95 % interval over seeds contains 0. The models are small and were trained on a
 CPU. Measured by this project."""

@@ -142,7 +142,8 @@ def execute(notebook: Path, target: Path, parameters: Mapping[str, Any]) -> None
     declared = papermill.inspect_notebook(notebook)
     if unknown := sorted(set(parameters) - set(declared)):
         raise Refusal(
-            f"{notebook.name}: no parameter is named {', '.join(unknown)}; its cell tagged `parameters` declares "
+            f"{notebook.name}: the parameters {', '.join(unknown)} are unknown. Its cell with the tag "
+            "`parameters` declares "
             f"{', '.join(declared) or 'none'}"
         )
     with tempfile.TemporaryDirectory(prefix="zero-study-") as private:

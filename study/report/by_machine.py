@@ -465,9 +465,9 @@ def head(part: Comparison) -> Head:
     )
     sources = ["Dots with lines: predicted, not measured."]
     if (part.rows["source"] == MEASURED).any():
-        sources.append("Squares: measured by this project, with another batch.")
+        sources.append("Squares: measured by this project, with different batches.")
     if part.others[list(QUANTITIES)].notna().any(axis=None):
-        sources.append("Diamonds: measured by others, with other settings.")
+        sources.append("Diamonds: measured by others, with different settings.")
     return Head(f"Memory, speed and cost: {shape.name}", " ".join(sources), setting)
 
 

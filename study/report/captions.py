@@ -15,7 +15,7 @@ from study import terminal
 
 MEASURED = "Measured by this project."
 LINE_AND_BARS = (
-    "Line and number: the peak that was measured by this project. Bars: the predicted peak, divided into its parts."
+    "Lines and numbers: peaks that this project measured. Bars: the predicted peaks, divided into their parts."
 )
 PREDICTED = "Predicted, not measured."
 PUBLISHED = "Others measured and published the times. This project made the predictions."

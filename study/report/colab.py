@@ -65,7 +65,7 @@ def train(committed: str | list[str], clone: Path) -> list[str]:
     gpu = find_gpu()
     place = f"{gpu.name}: the paper preset in {precision(gpu)}" if gpu else "no GPU: a tiny BERT on two cores"
     runs = commands(gpu)
-    print(f"{place}, {len(runs)} runs, each takes some minutes", flush=True)
+    print(f"{place}. {len(runs)} runs follow, which take some minutes each", flush=True)
     for name, command in runs.items():
         if (clone / RUNS / name / "record.json").exists():
             print(f"{name}: kept", flush=True)

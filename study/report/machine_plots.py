@@ -75,8 +75,8 @@ def overview(
     large: dict[str, Any] = {"color": ink, "fontsize": LARGE, "fontweight": "bold"}
     figure.suptitle(title, x=0.012, y=1 - 0.05 / total, ha="left", va="top", **large)
     has_points = others[list(QUANTITIES)].notna().any(axis=None)
-    notes = ["Measurements by others have other settings."] if has_points else []
-    notes.append("Numbers: the recommended strategy (none: nothing fits).")
+    notes = ["Measurements by others have different settings."] if has_points else []
+    notes.append("The numbers are those of the recommended strategy. Without a number, no strategy fits.")
     figure.text(0.012, 0.06 / total, "\n".join(notes), fontsize=SMALL, color=ink, linespacing=1.4)
     _legend(figure, handles, style, at=(0, (0.1 + 2 * LINE) / total))
     plt.close(figure)

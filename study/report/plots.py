@@ -343,7 +343,7 @@ def bits(
         *(f"{number}  {name}" for number, name in enumerate(used, 1)),
     ]
     if any("?" in text.get_text() for text in axes.texts):
-        legend.append("?  a difference whose cause is unknown")
+        legend.append("?  the cause of the difference is unknown")
     figure.supxlabel("\n".join(legend), fontsize=10, x=0.02, ha="left")
     return finish(figure, head)
 

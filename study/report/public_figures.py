@@ -117,7 +117,7 @@ def summary(results: Iterable[Result]) -> str:
             own = [each for each in result.differences if each.arm_name == arm.name]
             parts = [f"{each.quantity} {_change(each)}, {each.verdict}" for each in _main(own)]
             lines.append(f"    - {arm.name} ({count(result.num_runs[arm.name], 'run')}): {'; '.join(parts)}")
-    first = ["**In short** (measured by others; in parentheses: 95 % intervals):", "", *short, ""] if short else []
+    first = ["**In short** (measured by others, with 95 % intervals in parentheses):", "", *short, ""] if short else []
     return "\n".join([*first, "**Answers, comparison by comparison:**", "", *lines])
 
 
@@ -208,7 +208,7 @@ def ratios(results: Iterable[tuple[PairedComparison, Sequence[Pair]]]) -> Figure
     names = [textwrap.fill(comparison.name.replace("-", " "), 20) for comparison, _ in shown]
     panels[0].set_yticks(range(len(shown)), names, fontsize=10)
     panels[0].set_ylim(len(shown) - 0.5, -0.5)
-    kind = "Measured by others. Each stroke is one pair of runs; gray: pairs in which only the cluster differs."
+    kind = "Measured by others. Each stroke is one pair of runs. In gray pairs, only the cluster differs."
     return drawing.finish(figure, Head("Time per step and peak memory of pairs of runs", kind))
 
 
@@ -268,7 +268,7 @@ def other_differences(result: Result) -> list[str]:
     lines: list[Any] = [f"Also different: {fact}." for fact in result.also_differs]
     lines += list(result.comparison.caveats)
     lines += [f"Left out: {reason}." for reason in result.left_out]
-    lines += [f"Not compared, because it is not in the logs of both sides: {what}." for what in result.not_compared]
+    lines += [f"Not compared, because only some of the logs have it: {what}." for what in result.not_compared]
     return lines
 
 

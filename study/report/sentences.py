@@ -94,9 +94,8 @@ def memory(peaks: pd.DataFrame, control: str) -> str:
     if ratios.empty:
         return text
     text += (
-        f" Of the {len(ratios)} other strategies, {(ratios < 1).sum()} use less than {control}. The tensor memory of "
-        f"all "
-        f"of them is {least_and_most(ratios)} that of {control}."
+        f" Of the {len(ratios)} other strategies, {(ratios < 1).sum()} use less than {control}. The "
+        f"tensor memory of these strategies is {least_and_most(ratios)} that of {control}."
     )
     whole = (peaks["peak_process_gib"] / own["peak_process_gib"]).drop(control).dropna()
     if len(whole):
@@ -119,12 +118,15 @@ def crossings(rows: pd.DataFrame, control: str) -> str:
     for size, names in by_size.items():
         if size == "not up to the largest":
             lines.append(
-                f"With the largest tested model, these still use at least as much memory as {control}: {names}."
+                f"With the largest tested model, these strategies use at least as much memory as {control}: {names}."
             )
         elif size == "from the smallest":
             lines.append(f"With every tested model, these strategies use less memory than {control}: {names}.")
         else:
-            lines.append(f"With the {size} model and all larger tested models, these use less as well: {names}.")
+            lines.append(
+                f"With the {size} model and all larger tested models, these strategies use less "
+                f"memory as well: {names}."
+            )
     return " ".join(lines)
 
 
@@ -149,7 +151,7 @@ def outcomes(runs: pd.DataFrame) -> str:
     finished = int((runs["status"] == "ok").sum())
     if finished == len(runs):
         return f"All {len(runs)} runs finished."
-    return f"{finished} of {len(runs)} runs finished. These did not:"
+    return f"{finished} of {len(runs)} runs finished. These runs did not finish:"
 
 
 def headroom(usable_bytes: SupportsFloat) -> str:
@@ -302,8 +304,8 @@ def cheapest(best: pd.DataFrame, model: str) -> str:
     limit = lowest["cost_high"]
     near = [row["machine"] for _, row in rows.iloc[1:].iterrows() if not row["cost_low"] > limit]
     higher = [row["machine"] for _, row in rows.iloc[1:].iterrows() if row["cost_low"] > limit]
-    text += f" The intervals of {joined(near)} overlap with it." if near else ""
-    return text + (f" The intervals of {joined(higher)} are above it." if higher else "")
+    text += f" The intervals of {joined(near)} overlap with this interval." if near else ""
+    return text + (f" The intervals of {joined(higher)} are above this interval." if higher else "")
 
 
 def unpublished(others: pd.DataFrame, advices: Iterable[tuple[str, str]]) -> str:
@@ -314,6 +316,4 @@ def unpublished(others: pd.DataFrame, advices: Iterable[tuple[str, str]]) -> str
         if (model, machine) not in known:
             missing.setdefault(model, []).append(machine)
     parts = [f"{model} on {joined(machines)}" for model, machines in missing.items()]
-    return (
-        f"This project knows of no measurement of {'; '.join(parts)}." if parts else "Every machine has measurements."
-    )
+    return f"No measurement is known for {'; '.join(parts)}." if parts else "Measurements are known for every machine."

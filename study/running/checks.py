@@ -66,8 +66,9 @@ def _check_strategy(run: Run) -> None:
     strategy.check_json_is_seen()
     if run.world_size % strategy.secondary_partition_size:
         raise Refusal(
-            f"{where}: zero_hpz_partition_size {strategy.secondary_partition_size} does not divide the run's "
-            f"{run.world_size} process(es). Use --num_processes {strategy.secondary_partition_size}, or a multiple."
+            f"{where}: the run's {run.world_size} process(es) cannot be divided into groups of "
+            f"zero_hpz_partition_size {strategy.secondary_partition_size}. Use --num_processes "
+            f"{strategy.secondary_partition_size}, or a multiple."
         )
     if strategy.gradient_clipping not in (None, config.gradient_clipping):
         raise Refusal(
@@ -80,13 +81,13 @@ def _check_strategy(run: Run) -> None:
     if strategy.mixed_precision not in (None, requested):
         means = strategy.mixed_precision + ("" if shards else "-autocast")
         raise Refusal(
-            f"{where}: requests {strategy.mixed_precision}, but the run requests --precision {config.precision}. Use "
-            f"--precision {means}, or remove it from the file."
+            f"{where}: mixed_precision is {strategy.mixed_precision}, but the run requests --precision "
+            f"{config.precision}. Use --precision {means}, or remove mixed_precision from the file."
         )
     if strategy.gradient_accumulation_steps not in (None, run.gradient_accumulation_steps):
         raise Refusal(
-            f"{where}: gradient_accumulation_steps {strategy.gradient_accumulation_steps} differs from the run's "
-            f"{run.gradient_accumulation_steps}. Remove it, and use --micro-batch-size."
+            f"{where}: gradient_accumulation_steps {strategy.gradient_accumulation_steps} differs from "
+            f"the run's {run.gradient_accumulation_steps}. Remove this key, and use --micro-batch-size."
         )
 
 

@@ -201,7 +201,7 @@ def _what_became_of_swap(run: Run) -> str | None:
         return None
     if not folder.is_dir():
         return f"{folder} {REMOVED}"
-    return f"{folder}: {why_not_writable(folder, 1 << 20) or 'a file is shorter than what was swapped out'}"
+    return f"{folder}: {why_not_writable(folder, 1 << 20) or 'a file is shorter than the data that was swapped out'}"
 
 
 def _let_agree(path: Path, end: Exit) -> None:
@@ -344,7 +344,8 @@ def end_left_over(folder: Path) -> None:
     while left_over := [process for process in psutil.process_iter() if _works_below(folder.resolve(), process)]:
         if time.monotonic() > deadline:
             raise Refusal(
-                f"{folder}: process {left_over[0].pid} of an earlier call does not end. End it, then try again."
+                f"{folder}: process {left_over[0].pid} of an earlier call does not end. End this "
+                "process, and try again."
             )
         for process in left_over:
             with suppress(psutil.NoSuchProcess):

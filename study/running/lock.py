@@ -47,7 +47,9 @@ def locked(folder: Path, doing: str, remedy: str) -> Iterator[str]:
     except Timeout:
         if not is_ours(folder):
             holder_name = _holder(folder).partition(" ")[2] or "another process"
-            raise Refusal(f"{folder}: {holder_name} is {doing} there. Wait for it, end it, or {remedy}") from None
+            raise Refusal(
+                f"{folder}: {holder_name} is {doing} in this folder. Wait for the process, end it, or {remedy}"
+            ) from None
     except OSError as error:
         _let_go(folder, lock, created)
         raise Refusal(f"{folder}: cannot be written or locked ({error.strerror}). To continue, {remedy}") from None

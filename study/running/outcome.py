@@ -246,7 +246,7 @@ def _extension_failed(run: Evidence) -> Exit | None:
         if error.text and (_OFFLOAD_FAILED.search(error.text) or _OFFLOAD_FILES in error.file):
             return Exit("crashed", error.text.removeprefix("Failed: "))
     if run.swap_problem and run.signal and any(_AIO in line for line in run.errors):
-        return Exit("crashed", f"{run.swap_problem}; {run.description} in DeepSpeed's reading")
+        return Exit("crashed", f"{run.swap_problem}; {run.description} while DeepSpeed read from the disk")
     return None
 
 
@@ -264,7 +264,7 @@ def _first_error(run: Evidence) -> Exit:
     causes = [error for error in run.raised if not run.signal or error.type not in _CONSEQUENCES]
     if not causes:
         is_silent = not run.signal and not run.returncode
-        return Exit("crashed", "exit status 0 and no record" if is_silent else run.description)
+        return Exit("crashed", "the exit status is 0, but there is no record" if is_silent else run.description)
     cause = causes[0]
     if cause.type == "Failed":
         return Exit("failed", cause.text.partition(": ")[2])
@@ -307,7 +307,7 @@ def _rendezvous_problem(text: str) -> str | None:
     """
     if match := _CAME.search(text):
         return (
-            f"{match[2]} of {match[3]} machines connected within {match[1]} s (--collective-timeout). Start the "
+            f"only {match[2]} of {match[3]} machines connected within {match[1]} s (--collective-timeout). Start the "
             "same command on each machine, with its own --machine-rank, and check that it can reach --main-process-ip."
         )
     if match := _RANK_TWICE.search(text):
@@ -317,8 +317,8 @@ def _rendezvous_problem(text: str) -> str | None:
         )
     if match := _NO_ANSWER.search(text):
         return (
-            f"machine 0 did not answer at {match[1]}:{match[2]} within --collective-timeout. Start the command "
-            "there, correct --main-process-ip, or open its ports."
+            f"machine 0 did not answer at {match[1]}:{match[2]} within --collective-timeout. Start the "
+            "command on machine 0, correct --main-process-ip, or open its ports."
         )
     return None
 

@@ -107,8 +107,8 @@ def select(
     remaining = [run for run in chosen if skip is None or skip not in run.run_id]
     if not remaining:
         raise Refusal(
-            f"--skip {skip}: every selected run of the study {study.name!r} has this text in its id, so no run is "
-            "left. Use a longer text."
+            f"--skip {skip}: every selected run of the study {study.name!r} has this text in its id, so "
+            "no run would be left. Use a longer text."
         )
     return remaining
 
@@ -137,7 +137,7 @@ def over_machines(runs: Iterable[Run], per_machine: int | None) -> list[Run]:
         if num_machines and remainder:
             raise Refusal(
                 f"--per-machine {per_machine}: {run.run_id} has {run.world_size} processes, which cannot be divided "
-                "equally among machines. Use a divisor of that number, or exclude the run with --skip."
+                f"equally among machines. Use a divisor of {run.world_size}, or exclude the run with --skip."
             )
         spread.append(replace(run, num_machines=max(run.num_machines, num_machines)))
     return spread
@@ -240,7 +240,7 @@ def _check_same(run: Run, record: Record, path: Path) -> None:
     elif run.laboratory and rate not in (None, run.laboratory):
         difference = f"on a network with a rate of {rate}, but the study plans {run.laboratory}"
     elif record.strategy_file and (key := _differing_strategy(run.strategy.written, record.strategy_file)):
-        difference = f"of {run.strategy.name}, whose file had a different {key} then"
+        difference = f"of {run.strategy.name}, but the strategy's file had a different {key} at that time"
     if difference:
         raise Refusal(
             f"{path}: this is the record of a run {difference}. Use another --runs-dir, or delete the record."
@@ -340,7 +340,10 @@ def missing_resources(study: Study, run: Run, machine: Machine) -> str | None:
     if run.laboratory and os.environ.get(LABORATORY) != run.laboratory:
         return f"needs a simulated network with a rate of {run.laboratory} (docs/machines.md)"
     if run.num_machines > 1 and run.main_process_ip is None:
-        return f"needs {run.num_machines} machines: start it on each of them (docs/machines.md), or use plan --slurm"
+        return (
+            f"needs {run.num_machines} machines. Start it on each of them (docs/machines.md), or "
+            "write a script with `zero-study plan --slurm`"
+        )
     num_local = run.world_size if run.laboratory else run.num_local_ranks
     present = len(machine.gpu_memory_bytes)
     num_gpus = 1 if run.config.share_device else num_local
@@ -365,7 +368,7 @@ def _blind_torch(study: Study) -> str | None:
         return None
     import torch
 
-    return None if torch.cuda.device_count() else "the installed PyTorch finds no GPU; install its build for CUDA"
+    return None if torch.cuda.device_count() else "the installed PyTorch finds no GPU. Install PyTorch's build for CUDA"
 
 
 def _too_large(what: str, rank_bytes: float, num_ranks: int, where: str, available_bytes: int) -> str | None:
@@ -415,18 +418,18 @@ def summary(plan: Plan) -> str:
         guesses = sum(not estimate.num_earlier_runs for estimate in estimates)
         text += f"; about {duration(sum(estimate.seconds for estimate in estimates))}"
         if guesses == len(estimates):
-            text += ", a guess, because there is no similar earlier run"
+            text += ", which is a guess, because there is no similar earlier run"
         else:
             text += (
-                f", estimated from earlier runs (for {terminal.count(guesses, 'run')} a guess)"
+                f", estimated from earlier runs (and guessed for {terminal.count(guesses, 'run')})"
                 if guesses
                 else (", estimated from earlier runs")
             )
     text += "."
     if any(planned.run.rung for planned in plan.runs):
         text += (
-            "\nMost runs will be skipped, because bisection finds the largest one that trains, and this decides "
-            "the others."
+            "\nMost runs will be skipped, because bisection finds the largest run that trains "
+            "without all smaller and larger ones."
         )
     if not plan.checked:
         text += "\nNot checked, because torch is not installed: DeepSpeed's extensions, data, packages."

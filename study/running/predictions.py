@@ -186,9 +186,9 @@ def _check(config: RunConfig, chosen: Strategy) -> None:
     This repeats some rules of study/running/checks.py, which needs torch.
     """
     if config.share_device:  # the theory assumes one GPU per rank
-        raise Refusal("runs whose ranks share a GPU are not predicted")
+        raise Refusal("trainings whose ranks share a GPU cannot be predicted")
     if config.precision == "fp64":  # the theory has no fp64 rates of GPUs, and no formulas with 8 bytes per number
-        raise Refusal("fp64 is not predicted")
+        raise Refusal("trainings in fp64 cannot be predicted")
     if chosen.distributed_type == "FSDP" and config.precision not in ("fp32", "bf16"):
         raise Refusal(
             f"{chosen.name} does not support {config.precision}. It computes in fp32, or in bf16 with fp32 shards"

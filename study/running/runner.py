@@ -198,8 +198,8 @@ def _start(
     if not slot.first_runs_regardless and study_plan.estimate(planned).seconds > seconds_left:
         expected = duration(study_plan.history.estimate(planned.run).seconds)
         print(
-            f"{head}: not started, because it takes about {expected} and only {duration(seconds_left)} of --minutes "
-            "are left",
+            f"{head}: the run was not started, because it takes about {expected}, and only "
+            f"{duration(seconds_left)} of --minutes are left",
             flush=True,
         )
         return None
@@ -214,7 +214,10 @@ def _start(
     limit = math.inf if slot.first_runs_regardless else seconds_left
     outcome = _launch(study_plan, index, position, head, limit, server)
     if outcome is None:
-        print(f"{head}: ended, because the time of --minutes is over. The next call runs it again.", flush=True)
+        print(
+            f"{head}: the run was ended, because the time of --minutes is over. The next call starts it again.",
+            flush=True,
+        )
         return None
     slot.first_runs_regardless = False
     if outcome.status == "ok":

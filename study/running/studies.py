@@ -27,7 +27,7 @@ _NOT_FLAGS = {
     "data_dir": "pass --data-dir to zero-study run",
     "output_dir": "`zero-study run` sets it",
     "resume": "a study resumes by itself. Delete its folder to start again",
-    "swap_dir": "a run swaps in its own folder. Pass a folder on the disk to be measured as --runs-dir",
+    "swap_dir": "a run swaps to its own folder. To measure a disk, pass a folder on it as --runs-dir",
 }
 _SWITCHES = {name for name, knob in RunConfig.model_fields.items() if knob.annotation is bool}
 
@@ -81,7 +81,10 @@ class Part(files.StrictModel):
             if values and flag in self.flags:
                 raise ValueError(f"flags.{flag} and {flag}s cannot both be given. Remove one of them.")
         if self.largest and not getattr(self, self.largest):
-            raise ValueError(f"largest: {self.largest}: this part has no list {self.largest}. Add it, smallest first.")
+            raise ValueError(
+                f"largest: {self.largest}: this part has no list {self.largest}. Add this "
+                "list, with the smallest value first."
+            )
         if self.rate is not None and (self.machines == 1 or bits_per_second(self.rate) is None):
             raise ValueError(
                 f"rate: {self.rate}: a rate needs `machines: 2` or more, and has the form 200mbit or unlimited."
@@ -94,7 +97,7 @@ class Part(files.StrictModel):
                 f"world_sizes: {uneven} processes cannot be divided equally among {self.machines} machines."
             )
         if not self.strategies:
-            raise ValueError("strategies is empty. Remove it to use every strategy.")
+            raise ValueError("strategies is empty. Remove this key to use every strategy.")
         for key in ("strategies", "world_sizes", "global_batch_sizes", "sizes", "seeds"):
             value, count = Counter(getattr(self, key) or (None,)).most_common(1)[0]
             if count > 1:
@@ -235,7 +238,9 @@ class Study(files.StrictModel):
             )
         shipped_or_planned = {*file.names(), *(read_by_name(name).name for name in self._strategies)}
         if self.control not in shipped_or_planned:
-            raise ValueError(f"control {self.control!r} is not one of the strategies. By default it is 'ddp'.")
+            raise ValueError(
+                f"control {self.control!r} is not a strategy. Name a strategy, or remove this key to use 'ddp'."
+            )
         self._check_configurations()
         self._check_protocol()
         return self
@@ -259,7 +264,10 @@ class Study(files.StrictModel):
         arms = {part.label for part in self.parts} | self._strategies
         missing_arms = {*self.protocol.variants, *self.protocol.broken} - arms
         if missing_arms:
-            raise ValueError(f"protocol: no part has the label or the strategy {min(missing_arms)!r}.")
+            raise ValueError(
+                f"protocol: no part has the label or the strategy {min(missing_arms)!r}. Add it to a "
+                "part, or correct its name."
+            )
 
 
 def names() -> list[str]:

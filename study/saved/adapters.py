@@ -46,8 +46,8 @@ def check_adapter(saved: Saved, base: dict[str, Any] | None) -> None:
         _check_lora(saved, config, model, is_whole)
     elif loaded is None and model is None:
         saved.unchecked.append(
-            "names and shapes of the tensors: without the base model, only those of LoRA are known, not those of "
-            f"{config.get('peft_type')}"
+            f"names and shapes of the tensors, because those of {config.get('peft_type')} are not known "
+            "without the base model"
         )
     if loaded is not None:
         _report(saved, loaded)
@@ -63,7 +63,8 @@ def _load(saved: Saved, config: dict[str, Any], model: Expected | None) -> loadi
             loading.resize(model.model, rows)
             saved.note(
                 "partial",
-                f"The adapter has embeddings of {rows:,} tokens, and its base model of {model.num_tokens:,}. Call "
+                f"The adapter has embeddings of {rows:,} tokens, but its base model only has "
+                f"{model.num_tokens:,} tokens. Call "
                 f"resize_token_embeddings({rows}) of the base model before PEFT loads the adapter.",
             )
         return loading.adapter(model.model, config, saved.tensors.values())
@@ -163,7 +164,7 @@ def _report(saved: Saved, loaded: loading.Loaded) -> None:
     if missing:
         saved.wrong("missing", "PEFT needs these tensors, but the adapter does not have them.", missing)
     if unexpected:
-        saved.wrong("unexpected", "PEFT ignores these tensors, because the model with its adapter has no such tensors.",
+        saved.wrong("unexpected", "PEFT ignores these tensors, because neither the model nor its adapter has them.",
                     unexpected)  # fmt: skip
     for name in reshaped:
         saved_shape, needed_shape = loaded.reshaped[name]
@@ -258,15 +259,15 @@ def _check_magnitudes(saved: Saved, pairs: dict[str, dict[str, Tensor]], config:
         if lacking:
             saved.wrong(
                 "missing",
-                "These modules have no magnitude, although the adapter uses DoRA (use_dora). PEFT loads another "
-                "adapter than the one that was trained.",
+                "These modules have no magnitude, although the adapter uses DoRA (use_dora). PEFT loads "
+                "a different adapter from the one that was trained.",
                 lacking,
             )
     elif magnitudes:
         saved.wrong(
             "unexpected",
-            "These are magnitudes of DoRA, but adapter_config.json does not say use_dora, so PEFT ignores them and "
-            "loads another adapter than the one that was trained.",
+            "These are magnitudes of DoRA, but adapter_config.json does not say use_dora, so PEFT "
+            "ignores them and loads a different adapter from the one that was trained.",
             magnitudes.values(),
         )
 
@@ -297,14 +298,20 @@ def _check_targets(saved: Saved, pairs: dict[str, Any], config: dict[str, Any], 
     targets = targets if isinstance(targets, str) else _names(targets)
     lost = [name for name in _parameters(config) if not _count_of(name, pairs, config)]
     if lost:
-        saved.wrong("missing", "adapter_config.json targets these parameters, but they have no matrices.", lost)
+        saved.wrong(
+            "missing", "adapter_config.json targets these parameters, but the adapter has no matrices for them.", lost
+        )
     if targets == "all-linear":
         if model is None:
             saved.unchecked.append("which modules have matrices, because target_modules is all-linear")
         return
     own = [module for module in pairs if not _is_of_parameter(module, config)]
     if untargeted := [module for module in own if not _is_target(module, targets)]:
-        saved.wrong("unexpected", "adapter_config.json does not target these modules.", untargeted)
+        saved.wrong(
+            "unexpected",
+            "The adapter has matrices for these modules, but adapter_config.json does not target them.",
+            untargeted,
+        )
     if model is None:  # otherwise PEFT itself says which modules lack matrices
         _check_layers(saved, own, targets, config)
 
@@ -330,10 +337,17 @@ def _check_layers(saved: Saved, modules: list[str], targets: str | list[str], co
         return  # a regular expression
     of_target = {target: [module for module in modules if _is_target(module, [target])] for target in targets}
     if missing := [target for target, own in of_target.items() if not own]:
-        saved.wrong("missing", "adapter_config.json targets these modules, but none of them has matrices.", missing)
+        saved.wrong(
+            "missing", "adapter_config.json targets these modules, but the adapter has no matrices for them.", missing
+        )
         return
     if gaps := _gaps(of_target):
-        saved.note("missing", "Other modules of these layers have matrices. Some models have no such modules.", gaps)
+        saved.note(
+            "missing",
+            "The adapter has no matrices for these modules, but for other modules of the same layers. "
+            "This is right if the model does not have these modules.",
+            gaps,
+        )
 
 
 def _gaps(of_target: dict[str, list[str]]) -> list[str]:
@@ -373,7 +387,7 @@ def _report_spare(saved: Saved, spare: list[str]) -> None:
     if embeddings:
         saved.note(
             "unexpected",
-            "The adapter also has embeddings of its base model. PEFT saves them after a resize.",
+            "The adapter also contains embeddings of its base model, which PEFT saves after a resize.",
             embeddings,
         )
     if weights := [name for name in spare if name not in embeddings]:

@@ -107,7 +107,7 @@ def ignore_base_weights(result: Comparison, saved: Saved) -> None:
 def report(result: Comparison) -> None:
     """Add findings to a comparison that say which tensors differ, are missing or could not be compared."""
     if not result.num_compared:
-        result.unchecked.append(f"the values: no tensor has a name that {result.other} also has")
+        result.unchecked.append(f"the values, because no tensor has the same name in {result.other}")
         return
     if result.different:
         largest = max(result.different.values(), key=lambda value: -1.0 if value != value else value)
@@ -124,7 +124,7 @@ def report(result: Comparison) -> None:
         result.findings.append(
             Finding(
                 "partial",
-                f"These tensors have other shapes than in {result.other} ({shapes}).",
+                f"These tensors have different shapes in {result.other} ({shapes}).",
                 sorted(result.reshaped),
             )
         )
@@ -162,7 +162,7 @@ def difference_text(result: Comparison) -> str:
         (result.rounded, "are identical after rounding to the narrower type"),
         (result.close, "are the same within the rounding of their type"),
         (list(result.different), "are different"),
-        (list(result.reshaped), "have another shape"),
+        (list(result.reshaped), "have a different shape"),
     )
     first, *further = [(len(names), relation) for names, relation in kinds if names]
     texts = [

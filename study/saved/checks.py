@@ -254,7 +254,8 @@ def _report_wrapped(saved: Saved, wrapped: dict[str, tuple[str, str]]) -> None:
     saved.wrong(
         "unexpected",
         f"{count} contain {text}, which {wrapper} adds. transformers does not know them: it ignores these tensors and "
-        f"initializes the model's own at random. Unwrap the model before you save it, or remove {text} from the names.",
+        f"initializes those of the model at random. Unwrap the model before you save it, or remove "
+        f"{text} from the names.",
         wrapped,
     )
 
@@ -279,7 +280,9 @@ def _matches(patterns: Iterable[str], name: str) -> bool:
 
 def _check_tied(saved: Saved, layout: Layout, tensors: dict[str, Tensor], is_for_transformers: bool) -> None:
     """Check that tensors that share a parameter in the model have the same values."""
-    then = "transformers then does not tie them" if is_for_transformers else "Loading keeps only one of them"
+    then = (
+        "For this reason, transformers does not tie them" if is_for_transformers else "Loading keeps only one of them"
+    )
     for group in layout.groups:
         stored_names = [name for name in group if name in tensors and tensors[name].size]
         first, *further_names = stored_names or [""]

@@ -113,7 +113,7 @@ def _check_equal_counts(saved: Saved, facts: OptimizerFacts, is_dense: bool) -> 
     usual = max(counts, key=lambda step: (counts[step], step))
     odd = {name: step for name, step in facts.steps.items() if step != usual}
     listed = names_text(f"{step:g}" for step in set(odd.values()))
-    text = f"{facts.file} says that these weights were updated {listed} times, but the others {usual:g} times."
+    text = f"{facts.file} says that these weights were updated {listed} times, but all other weights {usual:g} times."
     if not is_dense and _may_lag(saved, odd, facts.steps):
         saved.note("optimizer", f"{text} This is right if some batches do not use them.", odd)
     else:
@@ -261,8 +261,8 @@ def _check_trainer_set(files: _Files) -> None:
         saved.wrong("missing", f"{text} Its training_args.bin does not set `save_only_model`.", missing)
         return
     saved.wrong(
-        "missing", "Trainer saves these files together with the others, but they are not there, so a resumed training "
-        "starts with new ones.", missing,
+        "missing", "Trainer saves these files with each checkpoint, but they are missing, so a resumed training starts "
+        "with new ones.", missing,
     )  # fmt: skip
 
 
@@ -301,7 +301,7 @@ def _check_scheduler(files: _Files, scheduler: int | None, step: int, allowed: s
     files.saved.wrong(
         "optimizer",
         f"The scheduler made {scheduler} steps, but {TRAINER_STATE} is of step {step}, so a resumed training "
-        "continues with another learning rate.",
+        "continues with a different learning rate.",
         [next(name for name in _SCHEDULERS if name in files.paths)],
     )
 
@@ -310,7 +310,7 @@ def _check_engine_step(engine: Saved, engine_step: int, step: int, num_epochs: i
     """Compare DeepSpeed's step with Trainer's, which may be one per epoch larger if an epoch ends between updates."""
     if engine_step == step:
         return
-    text = f"{engine.folder.name} is of step {engine_step}, but {TRAINER_STATE} of step {step}."
+    text = f"{engine.folder.name} is of step {engine_step}, but {TRAINER_STATE} is of step {step}."
     if 0 < step - engine_step <= num_epochs:
         engine.note(
             "shards", f"{text} This is right if the last batches of each epoch were too few for an update.",
@@ -363,8 +363,8 @@ def _check_accelerate(files: _Files, trust: bool) -> None:
         )  # fmt: skip
     if not random and has_optimizer and saved.config is None:
         saved.wrong(
-            "missing", "accelerate's save_state writes a file of random states per process, but there is none, so a "
-            "resumed training fails.", ["random_states_0.pkl"],
+            "missing", "accelerate's save_state writes a file of random states per process. There is no "
+            "such file, so a resumed training fails.", ["random_states_0.pkl"],
         )  # fmt: skip
     if further := [name for name in paths if re.fullmatch(r"optimizer_\d+\.bin", name)]:
         saved.unchecked.append(f"the further optimizers of accelerate's save_state ({names_text(further)})")
@@ -381,7 +381,7 @@ def _check_updates(files: _Files, num_processes: int, trust: bool) -> None:
         updates = next((count for engine in engines if (count := updates_of(engine)) is not None), None)
     if updates is None or steps is None or steps in (updates, updates * max(1, num_processes)):
         return
-    text = f"The scheduler made {steps} steps, and the optimizer {updates}."
+    text = f"The scheduler made {steps} steps, but the optimizer made {updates} updates."
     if steps > updates * max(1, num_processes):
         saved.wrong("optimizer", f"{text} They are of different steps or trainings.", ["scheduler.bin"])
     else:

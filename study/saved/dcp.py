@@ -192,7 +192,7 @@ def _coverage(shape: tuple[int, ...], chunks: list[tuple[tuple[int, ...], tuple[
         return f"its parts have {volume} of {math.prod(shape)} elements"
     pairs = combinations(chunks, 2) if len(chunks) <= _MOST_PAIRS else ()
     overlaps = volume > math.prod(shape) or any(starmap(_overlap, pairs))
-    return "its parts overlap, so others are missing or two trainings are mixed" if overlaps else None
+    return "its parts overlap, so other parts are missing, or parts of two trainings are mixed" if overlaps else None
 
 
 def _overlap(a: Any, b: Any) -> bool:
@@ -256,7 +256,7 @@ def check_states(saved: Saved, weights: dict[str, Tensor]) -> None:
         if own is not None and len(state.shape) == len(own.shape) and state.shape != own.shape:
             saved.wrong(
                 "optimizer",
-                f"{kind} of {weight} has shape {list(state.shape)}, the weight {list(own.shape)}.",
+                f"{kind} of {weight} has the shape {list(state.shape)}, but the weight has {list(own.shape)}.",
                 [weight],
             )
     if weights and (unknown := [weight for weight in kinds if weight not in weights]):

@@ -168,8 +168,8 @@ def _check_kind(saved: Saved, files: _Files, kind: str, ranks: list[int]) -> Non
     if extra := [files.paths[kind, rank].name for rank in further if rank >= 0]:
         saved.wrong(
             "shards",
-            f"The checkpoint is of {saved.world_size} ranks, but there are {noun} files of further ranks, which "
-            "another training or another number of ranks wrote.",
+            f"The checkpoint is of {saved.world_size} ranks, but there are {noun} files of further "
+            "ranks, which another training, or the same training on more ranks, wrote.",
             extra,
         )
     for rank in further:
@@ -268,8 +268,8 @@ def _check_scheduler(saved: Saved, scheduler: int, step: int, file: str) -> None
     elif scheduler < updates_due:
         saved.note(
             "optimizer",
-            f"The scheduler made {scheduler} steps, and the optimizer {updates_due}. This is right if the schedule was "
-            "started again.",
+            f"The scheduler made {scheduler} steps, but the optimizer made {updates_due} updates. This "
+            "is right if the schedule was started again.",
             [file],
         )
 
@@ -575,7 +575,7 @@ def _kinds_of_states(
         saved.wrong(
             "optimizer",
             f"Rank {names_text(ranks_without, 8)} did not save {', '.join(sorted(lacking))}, which other ranks saved, "
-            "so a resumed training continues with other optimizer states.",
+            "so a resumed training continues with different optimizer states.",
             group,
         )
     whole = set()
@@ -585,7 +585,7 @@ def _kinds_of_states(
             whole.add(kind)
         elif kind.startswith("exp_avg"):
             own = [part.numel() for part in parts]
-            saved.wrong("optimizer", f"{kind} has other sizes ({sizes[:8]}) than the weights ({own[:8]}).", group)
+            saved.wrong("optimizer", f"{kind} has different sizes ({sizes[:8]}) from the weights ({own[:8]}).", group)
     return whole
 
 

@@ -69,7 +69,7 @@ def class_of(config: dict[str, Any], model_class: Any = None) -> tuple[Any, Any]
     if model_class is None and not isinstance(name, str):
         raise NotKnown("the configuration names no architecture")
     if config.get("auto_map"):
-        raise NotKnown("the model has code of its own, which is not run")
+        raise NotKnown("the model has its own code, which is not run")
     if config.get("quantization_config"):
         raise NotKnown("the weights are quantized")
     kind = config.get("model_type")

@@ -26,15 +26,15 @@ def read(folder: Path, trust: bool = False, model: Path | None = None) -> list[S
     adapter's base model. Raises Refusal if the folder has no known format, or if a pickle would run code.
     """
     if not folder.exists():
-        raise Refusal(f"{folder}: there is no such folder. Name the folder of a checkpoint or of a saved model.")
+        raise Refusal(f"{folder}: this folder does not exist. Name the folder of a checkpoint or of a saved model.")
     if not folder.is_dir():
         raise Refusal(f"{folder}: this is a file. Name the folder that it is in.")
     config = None if model is None else _config_of(model)
     saved = _find(folder, trust, _DEEPEST)
     if not saved:
         raise Refusal(
-            f"{folder}: there is no checkpoint here that is known. Known are DeepSpeed's checkpoints (ZeRO-0 to 3 and "
-            "universal), DCP, and folders of transformers, PEFT and accelerate."
+            f"{folder}: this folder has no checkpoint of a known kind. Name a checkpoint of DeepSpeed "
+            "(ZeRO-0 to 3 or universal) or of DCP, or a folder of transformers, PEFT or accelerate."
         )
     saved, shared_config = _without_descriptions(saved)
     for saved_part in saved:
@@ -63,7 +63,9 @@ def _config_of(model: Path) -> dict[str, Any]:
     try:
         config = expected.find_config(str(model), model)
         if config is None:
-            raise Refusal(f"--model {model}: this folder has no config.json. Name the folder that has the model's.")
+            raise Refusal(
+                f"--model {model}: this folder has no config.json. Name the folder with the model's config.json."
+            )
         foreign.validate(hugging_face.CONFIG, config)
     except Refusal:
         raise
@@ -179,5 +181,5 @@ def _chosen(folder: Path, has_model: bool) -> tuple[list[Saved], list[Path]]:
         if _is_inside(folder, target):
             return lost, [*(path for path in chosen if path != target), target]
         lost.append(Saved(folder, f"the file {name}"))
-        lost[-1].wrong("missing", f"{name} names {tag}, but there is no such folder, so resuming fails.", [tag])
+        lost[-1].wrong("missing", f"{name} names the folder {tag}, which does not exist, so resuming fails.", [tag])
     return lost, [*chosen, *sorted(steps, key=lambda path: steps[path])[-1:]]

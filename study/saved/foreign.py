@@ -101,7 +101,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file. Raises Unusual if there is none, or if a key has an impossible type."""
     try:
         if path.stat().st_size > _MOST_CHARACTERS:
-            raise Unusual(f"has {path.stat().st_size:,} bytes, which no such file has")
+            raise Unusual(f"has {path.stat().st_size:,} bytes, which is impossible for this kind of file")
         content = json.loads(path.read_bytes())
     except OSError as error:
         raise Unusual(f"cannot be read: {error.strerror or error}") from None
@@ -185,7 +185,7 @@ def guarded(saved: Saved, what: str) -> Iterator[None]:
     except Refusal:
         raise
     except OverLimit as limit:
-        saved.wrong("unreadable", f"{what} could not be checked: the check was ended because it needs {limit}.")
+        saved.wrong("unreadable", f"{what} could not be checked. The check was ended, because it needs {limit}.")
     except Exception as error:  # foreign content may raise anything
         reason = f"{type(error).__name__}: {first_line(error)}"
         saved.wrong("unreadable", f"{what} could not be checked, because its content is not as expected ({reason}).")

@@ -135,8 +135,8 @@ def _compare_sets(saved: Saved, files: dict[str, Path], sets: list[str], trust: 
         if different:
             saved.wrong(
                 "different",
-                f"There are two models in the folder: {loader} loads {sets[0]} and ignores {name}, which has other "
-                "values. Remove the one that is out of date.",
+                f"There are two models in the folder: {loader} loads {sets[0]} and ignores {name}, which "
+                "has different values. Remove the model that is out of date.",
                 different,
             )
         else:
@@ -294,7 +294,7 @@ def _check_kinds(saved: Saved, file: str, states: dict[Any, Any], numbers: list[
         saved.note(
             "optimizer",
             f"{len(lacking)} of the {len(numbers)} weights in {file} do not have the states "
-            f"{', '.join(sorted(most))}. Adam has none for a weight that never had a gradient.",
+            f"{', '.join(sorted(most))}. Adam has no states for a weight that never had a gradient.",
             [f"weight {number}" for number in lacking],
         )
 

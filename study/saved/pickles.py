@@ -109,9 +109,8 @@ def _load(source: Any, name: str, loader: Callable[..., Any], trust: bool) -> An
         if not trust:
             cause = needed[1] or needed[2] or needed[0]
             raise Refusal(
-                f"{name}: this file has other content than tensors and plain data ({printable(cause)}), and "
-                "loading it would run code that is in it. If you trust its author as you trust a program, add "
-                "--trust-pickle."
+                f"{name}: this file contains more than tensors and plain data ({printable(cause)}), and "
+                "loading it would run code. If you trust the file's author as you trust a program, add --trust-pickle."
             ) from None
     except Exception as error:  # a damaged file may raise anything
         raise Unreadable(first_line(error)) from None
@@ -126,7 +125,7 @@ def _load(source: Any, name: str, loader: Callable[..., Any], trust: bool) -> An
 def check_sums(path: Path) -> None:
     """Raise Unreadable if a file of torch.save is cut off, or if a checksum in it does not match."""
     if not path.is_file():
-        raise Unreadable("there is no such file")
+        raise Unreadable("it does not exist")
     if not path.stat().st_size:
         raise Unreadable("it is empty")
     with open(path, "rb") as file:
@@ -244,7 +243,7 @@ def load_metadata(path: Path, trust: bool) -> Any:
         name = printable(str(unknown))
         raise Refusal(
             f"{path}: this file contains the class {name}, which does not belong to the metadata of a checkpoint. "
-            "Loading it could run code. If you trust its author as you trust a program, add --trust-pickle."
+            "Loading it could run code. If you trust the file's author as you trust a program, add --trust-pickle."
         ) from None
     except OSError as error:
         raise Unreadable(error.strerror or str(error)) from None

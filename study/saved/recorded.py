@@ -130,7 +130,7 @@ def compare_all(saved: list[Saved], folder: Path, trust: bool) -> list[Compariso
     return (
         comparisons
         or results[:1]
-        or [Comparison(str(folder), unchecked=[f"the values: {folder} has no readable tensors"])]
+        or [Comparison(str(folder), unchecked=[f"the values, because {folder} has no readable tensors"])]
     )
 
 
@@ -223,7 +223,7 @@ def _later(saved: Saved, best: _Fit, step: int, completed: int) -> Comparison:
     result = best.result
     ignore_base_weights(result, saved)
     reason = f"the checkpoint is of step {step}, and the recording ends after step {completed}"
-    reason += f" (record it with --steps {step})"
+    reason += f" (record the training with --steps {step})"
     if result.num_compared and not result.different:
         reason += f". The weights are those of recorded step {best.step}"
     result.different = {}
@@ -248,12 +248,12 @@ def _look_for_better(chosen: _Fit, alternatives: list[_Fit], own: Mapping[str, _
         )
         before = "" if better.step else ", before the first update"
         is_exact = not better.num_different and (better.is_rounded or not better.ratios)
-        fit = "are those of" if is_exact else "fit better to"
+        fit = "are those of" if is_exact else "fit better with"
         result.findings.append(
             Finding(
                 "stale",
-                f"The weights {fit} step {better.step}{before}. They are not those of {label}, so the checkpoint is "
-                "stale, or it is of another training.",
+                f"The weights {fit} step {better.step}{before}. They are not those of {label}, so the "
+                "checkpoint is stale, or belongs to another training.",
                 sorted({*result.different} or {*result.close}),
             )
         )

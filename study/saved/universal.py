@@ -40,7 +40,9 @@ def read(folder: Path, trust: bool) -> Saved:
     for kind in sorted(kinds):
         lacking = [name for name in saved.tensors if f"{name}/{kind}" not in saved.states]
         if lacking:
-            saved.wrong("optimizer", f"There is no {kind}.pt of these weights, although others have it.", lacking)
+            saved.wrong(
+                "optimizer", f"There is no {kind}.pt of these weights, although other weights have this file.", lacking
+            )
     return saved
 
 

@@ -30,13 +30,17 @@ def install(target: Path) -> Path:
     """
     place = target / NAME
     if place.is_symlink() or (place.exists() and not _is_copy(place)):
-        raise Refusal(f"{place}: this exists, and is no copy of the skill. Move it away, or choose another --target.")
+        raise Refusal(
+            f"{place}: this already exists, and is not a copy of the skill. Move it away, or choose another --target."
+        )
     try:
         if place.exists():
             shutil.rmtree(place)
         shutil.copytree(FOLDER, place, ignore=shutil.ignore_patterns("__pycache__"))
     except OSError as error:
-        raise Refusal(f"--target {target}: the skill cannot be written there ({error.strerror}).") from None
+        raise Refusal(
+            f"--target {target}: the skill cannot be written there ({error.strerror}). Choose another --target."
+        ) from None
     return place
 
 

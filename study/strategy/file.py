@@ -241,7 +241,10 @@ def _wrong_sections(content: dict[str, Any]) -> list[str]:
     kind, fsdp = content["distributed_type"], content.get("fsdp_config")
     deepspeed = content.get("deepspeed_config")
     if (kind == "DEEPSPEED") != (deepspeed is not None):
-        return ["distributed_type: DEEPSPEED and a deepspeed_config section belong together"]
+        return [
+            "distributed_type: DEEPSPEED needs a deepspeed_config section, and the section needs "
+            "this type. Add what is missing"
+        ]
     if deepspeed is not None and deepspeed.get("deepspeed_config_file") is None and deepspeed.get("zero_stage") is None:
         return ["deepspeed_config.zero_stage is missing, so accelerate would use 2. Write 0, 1, 2 or 3"]
     machines = content.get("num_machines", 1)
@@ -250,7 +253,9 @@ def _wrong_sections(content: dict[str, Any]) -> list[str]:
         # accelerate's default is pdsh
         return [f"num_machines is {machines}, and deepspeed_multinode_launcher is not set. {reason}"]
     if (kind == "FSDP") != (fsdp is not None):
-        return ["distributed_type: FSDP and an fsdp_config section belong together"]
+        return [
+            "distributed_type: FSDP needs an fsdp_config section, and the section needs this type. Add what is missing"
+        ]
     if "parallelism_config" not in content:
         return []
     if fsdp is None:

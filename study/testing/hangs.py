@@ -30,7 +30,7 @@ def check(
     """Raise AssertionError unless all ranks of a training make the same collectives and end."""
     __tracebackhide__ = True
     if ranks < 2:
-        raise Refusal(f"ranks={ranks} has no two ranks that could wait for each other. Choose at least 2.")
+        raise Refusal(f"ranks={ranks}: a hang needs at least two ranks, which wait for each other. Choose at least 2.")
     chosen = Strategy.of(strategy)
     if absent := chosen.missing_packages():
         outcomes.skip_or_fail(f"not checked: {chosen.name} ({absent}).", missing)

@@ -48,7 +48,7 @@ def script_of(trained: Trained, arguments: Sequence[object], folder: Path) -> Sc
         return _script_of_function(trained, arguments, folder)
     path = Path(trained)
     if not path.is_file():
-        raise Refusal(f"{path}: there is no such script. Pass a function, or the path of a script that trains.")
+        raise Refusal(f"{path}: this script does not exist. Pass a function, or the path of a script that trains.")
     return Script(path.absolute(), [str(word) for word in arguments], path.name)
 
 
@@ -67,7 +67,10 @@ def _script_of_function(function: Callable[..., Any], arguments: Sequence[object
         ) from None
     module = sys.modules[getattr(inner, "__module__", None) or type(inner).__module__]
     if getattr(module, "__file__", None) is None:
-        raise Refusal(f"{name} cannot be called in another process, because its module has no file. Write it into one.")
+        raise Refusal(
+            f"{name} cannot be called in another process, because its module has no file. "
+            "Define it in a module that has a file."
+        )
     (folder / "function.pickle").write_bytes(pickled)
     # "__main__" of this process is another module there.
     words = [str(folder / "function.pickle"), module.__name__, str(Path(str(module.__file__)).absolute())]
@@ -109,7 +112,7 @@ def file_of(strategy: str | os.PathLike[str]) -> Path:
     path = Path(strategy)
     if not path.is_file():
         names = ", ".join(sorted(each.stem for each in shipped.parent.glob("*.yaml")))
-        raise Refusal(f"{path}: there is no strategy of this name, and no such file. Shipped strategies are: {names}.")
+        raise Refusal(f"{path}: there is no strategy and no file of this name. Shipped strategies are: {names}.")
     return path.absolute()
 
 

@@ -33,10 +33,12 @@ def check(
         compared += [against.compare(part, state, "what was trained") for part in saved if part.tensors]
     verdict = text.verdict(saved, compared, False)
     if verdict.result == "found":
-        raise AssertionError(f"{folder} does not hold what was trained.\n{text.text(folder, saved, compared, False)}")
+        raise AssertionError(
+            f"{folder} does not contain the trained weights.\n{text.text(folder, saved, compared, False)}"
+        )
     if verdict.result == "unknown":
         raise outcomes.CouldNotBeChecked(
-            f"{folder} could not be compared with what was trained.\n{text.text(folder, saved, compared, False)}"
+            f"{folder} could not be compared with the trained weights.\n{text.text(folder, saved, compared, False)}"
         )
 
 

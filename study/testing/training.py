@@ -66,8 +66,8 @@ def compare(
     precisions = {mixed_precision} if mixed_precision else {strategy.precision for strategy in strategies}
     if len(precisions) > 1:
         raise Refusal(
-            f"The strategies train in several precisions ({', '.join(sorted(precisions))}), and one process trains in "
-            "one. Compare them in several assertions, or pass mixed_precision."
+            f"The strategies train in several precisions ({', '.join(sorted(precisions))}), but are "
+            "compared with one training. Compare them in several assertions, or pass mixed_precision."
         )
     absent = {
         strategy.name: missing_packages for strategy in strategies if (missing_packages := strategy.missing_packages())
@@ -182,12 +182,12 @@ def _judge(
 
     if failure := outcome["failure"]:
         if "not done after" in failure:  # it may wait forever, or it may be slow
-            hint = "Pass a larger timeout, or see with assert_never_hangs where ranks wait"
+            hint = "Pass a larger timeout, or find out with assert_never_hangs where ranks wait"
             return None, f"{script}: {title} {failure}. {hint}."
         return f"{script}: {title} fails: {failure}.", None
     proofs = outcome["proofs"]
     if other := _lines(proofs, "not_as_requested"):
-        return f"{script}: the training was not {title}, as requested: {'; '.join(other)}.", None
+        return f"{script}: {title} was requested, but the script trained differently: {'; '.join(other)}.", None
     if not any(recording.glob("rank-*")):
         return None, f"{script}: {title} could not be compared with {REFERENCE}: {_why_no_proof(proofs)}."
     # The names of the folders are shown, and these are gone when somebody reads them.
@@ -208,12 +208,12 @@ def _judge(
             ]
         ), None
     if causes:
-        return "\n".join([f"{script}: {title} trains wrongly, in a way that {REFERENCE} does, too.", *causes]), None
+        return "\n".join([f"{script}: {title} trains wrongly, in the same way as {REFERENCE}.", *causes]), None
     if not result.is_same:
         reasons = "; ".join(str(check) for check in result.not_checked if check.is_requested)
         return None, f"{script}: {title} could not be compared with {REFERENCE}: {reasons or 'no tensor'}."
     if any(proof["step"] is None for proof in proofs) or not proofs:
-        return None, f"{script}: whether {title} was what trained is not known: {_why_no_proof(proofs)}."
+        return None, f"{script}: it is not known whether the script trained with {title}: {_why_no_proof(proofs)}."
     return None, None
 
 

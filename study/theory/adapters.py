@@ -82,7 +82,7 @@ def model_type_of(shape: ModelShape) -> str:
         if model_type.architecture == shape.architecture and name in _table():
             return name
     raise ValueError(
-        f"{shape.name}: the names of its modules are not known here, so adapters cannot be placed. Adapters are "
+        f"{shape.name}: the names of its modules are unknown, so adapters cannot be added. Adapters are "
         f"predicted for {', '.join(_table())}"
     )
 
@@ -204,8 +204,8 @@ def _targeted_experts(shape: ModelShape, adapter: Adapter) -> tuple[Linear, ...]
         return ()
     if missing := {name for name, part in names.items() if part in parts} - requested:
         raise ValueError(
-            f"{shape.name} has one parameter for {' and '.join(sorted(requested | missing))}, and PEFT adapts all of "
-            f"it or stops with an error. Add {', '.join(sorted(missing))} to --lora-target"
+            f"{shape.name} has one parameter for {' and '.join(sorted(requested | missing))}, so PEFT "
+            f"needs all of these names or stops with an error. Add {', '.join(sorted(missing))} to --lora-target"
         )
     if adapter.kind == "dora" or adapter.has_dropout:
         option = "--adapter dora" if adapter.kind == "dora" else "--lora-dropout"

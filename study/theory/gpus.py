@@ -297,7 +297,7 @@ def from_numbers(
         if gibibytes is None or teraflops is None or gigabytes_per_second is None:
             raise ValueError(
                 "without --gpu, a GPU needs all of --gpu-memory, --gpu-tflops and --gpu-bandwidth. Add the missing "
-                "ones, or name a GPU with --gpu, whose numbers they replace."
+                "ones, or name a GPU with --gpu. These options then replace its numbers."
             )
         nearest = "Ampere" if teraflops * 1e12 < _BETWEEN_AMPERE_AND_HOPPER else "Hopper"
         torch_gib = gibibytes * SMALLEST_TORCH_SHARE
@@ -333,7 +333,7 @@ def from_numbers(
         memory_basis=base.memory_basis if gibibytes is None else "estimated",
         peak_flops_per_second={kind: rate * factor for kind, rate in base.peak_flops_per_second.items()},
         memory_bandwidth=base.memory_bandwidth if gigabytes_per_second is None else gigabytes_per_second * 1e9,
-        source=f"as you requested. Everything else as {base.name}: {base.source}",
+        source=f"as you requested. All other numbers are those of {base.name}: {base.source}",
         price_per_hour=None,
         price_date="",
         price_source=_NO_PRICE,

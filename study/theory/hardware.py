@@ -55,7 +55,9 @@ class Cluster:
 
     def __post_init__(self) -> None:
         if self.num_gpus < 1:
-            raise ValueError(f"{self.num_gpus} GPUs: at least one is needed. Change the number of GPUs")
+            raise ValueError(
+                f"the number of GPUs is {self.num_gpus}, but at least 1 is needed. Change the number of GPUs"
+            )
         if self.num_gpus > self.gpus_per_node and self.num_gpus % self.gpus_per_node:
             raise ValueError(
                 f"{self.num_gpus} GPUs do not fill nodes of {self.gpus_per_node}. "
@@ -281,7 +283,10 @@ def described(box: Cluster) -> list[tuple[str, str]]:
     if box.source:
         pairs.append(("machine", box.source))
     pairs.append(
-        ("not included", "the host memory for loading and saving a model, which can be more than a step needs")
+        (
+            "not included",
+            "the host memory for loading and saving a model, which can be more than the host memory for a step",
+        )
     )
     return pairs
 
@@ -297,8 +302,8 @@ def whole_host_note(box: Cluster) -> str | None:
         return None
     return (
         f"offload is predicted with the host of a whole node ({_host_in_words(box)}; {box.source}), although only "
-        f"{box.num_gpus} of its {box.gpus_per_node} GPUs are used. Use --host-memory, --host-cores and "
-        "--host-bandwidth if you have only a part of the host"
+        f"{box.num_gpus} of its {box.gpus_per_node} GPUs are used. If you rent only a part of the host, "
+        "use --host-memory, --host-cores and --host-bandwidth"
     )
 
 
@@ -319,7 +324,7 @@ def _host_in_words(box: Cluster) -> str:
     missing = [flag for name, flag in _HOST_FLAGS.items() if getattr(box, name) is None]
     whole = box.is_part_of_node and not has_assumed_host(box)
     parts = [", ".join(known) + (" in the whole node" if whole else " per node")] if known else []
-    parts += [f"unknown: {', '.join(missing)}, which CPU offload needs"] if missing else []
+    parts += [f"{', '.join(missing)} must be given for CPU offload, because the values are unknown"] if missing else []
     return "; ".join(parts)
 
 

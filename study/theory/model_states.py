@@ -52,7 +52,7 @@ REASONS: dict[str, str] = {
     "flat-gradient-copy": "At stage 3, DeepSpeed copies the gradients of the parameter group that it is updating into "
     "one flat tensor. This copy exists in addition to the gradient buffer.",
     "offload-gradients-stay": "If the optimizer is offloaded, the fp32 gradient buffer on the host stays allocated.",
-    "offload-second-gradients": "If the optimizer is offloaded, gradients are stored twice: in the place where they "
+    "offload-second-gradients": "If the optimizer is offloaded, gradients are stored twice: in the buffer where they "
     "were accumulated, and in an fp32 buffer on the host.",
     "offload-accumulated": "With gradient accumulation and an offloaded optimizer, stage 2 permanently keeps another "
     "copy of gradients on the host (`accumulated_grads_in_cpu`). It copies each whole gradient of which the rank's "

@@ -182,8 +182,7 @@ def seconds(
     """
     if engine.world_size != box.num_gpus:
         raise ValueError(
-            f"world_size {engine.world_size} on a machine with {box.num_gpus} GPUs: the two must be equal. Change one"
-            " of them"
+            f"world_size is {engine.world_size}, but the machine has {box.num_gpus} GPUs. Change one of them"
         )
     speed = _Speed.of(engine, box, constants or constants_of(generation_of(box.gpu)))
     compute = _compute(shape, engine, job, speed)

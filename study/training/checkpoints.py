@@ -238,7 +238,7 @@ class Checkpoints:
         shares = gather_object([(names, mine)])
         if any(theirs != names for theirs, _ in shares):
             raise Failed(
-                f"{folder}: the ranks see different files here. Checkpoints need a folder that all machines share."
+                f"{folder}: the ranks see different files in this folder. Use a folder that all machines share."
             )
         digests = {name: entry for _, share in shares for name, entry in share.items()}
         self._bytes = sum(size for size, _ in digests.values())

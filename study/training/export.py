@@ -101,7 +101,7 @@ def _rebuilt(checkpoint: Checkpoint, data_dir: Path | None) -> Any:
         model_class = getattr(transformers, (described.architectures or [""])[0], None)
         if not (isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel)):
             raise Refusal(
-                f"{checkpoint.folder}: its config.json names no model of transformers. Use another checkpoint."
+                f"{checkpoint.folder}: its config.json does not name a model of transformers. Use another checkpoint."
             )
         with weights.unpartitioned(), foreign.limited(600):
             model = model_class(described)
@@ -118,7 +118,8 @@ def _rebuilt(checkpoint: Checkpoint, data_dir: Path | None) -> Any:
     if unknown or own_names & {*missing}:
         names = ", ".join(sorted({*unknown, *(own_names & {*missing})}))
         raise Refusal(
-            f"{checkpoint.folder}: contains another model, as its parameters {names} show. Use another checkpoint"
+            f"{checkpoint.folder}: this checkpoint contains a different model, because only one of the "
+            f"two models has the parameters {names}. Use another checkpoint"
         )
     return model
 
@@ -234,9 +235,11 @@ def check(model: PreTrainedModel, checkpoint: Checkpoint, data_dir: Path | None)
     """Compare the exported model's loss on the held-out examples with the loss of the run, as text."""
     evaluations = json.loads((checkpoint.folder / "progress.json").read_bytes())["evaluation"]
     own = next((line["loss"] for line in evaluations if line["step"] == checkpoint.manifest.step), None)
-    comparison = "the run recorded none at this step" if own is None else f"the run recorded {own:.6f}"
+    comparison = "the run recorded no such loss at this step" if own is None else f"the run recorded {own:.6f}"
     try:
-        return f"loss on the held-out examples {held_out_loss(model, checkpoint, data_dir):.6f}, {comparison}"
+        return (
+            f"The loss on the held-out examples is {held_out_loss(model, checkpoint, data_dir):.6f}, and {comparison}"
+        )
     except Refusal as refusal:
         return f"not evaluated: {refusal}"
 

@@ -254,7 +254,7 @@ class Journal:
         tied = digests_of_files(self.run.folder, self.lines, self._configuration, is_result=status == "ok")
         # one of an earlier attempt was deleted before
         if status == "ok" and (self.run.folder / "record.json").exists():
-            raise Failed(f"{self.run.folder}: another run has left its record there meanwhile")
+            raise Failed(f"{self.run.folder}: another run has meanwhile written its record into this folder")
         earlier = {**self._facts, **tied, **facts, "status": status}
         schema.write(
             self.run.folder,
@@ -379,7 +379,7 @@ def digests_of_files(
             _check(folder / "config.json", config, [configuration])
         numbers = [line["step"] for line in lines]
         if numbers != list(range(1, len(lines) + 1)):
-            raise Failed(f"{folder / 'steps.jsonl'}: its steps are not 1 to {len(lines)}, one after another")
+            raise Failed(f"{folder / 'steps.jsonl'}: its steps are not numbered from 1 to {len(lines)} without gaps")
     return {
         "steps_sha256": None if steps is None else hashlib.sha256(steps).hexdigest(),
         "config_sha256": None if config is None or configuration is None else hashlib.sha256(config).hexdigest(),
@@ -406,12 +406,10 @@ def _content(path: Path) -> bytes | None:
 def _check(path: Path, content: bytes | None, written: list[Any]) -> None:
     """Raise Failed unless a file contains the JSON values that this run wrote."""
     if content is None:
-        raise Failed(
-            f"{path}: this run wrote this file, but it does not exist any more, so another program has removed it"
-        )
+        raise Failed(f"{path}: another program has removed this file, which this run had written")
     try:
         whole = [json.loads(content)] if path.suffix == ".json" else [json.loads(line) for line in content.splitlines()]
     except ValueError:
         whole = None
     if whole != written:
-        raise Failed(f"{path}: the content is not what this run wrote, so another program has written into its folder")
+        raise Failed(f"{path}: another program has changed this file, which this run had written")

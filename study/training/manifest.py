@@ -137,7 +137,9 @@ def quarantine(folder: Path, resumed_step: int) -> None:
             if aside.exists():
                 remove(aside)
             path.rename(aside)
-            print(f"kept as {aside}, because it was not used. Delete it if you do not need it.", flush=True)
+            print(
+                f"A later checkpoint was not used, and is kept as {aside}. Delete it if you do not need it.", flush=True
+            )
 
 
 def remove(folder: Path) -> None:
@@ -174,7 +176,9 @@ def _choose(run: Run) -> Checkpoint | None:
     if run.config.resume not in ("auto", "never"):
         requested = read_complete(Path(run.config.resume))
         if difference := _difference(requested.manifest, run, is_named=True):
-            raise Refusal(f"{requested.folder}: cannot be resumed: {difference}. Use another checkpoint")
+            raise Refusal(
+                f"{requested.folder}: this run cannot resume from this checkpoint: {difference}. Use another checkpoint"
+            )
         _check_code(requested, run)
         _say_what_rounds_otherwise(requested)
         return replace(requested, is_exact=requested.manifest.identity == identity_of(run))
@@ -188,7 +192,7 @@ def _choose(run: Run) -> Checkpoint | None:
             if difference := _difference(candidate.manifest, run):
                 raise Refusal(f"{path}: this checkpoint belongs to another run: {difference}")
         except Refusal as refusal:
-            print(f"not used: {refusal}", flush=True)
+            print(f"A checkpoint was not used. {refusal}", flush=True)
             continue
         _check_code(candidate, run)
         print(f"resuming from {path}, after step {candidate.manifest.step} of {run.config.num_steps}", flush=True)
@@ -238,7 +242,8 @@ def read_manifest(folder: Path) -> Manifest:
         return Manifest.model_validate(files.load(folder / MANIFEST, "a checkpoint's manifest"))
     except ValidationError as error:
         raise Refusal(
-            f"{folder / MANIFEST}: was written by another version of zero-study ({error.error_count()} keys differ)."
+            f"{folder / MANIFEST}: this file was written by another version of zero-study "
+            f"({error.error_count()} keys differ)."
             " Use another checkpoint"
         ) from None
 
@@ -248,14 +253,14 @@ def read_complete(folder: Path) -> Checkpoint:
     manifest = read_manifest(folder)
     if _NAME.fullmatch(folder.name) and _step(folder) != manifest.step:
         raise Refusal(
-            f"{folder}: its {MANIFEST} belongs to step {manifest.step}, so the folder was renamed. Restore its name"
+            f"{folder}: its {MANIFEST} belongs to step {manifest.step}, so the folder was renamed. "
+            "Restore the folder's name"
         )
     # An unknown file is an error, because engines load any file with a matching name.
     existing = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()}
     if strange := existing - {MANIFEST, *manifest.files}:
         raise Refusal(
-            f"{folder}: the checkpoint is damaged: {min(strange)} is not one of the files that were written. Use"
-            " another checkpoint"
+            f"{folder}: the checkpoint is damaged: {min(strange)} does not belong to it. Use another checkpoint"
         )
     for name, (size, digest) in manifest.files.items():
         path = folder / name
@@ -263,7 +268,7 @@ def read_complete(folder: Path) -> Checkpoint:
             is_unchanged = name in existing and path.stat().st_size == size and files.sha256(path) == digest
         if not is_unchanged:
             raise Refusal(
-                f"{folder}: the checkpoint is damaged: {name} is not the file that was written. Use another checkpoint"
+                f"{folder}: the checkpoint is damaged: {name} was changed or is missing. Use another checkpoint"
             )
     return Checkpoint(folder, manifest)
 
@@ -282,9 +287,12 @@ def _difference(manifest: Manifest, run: Run, is_named: bool = False) -> str | N
         if theirs != ours and manifest.engine == kind == "subgroups":
             return "states of NVMe offload can be resumed only with the same processes and settings"
         if theirs != ours and manifest.engine != kind:
-            return f"its states are laid out as {manifest.engine}, this run's as {kind}, and neither takes the other's"
+            return (
+                f"its states have the layout {manifest.engine}, but this run needs the layout {kind}, "
+                "and they cannot be converted"
+            )
         if manifest.step >= run.config.num_steps:
-            return f"it is of step {manifest.step}, after which this run has none of its own"
+            return f"it is of step {manifest.step}, but this run ends before a later step"
         pairs = [({**theirs.config, "micro_batch_size": None}, {**ours.config, "micro_batch_size": None})]
     else:
         if manifest.run_id != run.run_id:
@@ -296,5 +304,5 @@ def _difference(manifest: Manifest, run: Run, is_named: bool = False) -> str | N
     for there, here in pairs:
         for key in sorted({*there, *here}):
             if there.get(key) != here.get(key):
-                return f"its {key} is {there.get(key)}, this run's {here.get(key)}"
+                return f"its {key} is {there.get(key)}, but that of this run is {here.get(key)}"
     return None

@@ -47,8 +47,8 @@ def _train_missing(folder: Path, configs: Sequence[RunConfig]) -> None:
     for candidate in configs:
         if _settings(candidate) | {"num_train_examples": config.num_train_examples} != _settings(config):
             raise Refusal(
-                f"{folder}: runs with different models, splits or lengths use this folder. Give each of them a folder"
-                " of its own"
+                f"{folder}: runs with different models, splits or lengths use this folder. Give each of "
+                "these runs its own folder"
             )
     if not (folder / sources.WEIGHTS).exists():
         print(f"{folder}: training the pretrained weights that the runs start from ...", flush=True)
@@ -60,7 +60,8 @@ def _train_missing(folder: Path, configs: Sequence[RunConfig]) -> None:
     if facts.get("settings", _settings(config)) != _settings(config):
         there = facts["settings"]
         raise Refusal(
-            f"{folder}: contains pretrained weights with other settings, {there}. Move them, or use another folder"
+            f"{folder}: this folder contains pretrained weights with different settings ({there}). Move "
+            "them, or use another folder"
         )
 
 

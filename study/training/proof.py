@@ -123,8 +123,9 @@ def verify(proof: Proof, run: Run) -> None:
         _verify_units(proof.sharding, run)
     if run.world_size > 1 and proof.zero_stage == 3 and not proof.partitioned_parameters:
         raise Refusal(
-            "partitioned_parameters: stage 3 shards none of this model's parameters, each is below the engine's "
-            f"persistence threshold of {proof.param_persistence_threshold} elements. Change --size, or use zero3_tuned"
+            f"partitioned_parameters: stage 3 shards none of this model's parameters, because each is "
+            f"below the engine's persistence threshold of {proof.param_persistence_threshold} elements. "
+            "Change --size, or use zero3_tuned"
         )
 
 
@@ -134,7 +135,7 @@ def _verify_units(sharding: Sharding, run: Run) -> None:
     block, layers = WORKLOADS[config.workload].block_class(config), SIZES[config.workload][config.size]["layers"]
     if sharding.units.get(block) != layers:
         raise Refusal(
-            f"units: the run requests {layers} of {block}, but the engine has {sharding.units}. Change "
+            f"units: the run requests {layers} FSDP units of {block}, but the engine has {sharding.units}. Change "
             f"fsdp_auto_wrap_policy in {run.strategy.path}, and pass no --fsdp_* to the launcher"
         )
 
@@ -277,8 +278,8 @@ def verify_gpus(gpus: list[str | None], run: Run) -> int | None:
     num_gpus, requested = len(set(gpus)), run.num_machines if run.config.share_device else run.world_size
     if num_gpus != requested:
         raise Refusal(
-            f"num_gpus: the run requests {requested}, but its {len(gpus)} ranks are on {num_gpus}. Change"
-            " --share-device"
+            f"num_gpus: the run requests {requested} GPUs, but its {len(gpus)} ranks use {num_gpus}. Add "
+            "or remove --share-device"
         )
     return num_gpus
 

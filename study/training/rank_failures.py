@@ -83,14 +83,17 @@ def stalled_by(missing: list[int], run: Run) -> Stalled:
     seconds = run.config.collective_timeout
     if not missing:
         return Stalled(
-            f"every rank waited {seconds} s (--collective-timeout) in a collective that the other ranks did not call"
+            f"every rank waited {seconds} s (--collective-timeout) in a collective that other ranks did not call"
         )
     return Stalled(f"{_named(missing, run)} did not call a collective within {seconds} s (--collective-timeout)")
 
 
 def lost_ranks(missing: list[int], run: Run) -> MachineLost:
     """Return the error that names the ranks that disappeared without a report."""
-    return MachineLost(f"the connection to {_named(missing, run)} was lost without a report. Look at that machine")
+    return MachineLost(
+        f"the connection to {_named(missing, run)} was lost without an error message. "
+        "Look at the output on that machine"
+    )
 
 
 def _named(ranks: list[int], run: Run) -> str:

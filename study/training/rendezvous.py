@@ -58,11 +58,11 @@ def join(run: Run) -> Store | None:
         verdict = store.get("verdict").decode()
     except RuntimeError:
         late = (
-            f"machine 0 was reached at {os.environ['MASTER_ADDR']}, and its rank 0 did not come within {seconds} s "
-            "(--collective-timeout), or has ended. Look at its output on that machine."
+            f"machine 0 was reached at {os.environ['MASTER_ADDR']}, but its rank 0 has ended, or did not "
+            f"connect within {seconds} s (--collective-timeout). Look at its output on that machine."
         )
         with suppress(RuntimeError):  # in case machine 0 is only late
-            store.set("refused", f"machine {run.machine_rank} has not waited any longer")
+            store.set("refused", f"machine {run.machine_rank} has stopped waiting")
         raise Refusal(late) from None
     if verdict:
         raise Refusal(verdict)
@@ -95,8 +95,8 @@ def _store(seconds: int) -> Store:
         shared = TCPStore(address, port, is_master=False, timeout=datetime.timedelta(seconds=seconds))
     except RuntimeError as error:
         raise Refusal(
-            f"machine 0 cannot be reached at {address}:{port} ({' '.join(str(error).split())[:120]}); change "
-            "--main_process_ip, or open its ports"
+            f"machine 0 cannot be reached at {address}:{port} ({' '.join(str(error).split())[:120]}). "
+            "Change --main_process_ip, or open its ports"
         ) from None
     return PrefixStore("zero-study", shared)
 
@@ -168,8 +168,9 @@ def _verdict(store: Store, run: Run, seconds: int) -> str:
         if time.monotonic() > deadline:
             words = f"machine{'s' if missing[1:] else ''} {', '.join(map(str, missing))}"
             return (
-                f"{words} of {run.num_machines} did not come within {seconds} s (--collective-timeout). Start the same "
-                "command there with its own --machine_rank, and see that it reaches --main_process_ip"
+                f"{words} of {run.num_machines} did not connect within {seconds} s "
+                "(--collective-timeout). Start the same command there with its own --machine_rank, and "
+                "check that it reaches --main_process_ip"
             )
         time.sleep(POLL_SECONDS)
     for token in run.folder.glob(".machine0-*"):
@@ -185,8 +186,9 @@ def _verdict(store: Store, run: Run, seconds: int) -> str:
 def _differing(rank: int, name: str, ours: Any, theirs: Any) -> str:
     if name == "shared run directory":
         return (
-            f"machine {rank} does not see the run directory of machine 0, and checkpoints need one that all machines "
-            "share. Use an --output-dir on a shared disk, or train without --checkpoint-every."
+            f"machine {rank} does not see the run directory of machine 0, but checkpoints need a run "
+            "directory that all machines share. Use an --output-dir on a shared disk, or train without "
+            "--checkpoint-every."
         )
     if isinstance(ours, dict):
         return f"machine {rank} has a different {name} from machine 0. Copy the file of machine 0 to it."

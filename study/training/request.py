@@ -71,8 +71,8 @@ def check_as_launched(strategy: Strategy, environment: Mapping[str, str]) -> Non
         then = environment.get(name)
         if str(then).lower() != str(value).lower():
             raise Refusal(
-                f"{strategy.path}: the file was changed while the run started: the launcher read {name}={then}, but "
-                f"now it is {value}. Start the run again."
+                f"{strategy.path}: the file was changed while the run started. The launcher read "
+                f"{name}={then}, but now the value is {value}. Start the run again."
             )
 
 

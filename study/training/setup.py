@@ -133,7 +133,7 @@ def start(run: Run) -> Accelerator:
     accelerator.print(
         f"{config.workload} {config.size} under {run.strategy.name}: {run.world_size} process(es) x "
         f"{run.micro_batch_size} sequence(s) x {run.gradient_accumulation_steps} micro step(s) = "
-        f"{config.global_batch_size} sequences of {config.sequence_length} tokens a step, {config.num_steps} steps, "
+        f"{config.global_batch_size} sequences of {config.sequence_length} tokens per step, {config.num_steps} steps, "
         f"{config.precision}"
     )
     return accelerator

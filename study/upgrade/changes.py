@@ -132,7 +132,7 @@ def why_unknown(package: str, version: str) -> str | None:
         return f"{package} {version} is not a final release, so nothing is known about it"
     first, *_, last = releases
     made = index().made
-    return f"{package} {version} is unknown: all releases from {first} to {last} were examined, on {made}"
+    return f"{package} {version} is unknown, because only the releases from {first} to {last} were examined, on {made}"
 
 
 def examined_release(package: str, version: str) -> str | None:
@@ -168,7 +168,7 @@ def not_compared(old: Lock, new: Lock, use: Use | None = None) -> list[NotChecke
     open_checks += [NotChecked(name, f"{name} {old.pins[name]} is in OLD but not in NEW", True) for name in removed]
     for name in dict.fromkeys([*old.elsewhere, *new.elsewhere]):
         texts = [f"{side} pins {name} {lock.elsewhere[name]}" for side, lock in sides if name in lock.elsewhere]
-        reason = f"{'; '.join(texts)} only for other platforms than Linux on x86_64"
+        reason = f"{'; '.join(texts)}, but not for Linux on x86_64"
         is_unchanged = old.elsewhere.get(name) == new.elsewhere.get(name)
         open_checks.append(NotChecked(name, reason, not is_unchanged and name not in {*old.pins, *new.pins}))
     return [check for check in open_checks if use is None or not use.why_not_package(check.what)]
@@ -408,7 +408,7 @@ def _new_conflicts(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[C
         for required, specifier in required_versions.items():
             is_new = (old.get(package), old.get(required)) != (version, new.get(required))
             if is_new and required in new and base_release(new[required]) not in SpecifierSet(specifier):
-                line = f"{package} {version} requires {required}{specifier}, but {required} is {new[required]}"
+                line = f"{package} {version} requires {required}{specifier}, but NEW pins {required} {new[required]}"
                 yield Change(package, "pair", f"{version}-{required}", line, version, alarms=True)
 
 
@@ -456,14 +456,15 @@ def best_release(package: str, old: Lock, new: Lock, use: Use | None = None) -> 
     number = terminal.count(before.faults, "known fault")
     make = "makes" if before.faults == 1 else "make"
     summary = (
-        f"OLD ({before.version}) has {number} that {make} training wrong, and NEW ({after.version}) has {after.faults}"
+        f"OLD ({before.version}) has {number} that {make} training wrong, and NEW ({after.version}) has "
+        f"{after.faults} such fault{'s' * (after.faults != 1)}"
     )
     if best is after:
         advice = f"Use NEW, but read which faults {after.version} still has"
     elif best is before:
         advice = f"Keep {before.version}, unless you need something that is only in NEW"
     else:
-        advice = f"Use {best.version}, which has {best.faults or 'none'}"
+        advice = f"Use {best.version}, which has {best.faults or 'no'} such fault{'s' * (best.faults > 1)}"
     return f"{summary}. {advice}."
 
 
@@ -498,7 +499,9 @@ def text(found: Comparison, old: Lock, new: Lock, width: int | None = None) -> s
     if found.left_out:
         lines += ["", *_lines_of_left_out(found, columns)]
     if names := sorted(name for name in {**old.others, **new.others} if old.others.get(name) != new.others.get(name)):
-        line = f"These packages also differ. Nothing is known about their releases: {terminal.names(names, 12)}."
+        line = (
+            f"The releases of these packages differ too, but nothing is known about them: {terminal.names(names, 12)}."
+        )
         lines += ["", terminal.wrap(line, columns=columns)]
     return "\n".join(lines)
 
@@ -520,7 +523,10 @@ def _summary(comparison: Comparison, old: Lock, new: Lock) -> list[str]:
     compared = [package for package in new.pins if package in old.pins]
     lines.append(f"Compared packages: {', '.join(compared) or 'none'} ({comparison.verdict.coverage()}).")
     if by_platform := {**old.by_platform, **new.by_platform}:
-        lines.append(f"Pinned by platform, compared as for Linux on x86_64: {', '.join(by_platform)}.")
+        lines.append(
+            f"These packages are pinned differently by platform, and were compared as for Linux on "
+            f"x86_64: {', '.join(by_platform)}."
+        )
     return [*lines, *comparison.notes]
 
 
@@ -562,7 +568,7 @@ def _item(change: Change) -> str:
     is_new = change.with_feature and change.how == "comes"
     label = f"{change.kind.capitalize()} of a new feature" if is_new else _LABELS[change.kind, change.how]
     factor = f". {change.factor}" if change.factor else ""
-    evidence = " (read in its public thread, not measured by this project)" if change.evidence == "read" else ""
+    evidence = " (from its public thread, not measured by this project)" if change.evidence == "read" else ""
     return f"{label}: {change.summary}{evidence}{factor}"
 
 

@@ -92,7 +92,7 @@ def read(path: Path, packages: Collection[str], python: str | None = None) -> Lo
         _add(lock, name, pins, name in packages or name.startswith("-"), _chosen_pythons(python))
     if not (lock.pins or lock.unread or lock.elsewhere):
         raise Refusal(
-            f"{path}: pins none of {', '.join(packages)}. Name a lock file, or a file with "
+            f"{path}: this file pins none of {', '.join(packages)}. Name a lock file, or a file with "
             "exact releases (==) as `pip freeze` prints."
         )
     return lock
@@ -107,7 +107,7 @@ def _chosen_pythons(python: str | None) -> list[str]:
     minor = ".".join(python.split(".")[:2])
     chosen = [version for version in PYTHONS if version.rpartition(".")[0] == minor]
     if not chosen:
-        raise Refusal(f"--python {python}: versions from 3.8 to 3.16 are known here. Name one of them.")
+        raise Refusal(f"--python {python}: only versions from 3.8 to 3.16 are known. Name one of them.")
     return chosen[:1] if python.endswith(".0") else chosen[1:] if python.count(".") == 2 else chosen
 
 

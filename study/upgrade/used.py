@@ -127,7 +127,7 @@ class Use:
         if not change.engines:
             return None
         if self.stage is not None and not any(self._can_be(engine) for engine in change.engines):
-            return "another ZeRO stage, or other offload"
+            return "the training uses another ZeRO stage or another offload"
         if (own := self._precision()) and own not in change.precisions:
             return "another precision"
         is_single = self._value("gradient_accumulation_steps") == (True, 1)
@@ -247,13 +247,13 @@ def of(
         engine = None  # the script may start DeepSpeed itself
     if stage is not None:
         if engine not in (None, "deepspeed"):
-            raise Refusal(f"--stage {stage}: {config} does not use DeepSpeed. Leave one of the two out.")
+            raise Refusal(f"--stage {stage}: {config} does not use DeepSpeed. Leave --stage or --config out.")
         engine = "deepspeed"
     use = Use(engine=engine, settings=settings, optimizer=optimizer)
     is_decided, file_stage = use._value("zero_optimization.stage")
     of_file = (0 if file_stage is None else file_stage) if is_decided and engine == "deepspeed" else None
     if stage is not None and of_file not in (None, stage):
-        raise Refusal(f"--stage {stage}: {config} has stage {of_file}. Leave one of the two out.")
+        raise Refusal(f"--stage {stage}: {config} has stage {of_file}. Leave --stage out, or change the file.")
     of_file = of_file if isinstance(of_file, int) else None
     is_type_decided, name = use._value("optimizer.type")
     return Use(
@@ -288,7 +288,7 @@ def _of_accelerate(path: Path, content: Mapping[str, Any]) -> Mapping[str, Any]:
         places = [Path(str(json_name)), path.parent / str(json_name)]
         settings = load(next((place for place in places if place.is_file()), places[0]), "JSON")
         if not isinstance(settings, dict):
-            raise Refusal(f"--config {path}: {json_name}, which it names, has no keys.")
+            raise Refusal(f"--config {path}: the file {json_name}, which it names, has no keys. Correct this file.")
         return settings
     zero = {"stage": section.get("zero_stage", 2)}
     for target in ("optimizer", "param"):

@@ -40,6 +40,6 @@ def load_metric(name: str) -> evaluate.EvaluationModule:
         return evaluate.load(str(METRICS / name), keep_in_memory=True)
     except OSError as error:
         raise Refusal(
-            f"the library evaluate cannot load the metric {name} ({error}). It writes below HF_HOME. Set HF_HOME to a"
-            " folder that you can write to."
+            f"the library evaluate cannot load the metric {name} ({error}). The library writes to "
+            "HF_HOME. Set HF_HOME to a folder that you can write to."
         ) from error

@@ -87,10 +87,11 @@ def check(config: RunConfig) -> None:
     """
     name = WITHOUT_SDPA.get((config.workload, config.size))
     if config.attention == "sdpa" and name:
-        raise Refusal(f"{name} ({config.size}) has no SDPA in transformers. Use --attention eager.")
+        raise Refusal(f"transformers has no SDPA for {name} ({config.size}). Use --attention eager.")
     if config.weights is not None and not (config.weights / WEIGHTS).is_file():
         raise Refusal(
-            f"--weights {config.weights}: this folder has no {WEIGHTS}. Name the model/ of a run, or start a study "
+            f"--weights {config.weights}: this folder has no {WEIGHTS}. Name the folder model/ of a run, "
+            "or start a study "
             "with `zero-study run STUDY`, which trains its own weights."
         )
     if config.data == "files":
@@ -185,8 +186,8 @@ def _check_parquet(config: RunConfig) -> None:
     text, label = schema.field("text").type, schema.field("label").type
     if not (types.is_string(text) or types.is_large_string(text)) or not types.is_integer(label):
         raise Refusal(
-            f"{path} has the column text of type {text} and the column label of type {label}. The text must be a "
-            "string, and the label an integer."
+            f"{path} has the column text of type {text} and the column label of type {label}. Convert "
+            "the text to strings, and the label to integers."
         )
     require_reviews(config, num_rows, str(path))
 
@@ -232,7 +233,7 @@ def load_reviews(config: RunConfig) -> datasets.Dataset:
     if table["text"].null_count or not label_values <= {0, 1}:
         raise Refusal(
             f"{path} has {table['text'].null_count} reviews without text and the labels "
-            f"{sorted(label_values, key=str)}. Every review needs a text, and the label 0 or 1."
+            f"{sorted(label_values, key=str)}. Give every review a text, and the label 0 or 1."
         )
     return datasets.Dataset(table)
 
@@ -258,7 +259,7 @@ def _read_lines(path: Path) -> list[str]:
         with path.open(encoding="utf-8", newline="\n") as file:
             return [line.removesuffix("\n") + "\n" if line.strip() else "" for line in file]
     except UnicodeDecodeError as error:
-        raise Refusal(f"{path} is not UTF-8 text (byte {error.start}); convert it or correct --data-dir") from error
+        raise Refusal(f"{path} is not UTF-8 text (byte {error.start}). Convert it, or correct --data-dir") from error
     except OSError as error:
         raise _unreadable(path, error) from error
 
@@ -278,14 +279,14 @@ def load_tokenizer(config: RunConfig) -> PreTrainedTokenizerBase:
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         except Exception as error:  # a damaged file can raise any exception in tokenizers and transformers
             raise Refusal(
-                f"{folder} holds no usable tokenizer ({_first_line(error)}); replace it or correct --data-dir"
+                f"{folder} contains no usable tokenizer ({_first_line(error)}). Replace it, or correct --data-dir"
             ) from error
     if config.workload == "gpt-wikitext":
         tokenizer.pad_token = tokenizer.eos_token
     if tokenizer.pad_token_id is None:
         raise Refusal(
-            f"the tokenizer of --data {config.data} is no tokenizer for {config.workload}: it has no padding or end "
-            "token"
+            f"the tokenizer of --data {config.data} cannot be used for {config.workload}, because it has "
+            "no padding token or end token. Use another tokenizer"
         )
     return tokenizer
 
@@ -323,14 +324,14 @@ def from_folder(folder: Path, model_class: type[Any], settings: Any, drawn: tupl
         )
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError means another shape
         raise Refusal(
-            f"--weights {folder}: cannot be loaded ({_first_line(error)}). Name a model of this size."
+            f"--weights {folder}: these weights cannot be loaded ({_first_line(error)}). Name a model of this size."
         ) from error
     lacking = sorted(name for name in loading_info["missing_keys"] if not name.startswith(drawn))
     for names, verb in ((lacking, "lacks"), (sorted(loading_info["unexpected_keys"]), "has")):
         if names:
             raise Refusal(
-                f"--weights {folder}: this model {verb} {names[0]}, other than the model of the run. Name a model of "
-                "this size."
+                f"--weights {folder}: this model {verb} {names[0]}, in contrast to the model of the run. "
+                "Name a model of this size."
             )
     return model
 

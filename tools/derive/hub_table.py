@@ -44,7 +44,9 @@ def entry_of(described: dict[str, Any]) -> dict[str, Any]:
         entry |= {"counts": to_content(shape.counts)}
         entry |= {} if shape.with_image is None else {"with_image": images_to_content(shape.with_image)}
     if shape.num_params != described["parameters"]:
-        raise Refusal(f"{described['name']}: {shape.num_params:,} counted of {described['parameters']:,} parameters")
+        raise Refusal(
+            f"{described['name']}: {shape.num_params:,} of {described['parameters']:,} parameters were counted"
+        )
     return entry
 
 

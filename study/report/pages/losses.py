@@ -52,7 +52,7 @@ class Losses:
         """Describe the runs that the page shows."""
         studies = self.of_fixed["study"].unique()
         lines = [f"{captions.scope(plots.filter_runs(self.of_fixed, study=name))}" for name in studies]
-        first = f"**What was run.** All of it was measured by this project. {captions.scope(self.runs)}"
+        first = f"**What was run.** This project measured all results. {captions.scope(self.runs)}"
         return markdown(first, sentences.bullets(lines))
 
     def curves(self) -> Iterator[Figure]:

@@ -85,7 +85,7 @@ class Scaling:
             timed["world_size"]
         )
         reasons = scaling.loc[scaling["scaling_efficiency"].isna(), "why"]
-        return self.every[is_timed], efficiency, reasons.str.replace(r"begun \d+ hours apart", LATE, regex=True)
+        return self.every[is_timed], efficiency, reasons.str.replace(r"started \d+ hours apart", LATE, regex=True)
 
     @staticmethod
     def _by_processes(rows: pd.DataFrame, column: str) -> pd.DataFrame:

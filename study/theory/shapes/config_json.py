@@ -93,7 +93,7 @@ def _heads(names: object) -> dict[str, Head]:
     for name in map(str, names):
         end = next((end for end in _HEADS if name.endswith(end)), None)
         if end is None:
-            raise ValueError(f"classes: {name} ends with none of {', '.join(_HEADS)}")
+            raise ValueError(f"classes: {name} must end with one of {', '.join(_HEADS)}")
         heads[name] = _HEADS[end]
     return heads
 
@@ -269,7 +269,7 @@ def _counts(
     variant = _variant(model_type, settings, source)
     blocks = formulas.architectures()[name]["blocks"]
     if variant not in blocks:
-        raise ValueError(f"{source}: there are no formulas for {name} with {variant}")
+        raise ValueError(f"{source}: there are no formulas for {name} with {variant}. Change the settings")
     layers = _layers(model_type, settings, num_layers, source)
     if len(layers) != num_layers or any(kind not in blocks[variant] for kind in layers):
         key = next((key for key in ("layer_types", "no_rope_layers") if settings.get(key)), model_type.keys["layers"])
@@ -376,7 +376,7 @@ def vocabulary_of(architecture: Plain, layers: int, hidden: int, positions: int,
     more_words, remainder = divmod(num_params - one_word, two_words - one_word)
     if remainder or more_words < 0:
         raise ValueError(
-            f"{num_params} parameters do not fit {architecture} with {layers} layers of hidden size {hidden}"
+            f"{num_params} parameters are impossible for {architecture} with {layers} layers of hidden size {hidden}"
         )
     return 1 + more_words
 
@@ -455,8 +455,8 @@ def ignored_settings(settings: Mapping[str, Any], window_switch: str | None) -> 
     if quantization := settings.get("quantization_config"):
         method = quantization.get("quant_method") if isinstance(quantization, dict) else None
         yield (
-            f"its quantization_config{f' ({method})' if isinstance(method, str) else ''} is ignored: quantised weights "
-            "are not trained in 16 bits, and what is counted here is the model without quantisation"
+            f"its quantization_config{f' ({method})' if isinstance(method, str) else ''} is ignored: "
+            "quantized weights are not trained in 16 bits, so the model without quantization is predicted"
         )
     window = settings.get("sliding_window")
     if isinstance(window, int) and window and (window_switch is None or settings.get(window_switch)):
@@ -470,7 +470,8 @@ def _notes(settings: dict[str, Any], model_type: ModelType, experts: int) -> Ite
         yield f"its config.json names no architectures, so we assume {next(iter(model_type.classes))}"
     if experts:
         yield (
-            "the model states include all experts, but FLOPs and activations only the experts that a token is sent to. "
+            "the model states include all experts, but FLOPs and activations include only the experts to "
+            "which a token is sent. "
             "The times are rough guesses, because there is no published time of a mixture of experts, and we assume "
             "that tokens are spread evenly over the experts"
         )
@@ -483,8 +484,8 @@ def _in_own_words(content: dict[str, Any], own_names: dict[str, str], source: st
     """
     for usual, own in own_names.items():
         if usual in content and content[usual] != content.get(own, content[usual]):
-            conflict = f"{own} is {content[own]!r} and {usual} {content[usual]!r}"
-            raise ValueError(f"{source}: {conflict}, which are the same setting. Remove one of them")
+            conflict = f"{own} is {content[own]!r} and {usual} is {content[usual]!r}"
+            raise ValueError(f"{source}: {conflict}, but the two keys are the same setting. Remove one of them")
     return {own_names.get(key, key): value for key, value in content.items()}
 
 

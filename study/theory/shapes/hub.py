@@ -110,7 +110,7 @@ def _of_status(status: int, hub_id: str, has_token: bool) -> str:
         token = "the token in use has no access to it" if has_token else "no token is set (HF_TOKEN)"
         return f"the hub refuses access, because the model does not exist, is private or is gated, and {token}"
     if status == 404:
-        return "the hub has no such model, or the model has no config.json"
+        return "the hub does not have this model, or the model has no config.json"
     return f"{_endpoint()} answered with HTTP status {status}"
 
 

@@ -146,7 +146,7 @@ def for_length(shape: ModelShape, sequence_length: int | None = None) -> tuple[M
     # The counts of a longer model are known from formulas. Without a config.json, they stay the same.
     if shape.config is not None and shape.architecture not in {each.architecture for each in MODEL_TYPES.values()}:
         raise NotRead(
-            f"{shape.name} has {shape.positions:,} positions, and its modules were counted for these only. Use "
+            f"{shape.name} has {shape.positions:,} positions, and is known only for these. Use "
             f"--sequence-length {shape.positions} or less, or a config.json with more positions"
         )
     note = f"{shape.name} has {shape.positions:,} positions, but the prediction assumes {length:,}"
@@ -175,7 +175,7 @@ def read_config(text: str) -> tuple[dict[str, Any], str]:
     if len(kinds := list(dict.fromkeys(kinds))) > 1:
         raise NotRead(several_names_message("the model", text, kinds))
     near = list(dict.fromkeys(KNOWN.names[n] for n in difflib.get_close_matches(text.lower(), KNOWN.names, n=3)))
-    hint = f"near are {', '.join(near)}" if near else f"known are {', '.join(EXAMPLES)} and others"
+    hint = f"similar names are {', '.join(near)}" if near else f"known names are {', '.join(EXAMPLES)} and others"
     raise NotRead(
         f"unknown model {text!r}: {hint}. Use a name that "
         "`zero-study advise --model list` prints, a config.json, or a hub id (owner/name)"
@@ -227,4 +227,4 @@ def _near(text: str) -> str:
     name = text.lower().rpartition("/")[2]
     by_last_part = {spelling.rpartition("/")[2]: known for spelling, known in KNOWN.names.items()}
     near = dict.fromkeys(by_last_part[n] for n in difflib.get_close_matches(name, by_last_part, n=3, cutoff=0.5))
-    return f"give a known name of about its size, such as {', '.join(near)}" if near else "give a known name"
+    return f"Use a known name of a similar model, such as {', '.join(near)}" if near else "Use a known name"
