@@ -166,7 +166,7 @@ divided by the bytes of all parameters.
 - "by theory": the bytes that gloo sends for the collectives that theory predicts.
 - "NCCL's rings": the bytes that the rings of NCCL would send. No GPU has run this, and NCCL may use trees.
 - "loss, from one machine": the largest relative difference of a step's loss from the same run on one machine.
-- "seconds a step": the median step time of the slowest rank, over all repeats. The error of the prediction follows
+- "seconds per step": the median step time of the slowest rank, over all repeats. The error of the prediction follows
   in parentheses. The network rate is the one that `tc` shows, or that of the simulation.
 
 reports/cpu/README.md explains why stages 1 and 2 take longer than predicted."""
