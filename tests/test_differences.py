@@ -202,10 +202,10 @@ def test_the_control_on_other_processes_is_a_repeat_of_what_is_learned():
 
 def test_without_repeats_the_interval_decides():
     result = one(halves([2.0, 2.5, 3.1], [2.1, 2.4, 3.0], "mean_final_loss"), "mean_final_loss")
-    assert (result["verdict"], result["why"].partition(";")[0]) == ("inconclusive", "the interval has 0 in it")
+    assert (result["verdict"], result["why"].partition(";")[0]) == ("inconclusive", "the interval contains 0")
     assert pd.isna(result["margin"])
     result = one(halves([2.2, 2.51, 3.1], [2.1, 2.4, 3.0], "mean_final_loss"), "mean_final_loss")
-    assert (result["verdict"], result["why"]) == ("higher", "the interval leaves out 0 (3 seeds, t)")
+    assert (result["verdict"], result["why"]) == ("higher", "the interval does not contain 0 (3 seeds, t)")
     result = one(halves([2.00002, 2.50002, 3.00002], [2.0, 2.5, 3.0], "mean_final_loss"), "mean_final_loss")
     assert result["relative_low"] > 0  # however sure, it is rounding
     assert result["verdict"] == "no difference"
@@ -266,7 +266,7 @@ def test_with_other_dropout_masks_repeats_are_no_margin():
                 world_size=[1, 1, 2, 2, 2], dropout=0.1, mean_final_loss=[2.0, 2.11, 2.01, 2.1, 2.01])  # fmt: skip
     result = one(rows, "mean_final_loss")
     assert result["verdict"] == "inconclusive"
-    assert "the interval has 0 in it" in result["why"]
+    assert "the interval contains 0" in result["why"]
     assert "1 and 2 processes draw different masks" in result["why"]
     assert pd.isna(result["margin"])
 
@@ -286,7 +286,7 @@ def test_equal_losses_are_equal_however_far_the_control_is_from_itself():
     result = one(pd.concat([rows, apart], ignore_index=True), "mean_final_loss")
     assert result["relative_margin"] > differences.CEILING["learned"]
     assert (result["verdict"], result["n_pairs"]) == ("no difference", 3)
-    assert result["why"].startswith("the interval is within 1 %, though 6 repeats of ddp differ by ")
+    assert result["why"].startswith("the interval is within 1 %, although 6 repeats of ddp differ by ")
 
 
 # ---------------------------------------------------------------- what is compared, and why the rest is not
@@ -423,8 +423,8 @@ def test_every_run_is_in_a_pair_or_refused_with_a_reason(tmp_path):
     assert reasons == {
         ("zero2", 5, cpu): "zero2: skipped",
         ("ddp", 0, cpu): "a further repeat of ddp: for the margin",
-        ("ddp", 1, cpu): "no run of another strategy is like this one of ddp",
-        ("ddp", 9, cpu): "no run of another strategy is like this one of ddp",
+        ("ddp", 1, cpu): "no other strategy was run with the same setting as this run of ddp",
+        ("ddp", 9, cpu): "no other strategy was run with the same setting as this run of ddp",
         ("zero2", 0, cpu): "global batch 16 against 8",
         ("zero2", 9, cpu): "other initial weights",
         ("zero3", 7, cpu): "no run of ddp with seed 7",

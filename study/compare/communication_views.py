@@ -88,11 +88,14 @@ def _summary(cells: list[Messages]) -> list[str]:
     beyond = [c for c in cells if c.error > TOLERANCE]
     deviating = [c for c in cells if not c.is_equal_in_counts]
     equal = len(cells) - len(deviating)
-    lines = [f"{len(cells)} runs: bytes within {TOLERANCE:.0%} in {len(cells) - len(beyond)}, counts equal in {equal}."]
+    lines = [
+        f"Theory predicts the bytes within {TOLERANCE:.0%} for {len(cells) - len(beyond)} of {len(cells)} runs, and "
+        f"the number of messages for {equal}."
+    ]
     if worst.error:
-        lines.append(f"The worst in bytes is {worst.record.run_id}, {worst.error:.4%} off.")
+        lines.append(f"The largest error in bytes is {worst.error:.4%}, of {worst.record.run_id}.")
     else:
-        lines.append("No byte differs in any.")
+        lines.append("The bytes of all runs are exact.")
     lines += [f"- beyond {TOLERANCE:.0%}: {c.record.run_id}, {c.error:.2%}" for c in beyond]
     lines += [f"- other counts: {c.record.run_id}, {terminal.escape_markdown(_counts(c))}" for c in deviating]
     return lines
@@ -151,8 +154,8 @@ These tables show what a machine sends per step, and how long a step takes on a 
 with gloo. The machines of a laboratory are network namespaces on one computer. Bytes are those of one machine in
 one step, divided by the bytes of all parameters.
 
-- counted: what one rank requested; an all-reduce counts twice (arXiv:1910.02054, sec. 7.1).
-- by gloo: what gloo's algorithms send to other machines for that.
+- counted: the bytes that one rank requested. An all-reduce counts twice (arXiv:1910.02054, sec. 7.1).
+- by gloo: the bytes that gloo's algorithms send to other machines for these requests.
 - on the wire: the counter of the network interface. It counts one header per segment that the kernel passes on
   whole.
 - by theory: the predicted collectives, sent by gloo.

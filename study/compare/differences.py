@@ -409,17 +409,17 @@ def _verdict(
             # Not for times: a disturbance of the machine slows several runs in a row, which the interval does
             # not account for.
             if kind == "learned" and furthest <= CEILING[kind]:
-                return "no difference", f"the interval is within {ceiling}, though {repeats}"
+                return "no difference", f"the interval is within {ceiling}, although {repeats}"
             return "inconclusive", f"{repeats}, and a margin above {ceiling} says nothing"
         within = f"within {_percent(margin.relative)}, as {margin.num_runs} repeats of {control} are"
-        return "no difference", f"{within}; the interval leaves out 0 all the same" if leaves_out_0 else within
+        return "no difference", f"{within}, although the interval does not contain 0" if leaves_out_0 else within
     if margin is None and furthest <= FLOOR[kind]:
         return "no difference", f"the interval is within {100 * FLOOR[kind]:g} %, which no margin is below"
     if leaves_out_0:
-        return "higher" if low > 0 else "lower", f"the interval leaves out 0 ({estimate.interval})"
+        return "higher" if low > 0 else "lower", f"the interval does not contain 0 ({estimate.interval})"
     if margin is None:
-        return "inconclusive", f"the interval has 0 in it; {without_margin}"
-    return "inconclusive", f"the interval has 0 in it and reaches beyond {_percent(margin.relative)}"
+        return "inconclusive", f"the interval contains 0; {without_margin}"
+    return "inconclusive", f"the interval contains 0 and reaches beyond {_percent(margin.relative)}"
 
 
 def _percent(relative: float) -> str:

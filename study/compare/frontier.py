@@ -80,7 +80,9 @@ class Largest(NamedTuple):
 def page(folders: Sequence[Path], control: str = "ddp") -> str:
     """Return the page in Markdown: a table for each workload and memory cap, with one row per strategy."""
     tried = read(folders)
-    lines: list[str] = [] if tried else ["No run here had a cap; `zero-study run frontier` makes some.", ""]
+    lines: list[str] = (
+        [] if tried else ["None of these runs had a memory limit. `zero-study run frontier` makes such runs.", ""]
+    )
     for _, members in groupby(tried, key=lambda run: run.work):
         lines += _sections(list(members), control)
     record_files = [file for folder in folders for file in records.find([folder])]

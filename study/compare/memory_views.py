@@ -332,8 +332,8 @@ def _peaks_summary(cells: list[StepPeak]) -> str:
     within, nearly = (sum(abs(c.error) <= limit for c in cells) for limit in (TARGET_ERROR, MAX_ERROR))
     return (
         f"{len(cells)} runs: {within} within {TARGET_ERROR:.0%}, {len(cells) - nearly} beyond {MAX_ERROR:.0%}; the "
-        f"worst is {worst.record.run_id}, {worst.error:+.1%}. Beyond what may be counted too much the worst is "
-        f"{max((c.error_beyond for c in cells), key=abs):+.1%}."
+        f"worst is {worst.record.run_id}, {worst.error:+.1%}. The largest error that counting too much cannot explain "
+        f"is {max((c.error_beyond for c in cells), key=abs):+.1%}."
     )
 
 

@@ -265,7 +265,9 @@ def _other_control(rows: Sequence[_Row]) -> list[str]:
     if rows[0].first.strategy == "ddp":
         return []
     if any(row.first.strategy == "ddp" for row in rows):
-        lack = "The DDP runs here are no control, because parts of them ran with different code or on other processors."
+        lack = (
+            "The DDP runs cannot be the control, because parts of them ran with different code or on other processors."
+        )
     else:
         lack = "There is no DDP run here to compare with."
     return [lack, *([f"The rows are compared with {rows[0].name} instead."] if len(rows) > 1 else [])]

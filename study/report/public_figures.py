@@ -226,7 +226,9 @@ def ratios(results: Iterable[tuple[PairedComparison, Sequence[Pair]]]) -> Figure
     names = [textwrap.fill(comparison.name.replace("-", " "), 20) for comparison, _ in shown]
     panels[0].set_yticks(range(len(shown)), names, fontsize=10)
     panels[0].set_ylim(len(shown) - 0.5, -0.5)
-    kind = "Measured by others. Each stroke is one pair of runs; gray: pairs in which only the cluster differs."
+    kind = (
+        "Measured by others. Each stroke is one pair of runs. Gray: null comparisons, where no difference is expected."
+    )
     return drawing.finish(figure, Head("Time per step and peak memory of pairs of runs", kind))
 
 
