@@ -152,7 +152,11 @@ def _change(each: Difference) -> str:
 def _answer(each: Difference) -> str:
     """Return a quantity with its difference from the baseline and the verdict, as a sentence."""
     name = SUBJECTS.get(each.quantity, each.quantity)
-    change = "" if each.relative == 0 else f"{_change(each).replace(' times', ' times the baseline', 1)}, "
+    size = f"{1 + each.relative:.3g} times the baseline"
+    if each.quantity not in TIMES:
+        size = f"{100 * abs(each.relative):.3g} % {'above' if each.relative > 0 else 'below'} the baseline"
+    interval = _change(each).partition(" (")[1:]
+    change = "" if each.relative == 0 else f"{size}{''.join(interval)}, "
     return f"{name[:1].upper()}{name[1:]}: {change}{each.verdict}."
 
 
