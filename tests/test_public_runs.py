@@ -126,7 +126,7 @@ def test_a_comparison_has_the_margin_of_the_controls_repeats() -> None:
     assert loss.margin == pytest.approx(2.262 * 2**0.5 * np.std(noise, ddof=1) / np.mean(noise), rel=1e-3)
     assert result.not_compared == ["evaluation loss after 64 samples of b"]
     assert any("after 64 samples of b" in line for line in public_figures.other_differences(result))
-    assert result.also_differs == ["GPU (a: H100; b: A100)"]
+    assert result.also_differs == ["GPU: H100 (a) and A100 (b)"]
     assert result.num_runs == {"a": 10, "b": 10}
 
 

@@ -342,7 +342,7 @@ def test_releases_and_crashes_in_words():
     ):
         assert part in said
     assert sentences.engines_of(["zero0/bf16/a", "zero0/bf16/b"]).endswith("use zero0 in bf16.")
-    assert "- 0.1 to 0.2, 2 crashes in total: `E`" in sentences.crashes({"E": ["0.1", "0.2"]})
+    assert "- 2 crashes in releases 0.1 to 0.2: `E`" in sentences.crashes({"E": ["0.1", "0.2"]})
     assert sentences.crashes({}) == "No case crashed."
 
 

@@ -108,10 +108,10 @@ def test_what_parts_is_counted_and_bounded():
 @pytest.mark.parametrize(
     ("changes", "of", "lack"),
     [
-        ({"broken": 0.0}, {}, "the planted fault scaled was not detected"),
-        ({}, {"broken": ["scaled", "moment"]}, "the planted fault moment was not run"),
-        ({}, {"broken_study": "old"}, "the planted fault old was not run"),
-        ({"spread": 1e-5}, {}, "rounding changes the loss"),
+        ({"broken": 0.0}, {}, "did not detect the planted fault scaled"),
+        ({}, {"broken": ["scaled", "moment"]}, "fault moment was not run"),
+        ({}, {"broken_study": "old"}, "fault old was not run"),
+        ({"spread": 1e-5}, {}, "too rare"),
         ({"first": 0.5}, {}, "held-out loss of ddp does not fall"),
         ({"learns": False}, {}, "training loss of ddp does not fall with seed 0"),
     ],
@@ -140,8 +140,11 @@ def test_power_grows_with_what_parts():
 def test_what_is_not_whole_is_not_judged():
     for runs, match in (
         (study()._replace(missing=["x"]), "1 planned runs have no outcome yet, x among them"),
-        (made_up([trained("ddp", seed) for seed in range(3)]), "no run of the variation 'cut'"),
-        (made_up([run for run in study().taken if run.strategy != "zero3" or not run.seed]), "zero3 has 1 seed with"),
+        (made_up([trained("ddp", seed) for seed in range(3)]), "variation 'cut' was found"),
+        (
+            made_up([run for run in study().taken if run.strategy != "zero3" or not run.seed]),
+            "zero3: .* with 1 of its seeds",
+        ),
     ):
         with pytest.raises(Refusal, match=match):
             judged(runs)
@@ -162,7 +165,7 @@ def test_the_answer_says_what_was_found():
 
     assert "less than 1 %" in said()
     assert "zero3" in said(shift=0.03).partition("does not show")[2]
-    assert said(broken=0.0).partition(": ")[2].startswith("the planted fault scaled")
+    assert "scaled" in said(broken=0.0).partition(": ")[2]
 
 
 @pytest.mark.parametrize(

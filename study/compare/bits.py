@@ -35,20 +35,18 @@ ROUNDINGS = {
     "grouping": "ZeRO-3 puts autograd nodes around modules. Some tensors are used several times, such as the input of "
     "BERT's attention. With these nodes, the contributions to the gradient of such a tensor are added in another "
     "order.",
-    "norm": "With clipping, each engine adds the squares of the global gradient norm in another order.",
+    "norm": "With clipping, each engine adds the squares for the global gradient norm in another order.",
     "order of ranks": "With more than two processes, the order in which gloo adds the values of an element depends "
-    "on the "
-    "element's position in the buffer. Each strategy arranges its buffers differently.",
+    "on the element's position in the buffer. Each strategy arranges its buffers differently.",
     "division by 3": "If the number of processes, N, is not a power of two, a division by N has to be rounded. The "
     "result "
     "then depends on whether gradients are divided before or after the sum, and on whether they are divided by N or "
     "multiplied by 1/N.",
     "micro batches": "With several micro batches, ZeRO-2, ZeRO-3 and FSDP2 add over the ranks after each micro batch. "
-    "DDP, ZeRO-0 and ZeRO-1 add the micro batches first.",
+    "DDP, ZeRO-0 and ZeRO-1 first add the gradients of all micro batches.",
     "16 bits": "In bf16, FSDP2 reduces gradients in fp32, and the ZeRO stages reduce them in bf16.",
     "missed gradients": "This cause is not rounding, but a fault of DeepSpeed: with offload to a disk, DeepSpeed can "
-    "leave "
-    "out some gradients.",
+    "leave out some gradients.",
 }
 # The pin of --fixed-order that removes a cause. A cause without a pin is a design decision of the engine, or a fault.
 PIN_OF = {
@@ -168,10 +166,10 @@ def roundings(r: Record) -> dict[str, str]:
 
 
 EXPLANATION = (
-    "Each cell compares a run with the DDP run of the same setting: the digests of the weights and of both "
-    "Adam moments, at every step for which both runs have digests. *same bits*: all of them are equal. "
-    "Otherwise the cell lists the causes of the difference, the first step that differs, and the relative "
-    "difference of the final held-out losses. This is 0 if the losses are equal although the weights differ. "
+    "Each cell compares a run with the DDP run of the same setting by the digests of the weights and of both "
+    "Adam moments, at every step for which both runs have digests. *Same bits* means that all digests are equal. "
+    "Otherwise, the cell lists the causes of the difference, the first step with other bits, and the relative "
+    "difference of the final held-out losses, which is 0 if only the weights differ. "
     "An empty cell means that this combination was not run."
 )
 
@@ -509,9 +507,9 @@ def _expectations(files: Sequence[RecordFile]) -> list[str]:
         ),
     ]
     for kind, meaning in (
-        ("not repeated", "different bits when the same training was repeated"),
-        ("broken", "different bits without a known cause"),
-        ("not seen", "a planted fault that changed no bit"),
+        ("not repeated", "a repeated training has different bits"),
+        ("broken", "the bits differ without a known cause"),
+        ("not seen", "a planted fault changes no bit"),
     ):
         lines += [f"- **{meaning}**: {first} and {second}" for first, second in pairs[kind]]
     return [*lines, ""]

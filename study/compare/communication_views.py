@@ -92,17 +92,15 @@ def _summary(cells: list[Messages]) -> list[str]:
     deviating = [c for c in cells if not c.is_equal_in_counts]
     equal = len(cells) - len(deviating)
     lines = [
-        f"Theory predicts the bytes of {len(cells) - len(beyond)} of {len(cells)} runs within {100 * TOLERANCE:.0f} %, "
-        f"and the number of messages exactly for {equal} of them."
+        f"Theory predicts the bytes within {TOLERANCE:.0%} for {len(cells) - len(beyond)} of {len(cells)} runs, and "
+        f"the number of messages for {equal}."
     ]
     if worst.error:
-        lines.append(f"The worst prediction of bytes has an error of {worst.error:.4%} ({worst.record.run_id}).")
+        lines.append(f"The largest error in bytes is {worst.error:.4%}, of {worst.record.run_id}.")
     else:
-        lines.append("The predicted bytes are exact in all runs.")
-    lines += [f"- error above {TOLERANCE:.0%}: {c.record.run_id}, {c.error:.2%}" for c in beyond]
-    lines += [
-        f"- wrong number of messages: {c.record.run_id}, {terminal.escape_markdown(_counts(c))}" for c in deviating
-    ]
+        lines.append("The bytes of all runs are exact.")
+    lines += [f"- beyond {TOLERANCE:.0%}: {c.record.run_id}, {c.error:.2%}" for c in beyond]
+    lines += [f"- other counts: {c.record.run_id}, {terminal.escape_markdown(_counts(c))}" for c in deviating]
     return lines
 
 
@@ -159,15 +157,16 @@ These tables show what a machine sends per step, and how long a step takes on a 
 with gloo. Simulated machines are network namespaces on one computer. Bytes are those of one machine in one step,
 divided by the bytes of all parameters.
 
-- "counted": the bytes of the collectives that one rank requested. An all-reduce counts twice (arXiv:1910.02054,
-  sec. 7.1).
-- "by gloo": the bytes that gloo's algorithms send to other machines for these collectives.
-- "on the wire": the bytes that the network interface counted. It counts only one header for a large segment.
-- "by theory": the bytes that gloo sends for the collectives that theory predicts.
-- "NCCL's rings": the bytes that the rings of NCCL would send. No GPU has run this, and NCCL may use trees.
-- "loss, from one machine": the largest relative difference of a step's loss from the same run on one machine.
-- "seconds per step": the median step time of the slowest rank, over all repeats. The error of the prediction follows
-  in parentheses. The network rate is the one that `tc` shows, or that of the simulation.
+- counted: the bytes that one rank requested. An all-reduce counts twice (arXiv:1910.02054, sec. 7.1).
+- by gloo: the bytes that gloo's algorithms send to other machines for these requests.
+- on the wire: the counter of the network interface. It counts one header per segment that the kernel passes on
+  whole.
+- by theory: the predicted collectives, sent by gloo.
+- NCCL's rings: the same collectives, sent by the rings of NCCL. This is predicted: no GPU has run it, and NCCL may
+  use trees.
+- loss, from one machine: the largest relative difference of a step's loss from the same run on one machine.
+- seconds: the median step of the slowest rank, over all repeats. In parentheses: the error of the prediction.
+- rate: as `tc` shows it, or as the laboratory was configured.
 
 reports/cpu/README.md explains why stages 1 and 2 take longer than predicted."""
 

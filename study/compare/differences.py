@@ -427,8 +427,8 @@ def _verdict(
             # not account for.
             if kind == "learned" and furthest <= CEILING[kind]:
                 return "no difference", f"the interval is within {ceiling}, although {repeats}"
-            return "inconclusive", f"{repeats}, and a margin above {ceiling} is too wide for a verdict"
-        within = f"within {_percent(margin.relative)}, the margin from {margin.num_runs} repeats of {control}"
+            return "inconclusive", f"{repeats}, and a margin above {ceiling} says nothing"
+        within = f"within {_percent(margin.relative)}, as {margin.num_runs} repeats of {control} are"
         return "no difference", f"{within}, although the interval does not contain 0" if leaves_out_0 else within
     if margin is None and furthest <= FLOOR[kind]:
         return "no difference", f"the interval is within {100 * FLOOR[kind]:g} %, the smallest possible margin"
@@ -436,7 +436,7 @@ def _verdict(
         return "higher" if low > 0 else "lower", f"the interval does not contain 0 ({estimate.interval})"
     if margin is None:
         return "inconclusive", f"the interval contains 0; {without_margin}"
-    return "inconclusive", f"the interval contains 0 and reaches beyond the margin of {_percent(margin.relative)}"
+    return "inconclusive", f"the interval contains 0 and reaches beyond {_percent(margin.relative)}"
 
 
 def _percent(relative: float) -> str:

@@ -84,7 +84,7 @@ def page(folders: Sequence[Path], control: str = "ddp") -> str:
     """
     tried = read(folders)
     lines: list[str] = (
-        [] if tried else ["No run had a limit on its memory. `zero-study run frontier` makes such runs.", ""]
+        [] if tried else ["None of these runs had a memory limit. `zero-study run frontier` makes such runs.", ""]
     )
     for _, members in groupby(tried, key=lambda run: run.work):
         lines += _sections(list(members), control)

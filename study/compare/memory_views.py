@@ -332,10 +332,9 @@ def _peaks_summary(cells: list[StepPeak]) -> str:
     worst = max(cells, key=lambda c: abs(c.error))
     within, nearly = (sum(abs(c.error) <= limit for c in cells) for limit in (TARGET_ERROR, MAX_ERROR))
     return (
-        f"{within} of {len(cells)} predictions are within {100 * TARGET_ERROR:.0f} %, and {len(cells) - nearly} have "
-        f"an error above {100 * MAX_ERROR:.0f} %. The worst error is {worst.error:+.1%} ({worst.record.run_id}). If "
-        "the measurements may be too large by the bound below, the worst error is "
-        f"{max((c.error_beyond for c in cells), key=abs):+.1%}."
+        f"{len(cells)} runs: {within} within {TARGET_ERROR:.0%}, {len(cells) - nearly} beyond {MAX_ERROR:.0%}; the "
+        f"worst is {worst.record.run_id}, {worst.error:+.1%}. The largest error that counting too much cannot explain "
+        f"is {max((c.error_beyond for c in cells), key=abs):+.1%}."
     )
 
 

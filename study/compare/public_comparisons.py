@@ -29,7 +29,19 @@ NOT_COMPARED = {"entry", "system"}  # fields of a setting whose differences say 
 
 FEWEST_REPEATS = 3  # that give a margin
 ONE_RUN = "not decided (one run)"
-FIELD_NAMES = {"gpu": "GPU", "num_gpus": "number of GPUs", "num_nodes": "number of nodes", "cuda": "CUDA"}
+FIELD_NAMES = {
+    "cuda": "CUDA",
+    "python": "Python",
+    "torch": "PyTorch",
+    "gpu": "GPU",
+    "num_gpus": "number of GPUs",
+    "num_nodes": "number of nodes",
+    "accumulation_steps": "number of accumulation steps",
+    "warmup_steps": "number of warm-up steps",
+    "planned_steps": "number of planned steps",
+    "parameters": "number of parameters",
+    "seed": "information about the seed",
+}
 
 Selection = dict[str, str | int | float | bool | list[str | int | float | bool]]
 
@@ -248,21 +260,33 @@ def _counted(control: Sequence[float], arm: Sequence[float]) -> str:
     return "equal" if min(arm) == max(arm) == min(control) == max(control) else "overlapping"
 
 
+def _value_text(value: Any) -> str:
+    is_count = isinstance(value, int) and not isinstance(value, bool)
+    return "unknown" if value is None else f"{value:,}" if is_count else f"{value}"
+
+
 def _also_differs(comparison: Comparison, counted: Mapping[str, Sequence[PublicRun]]) -> list[str]:
     """Return the fields of the setting that differ between the groups, other than the compared fields."""
     facts: dict[str, dict[str, set[str]]] = {}
+    packages: set[str] = set()
     for name, members in counted.items():
         for run in members:
             setting = run.setting.model_dump(exclude={"other", "versions"}) | run.setting.versions
             setting["seed"] = None if setting["seed"] is None else "stated"
+            packages |= run.setting.versions.keys()
             for field, value in setting.items():
-                facts.setdefault(field, {}).setdefault(name, set()).add("unknown" if value is None else f"{value}")
+                facts.setdefault(field, {}).setdefault(name, set()).add(_value_text(value))
     differing = []
     for field, by_group in sorted(facts.items()):
-        values = [by_group.get(name, {"unknown"}) for name in counted]
-        if field not in (*comparison.varied, *NOT_COMPARED) and any(each != values[0] for each in values):
-            shown = "; ".join(
-                f"{name}: {terminal.names(sorted(each))}" for name, each in zip(counted, values, strict=True)
-            )
-            differing.append(f"{FIELD_NAMES.get(field, field.replace('_', ' '))} ({shown})")
+        values = {name: " or ".join(sorted(by_group.get(name, {"unknown"}))) for name in counted}
+        is_in_names = field == "submitter" and all(name.startswith(value) for name, value in values.items())
+        if field in (*comparison.varied, *NOT_COMPARED) or is_in_names:
+            continue
+        names_of: dict[str, list[str]] = {}
+        for name, value in values.items():
+            names_of.setdefault(value, []).append(name)
+        if len(names_of) > 1:
+            title = FIELD_NAMES.get(field, field.replace("_", " "))
+            shown = terminal.listed([f"{value} ({'; '.join(names)})" for value, names in names_of.items()])
+            differing.append(f"{f'version of {title}' if field in packages else title}: {shown}")
     return differing

@@ -38,6 +38,7 @@ class PairedComparison(BaseModel):
     pairs: dict[str, str | list[str]] = Field(
         default_factory=dict
     )  # entry of the control -> of the arms, instead of `by`
+    baseline: str = ""  # the control in words, which the table of pairs names
     is_null: bool = False  # nothing that should matter differs
     caveats: list[str] = Field(default_factory=list)
 

@@ -13,16 +13,15 @@ from study.terminal import bytes_text, escape_markdown, markdown, percent, signi
 HEAD = ["runs", "n", "GPUs", "strategy", "logged", "last loss", "at", "loss", "difference", "s/step", "peak, tensors"]
 
 EXPLANATION = """\
-These runs were imported from logs, so this project did not measure them. Repeats that differ
-only in the seed share a row, which shows the median of each column. A run whose log ended early is listed below the
-tables and has no row.
+These runs were imported from logs, so this project did not measure them. Repeats of one entry of a source, which differ
+in the seed only, share one row with the medians. A run whose log ended early has no row, and is listed below the table.
 
-- logged: the number of training steps that the log has, which may be fewer than were made.
-- last loss: the mean of the last tenth of the logged training losses, but at most of the last ten.
+- logged: the number of training steps in the log, which may be fewer than were made.
+- last loss: the mean of the last tenth of the logged training losses (at most ten losses).
 - at, loss, difference: the training loss at the last step (or sample) that this row and the reference both logged, and
   its relative difference from that of the reference. The reference is the first row, unless a line below the table
-  names another one. Two trainings are comparable only if their settings are: the settings that differ are listed
-  below each table."""
+  names another one. Two trainings are comparable only if their settings are. The settings that differ are listed below
+  each table."""
 LEAST_LOGGED = 2  # losses of a reference
 LEAST_SHARE = 0.1  # of the losses that the other rows logged
 MLPERF = "MLPerf"
@@ -46,11 +45,11 @@ def page(runs: Sequence[PublicRun]) -> str:
     for title, members in tables.items():
         lines += [f"## {escape_markdown(title)}", "", *_table(members), ""]
     if left_out := [f"- {escape_markdown(run.name)}: {run.why_not_counted}" for run in runs if not run.counts]:
-        lines += ["Runs without a row:", "", *left_out, ""]
+        lines += ["These runs are not averaged with others:", "", *left_out, ""]
     if marked := [
         f"- {escape_markdown(run.name)}: {escape_markdown('; '.join(run.marks))}" for run in runs if run.marks
     ]:
-        lines += ["Unusual facts in the logs:", "", *marked, ""]
+        lines += ["Unusual values in the logs:", "", *marked, ""]
     return "\n".join(lines).rstrip()
 
 
@@ -60,7 +59,7 @@ def _table(runs: list[PublicRun]) -> list[str]:
         if run.ending != "ended early":
             rows.setdefault(_setting(run), []).append(run)
     if not rows:
-        return ["The logs of all runs ended early."]
+        return ["The log of every run ended early."]
     counted = [*rows.values()]
     reference, why_not_first = _reference(counted)
     lines = list(markdown(HEAD, (_row(members, reference) for members in counted)))

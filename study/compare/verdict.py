@@ -24,6 +24,7 @@ from study.compare.eligible_runs import AdmittedRun, Runs
 from study.engines.strategy_names import in_order
 from study.errors import Refusal
 from study.running.studies import Protocol
+from study.terminal import percent
 
 EXCHANGES = 20_000  # random permutations, from a fixed seed; a p-value of 0.05 is known to within 0.003
 RESAMPLES = 10_000
@@ -71,8 +72,7 @@ def judge(runs: Runs, protocol: Protocol, control: str, elsewhere: Mapping[str, 
     null = {name: differences[name] for name in protocol.variants if name in differences}
     if missing := set(protocol.variants) - null.keys():
         raise Refusal(
-            f"there is no run of the variation {min(missing)!r} in these folders. The tests need the "
-            f"runs of all variations: {', '.join(protocol.variants)}"
+            f"no run of the variation {min(missing)!r} was found. The tests need all of: {', '.join(protocol.variants)}"
         )
     broken = {name: differences[name] for name in protocol.broken if name in differences} | dict(elsewhere or {})
     strategies = {
@@ -91,8 +91,8 @@ def judge(runs: Runs, protocol: Protocol, control: str, elsewhere: Mapping[str, 
     lacks = _unfound_faults(arms, protocol)
     if share_noticed <= 0.5:  # rounding changes the losses too little for the tests to be meaningful
         lacks.append(
-            f"rounding changes the loss noticeably in only {share_noticed:.0%} of the seeds, so that the "
-            "tests would not be meaningful"
+            f"rounding changes the loss by {percent(protocol.noticed)} or more with only {percent(share_noticed)} of "
+            "the seeds, which is too rare for the tests"
         )
     lacks += _no_learning(controls, still, protocol, control)
     return Verdict(arms, null, share_noticed, falls, still, lacks)
@@ -117,7 +117,7 @@ def _unfound_faults(arms: Sequence[Arm], protocol: Protocol) -> list[str]:
     planned = {*protocol.broken, *([protocol.broken_study] if protocol.broken_study else [])}
     return [
         *(f"the planted fault {name} was not run" for name in sorted(planned - broken.keys())),
-        *(f"the planted fault {name} was not detected" for name, arm in broken.items() if not arm.is_further),
+        *(f"the test did not detect the planted fault {name}" for name, arm in broken.items() if not arm.is_further),
     ]
 
 
@@ -177,10 +177,7 @@ def _judge_arm(
 ) -> Arm:
     starts = [start for start in furthest if start in differences]
     if len(starts) < 2:
-        raise Refusal(
-            f"{name} has {len(starts)} seed{'s' * (len(starts) != 1)} with a run of every variation. The "
-            "tests need at least two such seeds."
-        )
+        raise Refusal(f"{name}: variations were run with {len(starts)} of its seeds. The tests need at least two.")
     beside = np.array([[each[start] for each in null.values()] for start in starts])
     own = np.array([differences[start] for start in starts])
     distance, p = permutation_test(own, beside)

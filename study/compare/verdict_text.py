@@ -233,9 +233,8 @@ def _null(decided: Decided) -> list[str]:
         "",
         "## Which differences the study would have detected",
         "",
-        "These probabilities were simulated from the differences of the variations. Each is the "
-        "probability that the study detects a strategy "
-        "whose loss differs from the control's by the given amount, in the given share of seeds.",
+        "The table was simulated from the differences above. It gives the probability that the study detects a "
+        "strategy whose loss differs from the control's by the given amount, in the given share of seeds.",
         "",
         *terminal.markdown(["share of seeds", *(f"difference of {percent(by)}" for by in PARTINGS)], power),
     ]

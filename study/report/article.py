@@ -24,7 +24,7 @@ _ROWS = "document.querySelectorAll('tr:has(q)')"
 _HIDE = "row.hidden = !row.textContent.toLowerCase().includes(this.value.toLowerCase())"
 
 
-DEFECTS = """## Its program, defect by defect
+DEFECTS = """## The program of the article, defect by defect
 
 The article prints its program. This project ran it as printed, with all defects repaired, and with all defects repaired
 except one. The numbers compare the final loss of the training called ZeRO with that of plain training. If a number is

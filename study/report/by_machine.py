@@ -494,7 +494,7 @@ def prices_text(machines: Iterable[Sequence[Any]] = MACHINES, prices: Mapping[st
             parts.append(f"{name}: {gpu.price_per_hour:.2f} ({gpu.price_source}, {gpu.price_date})")
         else:
             parts.append(f"{name}: not known")
-    return f"US dollars per GPU and hour: {'; '.join(parts)}."
+    return f"Prices in US dollars per GPU and hour: {'; '.join(parts)}."
 
 
 def _table(rows: list[dict[str, Any]], *others: str) -> pd.DataFrame:

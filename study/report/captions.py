@@ -57,15 +57,17 @@ def scope(rows: pd.DataFrame) -> str:
     steps = _span(rows["steps"].dropna())
     trained = [f"trained for {steps} steps"] if steps else []
     seeds = terminal.count(rows["seed"].nunique(), "seed")
-    details = [model(rows), *_precision_and_processes(rows), *_options(rows), *trained, seeds]
-    return f"{terminal.count(len(rows), 'run')} of the {studies}: {', '.join(details)}, {hardware(rows)}."
+    details = [model(rows), *_precision_and_processes(rows), *_options(rows), *trained, seeds, hardware(rows)]
+    return f"{terminal.count(len(rows), 'run')} of the {studies}: {'; '.join(details)}."
 
 
 def setting(rows: pd.DataFrame) -> str:
     """Return the setting of these runs in words: model, precision, number of processes, options and batch."""
     sequences = joined(f"{count:.0f}" for count in _unique(rows["batch_sequences"]))
     batch = [f"{sequences} sequences per step"] if sequences else []
-    return ", ".join([model(rows), *_precision_and_processes(rows), *_options(rows), *batch])
+    parts = [model(rows), *_precision_and_processes(rows), *_options(rows), *batch]
+    has_lists = any(" and " in part or ", " in part for part in parts)
+    return ("; " if has_lists else ", ").join(parts)
 
 
 def model(rows: pd.DataFrame) -> str:

@@ -18,7 +18,7 @@ from study.public_runs import archive
 from study.public_runs.quantities import BYTES, TIMES, points
 from study.public_runs.schema import PublicRun
 from study.report import drawing
-from study.report.captions import Head
+from study.report.captions import Head, joined
 from study.terminal import bytes_text, count, percent, significant
 
 # One color per kind of card, as far as a figure has one; distinguishable for color-blind readers (after Okabe and Ito).
@@ -94,6 +94,14 @@ IN_SHORT = {
 }
 
 
+# Names of quantities as subjects of a sentence. The other names are clear without a table.
+SUBJECTS = {
+    "seconds in all": "seconds of the whole training",
+    "peak of tensors": "peak memory of the tensors",
+    "peak reserved": "peak of the reserved memory",
+}
+
+
 def summary(results: Iterable[Result]) -> str:
     """Return a list with the main differences of each comparison: in step time, in memory, and in loss or accuracy.
 
@@ -108,17 +116,17 @@ def summary(results: Iterable[Result]) -> str:
     lines = []
     for result in results:
         control = result.comparison.control.name
-        benchmark = f" [{result.benchmark.replace('MLPerf', 'MLPerf®')}, unverified]" if result.benchmark else ""
+        benchmark = f" ({result.benchmark.replace('MLPerf', 'MLPerf®')}, unverified)." if result.benchmark else ""
         lines.append(
-            f"- **{result.comparison.question}**{benchmark} Compared with {control} "
-            f"({count(result.num_runs[control], 'run')}):"
+            f"- **{result.comparison.question}**{benchmark} Baseline: {control} "
+            f"({count(result.num_runs[control], 'run')})."
         )
         for arm in result.comparison.arms:
             own = [each for each in result.differences if each.arm_name == arm.name]
-            parts = [f"{each.quantity} {_change(each)}, {each.verdict}" for each in _main(own)]
-            lines.append(f"    - {arm.name} ({count(result.num_runs[arm.name], 'run')}): {'; '.join(parts)}")
+            parts = [_answer(each) for each in _main(own)]
+            lines.append(f"    - {arm.name} ({count(result.num_runs[arm.name], 'run')}). {' '.join(parts)}")
     first = ["**In short** (measured by others, with 95 % intervals in parentheses):", "", *short, ""] if short else []
-    return "\n".join([*first, "**Answers, comparison by comparison:**", "", *lines])
+    return "\n".join([*first, "**Differences from the baseline of each comparison:**", "", *lines])
 
 
 def _main(differences: Sequence[Difference]) -> list[Difference]:
@@ -141,22 +149,35 @@ def _change(each: Difference) -> str:
     return f"{_signed(each.relative)}{_interval(each, ' ({} to {})', _signed)}"
 
 
+def _answer(each: Difference) -> str:
+    """Return a quantity with its difference from the baseline and the verdict, as a sentence."""
+    name = SUBJECTS.get(each.quantity, each.quantity)
+    size = f"{1 + each.relative:.3g} times the baseline"
+    if each.quantity not in TIMES:
+        size = f"{100 * abs(each.relative):.3g} % {'above' if each.relative > 0 else 'below'} the baseline"
+    interval = _change(each).partition(" (")[1:]
+    change = "" if each.relative == 0 else f"{size}{''.join(interval)}, "
+    return f"{name[:1].upper()}{name[1:]}: {change}{each.verdict}."
+
+
 def _interval(each: Difference, form: str, show: Callable[[float], str]) -> str:
     """Return the bounds of a difference in a form with two places. Empty if there is no interval."""
     return "" if each.low is None or each.high is None else form.format(show(each.low), show(each.high))
 
 
 def table(result: Result) -> pd.DataFrame:
-    """Return a table of a comparison's differences as text, with one row per quantity and compared group of runs."""
-    control = result.comparison.control.name
+    """Return the differences of a comparison as text, one row per quantity and arm."""
+    control, arms = result.comparison.control.name, result.comparison.arms
+    compared = "compared with it" if len(arms) > 1 else f"compared with it: {arms[0].name}"
     rows = []
     for each in result.differences:
         show = bytes_text if each.quantity in BYTES else "{:.4f}".format if is_learned(each.quantity) else significant
+        baseline, mean = (f"{show(sum(values) / len(values))} ({len(values)})" for values in (each.control, each.arm))
         rows.append(
             {
                 "quantity": each.quantity,
-                f"{control} (mean)": f"{show(sum(each.control) / len(each.control))} ({len(each.control)})",
-                "compared with it": f"{each.arm_name}: {show(sum(each.arm) / len(each.arm))} ({len(each.arm)})",
+                f"baseline: {control}": baseline,
+                compared: f"{each.arm_name}: {mean}" if len(arms) > 1 else mean,
                 "difference": _signed(each.relative),
                 "95 % interval": _interval(each, "{} to {}", _signed),
                 "margin": "" if each.margin is None else percent(each.margin),
@@ -174,9 +195,10 @@ def table_of_pairs(results: Iterable[tuple[PairedComparison, Sequence[Pair]]]) -
         rows.append(
             {
                 "comparison": comparison.question,
+                "baseline": comparison.baseline,
                 "cases": f"{len(pairs)}{f' ({num_early} with a log that ended early)' if num_early else ''}",
-                "time per step": _spread([pair.time for pair in pairs]),
-                "peak of tensors": _spread([pair.peak for pair in pairs]),
+                "time per step, relative to the baseline": _spread([pair.time for pair in pairs]),
+                "peak of tensors, relative to the baseline": _spread([pair.peak for pair in pairs]),
                 "loss at the first step": _sizes([pair.first for pair in pairs]),
                 "largest difference of the loss": _sizes([pair.largest for pair in pairs]),
                 "difference of the mean loss": _sizes(
@@ -204,15 +226,17 @@ def ratios(results: Iterable[tuple[PairedComparison, Sequence[Pair]]]) -> Figure
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
         axes.xaxis.set_minor_formatter(NullFormatter())
         drawing.dress(axes)
-        axes.set_xlabel(f"{label},\nrelative")
+        axes.set_xlabel(f"{label},\nrelative to the baseline")
     names = [textwrap.fill(comparison.name.replace("-", " "), 20) for comparison, _ in shown]
     panels[0].set_yticks(range(len(shown)), names, fontsize=10)
     panels[0].set_ylim(len(shown) - 0.5, -0.5)
-    kind = "Measured by others. Each stroke is one pair of runs. In gray pairs, only the cluster differs."
+    kind = (
+        "Measured by others. Each stroke is one pair of runs. Gray: null comparisons, where no difference is expected."
+    )
     return drawing.finish(figure, Head("Time per step and peak memory of pairs of runs", kind))
 
 
-def caveats_of_pairs(comparisons: Iterable[PairedComparison]) -> list[str]:
+def caveats_of_pairs(comparisons: Sequence[PairedComparison]) -> list[str]:
     """Return the caveats of paired comparisons, and the other settings in which their runs differ.
 
     Caveats that several comparisons share are listed once.
@@ -220,10 +244,22 @@ def caveats_of_pairs(comparisons: Iterable[PairedComparison]) -> list[str]:
     names_of: dict[str, list[str]] = {}
     for comparison in comparisons:
         differing = also_differs(comparison, archive.source(comparison.source))
-        for text in (" ".join(comparison.caveats), f"Also different: {', '.join(differing)}." if differing else ""):
+        further = f"These settings also differ: {', '.join(differing)}." if differing else ""
+        for text in (" ".join(comparison.caveats), further):
             if text:
                 names_of.setdefault(text, []).append(comparison.name.replace("-", " "))
-    return [f"*{', '.join(names)}*: {text}" for text, names in names_of.items()]
+    return [f"{_comparisons(names, comparisons)}: {text}" for text, names in names_of.items()]
+
+
+def _comparisons(names: Sequence[str], comparisons: Sequence[PairedComparison]) -> str:
+    """Return the names of comparisons, or the name of their source if these are all of its comparisons."""
+    if len(names) == 1:
+        return f"Comparison *{names[0]}*"
+    of_sources: dict[str, list[str]] = {}
+    for comparison in comparisons:
+        of_sources.setdefault(comparison.source, []).append(comparison.name.replace("-", " "))
+    whole = [source for source, every in of_sources.items() if every == names]
+    return f"All comparisons of {whole[0]}" if whole else f"Comparisons *{', '.join(names)}*"
 
 
 def strategies(runs: Sequence[PublicRun]) -> pd.DataFrame:
@@ -237,7 +273,7 @@ def strategies(runs: Sequence[PublicRun]) -> pd.DataFrame:
         memory = "unknown" if peak is None else bytes_text(peak)
         time = "unknown" if seconds is None else f"{seconds:g} s"
         cells.setdefault(place, {})[f"{(setting.parameters or 0) / 1e9:g} billion"] = f"{memory}, {time}"
-    names = ["strategy", "on the host", "checkpointing"]
+    names = ["strategy", "offloaded to the host", "activation checkpointing"]
     return pd.DataFrame([dict(zip(names, place, strict=True)) | row for place, row in cells.items()]).fillna("")
 
 
@@ -264,11 +300,16 @@ def _signed(relative: float) -> str:
 
 
 def other_differences(result: Result) -> list[str]:
-    """Return sentences on the other settings in which runs of a comparison differ, and on what was left out."""
-    lines: list[Any] = [f"Also different: {fact}." for fact in result.also_differs]
+    """Return sentences on what else differs in a comparison, and on what was left out or not compared."""
+    lines: list[Any] = [f"The {fact.replace(':', ' also differs:', 1)}." for fact in result.also_differs]
     lines += list(result.comparison.caveats)
-    lines += [f"Left out: {reason}." for reason in result.left_out]
-    lines += [f"Not compared, because only some of the logs have it: {what}." for what in result.not_compared]
+    names_of: dict[str, list[str]] = {}
+    for name, _, reason in (each.partition(": ") for each in result.left_out):
+        names_of.setdefault(reason, []).append(name)
+    for reason, names in names_of.items():
+        each = "each " if len(names) > 1 else ""
+        lines.append(f"{count(len(names), 'run is', 'runs are')} left out, {each}because {reason}: {joined(names)}.")
+    lines += [f"The logs of the two groups do not both have this quantity: {what}." for what in result.not_compared]
     return lines
 
 

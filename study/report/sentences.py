@@ -94,8 +94,8 @@ def memory(peaks: pd.DataFrame, control: str) -> str:
     if ratios.empty:
         return text
     text += (
-        f" Of the {len(ratios)} other strategies, {(ratios < 1).sum()} use less than {control}. The "
-        f"tensor memory of these strategies is {least_and_most(ratios)} that of {control}."
+        f" Of the {len(ratios)} other strategies, {(ratios < 1).sum()} use less tensor memory than {control}. These "
+        f"{len(ratios)} strategies use {least_and_most(ratios)} as much as {control}."
     )
     whole = (peaks["peak_process_gib"] / own["peak_process_gib"]).drop(control).dropna()
     if len(whole):
@@ -124,8 +124,7 @@ def crossings(rows: pd.DataFrame, control: str) -> str:
             lines.append(f"With every tested model, these strategies use less memory than {control}: {names}.")
         else:
             lines.append(
-                f"With the {size} model and all larger tested models, these strategies use less "
-                f"memory as well: {names}."
+                f"With the {size} model and all larger ones, these also use less memory than {control}: {names}."
             )
     return " ".join(lines)
 
@@ -151,7 +150,7 @@ def outcomes(runs: pd.DataFrame) -> str:
     finished = int((runs["status"] == "ok").sum())
     if finished == len(runs):
         return f"All {len(runs)} runs finished."
-    return f"{finished} of {len(runs)} runs finished. These runs did not finish:"
+    return f"{finished} of {len(runs)} runs finished. These runs did not:"
 
 
 def headroom(usable_bytes: SupportsFloat) -> str:
@@ -206,16 +205,14 @@ def crashes(versions: Mapping[str, Collection[str]]) -> str:
     lines = []
     for message, of in versions.items():
         names = " to ".join(dict.fromkeys([next(iter(of)), [*of][-1]]))
-        lines.append(f"{names}, {len(of)} crashes in total: `{message}`")
+        lines.append(f"{len(of)} crashes in releases {names}: `{message}`")
     return f"The crashes in the figure have these error messages:\n\n{bullets(lines)}" if lines else "No case crashed."
 
 
 def untimed(reasons: pd.Series) -> str:
-    """List the reasons why combinations of model and strategy have no step time, the most frequent reason first."""
-    lines = [f"{count} combinations: {reason}" for reason, count in reasons.value_counts().items()]
-    return (
-        f"Combinations of a model and a strategy without a value, and the reason:\n\n{bullets(lines)}" if lines else ""
-    )
+    """List why combinations of model and strategy have no value, with the most frequent reason first."""
+    lines = [f"{count} combinations, reason: {reason}" for reason, count in reasons.value_counts().items()]
+    return f"These combinations of a model and a strategy have no value:\n\n{bullets(lines)}" if lines else ""
 
 
 def by_strategy(names: Iterable[str], text: str) -> str:
@@ -249,7 +246,7 @@ def fitting(best: pd.DataFrame, models: Iterable[str], machine: str) -> str:
     names = [f"{model} with `{rows.loc[model, 'strategy']}`" for model in models if model in rows.index]
     others = [model for model in models if model not in rows.index]
     text = f"{machine} can train {joined(names)}." if names else ""
-    return f"{text} None of the strategies shown fits {joined(others)} on it." if others else text
+    return f"{text} No strategy shown fits {joined(others)} on this machine." if others else text
 
 
 def faster_and_cheaper(best: pd.DataFrame, machine: str, other: str) -> str:
@@ -266,10 +263,11 @@ def faster_and_cheaper(best: pd.DataFrame, machine: str, other: str) -> str:
     speeds = (both["speed_second"] / both["speed_first"]).sort_values()
     costs = both["cost_second"] / both["cost_first"]
     ends = list(dict.fromkeys(f"{speeds.iloc[at]:.3g} times ({speeds.index[at]})" for at in (0, -1)))
-    parts = [f"{cost:.2f} times as much for {model}" for model, cost in costs.items()]
+    parts = [f"{cost:.2f} times ({model})" for model, cost in costs.items()]
     text = (
         f"{other} {'processes' if other.startswith('1 x') else 'process'} {'between ' * (len(ends) > 1)}{joined(ends)} "
-        f"as many tokens per second as {machine}. Compared with {machine}, a billion tokens cost {joined(parts)}."
+        f"as many tokens per second as {machine}. On {other}, a billion tokens cost {joined(parts)} as much as on "
+        f"{machine}."
     )
     overlapping = [model for model, row in both.iterrows() if _overlap(row)]
     decided = both.drop(index=overlapping)
@@ -304,8 +302,8 @@ def cheapest(best: pd.DataFrame, model: str) -> str:
     limit = lowest["cost_high"]
     near = [row["machine"] for _, row in rows.iloc[1:].iterrows() if not row["cost_low"] > limit]
     higher = [row["machine"] for _, row in rows.iloc[1:].iterrows() if row["cost_low"] > limit]
-    text += f" The intervals of {joined(near)} overlap with this interval." if near else ""
-    return text + (f" The intervals of {joined(higher)} are above this interval." if higher else "")
+    text += f" The cost intervals of {joined(near)} overlap with this one." if near else ""
+    return text + (f" The cost intervals of {joined(higher)} are above this one." if higher else "")
 
 
 def unpublished(others: pd.DataFrame, advices: Iterable[tuple[str, str]]) -> str:

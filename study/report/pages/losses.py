@@ -43,8 +43,8 @@ class Losses:
             f"`{decided.study.name}`: {verdict_text.answer(decided)}" for decided in self.decided
         )
         statistical = (
-            "**Answer of the statistical studies.** These studies also train with faults that were put in on purpose "
-            "(*planted faults*), and they train DDP with changes that affect only rounding (its *variations*):"
+            "**Answer of the statistical studies.** These studies also train with *planted faults*, which were put in "
+            "on purpose, and train DDP with *variations*, which affect only rounding:"
         )
         return markdown(*texts, *([statistical, answers] if self.decided else []))
 
@@ -52,7 +52,7 @@ class Losses:
         """Describe the runs that the page shows."""
         studies = self.of_fixed["study"].unique()
         lines = [f"{captions.scope(plots.filter_runs(self.of_fixed, study=name))}" for name in studies]
-        first = f"**What was run.** This project measured all results. {captions.scope(self.runs)}"
+        first = f"**What was run.** {captions.MEASURED} {captions.scope(self.runs)}"
         return markdown(first, sentences.bullets(lines))
 
     def curves(self) -> Iterator[Figure]:

@@ -132,9 +132,7 @@ class Peaks:
             by_strategy = rows.set_index("strategy")
             trained, predicted = (by_strategy[name].map(tables.millions) for name in ("trained", "predicted"))
             title = f"Largest model that fits in {cap:g} GiB per process"
-            source = (
-                "Bars: measured by this project. Diamonds: predicted. Without a diamond, no model is predicted to fit."
-            )
+            source = "Bars: measured by this project. Diamonds: predicted. No diamond: no model is predicted to fit."
             head = captions.head(title, tables.capped(self.limited, cap), source)
             yield plots.largest_models(trained, predicted, control, head)
 
