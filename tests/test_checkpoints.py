@@ -107,7 +107,7 @@ def test_a_damaged_one_is_named_and_the_one_before_it_taken(harm, named, tmp_pat
         a_checkpoint(run, step)
     harm(run.checkpoints_folder / "step-00000010")
     assert chosen(run) == "step-00000005"
-    assert f"not used: {run.checkpoints_folder}/step-00000010" in (output := capsys.readouterr().out)
+    assert f"not used. {run.checkpoints_folder}/step-00000010" in (output := capsys.readouterr().out)
     assert named in output
 
 
@@ -116,7 +116,7 @@ def test_a_damaged_one_is_named_and_the_one_before_it_taken(harm, named, tmp_pat
     [
         ({"learning_rate": 2e-3}, "its learning_rate is 0.001, but that of this run is 0.002"),
         ({"max_steps": 15}, "its max_steps is 14, but that of this run is 15"),
-        ({"strategy": "ddp"}, "its strategy is single, this run's ddp"),
+        ({"strategy": "ddp"}, "its strategy is single, but that of this run is ddp"),
     ],
 )
 def test_a_foreign_one_is_named_and_not_taken(change, named, tmp_path, capsys):
@@ -141,7 +141,7 @@ def test_one_of_another_device_is_not_taken_but_may_be_named(tmp_path, monkeypat
     monkeypatch.setattr(manifest.torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(manifest.torch.cuda, "get_device_name", lambda: "NVIDIA H200")
     assert chosen(run) is None
-    assert "its device is cpu, this run's NVIDIA H200" in capsys.readouterr().out
+    assert "its device is cpu, but that of this run is NVIDIA H200" in capsys.readouterr().out
     assert not manifest.choose(a_run(tmp_path / "run", resume=str(here)), Accelerator(cpu=True)).is_exact
 
 
@@ -234,7 +234,7 @@ def test_one_of_other_arithmetic_is_not_gone_on_from(tmp_path, monkeypatch, caps
     assert chosen(a_run(tmp_path / "run")) == "step-00000005"
     monkeypatch.delenv("MKL_ENABLE_INSTRUCTIONS")
     assert chosen(a_run(tmp_path / "run")) is None
-    assert "its MKL_ENABLE_INSTRUCTIONS is SSE4_2, this run's None" in capsys.readouterr().out
+    assert "its MKL_ENABLE_INSTRUCTIONS is SSE4_2, but that of this run is None" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("status", sorted(schema.CUT_OFF))

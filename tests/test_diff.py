@@ -391,7 +391,7 @@ def test_it_is_said_which_part_of_the_batches_differs(cut: Any):
     a = cut("a")
     for rows in (4, 2):
         first = compare(a, cut("b", masked=2, rows=rows)).differences[0]
-        assert first[:3] == (1, "batch", "other attention_mask, the same argument 1, labels")
+        assert first[:3] == (1, "batch", "different attention_mask, but the same argument 1, labels")
 
 
 # ---------------------------------------------------------------- one recording has one identity

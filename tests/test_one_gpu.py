@@ -101,7 +101,7 @@ def test_nothing_is_started_that_will_not_end_in_time(place, monkeypatch, capsys
     assert one_gpu.run(LIST, place, Slot(50)) == runner.SOME_WITHOUT_OUTCOME
     assert done(place) == ["b zero2"]  # not even the first; what is short still is
     out = capsys.readouterr().out
-    assert "bert-imdb-tiny-ddp-2x-seed0-one: not started, because it takes about 2 min" in out
+    assert "bert-imdb-tiny-ddp-2x-seed0-one: the run was not started, because it takes about 2 min" in out
     assert "some of the list is left; the same command goes on with it" in out
     assert packed(place) == 1
     expect(monkeypatch, three=100)

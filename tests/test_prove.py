@@ -589,7 +589,7 @@ WRONG = {
     "two_plain_models": ["ranks 0 and 1 train separately"],
     "by_hand_but_drawn_apart": [DIFFER],
     "orthogonalized_by_shard": ["the update is not Muon's: the update of "],
-    "states_of_ranks_differ": ["ranks keep different kinds of optimizer states for 1 parameter, first 0.weight"],
+    "states_of_ranks_differ": ["ranks keep different kinds of optimizer states for 1 parameter, for example 0.weight"],
 }
 
 

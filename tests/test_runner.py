@@ -80,7 +80,7 @@ def test_every_run_has_an_outcome_and_finished_ones_are_kept(study, monkeypatch,
     assert (one.global_batch_size, one.returncode, one.stderr_tail) == (8, 0, [])
     assert one.command[-2:] == ["--output-dir", "runs/mine/bert-imdb-tiny-zero2-2x-seed1"]
     assert one.wall_seconds > 0
-    assert "6 to run, 0 kept, 0 skipped; about 2 min, a guess" in capsys.readouterr().out
+    assert "6 to run, 0 kept, 0 skipped; about 2 min, which is a guess" in capsys.readouterr().out
 
     before = {path: path.read_bytes() for path in Path("runs").rglob("*.json*")}
     assert run(study, monkeypatch) == runner.ALL_OK

@@ -237,7 +237,7 @@ def test_what_is_not_checked_is_said_and_is_no_fault(make, reason, capsys):
 
 
 def test_rounding_of_weights_in_16_bits_is_no_fault():
-    with pytest.raises(prove.Unverified, match=r"rounding is too large: \d parameters"):
+    with pytest.raises(prove.Unverified, match=r"rounding is too large .*: \d parameters"):
         train(RIGHT["AdamW"], torch.bfloat16)
 
 
@@ -292,7 +292,7 @@ def test_ranks_with_other_kinds_of_states_are_found():
     kinds = [["exp_avg: OptimState8bit"], ["exp_avg: float32"]]
     judged = judge([report(kinds={"w": kind, "b": kinds[1]}) for kind in kinds])
     assert (
-        "different kinds of optimizer states for 1 parameter, first w: (exp_avg: OptimState8bit)" in judged.findings[0]
+        "different kinds of optimizer states for 1 parameter, for example w: (exp_avg: OptimState8bit)" in judged.findings[0]
     )
     assert judge([report(kinds={"w": kinds[0]})] * 2).findings == []
 

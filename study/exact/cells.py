@@ -60,12 +60,9 @@ class Cell:
         if shipped.mesh and not shipped.could_run(self.num_ranks):
             return f"the strategy has {shipped.mesh[0]} replicas of at least 2 shards each"
         if shipped.distributed_type == "FSDP" and shipped.offload_param_device != "none":
-            return "FSDP2 offloads from a GPU to the host, and PyTorch refuses this without a GPU"
+            return "FSDP2 offloads from a GPU to the host, and PyTorch refuses it where there is no GPU"
         if shipped.offloads_to_nvme:
-            return (
-                "DeepSpeed swaps no tensor below 1 MiB, and this model has 4 KiB, so nothing would be "
-                "swapped to the disk"
-            )
+            return "DeepSpeed swaps no tensor below 1 MiB, and this model has 4 KiB: nothing would reach the disk"
         return None
 
 

@@ -342,7 +342,7 @@ def missing_resources(study: Study, run: Run, machine: Machine) -> str | None:
     if run.num_machines > 1 and run.main_process_ip is None:
         return (
             f"needs {run.num_machines} machines. Start it on each of them (docs/machines.md), or "
-            "write a script with `zero-study plan --slurm`"
+            "write a script with `zero-study plan STUDY --slurm`"
         )
     num_local = run.world_size if run.laboratory else run.num_local_ranks
     present = len(machine.gpu_memory_bytes)
