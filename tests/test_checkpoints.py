@@ -91,7 +91,7 @@ HARMS: list[tuple[Callable[[Path], object], str]] = [
     (lambda folder: (folder / "engine/x.pkl").touch(), "is damaged: engine/x.pkl does not belong to it"),
     (
         lambda folder: (folder / "engine/more").symlink_to(folder.parent),
-        "is damaged: engine/more is not one of the files",
+        "is damaged: engine/more does not belong to it",
     ),
     (lambda folder: link_to_itself(folder / MODEL), "engine/model: cannot be read as what was written"),
     (name_a_file_outside, "is damaged: ../outside was changed"),

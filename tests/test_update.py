@@ -291,9 +291,8 @@ def test_the_sums_of_the_shards_of_ranks_are_added():
 def test_ranks_with_other_kinds_of_states_are_found():
     kinds = [["exp_avg: OptimState8bit"], ["exp_avg: float32"]]
     judged = judge([report(kinds={"w": kind, "b": kinds[1]}) for kind in kinds])
-    assert (
-        "different kinds of optimizer states for 1 parameter, for example w: (exp_avg: OptimState8bit)" in judged.findings[0]
-    )
+    (finding,) = judged.findings
+    assert "different kinds of optimizer states for 1 parameter, for example w: (exp_avg: OptimState8bit)" in finding
     assert judge([report(kinds={"w": kinds[0]})] * 2).findings == []
 
 

@@ -23,13 +23,13 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from committed_runs import CPU, learned, releases_with_fault, runs_by_strategy, speeds_by_strategy
 from matplotlib.figure import Figure
-from wording import STRATEGY_NAMES, tabulate
+from wording import STRATEGY_NAMES
 
 from study import planner, terminal
 from study.compare import frontier, public_comparisons, public_pairs, verdict
 from study.conformance import results
 from study.files import ROOT
-from study.planner import reasons
+from study.planner import choose
 from study.planner.choose import Advice, StrategyPrediction
 from study.public_runs import archive
 from study.records import find as records
@@ -97,7 +97,6 @@ def _of_series(said: str, what: str, strategy: str) -> Number:
 
 
 NUMBERS = [
-    Number("1.57", "peak memory of tensors, `zero3` divided by DDP", "peaks-real", lambda: f"{_of_ddp()['zero3']:.2f}"),
     Number("0.56", "peak memory of tensors, `fsdp2` divided by DDP", "peaks-real", lambda: f"{_of_ddp()['fsdp2']:.2f}"),
     Number("124", "million parameters of DDP's largest model under 3 GiB", "frontier", lambda: largest_models()["ddp"]),
     _of_series("1.37", "time per step", "fsdp2"),
@@ -184,13 +183,13 @@ def first_picture(ink: str) -> Figure:
 
 
 # What README shows of the public runs.
-PAIRS, CLUSTERS, MORE_GPUS = "a100-h100", "h100-clusters", "one-and-eight-h100-prefix"
+PAIRS, MORE_GPUS = "a100-h100", "one-and-eight-h100-prefix"
 ON_A100 = "lightning-minigpt"  # a source in which one program trained one model under several strategies
 NAMES_ON_A100 = {
     "DDP": "DDP",
     "DeepSpeed-ZeRO-Stage-2": "ZeRO-2",
     "DeepSpeed-ZeRO-Stage-3": "ZeRO-3",
-    "DeepSpeed-ZeRO-Stage-3-Offload": "ZeRO-3, with parameters and optimizer states on the host",
+    "DeepSpeed-ZeRO-Stage-3-Offload": "ZeRO-3 with CPU offload",
 }
 
 
@@ -214,35 +213,25 @@ def _spread(name: str, quantity: str) -> public_pairs.Spread:
     return spread
 
 
-def strategies_on_a100() -> str:
-    """Return the table of what others measured of DDP, ZeRO-2 and ZeRO-3 for one model on eight A100."""
-    runs = {run.name: run for run in archive.source(ON_A100)}
-    rows = []
-    for entry, name in NAMES_ON_A100.items():
-        totals, setting = runs[f"1-{entry}"].totals, runs[f"1-{entry}"].setting
-        assert (setting.gpu, setting.num_gpus, setting.parameters) == ("A100", 8, 1_000_000_000)
-        rows.append([name, f"{totals['peak_allocated_bytes'] / 2**30:.1f} GiB", f"{totals['seconds_per_step']:.2f} s"])
-    return tabulate(["strategy", "peak of allocated memory per GPU", "time per step"], rows)
-
-
 def public_sentences() -> str:
-    """Return the sentences of README about public runs."""
-    time, last = _spread(PAIRS, "time"), _spread(PAIRS, "last")
-    clusters = terminal.percent(abs(_spread(CLUSTERS, "time").median - 1))
+    """Return the sentences of README about public runs on A100 and H100."""
+    runs = {run.name: run for run in archive.source(ON_A100)}
+    measured = {name: runs[f"1-{entry}"] for entry, name in NAMES_ON_A100.items()}
+    settings = {(run.setting.gpu, run.setting.num_gpus, run.setting.parameters) for run in measured.values()}
+    assert settings == {("A100", 8, 1_000_000_000)}
+    peaks = [f"{name} {run.totals['peak_allocated_bytes'] / 2**30:.1f} GiB" for name, run in measured.items()]
+    seconds = [f"{run.totals['seconds_per_step']:.2f}" for run in measured.values()]
+    time = _spread(PAIRS, "time")
     losses = [each for each in _public(MORE_GPUS).differences if each.quantity.startswith("evaluation loss")]
     assert all(each.verdict.startswith("within the margin") for each in losses)
-    furthest = max(losses, key=lambda each: abs(each.relative))
-    tensors = _difference(MORE_GPUS, "peak of tensors").relative
     more_time = terminal.percent(_difference(MORE_GPUS, "GPU seconds").relative)
     lines = [
-        f"**A100 and H100:** in {time.num} tests of Megatron-LM, a step on eight A100 takes {time.median:.1f} times as "
-        f"long as on eight H100 (median; {time.tenth:.1f} to {time.ninetieth:.1f} in eight of ten tests). The last "
-        f"losses differ by less than {terminal.percent(max(abs(last.tenth), abs(last.ninetieth)), digits=1)} in eight "
-        f"of ten tests. For comparison, two clusters with H100 differ by {clusters} in time.",
-        "**1 and 8 H100:** modded-nanogpt trains with the same batch on both, ten times each. The largest difference "
-        f"of the held-out losses is {terminal.percent(abs(furthest.relative))}, which is within the spread of repeats. "
-        f"With gradients and optimizer states sharded, the 8 GPUs need {more_time} more GPU time in all, and each of "
-        f"them needs {terminal.percent(-tensors)} less memory.",
+        "**8 A100, by Lightning's developers in 2021:** for a GPT with one billion parameters, each GPU needs the "
+        f"following memory: {', '.join(peaks)}. A step takes {', '.join(seconds[:-1])} and {seconds[-1]} s.",
+        f"**8 A100 and 8 H100, {time.num} tests of Megatron-LM:** a step takes {time.median:.1f} times as long on A100 "
+        f"in the median (between {time.tenth:.1f} and {time.ninetieth:.1f} times in eight of ten tests).",
+        "**1 and 8 H100, modded-nanogpt:** with gradients and optimizer states sharded over 8 GPUs, the held-out loss "
+        f
     ]
     return sentences.bullets(lines)
 
@@ -329,7 +318,7 @@ def strategies_picture(ink: str) -> Figure:
     figure.suptitle(title, color=ink, fontsize=11.5, fontweight="bold", x=0.01, ha="left")
     legend = f"Bars: GiB per GPU. Dashed line: usable memory ({limit} GiB).\n"
     legend += "Right: time per step, and price of a billion tokens.\n"
-    legend += "Batches: the fastest that fit. Under DDP, none fits."
+    legend += "Batches: the fastest that fit (ZeRO-1: a smaller one)."
     figure.supxlabel(legend, color=ink, fontsize=10.5, x=0.01, ha="left")
     plt.close(figure)
     return figure
@@ -362,7 +351,13 @@ def answers() -> str:
     """Return README's first two answers: the planner's recommendation for one model, and the releases to avoid."""
     best, ddp = shown_best(), shown_options()["ddp"]
     assert not ddp.fits
-    equal = [name for name, why in reasons.why_not(advice()).items() if why.endswith("either is fine")]
+    near = [
+        option
+        for option in choose.equally_fast(choose.preferred(advice().options))
+        if option in shown_options().values()
+    ]
+    simple = [option for option in near if choose.complexity(option)[:3] == choose.complexity(best)[:3]]
+    equal = [option.strategy.name for option in simple if option is not best]
     assert equal
     names = " or ".join(STRATEGY_NAMES[name] for name in (best.strategy.name, *equal))
     newest = list(results.read("deepspeed"))[-1]
@@ -374,9 +369,9 @@ def answers() -> str:
         f"{names.split()[0]} takes {best.seconds:.3g} s ({best.fastest_seconds:.2g} to {best.slowest_seconds:.2g}) for "
         f"{batch} sequences of {job.sequence_length:,} tokens, which is ${_dollars(best):,.0f} per billion tokens. "
         f"DDP does not fit: it lacks {_gib(-ddp.free_bytes)} GiB per GPU.",
-        f"**Which DeepSpeed release trains correctly?** {newest}, except [in a few settings]({FAULTS}). Releases "
-        f"{first} to {last.split(' ')[-1]} can [train incorrectly without an error message]"
-        "(#releases-that-train-incorrectly-without-an-error-message).",
+        f"**Which DeepSpeed release should I use?** {newest}, the newest that we tested, unless you train in one of "
+        f"[a few settings]({FAULTS}). With {first} to {last.split(' ')[-1]}, common settings [train incorrectly "
+        "without an error message](#releases-that-train-incorrectly-without-an-error-message).",
     ]
     return sentences.bullets(lines)
 

@@ -74,7 +74,6 @@ def _size_cell(option: StrategyPrediction) -> str:
 TABLES: dict[tuple[str, str], Callable[[], str]] = {
     ("README.md", "answers"): first_screen.answers,
     ("README.md", "picture"): first_screen.picture,
-    ("README.md", "on_a100"): first_screen.strategies_on_a100,
     ("README.md", "public"): first_screen.public_sentences,
     ("reports/equal-memory.md", "measured"): measured,
     ("reports/predicted/README.md", "sizes"): sizes,
