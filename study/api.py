@@ -110,7 +110,7 @@ def dry_run(
 
 
 def import_log(*logs: str | Path, output: str | Path, name: str | None = None, **setting: Value) -> ImportAnswer:
-    """Turn logs of other trainings into runs in the folder `output`, which `zero-study compare` can compare.
+    """Read logs of other trainings, and write them into the folder `output` as runs for `zero-study compare`.
 
     `setting` states what the logs do not, such as gpu="h100", num_gpus=8 or strategy="zero3".
     """
@@ -136,7 +136,7 @@ def prove(script: str | Path, *arguments: str, ranks: int = 1, reference: bool =
 
 
 def saved(folder: str | Path, *, against: str | Path | None = None, model: str | Path | None = None) -> SavedAnswer:
-    """Check whether a checkpoint or a saved model holds what was trained.
+    """Check whether a checkpoint or a saved model contains the weights that were trained.
 
     `against` is another checkpoint or a recording to compare it with. `model` is a folder with the model's config.json.
     """

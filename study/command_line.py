@@ -124,7 +124,7 @@ def is_optional(field: FieldInfo) -> bool:
 
 
 def choices(field: FieldInfo) -> tuple[str, ...]:
-    """Return the words that a field accepts. Return no words if it accepts other values too, such as any number."""
+    """Return the words that a field accepts, or no words if it also accepts other values, such as any number."""
     return get_args(kind(field)) if get_origin(kind(field)) is Literal else ()
 
 

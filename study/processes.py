@@ -207,7 +207,7 @@ def raised_in(errors: Iterable[str]) -> list[Raised]:
 
 
 def lines_of(log: bytes) -> list[str]:
-    """Return the nonempty lines of a log as a terminal shows them. Of a progress bar, only the last state is kept."""
+    """Return the nonempty lines of a log as a terminal shows them. Only the last state of a progress bar is kept."""
     lines = []
     for line in log.decode(errors="replace").split("\n"):
         drawn = [part for part in line.split("\r") if part.strip()]

@@ -134,7 +134,7 @@ def count(number: float, noun: str, plural: str | None = None) -> str:
 
 
 def names(words: Sequence[str], most: int = 3) -> str:
-    """Return the first words of a list, and how many more there are: "a, b, c and 4 more"."""
+    """Return the first elements of a list, and how many more there are: "a, b, c and 4 more"."""
     left_out = len(words) - most
     return ", ".join(words[:most]) + (f" and {left_out} more" if left_out > 0 else "")
 

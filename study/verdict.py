@@ -21,7 +21,7 @@ MEANINGS = {
 
 
 class Checked(NamedTuple):
-    """A number of things that were compared, with their noun and what they were compared with."""
+    """The number of things that a check compared, their noun, and what they were compared with."""
 
     number: int
     noun: str  # what was compared, in the singular, such as "tensor"

@@ -1,4 +1,4 @@
-"""Define the ids of all findings except those of `why`. They never change, because programs and settings name them.
+"""Define the ids of all findings except those of `why`. They never change, because other programs refer to them.
 
 The ids of `why` are those of its rules, as `study.why.json_answer.ids` returns them.
 """

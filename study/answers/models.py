@@ -54,7 +54,7 @@ class Finding(Closed):
 
 
 class Checked(Closed):
-    """What was compared, and how many of it."""
+    """The number of things of one kind that a command compared."""
 
     number: int
     what: str
@@ -159,7 +159,7 @@ class PlaceBytes(Closed):
 
 
 class AdvisedStrategy(Closed):
-    """The prediction for one strategy with the fastest batch size that fits."""
+    """The predictions for one strategy, with the batch size that is fastest among those that fit."""
 
     strategy: str
     fits: bool
@@ -269,7 +269,7 @@ class Machine(Closed):
 
 
 class AdviseAnswer(OpenAnswer):
-    """The answer of `advise`. Its keys depend on the question, and the key `units` contains their units.
+    """The answer of `advise`. Its keys depend on the command's options. The key `units` has their units.
 
     For one model on one machine, the keys are `strategies`, `recommended`, `reason`, `why_not`, `remedies`, `launch`.
     For several machines, they are `cheapest`, `fastest` and `machines`. Without --gpus, the key is `fewest_gpus`;
@@ -340,7 +340,7 @@ class Spread(Closed):
 
 
 class ComparedRow(Closed):
-    """The measurements of all runs that one row of `compare` summarizes: one strategy, one setting, several seeds."""
+    """The measurements in one row of `compare`. A row summarizes runs that differ only in their seeds."""
 
     strategy: str
     name: str
@@ -360,14 +360,14 @@ class ComparedRow(Closed):
 
 
 class ComparedGroup(Closed):
-    """Rows for the same training with different strategies. The first row is the control."""
+    """The results of the same training with different strategies. The first row is the baseline (the control)."""
 
     training: str
     rows: list[ComparedRow]
 
 
 class CompareAnswer(Answer):
-    """The output of `compare --json`. The short view has `groups`. Other views, and imported runs, have `tables`."""
+    """The output of `compare --json`. The view `short` has the key `groups`. All other output has `tables`."""
 
     view: str
     groups: list[ComparedGroup]
@@ -377,7 +377,7 @@ class CompareAnswer(Answer):
 
 
 class ConformanceAnswer(Answer):
-    """The output of `conformance --json`. With --exact, the trainings are in `exact_cells` instead of `cells`."""
+    """The output of `conformance --json`. With --exact, the results are in the key `exact_cells` instead of `cells`."""
 
     is_exact: bool
     versions: dict[str, str | None]
@@ -426,7 +426,7 @@ class DiffAnswer(Answer):
 
 
 class FileOfDoctor(Closed):
-    """A configuration file that `doctor` checked, with what its keys do."""
+    """A configuration file that `doctor` checked, with the effect of each of its keys."""
 
     file: str
     kind: str | None
@@ -492,7 +492,7 @@ class ImportAnswer(Answer):
 
 
 class PlannedRun(Closed):
-    """A run that `plan` lists, with what would be done with it."""
+    """A run that `plan` lists, with the action that is planned: run it, keep the earlier run, or skip it."""
 
     run: str
     strategy: str
@@ -506,7 +506,7 @@ class PlannedRun(Closed):
 
 
 class PlanAnswer(Answer):
-    """The output of `plan --json`, which has no verdict. With --slurm, it has only the study's name and the script."""
+    """The runs of a study in `plan --json`. With --slurm, the output has only the study's name and the script."""
 
     study: str
     slurm_script: str | None
@@ -523,7 +523,7 @@ class PlanAnswer(Answer):
 
 
 class PredictAnswer(Answer):
-    """The output of `predict --json`, which has no verdict."""
+    """The output of `predict --json`."""
 
     written: list[str]
     studies: list[dict[str, Any]]

@@ -1,4 +1,4 @@
-"""Check a project: its configuration files, its lock files against those of a commit, and its named checkpoints."""
+"""Check a project: its configuration files, its named checkpoints, and changes of its lock files since a commit."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Report:
 
     @property
     def unused(self) -> list[Accepted]:
-        """The entries of the settings that accept a finding which no longer occurs."""
+        """The entries of the settings whose accepted finding no longer occurs."""
         used = [entry for _, entry in self.accepted]
         return [entry for entry in self.settings.accepted if entry not in used]
 
@@ -62,7 +62,7 @@ class Report:
         return "" if finding.file is None else self.project.name_of(Path(finding.file))
 
     def add(self, findings: Iterable[Finding], checked: Iterable[Checked], not_checked: Iterable[NotChecked]) -> None:
-        """Add what a check compared, and its findings except those that the project accepts."""
+        """Add to the report what a check compared and what it found, except findings that the project accepts."""
         for finding in findings:
             path = self.path_of(finding)
             entry = next((accepted for accepted in self.settings.accepted if accepted.covers(finding, path)), None)

@@ -83,7 +83,7 @@ def read(path: Path) -> Settings:
 
 
 def entries(findings: Iterable[tuple[Finding, str]]) -> Iterator[str]:
-    """Yield the lines to add to pyproject.toml so that these findings are accepted.
+    """Yield lines for pyproject.toml that make the project accept these findings.
 
     Each finding comes with the path of its file. The reasons are placeholders. The settings are refused until somebody
     has replaced them.

@@ -1,4 +1,4 @@
-"""Write reports/corrections.md: what the authors of each source could correct, and which verdicts changed."""
+"""Write reports/corrections.md: what the authors of each publication could correct, and which verdicts changed."""
 
 from __future__ import annotations
 

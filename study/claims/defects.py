@@ -1,4 +1,4 @@
-"""Compute how the defects in the program of the source a100-replication change its results.
+"""Compute how the defects in the published program of `a100-replication` change its results.
 
 The results are committed: tools/measure/published runs that program both as published and corrected. Each program
 trains several arms: a plain one, and one with ZeRO, each with a batch size. defects.yaml lists the defects, the
@@ -83,7 +83,7 @@ MENDED_ALONE, LEFT_ALONE = GROUPS["one defect mended, the others left"], GROUPS[
 
 
 class Effect(NamedTuple):
-    """The relative difference between ZeRO and plain training, by repeat. Negative values mean that ZeRO is better."""
+    """The relative difference between ZeRO and plain training, by repetition. Below 0, ZeRO is better."""
 
     values: dict[int, float]
     mean: float
@@ -125,7 +125,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def effect(results: Mapping[str, Any], comparison: Comparison, metric: Metric) -> Effect | None:
-    """Return the effect of ZeRO on one metric in one comparison. None if no repeat has both trainings."""
+    """Return the effect of ZeRO on one metric in one comparison. None if no repetition has both trainings."""
     plain, zero = (_values(results, place, comparison.reading[metric]) for place in comparison[:2])
     programs = [PROGRAMS[name] for name, _ in (comparison.plain, comparison.zero)]
     drawn = metric not in LOSSES or any(program.own_seeds or not program.seeded_head for program in programs)

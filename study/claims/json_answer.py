@@ -1,4 +1,4 @@
-"""Make what `zero-study claims --json` prints: sentences of sources, or the verdicts that must be corrected."""
+"""Make what `zero-study claims --json` prints: sentences of publications, or the verdicts that must be corrected."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ Kind = Literal[
 
 
 class Tolerance(StrictModel):
-    """The tolerance around an expected value, of which exactly one kind must be given: relative, absolute or exact.
+    """The tolerance around an expected value. It is either relative, absolute or exact.
 
     Some tolerances were changed after results were known. study/claims/corrections.yaml lists them.
     """
@@ -81,7 +81,7 @@ class Expected(StrictModel):
 
     @cached_property
     def band(self) -> tuple[float, float]:
-        """The lowest and the highest value within the tolerance. Only numbers and ranges have them."""
+        """The lowest and the highest value within the tolerance. The expected value must be a number or a range."""
         low, high = self.value if isinstance(self.value, tuple) else (float(self.value), float(self.value))
         relative = EXACT_TOLERANCE if self.tolerance.exact else self.tolerance.relative
         if relative is not None:
@@ -299,7 +299,7 @@ def _read_all(paths: tuple[Path, ...], _: tuple[tuple[int, int], ...]) -> list[S
 
 
 def questions() -> dict[str, dict[str, str]]:
-    """Return the questions that every source is checked for, with the answers of this project and of the papers.
+    """Return the questions that are checked for every publication, with the answers of this project and of the papers.
 
     Raises Refusal if the file of questions cannot be read.
     """

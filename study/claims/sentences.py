@@ -38,7 +38,7 @@ class JudgedClaim(NamedTuple):
 
 
 class JudgedSentence(NamedTuple):
-    """A sentence of a source, with the claims that it makes and their verdicts. The first claim has the quoted phrase.
+    """A sentence of a source with its claims and their verdicts. The first claim is the one whose phrase is quoted.
 
     `sentence` is None if the source has no sentences. Then `readings` has one of its claims.
     """
@@ -80,14 +80,14 @@ class JudgedSentence(NamedTuple):
 
     @property
     def undecided(self) -> list[JudgedClaim]:
-        """The claims of a correct sentence that the evidence does not decide. Its other claims decide the sentence."""
+        """The undecided claims of a sentence that counts as correct because of its other claims."""
         if self.conclusion.standing != "yes":
             return []
         return [reading for reading in self.readings if not Conclusion.of(reading.verdict.verdict).is_decided]
 
     @property
     def counts(self) -> bool:
-        """Whether the sentence is included in statistics. Small mistakes that mislead nobody are left out."""
+        """Whether statistics include the sentence. They leave out small mistakes that mislead nobody."""
         return self.sentence is None or not self.sentence.petty
 
 

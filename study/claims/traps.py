@@ -1,4 +1,4 @@
-"""Compute how much one setting that nobody wrote down changes trainings that seem to be equal (a parity trap).
+"""Compute how much an undocumented option changes trainings that seem to be equal (a parity trap).
 
 In a trap, two runs differ in a setting that is easily overlooked: the arm and its control. In a second pair of runs,
 this setting is equal. tools/measure/published measures both pairs.

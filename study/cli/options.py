@@ -33,7 +33,7 @@ CHECKPOINT_EVERY = (
 
 
 class Statuses(NamedTuple):
-    """The meanings of the exit statuses 0 to 3 for one command, in words that continue a sentence."""
+    """The meanings of the exit statuses 0 to 3 for one command. They are written so that they can end a sentence."""
 
     sound: str = "the answer is complete"
     found: str | None = None

@@ -1,4 +1,4 @@
-"""Define the commands that predict: which strategy to choose, and memory and time of a study's runs on other GPUs."""
+"""Define the commands that predict: the best strategy, and the memory and time of a study's runs on other GPUs."""
 
 from __future__ import annotations
 
@@ -327,7 +327,7 @@ def _write(advice: Advice, path: Path, is_silent: bool) -> None:
 
 
 def request_of(requested: dict[str, Any]) -> Request:
-    """Return the planner's request for options of `advise`. Raises Refusal if they name no GPU or are not valid."""
+    """Return the planner's input for the options of `advise`. Raises Refusal if they name no GPU or are not valid."""
     if requested["gpu"] is None and requested["gpu_memory"] is None:
         raise Refusal(
             "--gpu is missing. Name a GPU, for instance a100-80gb (`--gpu list` prints all names), or give its numbers "

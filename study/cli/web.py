@@ -73,7 +73,7 @@ def _check_types(words: object, config: object) -> None:
 
 
 def as_json(words: Sequence[str], config: str | None = None) -> dict[str, Any]:
-    """Return what `zero-study advise --json` prints for the options `words`, which must not be refused."""
+    """Return what `zero-study advise --json` prints for the options `words`. The options must be valid."""
     with _options(words, config) as options:
         advice = _advise(options)
         return json_answer.of(advice, advice_text.content(advice)).content

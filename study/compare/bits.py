@@ -238,7 +238,7 @@ def _columns(files: Sequence[RecordFile]) -> list[list[RecordFile]]:
 
 
 def is_faulty(r: Record) -> bool:
-    """Return whether a run trained with a planted fault (an error that was made on purpose)."""
+    """Return whether a run trained with an injected fault (an error that was made on purpose)."""
     return bool(r.config.get("perturb"))
 
 
@@ -255,7 +255,7 @@ Column = Sequence[RecordFile]  # the runs of one setting
 
 
 def settings(folders: Sequence[Path]) -> dict[str, tuple[list[Column], list[Column]]]:
-    """Return groups of runs that can be compared bit by bit because they have the same setting, by model and precision.
+    """Return groups of runs that can be compared bit by bit, because they differ only in strategy or fault.
 
     For each model and precision there is a list of groups without --fixed-order, and a list of groups with it. The keys
     are headings, which also contain the number of steps, the seed and the machine. Runs without digests are left out.
@@ -270,7 +270,7 @@ def _settings(files: Sequence[RecordFile]) -> dict[str, tuple[list[Column], list
 
 
 def column_headings(columns: Sequence[Column]) -> list[str]:
-    """Return the heading of each column of a table. A column has the runs of one setting."""
+    """Return the heading of each column of a table. Each column has runs of the same training."""
     return [_column(column[0]) for column in columns]
 
 
@@ -293,7 +293,7 @@ def _table(columns: Sequence[Column]) -> list[str]:
 
 @dataclass(frozen=True)
 class Cell:
-    """The result of comparing the bits of one run with those of the reference run of its setting."""
+    """The result of comparing the bits of one run with those of its reference run."""
 
     step: int | None  # the first step after which weights or moments differ; None if they never differ
     roundings: tuple[str, ...]  # in which the two runs differ
@@ -302,7 +302,7 @@ class Cell:
 
 
 def grid(columns: Sequence[Column]) -> dict[str, list[Cell | None]]:
-    """Return a table of comparisons of runs: one row for each strategy, then one for each planted fault.
+    """Return a table of comparisons of runs: one row for each strategy, then one row for each injected fault.
 
     A cell is None if there is no such run in that setting.
     """
@@ -326,7 +326,7 @@ def _cell(file: RecordFile, control: RecordFile) -> Cell:
 
 
 def cell_text(cell: Cell | None) -> str:
-    """Return a text that says how a run differs from its reference. Empty if there is no such run."""
+    """Return a text that says how a run differs from its reference run. Empty if the run does not exist."""
     if cell is None:
         return ""
     if cell.step is None:
@@ -404,7 +404,7 @@ def _against_shipped(files: Sequence[RecordFile]) -> list[str]:
 
 
 def pairs_by_outcome(files: Sequence[RecordFile]) -> Mapping[str, list[tuple[str, str]]]:
-    """Return pairs of runs of the same setting, grouped by whether their bits are as expected.
+    """Return pairs of runs of the same training, grouped by whether their bits are as expected.
 
     Each pair has the ids of its runs. The outcomes are:
 

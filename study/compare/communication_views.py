@@ -287,7 +287,7 @@ def prediction_error(cell: NetworkCell, free: NetworkCell) -> float:
 
 
 def breaks_even(cell: NetworkCell, control: NetworkCell) -> bool:
-    """Return whether a step takes at most `PAYS` times as long as a step of the control at the same network rate."""
+    """Return whether a step takes at most `PAYS` times as long as a step of the baseline at the same network rate."""
     return cell.median_seconds <= PAYS * control.median_seconds
 
 

@@ -1,4 +1,4 @@
-"""Make the view `differences`: differences from the control, with confidence intervals and equivalence tests.
+"""Make the view `differences`: differences from the baseline, with confidence intervals and equivalence tests.
 
 The intervals are those of paired differences, or Welch's. Equivalence is tested by two one-sided tests (TOST) against a
 margin. The margin is the repeatability limit (ISO 5725-6) of the control's own repeats.
@@ -65,14 +65,14 @@ COLUMNS = (
 
 
 class Margin(NamedTuple):
-    """The margin of equivalence: the largest relative difference that is expected between equal runs of the control."""
+    """The margin of equivalence: the largest relative difference expected between equal runs of the baseline."""
 
     relative: float
     num_runs: int  # repeats from which the margin was estimated
 
 
 class Estimate(NamedTuple):
-    """An estimated difference from the control, with its interval.
+    """An estimated difference from the baseline, with its interval.
 
     It is relative for learned metrics, and a difference of logarithms for times.
     """
@@ -85,7 +85,7 @@ class Estimate(NamedTuple):
 
 
 def compare(table: pd.DataFrame, control: str = "ddp", metrics: Iterable[str] = METRICS) -> pd.DataFrame:
-    """Compare each strategy with the control in each metric, and return a table with one row per comparison.
+    """Compare each strategy with the baseline in each metric, and return a table with one row per comparison.
 
     Returns one row per comparison, with the columns `COLUMNS`. The metric `mfu` needs a table to which
     `predicted.with_theory` has added its columns.

@@ -157,7 +157,7 @@ def engine_kind(proof: Proof) -> str:
 
 
 def is_unproven(r: Record) -> bool:
-    """Return whether a record of FSDP2 does not say what was sharded, as in older records."""
+    """Return whether the record of an FSDP2 run does not say what was sharded. Older records do not say it."""
     return r.proof is not None and r.proof.distributed_type == "FSDP" and r.proof.sharding is None
 
 
@@ -171,7 +171,7 @@ def has_computed_buckets(r: Record) -> bool:
 
 
 def computed_buckets(runs: Iterable[Record]) -> list[str]:
-    """Return lines that name the runs whose bytes of DDP's buckets were computed. Empty if all were measured."""
+    """Return lines that list the runs in which DDP's bucket sizes were computed. Empty if all were measured."""
     old = sorted({r.run_id for r in runs if has_computed_buckets(r)})
     reason = "In these older runs, DDP's buckets were not measured, but computed from the parameters"
     return [f"{reason}: {', '.join(old)}.", ""] if old else []
@@ -198,7 +198,7 @@ _OF_THE_RUN |= {"bf16.enabled", "fp16.enabled"}
 
 
 def engine_fingerprint(r: Record) -> dict[str, Any] | None:
-    """Return the settings that identify a run's engine, independent of the strategy's name. None for older records.
+    """Return whether the sizes of DDP's buckets were computed from the parameters, not measured.
 
     Runs of one strategy have equal fingerprints, even if their model, precision and number of processes differ. Values
     that depend on these are replaced by words such as "auto". The proof of older records lacks the settings.

@@ -190,7 +190,7 @@ def _parameters(run: CappedRun) -> int:
 
 
 class Speed(NamedTuple):
-    """The speed of a strategy under a memory cap compared with that of the control.
+    """The speed of a strategy under a memory cap, compared with the speed of the baseline.
 
     It is measured at the control's largest batch, and at the strategy's own largest batch.
     """
@@ -212,7 +212,7 @@ class Speed(NamedTuple):
 
 
 def speeds(folders: Sequence[Path], control: str = "ddp") -> list[Speed]:
-    """Return the speed of each strategy compared with that of the control, under each memory cap.
+    """Return the speed of each strategy compared with that of the baseline, under each memory cap.
 
     Caps under which the control ran fewer than two times at its largest batch are left out.
     """

@@ -14,7 +14,7 @@ NOT_SHOWN = "compare/not-shown-to-train-the-same"
 
 
 def of(view: str, pages: Iterable[str], fields: Mapping[str, Any] | None = None) -> Answer:
-    """Return the answer of `compare --json` for a view: its numbers if it has any, and its tables as texts."""
+    """Return the answer of `compare --json` for a view: the view's numbers, if it has any, and its tables as texts."""
     own = {"groups": [], "not_ok": [], **(fields or {})}
     return envelope.answer("compare", None, (), {"view": view, "tables": _tables(pages), **own})
 

@@ -194,7 +194,7 @@ the measured peaks, and "by theory" from the predicted ones."""
 
 
 class Crossing(NamedTuple):
-    """The smallest model size at which a strategy needs less peak memory than the control, measured and predicted."""
+    """The smallest model size at which a strategy needs less peak memory than the baseline, measured and predicted."""
 
     workload: str
     precision: str
@@ -251,7 +251,7 @@ def _parts_sections(record_files: list[RecordFile]) -> list[str]:
 
 
 def crossings(folders: Sequence[Path]) -> list[Crossing]:
-    """Return, by setting and strategy, the model size from which the strategy's peak memory is below the control's."""
+    """Return the model size from which a strategy's peak memory is below the baseline's, by training and strategy."""
     return [row for _, runs in _by_setting(records.find(folders)) for row in _crossings(runs)]
 
 

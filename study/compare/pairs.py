@@ -1,4 +1,4 @@
-"""Form pairs of a run and a comparable run of the control.
+"""Pair each run with a comparable run of the baseline.
 
 For each pair, the result names the quantities that cannot be compared. For each run without a pair, it gives the
 reason.
@@ -77,7 +77,7 @@ def comparable(run: Mapping[str, Any], partner: Mapping[str, Any]) -> str | None
 
 
 def limits(run: Mapping[str, Any], partner: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return, for losses, speed, memory and states, the reason why two runs cannot be compared in it, or None.
+    """Return why two runs cannot be compared, for each of losses, speed, memory and states. None if they can.
 
     `states` are the quantities that depend on the number of processes: model states and traffic.
     """
@@ -113,7 +113,7 @@ def why_crowded(run: Mapping[str, Any]) -> str | None:
 
 
 def pair(table: pd.DataFrame, control: str = "ddp") -> Pairs:
-    """Pair each run with a run of the control that has the same seed and setting.
+    """Pair each run with a run of the baseline that has the same seed and training options.
 
     The setting is the values in the columns `CELL`. The partner is a run on the same number of processes or, if there
     is none, on the fewest processes. Therefore `single`, which always has one process, has a partner too. The nth

@@ -90,7 +90,7 @@ def _training(place: list[Any], r: Record, decisive: dict[str, Any]) -> str:
 
 
 def settings(r: Record) -> dict[str, Any]:
-    """Return what determines a run's result: its settings, and the machine's properties that change arithmetic."""
+    """Return what determines a run's result: its options, and the machine's properties that change arithmetic."""
     started = {} if r.continues is None else {"continues": r.continues.model_dump()}
     decisive = {name: value for name, value in r.config.items() if name not in NOT_COMPARED} | {"init": r.init}
     if decisive.get("fixed_order") is None:

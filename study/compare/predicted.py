@@ -320,7 +320,7 @@ class StepPeak(NamedTuple):
 
     @property
     def error_beyond(self) -> float:
-        """The error of the prediction that remains if the measurement is too large by `overcount` bytes.
+        """The error of the prediction that remains if the measurement is `overcount` bytes too large.
 
         If the prediction is above the measurement, this is the whole error.
         """

@@ -1,4 +1,4 @@
-"""Compare published runs that differ in one setting, with intervals and equivalence tests.
+"""Compare published runs that differ in one option, with intervals and equivalence tests.
 
 Each comparison of public_comparisons.yaml names a control, the groups of runs (arms) that are compared with it, and a
 quantity. The margin of equivalence is the repeatability limit of the control's own repeats (ISO 5725-6, as in
@@ -47,7 +47,7 @@ Selection = dict[str, str | int | float | bool | list[str | int | float | bool]]
 
 
 class Group(BaseModel):
-    """Runs that are repeats of one setting."""
+    """Runs that repeat the same training."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -81,7 +81,7 @@ class Evaluations(BaseModel):
 
 
 class Comparison(BaseModel):
-    """A question that published runs of one source answer, and the groups of runs that are compared."""
+    """A question that published runs of one publisher can answer, and the groups of runs that are compared for it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -97,7 +97,7 @@ class Comparison(BaseModel):
 
 
 class Difference(NamedTuple):
-    """The difference between one group of runs and the control in one quantity, with its interval and its verdict."""
+    """The difference between a group of runs and the baseline in one quantity, with its interval and its verdict."""
 
     quantity: str
     control: Sequence[float]
@@ -111,7 +111,7 @@ class Difference(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The answer to a comparison: its differences, the runs that were left out, and what else differs."""
+    """The result of a comparison: its differences, the excluded runs, and what else differs between the groups."""
 
     comparison: Comparison
     num_runs: dict[str, int]  # by group
@@ -124,14 +124,14 @@ class Result(NamedTuple):
 
 @cache
 def comparisons() -> tuple[Comparison, ...]:
-    """Return the comparisons between groups of repeated runs. Raises Refusal if the file is not valid."""
+    """Return all comparisons between groups of repeated runs. Raises Refusal if their file is not valid."""
     with refusing(FILE.name):
         return tuple(Comparison.model_validate(entry) for entry in _content()["comparisons"])
 
 
 @cache
 def paired() -> tuple[PairedComparison, ...]:
-    """Return the comparisons between pairs of single runs. Raises Refusal if the file is not valid."""
+    """Return all comparisons between pairs of single runs. Raises Refusal if their file is not valid."""
     with refusing(FILE.name):
         return tuple(PairedComparison.model_validate(entry) for entry in _content()["paired"])
 
@@ -164,7 +164,7 @@ def answer(comparison: Comparison, runs: Sequence[PublicRun] | None = None) -> R
 
 
 def groups(comparison: Comparison, runs: Sequence[PublicRun] | None = None) -> dict[str, list[PublicRun]]:
-    """Return the runs of a comparison by the name of their group: the control, and each group compared with it."""
+    """Return the runs of a comparison by the name of their group: the baseline, and each group compared with it."""
     runs = archive.source(comparison.source) if runs is None else runs
     return {group.name: _select(runs, group) for group in (comparison.control, *comparison.arms)}
 

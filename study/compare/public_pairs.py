@@ -23,7 +23,7 @@ NOT_NAMED = ("entry", "seed", "log", "date", "strategy", "engine")
 
 
 class PairedComparison(BaseModel):
-    """A question about two settings that pairs of published runs answer."""
+    """A question about two variants of a training. Pairs of published runs, one run of each variant, answer it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -84,7 +84,7 @@ def _partners(comparison: PairedComparison, runs: Sequence[PublicRun]) -> list[t
 
 
 def also_differs(comparison: PairedComparison, runs: Sequence[PublicRun]) -> list[str]:
-    """Return the fields of the setting that differ within pairs, besides the compared field."""
+    """Return the training options that differ within pairs, besides the compared option."""
     counts: Counter[str] = Counter()
     total = 0
     for control, arm in _partners(comparison, runs):

@@ -69,7 +69,7 @@ def _groups(runs: Sequence[RecordFile], each: bool) -> list[list[RecordFile]]:
 
 
 def content(folders: Sequence[Path], each: bool = False) -> dict[str, Any]:
-    """Return the numbers of the view `short` as data for JSON: the groups with their rows, the control first."""
+    """Return the numbers of the view `short` as data for JSON: the groups with their rows, the baseline first."""
     files = records.find(folders)
     blocks = [_rows(group, each) for group in _groups(view.finished(files), each)]
     groups = [

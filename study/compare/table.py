@@ -166,7 +166,7 @@ def read(folders: Iterable[Path], boxes: Sequence[str] | None = None) -> pd.Data
 
 
 def check_control(table: pd.DataFrame, control: str) -> None:
-    """Raise Refusal if the table has no run of the control, the strategy that all others are compared with."""
+    """Raise Refusal if the table has no run of the control, which is the baseline of all comparisons."""
     names = in_order(table["strategy"])
     if control not in names:
         raise Refusal(

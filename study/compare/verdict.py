@@ -34,7 +34,7 @@ Differences = Mapping[int, float]  # by seed: held-out loss divided by the contr
 
 
 class Arm(NamedTuple):
-    """The test results of one strategy, or of one training with a planted fault, compared with the control."""
+    """The test results of one strategy, or of one training with an injected fault, compared with the baseline."""
 
     name: str
     is_broken: bool
@@ -62,7 +62,7 @@ class Verdict(NamedTuple):
 
 
 def judge(runs: Runs, protocol: Protocol, control: str, elsewhere: Mapping[str, Differences] | None = None) -> Verdict:
-    """Return the verdict on every strategy and planted fault of a study that has a protocol.
+    """Return the verdict on every strategy and injected fault of a study that has a protocol.
 
     `elsewhere`: the arms of the protocol's `broken_study`, by name. Raises Refusal if a planned run has no outcome yet,
     if a variant of the null was not run, or if fewer than two seeds are left for a test.
@@ -154,7 +154,7 @@ def require_whole(missing: Sequence[str]) -> None:
 def differences_from_control(
     runs: Runs, step: int, control: str
 ) -> tuple[dict[int, AdmittedRun], dict[str, dict[int, float]]]:
-    """Return the control's run for each seed, and how far the held-out loss of each strategy is from it for each seed.
+    """Return the baseline's run by seed, and the difference of each strategy's held-out loss from it by seed.
 
     The differences are relative, at step `step`. A strategy whose runs have a label is named by the label.
     """
@@ -190,7 +190,7 @@ def _judge_arm(
 
 
 def permutation_test(own: np.ndarray, null: np.ndarray) -> tuple[float, float]:
-    """Test whether a strategy is further from the control than trainings that differ from it only by rounding.
+    """Test whether a strategy is further from the baseline than trainings that differ from it only by rounding.
 
     Return the strategy's distance from the control divided by that of the other trainings (the null), and the p-value.
 

@@ -153,7 +153,7 @@ def _page(decided: Decided, folders: Sequence[Path]) -> str:
 
 
 def table_of_arms(decided: Decided) -> list[str]:
-    """Return a Markdown table of how far each strategy and each planted fault ends from the control."""
+    """Return a Markdown table of the differences of all strategies and injected faults from the baseline."""
     control = decided.study.control
     head = ["trained with", "seeds", f"mean difference from {control}", "90 % interval", "largest difference",
             f"distance relative to {control}'s variations", "p", "seeds beyond all variations",

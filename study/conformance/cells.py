@@ -288,7 +288,7 @@ def _settings_for_optimizers(engine: str) -> list[tuple[str, int, bool, str]]:
 
 
 def of_adapters() -> list[Cell]:
-    """Return the configurations on two ranks that test LoRA adapters, in fp32 and in one 16-bit class.
+    """Return the configurations on two ranks that test LoRA adapters, in fp32 and in one 16-bit precision.
 
     Without a variation, there are cells with one micro batch and two, and one that is clipped.
     """

@@ -20,7 +20,7 @@ def of(matrix: Mapping[str, Any], verdict: Verdict, earlier: Mapping[str, Any] |
 
 
 def findings(matrix: Mapping[str, Any], earlier: Mapping[str, Any] | None = None) -> Iterator[envelope.Finding]:
-    """Yield a finding for each wrong or crashed configuration. A failure that `earlier` has too is only a note."""
+    """Yield a finding for each wrong or crashed configuration. It is a note if `earlier` has the same failure."""
     new = set(results.failed_cells(matrix, earlier))
     for name in results.failed_cells(matrix):
         cell = matrix["cells"][name]

@@ -20,7 +20,7 @@ BUILT, TRAINED, RESUMED = "built", "trained", "saved and taken up"  # stages of 
 
 
 class Named(NamedTuple):
-    """An error with which an engine refuses a configuration after it was built."""
+    """An error with which an engine refuses a configuration although the engine could be built."""
 
     error: str  # type of the exception
     words: str  # a part of its message

@@ -66,7 +66,7 @@ def factor(ours: np.ndarray, theirs: np.ndarray, bound: float) -> float | None:
 
 
 class Bounds:
-    """For each tensor, the largest difference that rounding explains. Also the order in which tensors are computed."""
+    """The largest difference that rounding explains, for each tensor, and the order in which tensors are computed."""
 
     def __init__(self, a: Recording, b: Recording, ours: dict[Key, Seen], by_call: bool) -> None:
         """Compute the bounds from two recordings. `ours` has A's tensors.

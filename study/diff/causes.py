@@ -47,7 +47,7 @@ def explain(
 
 
 def uniform_factor(differences: Sequence[Difference]) -> float | None:
-    """Return the factor by which B's tensors are a multiple of A's in all differences. None if there is none."""
+    """Return the factor by which B's tensors are a multiple of A's. None if no one factor fits all differences."""
     factors = [difference.factor for difference in differences if difference.factor is not None]
     if len(factors) < len(differences):
         return None

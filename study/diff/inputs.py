@@ -69,7 +69,7 @@ def some_names(names: Sequence[str]) -> str:
 
 
 def outputs_with_padding(a: Recording, b: Recording, padded: set[int]) -> dict[tuple[int, str], None]:
-    """Return the outputs, by step and name, that contain padding in a step which the other recording pads differently.
+    """Return the outputs, by step and name, that contain padding, for steps that the two recordings pad differently.
 
     These are the outputs with a dimension of a padded length, and those whose first dimension does not count the rows,
     such as an output of all tokens.
@@ -123,7 +123,7 @@ def _has_rows(ours: Shapes, theirs: Shapes) -> bool:
 
 
 def different_weights(ours: dict[Key, Seen], theirs: dict[Key, Seen]) -> Iterator[Difference]:
-    """Yield initial weights that one recording lacks, or that differ by more than rounding to the coarser data type."""
+    """Yield initial weights that one recording lacks, or that differ by more than rounding in the coarser data type."""
     for key in ours | theirs:
         if (key.step, key.kind) != (0, "weights"):
             continue

@@ -39,7 +39,7 @@ def check(recording: Recording, draw: Recording) -> None:
 
 
 def unknown(recording: Recording, draw: Recording) -> str | None:
-    """Return a text that says what cannot be checked about a run with random rounding. None if everything can."""
+    """Return a text that says what cannot be checked about a run with random rounding. None if all can be checked."""
     names = {"script": "code", "arguments": "arguments", "optimizers": "optimizer settings"}
     missing = [noun for key, noun in names.items() if recording.facts[key] is None or draw.facts[key] is None]
     return " and ".join(missing) or None

@@ -29,7 +29,7 @@ SIZE = 32  # numbers of a sketch
 
 
 class Key(NamedTuple):
-    """The identity of a recorded tensor: its step, kind, name, and rank and call."""
+    """The identity of a recorded tensor: its step, kind, name, rank and call."""
 
     step: int
     kind: str
@@ -194,7 +194,7 @@ class Recording:
         return ranks
 
     def of_kind(self, rank: int, step: int, kind: str) -> dict[tuple[int, str, str, int], Entry]:
-        """Return the recorded tensors of one kind in a step of one rank, by their first four fields."""
+        """Return the recorded tensors of one kind in a step of one rank, by (step, kind, name, call)."""
         return {entry[:4]: entry for entry in self._by_step[rank].get(step, ()) if entry.kind == kind}
 
     def shapes(self, step: int) -> dict[str, list[tuple[int | None, list[int]]]]:

@@ -1,4 +1,4 @@
-"""Describe the code and the settings of a recorded training, so that a noise run of another training is refused."""
+"""Describe the code and settings of a recorded training, so that noise runs of another training are refused."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Examined:
 
     @property
     def matters(self) -> bool:
-        """Whether any key of the file has an effect that people who read the file would not expect."""
+        """Whether any key of the file has an effect that a reader of the file would not expect."""
         return any(finding.matters for finding in self.findings)
 
     @property

@@ -81,7 +81,7 @@ def of_machine(checks: Sequence[Check], verdict: Verdict) -> Answer:
 
 
 def findings(examined: Examined) -> Iterator[envelope.Finding]:
-    """Yield the findings in a file that matter, and notes. Keys that work as written are left out."""
+    """Yield the notes about a file, and the findings that need attention. Keys that work as written are left out."""
     lines: dict[str, dict[str, int]] = {}
     for finding in examined.findings:
         if not (finding.matters or finding.is_note) or finding.effect == "not examined":

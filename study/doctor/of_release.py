@@ -20,7 +20,7 @@ PACKAGE = "deepspeed"
 
 
 def version_of(release: str) -> str:
-    """Return the version in a release such as "deepspeed==0.18.2". Raises Refusal if it is not of DeepSpeed."""
+    """Return the version in a release such as "deepspeed==0.18.2". Raises Refusal for any other package."""
     package, _, version = release.partition("==")
     if package != PACKAGE or not faults.base_release(version) > Version("0"):
         raise Refusal(

@@ -268,7 +268,7 @@ def _overridden(file: str, content: Mapping[str, Any]) -> list[Finding]:
 
 
 def overridden(path: Path, content: Mapping[str, Any]) -> list[Finding]:
-    """Return findings for values in a file that are overridden because their key occurs again."""
+    """Return findings for values that have no effect because their key is repeated later in the file."""
     return _overridden(str(path), content)
 
 

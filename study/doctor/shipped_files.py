@@ -17,7 +17,7 @@ _OF_MACHINES = {
 
 
 def is_shipped(content: Mapping[str, Any]) -> bool:
-    """Return whether a file has the content of one of this project's strategy files, apart from where it runs."""
+    """Return whether a file equals one of this project's strategy files, apart from keys that say where it runs."""
     return _settings(content) in _shipped()
 
 

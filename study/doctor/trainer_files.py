@@ -61,7 +61,7 @@ class Arguments:
         return bool(self.content.get("deepspeed"))
 
     def finding(self, key: str, effect: Effect, message: str = "", remedy: str = "", **more: Any) -> Finding:
-        """Return a finding about a key of the file, which matters unless the key is honored or not examined."""
+        """Return a finding about a key of the file. It needs attention unless the key is honored or not examined."""
         matters = more.pop("matters", effect not in ("honoured", "not examined"))
         return Finding(
             file=self.file, key=key, value=self.content.get(key, ABSENT), effect=effect, message=message, remedy=remedy,

@@ -1,4 +1,4 @@
-"""Compute how much GPU memory PyTorch's CUDA allocator reserves for given tensors, by repeating its rules.
+"""Compute how much GPU memory PyTorch's CUDA allocator reserves for given tensors, by simulating the allocator.
 
 The rules are from c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.h in PyTorch 2.13, for one stream and
 a GPU with unlimited memory. On a GPU that is full, the allocator frees cached memory and tries again, so it reserves

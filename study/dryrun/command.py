@@ -222,7 +222,7 @@ class _Examined:
         print("\n\n".join([*parts, text.communication(self._calls[self.ranks[0]], self._place.size)]))
 
     def answer(self, verdict: Verdict, content: Mapping[str, Any]) -> Answer:
-        """Return the answer for --json. `content` is what --output writes, without the verdict."""
+        """Return the answer for --json. `content` is what --output writes, but without the verdict."""
         failures = text.failures(self._answers, is_explained=bool(self._mismatches or self._lost))
         return json_answer.of(verdict, content, self._mismatches, self._lost, self._waiting, failures)
 

@@ -1,4 +1,4 @@
-"""Count what a transformers model of any architecture saves, multiplies and moves in a training step.
+"""Count the saved activations, multiplications and moved bytes of a training step, for any transformers model.
 
 The model is built without memory. One block of each kind, and everything outside the blocks, then run a forward and a
 backward pass over fake tensors, at a few lengths. From that follow the numbers that the predictions need, for any
@@ -47,7 +47,7 @@ def count(
     has_image: bool = False,
     has_frozen_tower: bool = False,
 ) -> ModelCounts:
-    """Return what a transformers model saves, multiplies and moves in a training step, as inputs for the predictions.
+    """Return the saved activations, multiplications and moved bytes of a training step, as inputs for predictions.
 
     `attention` has the attention kernels to count. With `has_image`, each text has one image, whose tokens are among
     those of the text. The model must then be one of `images.FAMILIES`. With `has_frozen_tower`, the tower that encodes

@@ -58,7 +58,7 @@ def first_mismatches(calls: Mapping[int, Sequence[Call]], by_module: bool = True
 
 
 def lost_messages(calls: Mapping[int, Sequence[Call]]) -> list[LostMessage]:
-    """Return the pairs of ranks of which one sends more messages, or larger ones, than the other receives."""
+    """Return the pairs of ranks in which the sent and the received messages differ in number or in size."""
     lost = []
     for sender, receiver in permutations(sorted(calls), 2):
         sent = [call for call in calls[sender] if call.kind == "send" and call.peer == receiver]

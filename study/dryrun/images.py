@@ -75,7 +75,7 @@ def make_images(config: Any, count: int, dtype: torch.dtype) -> dict[str, Tensor
 
 
 def features(model: Any, images: dict[str, Tensor]) -> list[Tensor]:
-    """Return the tokens into which a model turns images."""
+    """Return the embeddings of the image tokens into which a model turns images."""
     return list(model.get_image_features(**images).pooler_output)
 
 

@@ -27,7 +27,7 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_expe
 
 @dataclass
 class Kind:
-    """A kind of block: blocks with the same class and the same parameter shapes, of which the first one is traced."""
+    """Blocks with the same class and the same parameter shapes. Only the first block of a kind is traced."""
 
     module: nn.Module
     copies: int = 0
@@ -105,7 +105,7 @@ class ModelInParts:
 
     @property
     def half(self) -> str:
-        """The name of the setting in which the model computes in 16 bits."""
+        """The name of the variant in which the model computes in 16 bits."""
         return "autocast sdpa" if self.needs_autocast else "half sdpa"
 
     def run(self, setting: str, batch: int, length: int) -> Seen:

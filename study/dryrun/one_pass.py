@@ -1,4 +1,4 @@
-"""Record what each part of a model saves, multiplies and moves in one forward and backward pass."""
+"""Record the saved activations, multiplications and moved bytes of a model's parts in a forward and backward pass."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Seen:
 
 
 class PassTracker(TensorTracker):  # type: ignore[no-untyped-call]
-    """A tracker that records what each part of a model saves, multiplies and moves."""
+    """A tracker that records the saved activations, multiplications and moved bytes of each part of a model."""
 
     def __init__(self, model: nn.Module, kinds: dict[nn.Module, int], experts: int, is_padded: bool = False) -> None:
         """Create a tracker that has recorded nothing.

@@ -1,4 +1,4 @@
-"""Define the result of simulating a step, and decide which models and engines can be simulated, without torch."""
+"""Define the result of simulating a step, and decide which models and engines can be simulated. This needs no torch."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Call:
 
     @classmethod
     def read(cls, content: dict[str, Any]) -> Call:
-        """Return the call that a rank's result contains as a dict."""
+        """Return a call from the dict that represents it in a rank's result."""
         return cls(**{**content, "ranks": tuple(content["ranks"])})
 
 
@@ -173,7 +173,7 @@ class TensorTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._changes, self._num_changes_at_peak = [], 0
 
     def parts_at_peak(self) -> dict[Part, int]:
-        """Return the bytes of all storages at the peak, by part.
+        """Return the bytes of all storages at the peak, by category, such as gradients.
 
         A storage counts for the part to which it was assigned last, even if that was after the peak.
         """
@@ -186,7 +186,7 @@ class TensorTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return parts
 
     def assign(self, part: Part, tensors: Iterable[torch.Tensor]) -> None:
-        """Assign tensors to a part of memory, such as gradients. The last assignment of a tensor counts."""
+        """Assign tensors to a category of memory, such as gradients. The last assignment of a tensor counts."""
         for tensor in tensors:
             local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
             if local.device.type != "meta" and (storage := self._storages.get(local.untyped_storage()._cdata)):

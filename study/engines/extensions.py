@@ -471,7 +471,7 @@ def _import(name: str, library: Path) -> ModuleType:
 
 
 def main(names: Collection[str]) -> int:
-    """Build the named extensions, or all extensions without names. Return 1 if one cannot be built, otherwise 0."""
+    """Build the named extensions, or all extensions if none is named. Return 1 if one cannot be built, otherwise 0."""
     signal.signal(signal.SIGTERM, _end)
     if importlib.util.find_spec("deepspeed") is None:
         raise Refusal(f"deepspeed is not installed. Run `{install_command('train')}`.")

@@ -45,7 +45,7 @@ class Change(NamedTuple):
     states: States  # after the update
 
     def of(self, weight: torch.Tensor) -> torch.Tensor:
-        """Return by how much the weight changes."""
+        """Return the change of the weight by an update."""
         return self.step - self.decay * weight
 
     def applied_to(self, weight: torch.Tensor) -> torch.Tensor:

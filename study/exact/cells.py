@@ -1,4 +1,4 @@
-"""List the trainings (cells): each has a strategy, a number of ranks and a number of micro batches per step.
+"""List the trainings (cells). Each has a strategy, a number of ranks and a number of micro batches per step.
 
 The accumulation is the number of micro batches per step.
 """
@@ -24,7 +24,7 @@ FAULTY_STRATEGIES = ("ddp", "zero2", "zero3", "fsdp2")
 
 @dataclass(frozen=True)
 class Cell:
-    """One training: its strategy, its ranks, its micro batches per step, and a planted fault or None."""
+    """One training: its strategy, its ranks, its micro batches per step, and an injected fault or None."""
 
     strategy: str
     num_ranks: int
@@ -83,7 +83,7 @@ def strategy_for(name: str, num_ranks: int) -> Strategy:
 def plain_cells(
     quick: bool = False, strategies: Sequence[str] | None = None, num_ranks: Sequence[int] | None = None
 ) -> list[Cell]:
-    """Return the trainings without a planted fault, for these strategies and numbers of ranks.
+    """Return the trainings without an injected fault, for these strategies and numbers of ranks.
 
     Trainings that are not possible are included. None stands for all strategies or all numbers of ranks. If `quick` is
     True, it stands for the small selection of --quick.
@@ -94,7 +94,7 @@ def plain_cells(
 
 
 def with_faults(chosen: Iterable[str], strategies: Sequence[str] | None = None) -> list[Cell]:
-    """Return the trainings on two ranks in which one of these faults is planted.
+    """Return the trainings on two ranks into which one of these faults is injected.
 
     If `strategies` is None, they are FAULTY_STRATEGIES.
     """

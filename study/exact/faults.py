@@ -1,4 +1,4 @@
-"""Plant faults (errors of an engine or a script) in a training, which the exact comparison must detect.
+"""Inject faults (errors of an engine or a script) into a training, which the exact comparison must detect.
 
 Each fault begins in step FAULTY_STEP. The comparison must find it in that step: in the gradient, or in the weights if
 only the update is wrong.

@@ -25,7 +25,7 @@ def of(verdict: Verdict, outcomes: Sequence[Outcome], faulty: Sequence[Outcome],
 
 
 def findings(outcomes: Sequence[Outcome], faulty: Sequence[Outcome]) -> Iterator[envelope.Finding]:
-    """Yield the trainings whose bits differ from the reference, and the planted faults that were not detected."""
+    """Yield the trainings whose bits differ from the reference, and the injected faults that were not detected."""
     for outcome in outcomes:
         if not (outcome.is_same or outcome.refusal):
             step = outcome.difference["step"] if outcome.difference else None

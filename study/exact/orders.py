@@ -116,7 +116,7 @@ DIVISIONS: dict[str, Callable[[list[Tensor]], Tensor]] = {
 
 
 def explained(weights: Values) -> dict[str, int]:
-    """Return, for each rule of when gradients are divided, how many trained weights it explains.
+    """Return how many trained weights each rule explains. A rule says when an engine divides the gradients.
 
     The weights are those after one step of SGD on three ranks.
     """
@@ -245,7 +245,7 @@ def order_of(name: str) -> str:
 
 
 def main() -> int:
-    """Print in which order every engine adds, and when it divides. Return 1 unless one answer explains each result."""
+    """Print the order in which each engine adds gradients, and when it divides. Return 1 if a result is unclear."""
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
     from study.exact import runner
 

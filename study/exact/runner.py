@@ -66,7 +66,7 @@ class Outcome:
 
     @property
     def is_seen(self) -> bool:
-        """Whether the planted fault was detected in its first step, and in a value of the kind that it must change."""
+        """Whether the injected fault was detected in its first step, and in a value of the kind that it must change."""
         fault, first = faults.FAULTS[self.cell.fault or ""], self.difference
         return first is not None and (first["step"], first["what"]) == (faults.FAULTY_STEP, fault.shows_in)
 

@@ -167,7 +167,7 @@ class Draft:
     # ------------------------------------------------ setting
 
     def state(self, name: str, value: object) -> None:
-        """Note a field of the run's setting that the log states. A value that the field cannot have becomes a note."""
+        """Record a setting of the run that the log states. If its value is not valid, keep it as a note."""
         value = cleaned(value) if isinstance(value, str) else value
         if value in (None, "") or name in self._several or self.setting.get(name) == value:
             return
@@ -182,7 +182,7 @@ class Draft:
             self.note(name, value)
 
     def note(self, name: str, value: object) -> None:
-        """Keep a setting of the training under the log's name for it. Later values of the same name are ignored."""
+        """Keep a training option under the log's name for it. Later values of the same name are ignored."""
         if isinstance(value, str):
             value = cleaned(value)
         elif isinstance(value, int) and abs(value) > EXACT:
@@ -208,7 +208,7 @@ class Draft:
             self.totals[name] = value if isinstance(value, float) or abs(value) <= EXACT else float(value)
 
     def largest(self, name: str, value: Number | None) -> None:
-        """Note a value of the whole run, such as a memory peak. Of several values, the largest one is kept."""
+        """Note a value of the whole run, such as a memory peak. If there are several values, keep the largest one."""
         if value is not None and value > self.totals.get(name, -math.inf):
             self.total(name, value)
 
@@ -231,7 +231,7 @@ class Draft:
         self.began = time
 
     def begins_another_run(self, step: Number | None) -> bool:
-        """Return whether a row with this step must belong to another run, because the steps begin again.
+        """Return whether a row with this step must belong to another run, because the step numbers restart.
 
         That is so if it is not after the first step, but before the last.
         """
@@ -308,7 +308,7 @@ class Draft:
 
 
 class Runs:
-    """The runs in one log. A run begins when a format says so, or when the steps begin again."""
+    """The runs in one log. A run begins when a format says so, or when the step numbers restart."""
 
     def __init__(self) -> None:
         self.current = Draft()
@@ -325,7 +325,7 @@ class Runs:
 
     @property
     def latest(self) -> Draft:
-        """The run to which a value belongs that may come before or during the training."""
+        """The run to which a value belongs if the log may state it before or during the training."""
         return self._next or self.current
 
     def begin(self) -> Draft:

@@ -22,7 +22,7 @@ _SUFFIXES = {".txt", ".log", ".json", ".jsonl", ".csv", ".out"}
 
 
 class Imported(NamedTuple):
-    """A run that was read from a log, and what could not be read."""
+    """A run that was read from a log, with a list of what could not be read."""
 
     run: PublicRun
     not_read: list[str]

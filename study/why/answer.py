@@ -52,7 +52,7 @@ class Answer:
 
     @property
     def first_failure(self) -> Failure | None:
-        """The first exception that no cause explains, and that no other exception or rank explains."""
+        """The first exception that is explained by no known cause, and by no other exception or rank."""
         return _first_unknown(self.log, self.causes)
 
     @property

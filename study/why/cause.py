@@ -41,7 +41,7 @@ class Cause:
 
     @property
     def sureness(self) -> Certainty:
-        """How certain the reason is. It is never more certain than what happened."""
+        """How certain the reason is. It is never more certain than the description of what happened."""
         return max(self.certainty, self.reason or self.certainty, self.symptom, key=CERTAINTIES.index)
 
     def content(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class Cause:
 
 
 def rank_causes(causes: Iterable[Cause]) -> list[Cause]:
-    """Return the causes in order, the most certain first, each of them once.
+    """Return the causes without duplicates, sorted so that the most certain cause comes first.
 
     Consequences of another failure come last, such as the time-out of ranks that wait for a rank that ended. If two
     causes are equally certain, the one with the earlier line comes first.

@@ -78,7 +78,7 @@ class Waiting(NamedTuple):
 
     @property
     def call(self) -> tuple[int, str, int | None]:
-        """The number, kind and, for most kinds, size of the call. They are equal on all ranks of one collective."""
+        """The number and kind of the call, and its size for most kinds. They are equal on all ranks of a collective."""
         return self.number, self.operation, None if self.operation in _UNEVEN else self.elements
 
     def __str__(self) -> str:

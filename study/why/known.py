@@ -128,11 +128,11 @@ class Rule(BaseModel):
 
     @property
     def is_conclusion(self) -> bool:
-        """Whether Python code finds this cause. The causes of the other rules are found by a pattern."""
+        """Whether Python code finds this cause. All other causes are found by a pattern."""
         return self.match is None and self.cut_off is None
 
     def found(self, log: Log, features: frozenset[Feature] = frozenset()) -> Cause | None:
-        """Return the cause if the pattern matches a log and the log's setting has these features. None otherwise."""
+        """Return the cause if the pattern matches a log and the training has these features. None otherwise."""
         if not features.issuperset(self.needs) or not features.isdisjoint(self.excludes):
             return None
         by_line: dict[int, tuple[Line, re.Match[str]]] = {}
@@ -280,7 +280,7 @@ def conclude(
     strength: int | None = None,
     **values: str,
 ) -> Cause:
-    """Return a conclusion with the values filled in. `certainty` and `strength` replace those of the rule."""
+    """Return the cause `id` with the values filled in. `certainty` and `strength` replace those of its rule."""
     cause = _conclusions()[id].cause(evidence, values)
     return replace(
         cause,
@@ -295,7 +295,7 @@ def _conclusions() -> dict[str, Rule]:
 
 
 def causes(log: Log, features: frozenset[Feature] = frozenset()) -> list[Cause]:
-    """Return the causes of all known messages in a log. `features` are the features of the setting that it states."""
+    """Return the causes of all known messages in a log. `features` are features of the logged training."""
     texts = [failure.text for failure in log.failures] + [line.text for line in log.lines]
     whole = "\n".join(texts).lower()
     return [

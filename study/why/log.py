@@ -157,7 +157,7 @@ class Log:
     last: deque[Line] = field(default_factory=lambda: deque(maxlen=CONTEXT))
 
     def search(self, pattern: re.Pattern[str]) -> Iterator[tuple[Line, re.Match[str]]]:
-        """Yield the kept lines in which a pattern is found."""
+        """Yield the relevant lines of the log in which a pattern is found."""
         for line in self.lines:
             if match := pattern.search(line.text):
                 yield line, match

@@ -1,4 +1,4 @@
-"""Ask the planner about a logged run: with which changes it fits, and whether its steps are slower than predicted."""
+"""Predict for a logged run with which changes it fits, and whether its steps are slower than predicted."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _USUAL = (
 
 
 def gpu_of(total_bytes: int | None) -> str | None:
-    """Return the usual GPU with this memory, as PyTorch states it. None if no GPU of the list has it."""
+    """Return the most common GPU with this memory, as PyTorch states it. None if no known GPU has it."""
     if total_bytes is None:
         return None
     near = {
@@ -46,7 +46,7 @@ def gpu_of(total_bytes: int | None) -> str | None:
 
 
 def request_of(setting: Setting) -> tuple[str, Request] | None:
-    """Return the model and the planner's request of a setting. None if too little is known for it."""
+    """Return the name of the model and the planner's input for a run. None if too little is known about the run."""
     if setting.model is None or setting.gpu is None or setting.num_gpus is None:
         return None
     given = {
@@ -91,7 +91,7 @@ def _content(option: StrategyPrediction, options: str, kind: str, what: str) -> 
 
 
 def slower_than_predicted(steps: Steps, setting: Setting) -> list[Cause]:
-    """Return the cause that steps take longer than predicted. Empty if they do not, or without a prediction."""
+    """Return a cause if steps take longer than predicted. Empty if they do not, or if there is no prediction."""
     asked = request_of(setting)
     times = [row.seconds for row in steps.rows[3:] if row.seconds] or [seconds for _, seconds in steps.bar_times[3:]]
     if asked is None or setting.strategy is None or setting.micro_batch_size is None or len(times) < 3:

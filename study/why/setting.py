@@ -1,4 +1,4 @@
-"""Collect the setting of a run from the options of the command and from its log."""
+"""Collect the settings of a run, such as model and GPU, from the options of the command and from the run's log."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FILE = Path(__file__).with_name("features.yaml")
 
 @dataclass(frozen=True)
 class Setting:
-    """The setting of a run. None means that a value is unknown."""
+    """The settings of a run, such as its model and GPU. None means that a value is unknown."""
 
     model: str | None = None
     gpu: str | None = None
@@ -117,7 +117,7 @@ _STATES = re.compile(
 
 
 class SettingReader:
-    """Reads the setting of a run from the lines of its log. The first statement of a value counts."""
+    """Reads the settings of a run from the lines of its log. The first statement of a value counts."""
 
     def __init__(self) -> None:
         self.stated: dict[str, object] = {}
@@ -134,7 +134,7 @@ class SettingReader:
     wants_all = False
 
     def concerns(self, text: str) -> bool:
-        """Return whether a line may state a setting. The result does not depend on its digits."""
+        """Return whether a line may state a setting of the run. The result does not depend on the line's digits."""
         if self._num_feature_lines < MOST_FEATURE_LINES:  # this is asked once for lines that differ only in digits
             self._num_feature_lines += 1
             self.features.update(
@@ -143,7 +143,7 @@ class SettingReader:
         return _STATES.search(text) is not None
 
     def take(self, line: Line) -> None:
-        """Read the setting that a line states."""
+        """Read a setting of the run from a line that states it."""
         if line.number > FIRST_LINES and "esum" not in line.text and "ontinu" not in line.text:
             return
         for name, pattern, kind in self._patterns:
@@ -162,7 +162,7 @@ class SettingReader:
             self.stated["is_resumed"] = True
 
     def setting(self, requested: Setting) -> Setting:
-        """Return the setting. Values from the user replace those from the log."""
+        """Return the settings of the run. Values from the user replace those from the log."""
         stated: dict[str, Any] = {
             name: value for name, value in self.stated.items() if getattr(requested, name) in (None, False)
         }

@@ -1,4 +1,4 @@
-"""Explain why steps take long, from the pattern of their times and from the setting that the log states."""
+"""Explain why steps take long, from the pattern of their times and from the settings that the log states."""
 
 from __future__ import annotations
 

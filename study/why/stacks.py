@@ -59,7 +59,7 @@ class Stacks:
                 frames.append(Frame(frame["file"], int(frame["line"]), frame["function"]))
 
     def causes(self) -> Iterator[Cause]:
-        """Yield the cause that a compiler is active. If the log has several stacks, the last one counts."""
+        """Yield a cause if a compiler is active. If the log has several stacks, only the last one counts."""
         active = [thread for thread in self.threads if thread.is_active and thread.frames]
         if not active:
             return

@@ -149,7 +149,7 @@ class Bar(NamedTuple):
 
 @dataclass
 class Series:
-    """The first and the last rows of a rank."""
+    """The first and the last logged rows of a rank."""
 
     first: list[Row] = field(default_factory=list)
     last: deque[Row] = field(default_factory=lambda: deque(maxlen=LAST))
@@ -325,7 +325,7 @@ class Steps:
 
     @property
     def num_steps(self) -> int:
-        """The least number of trained steps, from the logged rows and the progress bars."""
+        """A lower bound of the number of trained steps, from the logged rows and the progress bars."""
         bar = self.step_bar
         steps = [int(row.step) for row in self.rows if row.step is not None and math.isfinite(row.step)]
         return max(len(self.rows), int(bar.done) if bar else 0, max(steps, default=0), self.num_engine_steps)

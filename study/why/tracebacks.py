@@ -118,7 +118,7 @@ def _place(frame: Frame) -> str:
 
 
 def of(failure: Failure) -> Traceback:
-    """Return the traceback of an exception in an evaluated form."""
+    """Evaluate the traceback of an exception, and return the result."""
     return read(failure.frames, failure.before)
 
 

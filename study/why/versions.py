@@ -19,7 +19,7 @@ _PACKAGE = re.compile(r"(?:site|dist)-packages/([A-Za-z_]\w*)")
 
 
 def of(failure: Failure) -> Iterator[Cause]:
-    """Yield the cause that two installed packages do not fit each other, if an exception suggests it."""
+    """Yield a cause if an exception suggests that two installed packages do not fit each other."""
     if failure.kind in _KINDS and _OF_INTERFACE.search(failure.text) and "NoneType" not in failure.text:
         packages = _packages(failure.frames)
         if packages:

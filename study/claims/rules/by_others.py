@@ -1,4 +1,4 @@
-"""Decide claims by published measurements, in pairs that differ only in what the claim is about.
+"""Decide claims by published measurements. Compare pairs that differ only in what the claim is about.
 
 Each published measurement is a row of a table. No row is picked by hand: all pairs of rows of one source are used that
 differ only in the conditions that the rule names. Rows of grade C, which need too many assumptions, are not used. A row
@@ -42,7 +42,7 @@ class Rows(StrictModel):
     sequence_length: int | None = None
 
     def has(self, case: MeasuredCase) -> bool:
-        """Return whether the selection contains a published measurement."""
+        """Return whether a published measurement belongs to the selection."""
         facts = _facts(case)
         conditions = self.model_dump(exclude_none=True)
         return all(

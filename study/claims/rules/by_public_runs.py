@@ -1,4 +1,4 @@
-"""Decide claims by training runs that others published, in pairs that differ only in what the claim is about.
+"""Decide claims by training runs that others published. Compare pairs that differ only in what the claim is about.
 
 The runs are those in reports/public, and no value is written into the ledger. A verdict is about these runs: they have
 certain models, GPUs and releases, which the reason and the evidence name. Runs of an engine or a setting that the
@@ -21,7 +21,7 @@ Names = Annotated[tuple[Text, ...], Field(strict=False)]  # lists of the YAML fi
 
 
 class Between(StrictModel):
-    """Two settings of one source in reports/public, which ran the same trainings with both."""
+    """Two groups of runs of one publisher, which train the same models with different options."""
 
     source: Text
     control: dict[str, Any]  # field of the setting -> value
@@ -30,7 +30,7 @@ class Between(StrictModel):
 
 
 class ByPublicRuns(StrictModel):
-    """A rule that compares the claim with public runs, in pairs of a run with the tested setting and one without it."""
+    """A rule that compares the claim with public runs, in pairs of a run with the tested option and one without it."""
 
     type: Literal["public"]
     quantity: Literal["speed", "peak", "loss"]  # ratios of the arm; loss: largest relative difference of any step

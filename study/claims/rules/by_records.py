@@ -80,7 +80,7 @@ def _name(path: str) -> str:
 def loss_difference(
     study: str, strategy: str, control: str, part: str = "training", steps: int | None = None
 ) -> Observed:
-    """Return the relative difference between the losses of a strategy and of a control, with its interval over seeds.
+    """Return the relative difference between the losses of a strategy and the baseline, with its interval over seeds.
 
     If `part` is "training", the loss is the mean of the last ten steps, or of the first `steps` if that is given. If it
     is "evaluation", the loss is the held-out loss at the end.
@@ -97,7 +97,7 @@ def loss_difference(
 
 
 def different_bits(strategy: str, control: str) -> Observed:
-    """Return in how many settings a strategy and the control train different bits of weights or moments.
+    """Return in how many trainings a strategy and the baseline end with different bits of weights or moments.
 
     All orders of additions are fixed. The settings are those of the studies `bits` and `bits-learned` in which the two
     strategies have the same roundings.
@@ -123,7 +123,7 @@ def different_bits(strategy: str, control: str) -> Observed:
 
 
 def gradient_norm_ratio(study: str, strategy: str, control: str) -> Observed:
-    """Return the mean gradient norm of a strategy divided by that of a control, with its interval over seeds."""
+    """Return the mean gradient norm of a strategy divided by that of the baseline, with its interval over seeds."""
     difference = _compared(_table(study), study, strategy, control, "mean_grad_norm")
     low, high = difference.ends
     return Observed(1 + difference.number, difference.evidence, (1 + low, 1 + high), told=difference.told)
@@ -182,7 +182,7 @@ def _compared(table: pd.DataFrame, study: str, strategy: str, control: str, metr
 
 
 def state_bytes_per_parameter(strategy: str, world_size: int, precision: str, part: str) -> Observed:
-    """Return the bytes per parameter that one part of the memory takes just before the optimizer step.
+    """Return the bytes per parameter of one category of memory, such as gradients, just before the optimizer step.
 
     The value is that of the rank that uses the most memory. `part` is one of PARTS. "model_states" are the states that
     the ZeRO paper counts.
@@ -309,12 +309,12 @@ def _moved(r: Record, kinds: tuple[str, ...] | None = None) -> int:
 
 
 def volume_ratio(of: dict[str, Any], to: dict[str, Any]) -> Observed:
-    """Return the bytes that a step of one case sends, per byte of parameters, divided by those of another case."""
+    """Return the bytes that a training sends per step and byte of parameters, divided by those of another one."""
     return _ratio(volume(**of), volume(**to), VALUES)
 
 
 def reduced_ratio(strategy: str, world_size: int, accumulation: int) -> Observed:
-    """Return the bytes of gradient reductions in a step with gradient accumulation, divided by those without it."""
+    """Return the bytes of gradient reductions per step with gradient accumulation, divided by the bytes without it."""
     accumulated, plain = (_sending(strategy, world_size, steps) for steps in (accumulation, 1))
     values = [
         _moved(a.record, REDUCTIONS) / _moved(b.record, REDUCTIONS) for a, b in zip(accumulated, plain, strict=True)

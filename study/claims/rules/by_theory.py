@@ -161,7 +161,7 @@ def shape_of(model: str | GivenModel) -> ModelShape:
 
 
 def engine_in_16_bits(strategy: str, hidden: int, world_size: int, precision: PrecisionClass) -> Engine:
-    """Return the engine of a strategy in its precision class, with gradients in 16 bits."""
+    """Return a strategy's engine as an input of the predictions, with gradients in 16 bits."""
     chosen = file.read_by_name(strategy)
     return in_theory.engine_of_strategy(
         chosen, hidden, world_size, in_theory.precision_class(chosen, precision), "bf16"
@@ -243,21 +243,21 @@ def paper_saving_share(zero_stage: int, of_stage: int, world_size: int, precisio
 
 
 def paper_offload_reduction(world_size: int, precision: PrecisionClass) -> Observed:
-    """Return the model states on the GPU at ZeRO stage 2, divided by those with the optimizer offloaded."""
+    """Return the GPU's bytes of model states at ZeRO stage 2, divided by those if the optimizer is offloaded."""
     plain, offloaded = (Engine("deepspeed", 2, world_size, precision, 2, device) for device in ("none", "cpu"))
     above, below = (model_states.paper_bytes_by_place(engine, 1).device for engine in (plain, offloaded))
     return Observed(above / below, (f"{above:g} / {below:g} bytes per parameter",))
 
 
 def paper_volume(zero_stage: int, accumulation: int) -> Observed:
-    """Return the elements that a rank sends in a step, per parameter of the model, by the ZeRO paper."""
+    """Return the number of elements that a rank sends in a step, per parameter of the model, by the ZeRO paper."""
     value = communication.paper_volume(zero_stage, 1, accumulation)
     micro_steps = f"{accumulation} micro step{'' if accumulation == 1 else 's'}"
     return Observed(float(value), (f"stage {zero_stage}, {micro_steps}: {value:g}",))
 
 
 def paper_volume_ratio(of: dict[str, Any], to: dict[str, Any]) -> Observed:
-    """Return the elements that a step of one case sends divided by those of another case, by the ZeRO paper."""
+    """Return how many elements a training sends per step, divided by those of another one, by the ZeRO paper."""
     above, below = paper_volume(**of), paper_volume(**to)
     return Observed(above.number / below.number, (*above.evidence, *below.evidence))
 
@@ -371,7 +371,7 @@ def _peak_in_words(case: Case) -> str:
 def engine_volume(
     strategy: str, model: str | dict[str, Any], world_size: int, accumulation: int, checkpointing: bool
 ) -> Observed:
-    """Return the elements that a rank sends in a step of current DeepSpeed in bf16, per parameter of the model.
+    """Return how many elements a rank sends in a step of current DeepSpeed in bf16, per parameter of the model.
 
     The step is simulated.
     """
@@ -393,7 +393,7 @@ def speed_ratio(of: dict[str, Any], to: dict[str, Any]) -> Observed:
 
 
 def speed_ratio_change(of: dict[str, Any], to: dict[str, Any], along: str, start: Any, end: Any) -> Observed:
-    """Return by how much the ratio of two speeds increases if one argument changes in both cases.
+    """Return by how much the ratio of two trainings' speeds increases if one argument changes in both trainings.
 
     `along` is the name of the argument, which changes from `start` to `end`.
     """

@@ -57,7 +57,7 @@ def of_flag(name: str) -> Allowed:
 
 
 def of_variable(name: str) -> Allowed | None:
-    """Return the rule for an environment variable. None if no rule applies, so it cannot override a configuration."""
+    """Return the rule for an environment variable. None if the variable cannot override a configuration."""
     return _closest("variables", name)
 
 

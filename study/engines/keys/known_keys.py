@@ -26,12 +26,12 @@ def read() -> dict[str, Any]:
 
 
 def engine_schema(engine: Literal["accelerate", "deepspeed"], name: str) -> Any:
-    """Return what the table of keys says about an engine, for one of its entries such as fields, sections or types."""
+    """Return an entry of the table of keys for an engine, such as its fields, sections or types."""
     return read()["installed"][engine][name]
 
 
 def engine_list(name: str) -> list[str]:
-    """Return the names that DeepSpeed or accelerate supports for one kind of thing, such as optimizers.
+    """Return the names in a list of DeepSpeed or accelerate, such as the names of the supported optimizers.
 
     `name` is the kind: optimizers, schedulers, distributed_types and so on.
     """

@@ -9,7 +9,7 @@ from ..keys import known_keys
 
 
 class Demand(NamedTuple):
-    """A setting that was requested: its value, and the source that requested it."""
+    """A setting that was requested: its value, and the file or command line that requested it."""
 
     name: str  # a fact that is read back, or a dotted key of a DeepSpeed JSON
     value: Any
@@ -58,7 +58,7 @@ def compare(
 
 
 def by_fact(demands: Sequence[Demand]) -> dict[str, Demand]:
-    """Return, for each fact about an engine, the request from the strongest source, which is the last one."""
+    """Return the request that counts for each fact about an engine: the last one, if there are several."""
     return {fact_name(demand): demand for demand in demands}
 
 

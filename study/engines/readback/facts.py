@@ -73,7 +73,7 @@ def base_optimizer(optimizer: Any) -> torch.optim.Optimizer:
 
 
 def unwrapped_optimizer(optimizer: Any) -> Any:
-    """Return what remains of an optimizer without all its wrappers."""
+    """Return the innermost optimizer of an optimizer with wrappers."""
     while hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
     return optimizer
@@ -263,7 +263,7 @@ def _settings(engine: Any, is_strict: bool) -> dict[str, Any]:
 
 
 def facts_of_fsdp2(model: torch.nn.Module, block_class: str | None) -> dict[str, Any]:
-    """Return facts about a model's FSDP2 modules, by the names in `records.schema.Sharding`, without collectives.
+    """Read facts about a model's FSDP2 modules, named as in `records.schema.Sharding`. Issue no collectives.
 
     The fact `reshard_after_forward` is about the units of class `block_class`. If `block_class` is None, it is about
     every unit except the root, which stays gathered.

@@ -82,7 +82,7 @@ def moment(parameter: torch.Tensor) -> torch.Tensor | None:
 
 
 def state(parameter: torch.Tensor, key: str, states: Mapping[Any, Mapping[str, Any]]) -> torch.Tensor | None:
-    """Return one of a parameter's optimizer states, complete. None if it has no state of that name.
+    """Return a complete optimizer state of a parameter. None if it has no state of that name.
 
     `states` are the states of the optimizer. They are only used if it is not a ZeRO optimizer.
     """
