@@ -136,7 +136,7 @@ def passes_of_step(demands: Sequence[Demand], facts: dict[str, Any]) -> int | No
 
 
 def defaults_worth_knowing(demands: Sequence[Demand], facts: dict[str, Any]) -> list[str]:
-    """Return notes on defaults that nobody requested and that a user may not expect."""
+    """Return notes on properties of the engine that nobody requested and that a user may not expect."""
     notes = []
     if facts["gradient_clipping"] and "gradient_clipping" not in by_fact(demands):
         notes.append(f"gradient_clipping was not requested, but gradients are clipped at {facts['gradient_clipping']}")

@@ -64,7 +64,7 @@ class Sharding(Facts):
 
 
 class Proof(Facts):
-    """The settings of the engine, read back from it after `prepare`.
+    """The settings of the engine, as the engine itself reports them after `prepare`.
 
     They show what the engine really does, whatever was requested. The bytes of model states are in
     `Record.model_state_bytes`.
@@ -222,7 +222,7 @@ class Continued(Facts):
 
 
 class Checkpointing(Facts):
-    """The costs of checkpoints in the process that ended the run."""
+    """The number, size and duration of the checkpoints that the run's last process wrote."""
 
     count: int
     seconds: float  # how long training waited while they were written

@@ -19,7 +19,7 @@ from .content import Saved
 def command(
     folder: Path, other: Path | None, model: Path | None, is_strict: bool, trust: bool, as_json: bool
 ) -> Verdict | Answer:
-    """Print what is wrong with a saved folder, and return the verdict. `other` is compared if given. Raises Refusal.
+    """Print what is wrong with a saved folder, compare it with `other` if given, and return the verdict.
 
     If `as_json` is True, nothing is printed, and the answer for JSON is returned.
     """

@@ -40,7 +40,7 @@ class Expected(NamedTuple):
     model: Any  # on the meta device
 
     def layout_of(self, names: Iterable[str]) -> Layout:
-        """Return the layout with the most of these names."""
+        """Return the layout that contains the most of these names."""
         name_set = set(names)
         return max(self.layouts, key=lambda layout: len(name_set & layout.shapes.keys()))
 

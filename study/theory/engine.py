@@ -122,7 +122,7 @@ class StepConfig:
 
     @property
     def recomputed(self) -> float:
-        """The share of the blocks' products that the backward pass recomputes instead of reading saved tensors."""
+        """The share of the blocks' matrix products that the backward pass computes again."""
         if isinstance(self.activation_checkpointing, str):
             return 0.5
         return float(self.activation_checkpointing)

@@ -1,4 +1,4 @@
-"""The notebook `bits`: which strategies end with weights that are identical in every bit."""
+"""The notebook `bits`: which strategies end with weights that equal those of DDP in every bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The notebook `learned`: the losses under each strategy, and the statistical studies with planted faults."""
+"""The notebook `learned`: the losses under each strategy, and the statistical studies with deliberate faults."""
 
 from __future__ import annotations
 
