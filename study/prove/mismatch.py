@@ -183,7 +183,7 @@ def known_wrong(facts: dict[str, Any]) -> tuple[str | None, str | None]:
 
 
 def unread_keys(content: dict[str, Any], demands: Sequence[Demand]) -> list[str]:
-    """Return texts on requested keys of a DeepSpeed JSON that DeepSpeed does not read, one text per reason.
+    """Return one text per reason why DeepSpeed does not read some requested keys of its JSON.
 
     Doctor's rules decide which keys are read. `content` is the whole configuration of the engine, including keys that
     accelerate has filled in.

@@ -97,7 +97,7 @@ def gpu_seconds(run: PublicRun) -> float | None:
 
 
 def seconds_to_target(run: PublicRun) -> float | None:
-    """Return the time until a run reached its benchmark's target. None without a target, or if the run missed it."""
+    """Return the time until the run reached its benchmark's target. None if it never did."""
     return seconds_in_all(run) if _reached(run) else None
 
 

@@ -144,7 +144,7 @@ class Collective(Facts):
 
     @property
     def moved_bytes(self) -> int:
-        """The bytes sent. An all-reduce sends its bytes twice (arXiv:1910.02054, sec. 7.1), also in NCCL."""
+        """The bytes sent. An all-reduce, also that of NCCL, sends its bytes twice (arXiv:1910.02054, sec. 7.1)."""
         return self.bytes * (2 if self.kind.endswith("all_reduce") else 1)
 
 

@@ -317,7 +317,7 @@ PEAKS = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_gpu_memory_bytes")
 
 
 def by_strategy(runs: Sequence[PublicRun]) -> pd.DataFrame:
-    """Return a table with one row per training of a source that publishes only totals, by model and batch.
+    """Return a table of the trainings of a source that publishes only totals, sorted by model and batch.
 
     Missing values are empty.
     """

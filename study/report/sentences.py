@@ -1,4 +1,4 @@
-"""Make the sentences at the top of the notebooks that answer their questions, computed from the records."""
+"""Make the sentences that begin the notebooks and answer their questions. They are computed from the records."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def outcomes(runs: pd.DataFrame) -> str:
 
 
 def headroom(usable_bytes: SupportsFloat) -> str:
-    """Return the label of the line at the usable memory of a GPU, such as "usable: 78 GiB"."""
+    """Return the label of the line that marks a GPU's usable memory, such as "usable: 78 GiB"."""
     return f"usable: {gib(usable_bytes, 0)} GiB"
 
 

@@ -33,7 +33,7 @@ def command(
 def examine(
     folder: Path, other: Path | None = None, model: Path | None = None, trust: bool = False
 ) -> tuple[list[Saved], list[Comparison]]:
-    """Return the saved models in a folder, and their comparisons, also with `other`. Raises Refusal."""
+    """Return a folder's saved models and their comparisons with each other and with `other`. Raises Refusal."""
     # DeepSpeed prints to stdout when it is imported, where a program reads the result.
     with contextlib.redirect_stdout(sys.stderr), progress.after_two_seconds(f"Reading all tensors in {folder}"):
         saved = folders.read(folder, trust, model)

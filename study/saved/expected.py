@@ -46,7 +46,7 @@ class Expected(NamedTuple):
 
 
 def from_config(config: dict[str, Any], model_class: Any = None) -> Expected:
-    """Return the tensors that the model of a config.json has, by default of the class in it. Raises NotKnown."""
+    """Return the tensors of the model that a config.json describes, by default in its own class. Raises NotKnown."""
     built, model_class = class_of(config, model_class)
     try:
         with quiet(), torch.device("meta"):

@@ -89,7 +89,7 @@ def block_bytes(shape: ModelShape, engine: Engine, job: StepConfig) -> float:
 
 
 def largest_block_bytes(shape: ModelShape, engine: Engine, job: StepConfig) -> float:
-    """Return the bytes that the block with the most saved bytes saves for its backward pass."""
+    """Return the largest number of bytes that any block saves for its backward pass."""
     largest = max((_saved_bytes(part, shape, engine, job) for part in _executed(shape.counts)), default=0.0)
     largest += _saved_by_exchange(shape, engine, job)
     return largest if shape.adapter is None else largest + _change_by_adapters(shape, engine, job)

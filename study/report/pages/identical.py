@@ -27,7 +27,7 @@ class Bits:
         return markdown(f"**What was run.** {captions.scope(self.runs)} {captions.MEASURED}")
 
     def figures(self, is_fixed: bool) -> Iterator[Figure]:
-        """Yield a figure per model, for unmodified engines or for engines with a fixed order of additions."""
+        """Yield one figure for each model, for unmodified engines or for engines with a fixed order of additions."""
         for heading, kinds in self.settings.items():
             if cells := kinds[is_fixed]:
                 grid = bits.grid(cells)

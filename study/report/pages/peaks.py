@@ -126,7 +126,7 @@ class Peaks:
         return plots.lines(shown, x, y, head, "ddp")
 
     def largest(self) -> Iterator[Figure]:
-        """Yield a figure of the largest model that fits per memory limit."""
+        """Yield one figure per memory limit, with the largest model that fits under each strategy."""
         largest, control = tables.largest(self.capped), tables.control_of(self.limited, self.control)
         for cap, rows in largest.groupby("cap_gib"):
             by_strategy = rows.set_index("strategy")
