@@ -177,7 +177,7 @@ def _autocast(request: Request) -> str:
 
 
 def setting_line(advice: Advice) -> str:
-    """Return one line with the model, the machine and its price, and the batch of all rows of the table."""
+    """Return one line with the model, the machine, its price, and the batch with which the table is computed."""
     box, length, request = advice.box, advice.request.sequence_length, advice.request
     price = box.gpu.price_per_hour
     hourly = "" if price is None else f" (${price * box.num_gpus:,.2f} per hour)"
@@ -433,7 +433,7 @@ _QUANTITIES = {
 
 
 def memory_evidence(option: StrategyPrediction) -> str:
-    """Describe in sentences how accurate predicted memory is for engines like that of the option."""
+    """Describe in sentences how accurate the predicted memory is for engines similar to that of a strategy."""
     if option.shape.adapter is not None:
         return (
             'The section "Adapters" of the report "How accurate the planner is" compares our predictions for trainings '
@@ -540,7 +540,7 @@ def _assumed_briefly(advice: Advice) -> list[tuple[str, str]]:
 
 
 def groups_of(advice: Advice) -> str:
-    """Return how many GPUs share one copy of the model states. The text is empty if all GPUs do."""
+    """Return a text that says how many GPUs share one copy of the model states. Empty if all GPUs share it."""
     grouped = [option for option in advice.options if option.prediction.engine.replicas > 1]
     if not grouped:
         return ""
@@ -549,7 +549,7 @@ def groups_of(advice: Advice) -> str:
 
 
 def cells(option: StrategyPrediction, request: Request) -> dict[str, str]:
-    """Return the row of an option in the table: texts by column name.
+    """Return one strategy's row of the table, as a dictionary from column name to text.
 
     The column "largest" is missing, because it takes long to compute.
     """

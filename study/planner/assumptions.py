@@ -1,4 +1,4 @@
-"""Describe the settings that a prediction assumes: those of the request, and the defaults of its stack."""
+"""Describe the settings that a prediction assumes: those of the user, and the defaults of the training program."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def described(request: Request, shape: ModelShape | None = None) -> list[tuple[s
     weights = {"fp32": "fp32 under autocast", "16-bit": "bf16, without fp32 master weights"}[settings.weights]
 
     def words(name: str, value: str) -> str:
-        """Return a value as text, with a mark if it is not the stack's default."""
+        """Return a value as text, with a mark if it is not the training program's default."""
         default = stack.loss_if(request.compile) if name == "loss_kernel" else getattr(stack, name)
         is_default = getattr(settings, name) == default
         return value if is_default else f"{value} (as you requested; the default of {stack.name} is different)"

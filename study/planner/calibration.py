@@ -25,7 +25,7 @@ FEW_REASONS = (
 
 @dataclass(frozen=True)
 class Calibration:
-    """A measured step of one strategy, and the predictions of all others multiplied by the same factor."""
+    """A measured step of one strategy, and the other strategies' predictions scaled by measured over predicted time."""
 
     measured: StrategyPrediction
     seconds: float  # of an optimizer step, as it was measured

@@ -113,7 +113,7 @@ class StrategyPrediction:
 
     @functools.cached_property
     def loaded_bytes(self) -> float:
-        """The bytes of 4-bit weights that each process loads unsharded, before sharding. 0 if it does not.
+        """The bytes of 4-bit weights that each process loads before they are sharded. 0 if it loads none.
 
         transformers 5.23 loads quantized weights in every process (modeling_utils.py), and accelerate 1.15 does not
         keep them on the meta device (utils/fsdp_utils.py). DeepSpeed 0.19.8 moves them to the GPU before it partitions
@@ -123,7 +123,7 @@ class StrategyPrediction:
 
     @property
     def loads_on_host(self) -> bool:
-        """Whether quantized weights have to be loaded in host memory, because they would fill a GPU before training.
+        """Whether quantized weights have to be loaded into host memory, because the whole model does not fit a GPU.
 
         FSDP2 then moves one block after another to the GPU. DeepSpeed cannot do this.
         """
@@ -165,7 +165,7 @@ class StrategyPrediction:
 
     @property
     def is_rough(self) -> bool:
-        """Whether the interval of the time has no upper end, because no published step is like this one."""
+        """Whether the predicted step time has no upper limit, because no similar step was published."""
         return not self.is_measured and (self.is_short or self.prediction.step.evidence.is_rough)
 
     @property
@@ -179,12 +179,12 @@ class StrategyPrediction:
 
     @property
     def fastest_seconds(self) -> float:
-        """The lower end of the interval of the step time, or the measured time."""
+        """The lower end of the predicted interval of the step time. If the time was measured, the measured time."""
         return self.seconds if self.is_measured else float(self.prediction.step.low)
 
     @property
     def slowest_seconds(self) -> float:
-        """The upper end of the interval of the step time, or the measured time. Infinite if there is none."""
+        """The upper end of the predicted interval of the step time (infinite if it has none), or the measured time."""
         if self.is_measured:
             return self.seconds
         return math.inf if self.is_rough else float(self.prediction.step.high)
@@ -225,7 +225,7 @@ def _is_too_large_to_load(shape: ModelShape, engine: Engine, box: Cluster) -> bo
 
 
 def host_needed_bytes(stored_bytes: float, box: Cluster) -> float:
-    """Return the host memory in bytes that a node needs to store so many bytes. 0 if it stores none.
+    """Return the host memory in bytes that a node needs to store `stored_bytes` of offloaded data. 0 if it stores none.
 
     Python with its libraries, the data loader and the operating system are included.
     """
@@ -250,7 +250,7 @@ RemedyKind = Literal["same", "sequence", "optimizer", "precision", "adapters", "
 
 @dataclass(frozen=True)
 class Remedy:
-    """A change of a request with which a strategy fits, and the prediction for it."""
+    """A change of the requested training with which a strategy fits, and the prediction for the changed training."""
 
     kind: RemedyKind
     changes: Mapping[str, Any]  # fields of the request
@@ -290,7 +290,7 @@ class Advice:
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict: how many strategies were predicted, or that none of them fits."""
+        """The command's verdict, which states how many strategies were predicted and whether any of them fits."""
         return _verdict(len(self.options), self.recommended is not None, self.left_out)
 
     @property
@@ -299,7 +299,7 @@ class Advice:
 
     @property
     def ranked(self) -> list[StrategyPrediction]:
-        """All options: first the recommended one, then those that fit by time, then the others by missing memory."""
+        """All options: the recommended one, those that fit from fastest to slowest, the rest by missing memory."""
         return sorted(
             self.options,
             key=lambda option: (
@@ -313,7 +313,7 @@ class Advice:
 def options_of(
     shape: ModelShape, box: Cluster, request: Request, has_offload: bool = True
 ) -> tuple[list[StrategyPrediction], dict[str, str]]:
-    """Predict every requested strategy. Return the predictions, and the reasons for strategies without one.
+    """Predict every requested strategy. Return the predictions, and the reasons why other strategies have none.
 
     Without `has_offload`, strategies that offload are not predicted.
 
@@ -354,7 +354,7 @@ def best_option(options: Sequence[StrategyPrediction]) -> StrategyPrediction:
 
 
 def preferred(options: Sequence[StrategyPrediction]) -> list[StrategyPrediction]:
-    """Return the options from which the fastest is chosen: they leave enough memory free, if possible without offload.
+    """Return the options from which the fastest is chosen: those with enough free memory, if possible without offload.
 
     "Enough" is `ENOUGH_FREE` of a GPU's memory. Options that leave less, or that offload, are returned if all others
     are slower than the upper end of the predicted time of the fastest option that fits. If that one leaves less than
@@ -383,7 +383,7 @@ def option_of(
 
 
 def is_short(shape: ModelShape, engine: Engine, job: StepConfig, step: StepTime) -> bool:
-    """Return whether a step is shorter than all published steps behind its interval, which then has no upper end."""
+    """Return whether a step is shorter than all published steps. The interval of its time then has no upper end."""
     computed = step.forward + step.backward + step.recompute
     below = bool(computed < SHORTEST * shape.layers * job.gradient_accumulation_steps)
     return below and intervals.timing_class(shape, engine) != "offload"
@@ -435,7 +435,7 @@ def _speed(option: StrategyPrediction | BatchSplit) -> float:
 
 
 def complexity(option: StrategyPrediction) -> tuple:
-    """Return a sort key for how much of a strategy has to be configured and can go wrong.
+    """Return a sort key that puts first the strategies that are simplest to configure and least likely to go wrong.
 
     Offload counts first, then the ZeRO stage, then whether the strategy has a file with buffer sizes.
     """
@@ -461,7 +461,7 @@ class LargestModels:
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict: not even the smallest model fits, or how many strategies were predicted."""
+        """The command's verdict, which states how many strategies were predicted and whether any model fits."""
         return _verdict(len(self.shapes), any(self.shapes.values()))
 
 
@@ -481,7 +481,7 @@ class FewestGpus:
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict: how many strategies were predicted, or that the model fits on no number of GPUs."""
+        """The command's verdict: how many strategies were predicted, and whether some number of GPUs is enough."""
         return _verdict(len(self.fewest), any(self.fewest.values()))
 
     def free_share(self, name: str) -> float | None:
@@ -494,7 +494,7 @@ class FewestGpus:
 
 
 def gpt(hidden: int, positions: int) -> ModelShape:
-    """Return the shape of a GPT with this width.
+    """Return the shape of a GPT with this hidden size.
 
     The number of layers is about that of GPT-3's models of the same width (arXiv:2005.14165, table 2.1).
     """
@@ -572,7 +572,7 @@ def _job_of_one_sequence(request: Request) -> StepConfig:
 
 
 def could_leave_enough_free(shape: ModelShape, request: Request, num_gpus: int) -> bool:
-    """Return whether a strategy without offload leaves `ENOUGH_FREE` of a GPU free with one sequence per GPU.
+    """Return whether any strategy without offload leaves `ENOUGH_FREE` of a GPU free, with one sequence per GPU.
 
     If not, larger batches do not leave it free either. The batch of the request does not count.
     """
@@ -593,7 +593,7 @@ def _fits(shape: ModelShape, engine: Engine, peak: Peak, box: Cluster) -> bool:
 
 
 def engine_for(shape: ModelShape, request: Request, chosen: Strategy, num_gpus: int) -> Engine:
-    """Return the engine of a strategy with the settings of the request and its stack.
+    """Return the engine of a strategy with the settings of the user and the defaults of the training program.
 
     Raises Refusal if a setting is requested for a strategy that does not have it.
     """
@@ -624,7 +624,7 @@ def engine_for(shape: ModelShape, request: Request, chosen: Strategy, num_gpus: 
 
 
 class BatchSplit(NamedTuple):
-    """A strategy, and its prediction for one split of the batch."""
+    """A strategy, and its prediction for one micro batch size and number of accumulation steps."""
 
     strategy: str
     prediction: Prediction

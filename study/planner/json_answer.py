@@ -17,7 +17,7 @@ NOTHING_FITS, LIMITS = "advise/nothing-fits", "advise/beyond-limits"
 
 
 def of(predicted: Any, content: Mapping[str, Any]) -> Answer:
-    """Return the JSON answer on predictions, with their verdict. `content` has the keys of this kind of answer."""
+    """Return predictions and their verdict as a JSON answer. `content` has the keys that only this answer has."""
     return envelope.answer("advise", predicted.verdict, findings(predicted), content)
 
 

@@ -34,7 +34,7 @@ class WholeTraining:
 
     @classmethod
     def of(cls, option: StrategyPrediction, tokens: float) -> WholeTraining:
-        """Return the time and price of a training of so many tokens, without setup, evaluation and checkpoints."""
+        """Return the time and price of training on this many tokens, without setup, evaluation and checkpoints."""
         prediction = option.prediction
         job = prediction.job
         per_step = job.tokens * job.gradient_accumulation_steps * prediction.box.num_gpus
@@ -83,7 +83,7 @@ class Machine:
 
     @property
     def cost(self) -> float | None:
-        """The price in US dollars of the whole training, or else of a billion tokens or a million images.
+        """US dollars for the whole training, or for a billion tokens or a million images if its length is unknown.
 
         None if it is not known.
         """
@@ -101,7 +101,7 @@ class NumbersOfGpus:
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict: the model fits on no number of GPUs, or how many strategies were predicted."""
+        """The command's verdict: how many strategies were predicted, and whether some number of GPUs is enough."""
         return self.fewest.verdict
 
 

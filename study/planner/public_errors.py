@@ -49,7 +49,7 @@ class Compared(NamedTuple):
 
     @property
     def error(self) -> float | None:
-        """Return predicted over measured, minus one. None if one of them is no amount."""
+        """Return predicted over measured, minus one. None unless both are numbers."""
         if self.measured is None or isinstance(self.predicted, bool) or isinstance(self.measured, bool):
             return None
         return self.predicted / self.measured - 1
@@ -138,7 +138,7 @@ _MEASURED: dict[str, Callable[[PublicRun], float | bool | None]] = {
 
 
 class Limit(NamedTuple):
-    """The expected limit of the errors of a group, from the head comment of public_logs.yaml. None if there is none."""
+    """The expected limits of the errors of a group, from the top of public_logs.yaml. None means no limit."""
 
     inside: float | None = None  # smallest share of times inside their interval
     median: float | None = None  # largest median of the absolute errors
@@ -200,7 +200,7 @@ def summaries() -> list[Summary]:
 
 
 def group_of(each: Compared) -> str:
-    """Return the group with which an error is summarized: the source's family of runs, or a part of it."""
+    """Return the name of the group of trainings in whose statistics an error counts."""
     if each.family.startswith("ptd_benchmark"):
         world_size, per_machine = re.match(r"ptd-\w+-\w+-(\d+)-.*?(?:_np(\d+))?$", each.id).groups()  # type: ignore[union-attr]
         is_one = int(world_size) <= int(per_machine or 8)

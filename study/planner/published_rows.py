@@ -140,7 +140,7 @@ def source_of(case: MeasuredCase) -> str:
 
 @cache
 def reserve_by_source() -> dict[str, float]:
-    """Return the median of each source's reserved memory relative to the predicted peak of the tensors.
+    """Return the median ratio of reserved memory to the predicted peak of the tensors, for each publisher.
 
     The rows have grades A and B. Of the memory of the whole card, what is used outside the allocator is subtracted.
     """
@@ -154,7 +154,7 @@ def reserve_by_source() -> dict[str, float]:
 
 
 def fitted_reserve(without: str = "") -> float:
-    """Fit the ratio of reserved memory to the peak of tensors (`prediction.RESERVED`), without one source.
+    """Fit the ratio of reserved memory to the peak of tensors (`prediction.RESERVED`), without one publisher's rows.
 
     It is the factor that makes the largest error of a source's median as small as possible. Any other fit would be
     decided by the sources with the most rows, because the sources differ too much. The empty string leaves no source
@@ -165,7 +165,7 @@ def fitted_reserve(without: str = "") -> float:
 
 
 def without_its_source(case: MeasuredCase) -> float:
-    """Return the predicted bytes of a case. Fitted parameters come from the rows of other sources only.
+    """Return the bytes predicted for a published case, with parameters that were fitted to other publishers' rows.
 
     Only reserved and used memory have a fitted parameter. Other quantities are predicted as usual.
     """
@@ -230,7 +230,7 @@ def activations_decide(case: MeasuredCase) -> bool:
 
 
 def memory() -> list[dict[str, Any]]:
-    """Return statistics of the relative errors of predicted memory, by metric and grade, and by source.
+    """Return statistics of the relative errors of predicted memory, by metric and grade, and by publisher.
 
     An error is predicted over published bytes, minus one. For peaks of tensors, the errors of DeepSpeed's and
     accelerate's estimators are added. Reserved and used memory are predicted without the case's own source.

@@ -57,7 +57,7 @@ def answer(advice: Advice) -> str:
 
 
 def better_change(advice: Advice) -> Remedy | None:
-    """Return a change of the request that is better than the recommendation without changes. None if there is none.
+    """Return a change of the training that is better than the recommendation without changes. None if no change is.
 
     Any change is better if nothing fits. Otherwise it must compute the same training, or the same with an 8-bit
     optimizer if the alternative is offload. Adapters and pure bf16 are better than an offload that leaves too little of
@@ -202,7 +202,7 @@ def _why(advice: Advice, option: StrategyPrediction) -> str:
 
 
 def fastest_of_preferred(advice: Advice) -> StrategyPrediction | None:
-    """Return the fastest of the `choose.preferred` options, with which the reason compares. None without one."""
+    """Return the fastest `choose.preferred` option, with which the recommended one is compared, or None."""
     option = advice.recommended
     if option is None or option.prediction.engine.kind == "torch":
         return None
@@ -398,5 +398,5 @@ def _compared(ratio: float, is_speed: bool = False) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a share in percent, rounded down, so that "10 %" is never less."""
+    """Return a share in percent, rounded down, so that a printed "10 %" stands for at least 10 %."""
     return f"{int(100 * share)} %"

@@ -254,7 +254,7 @@ class _Search:
                 yield from filter(None, [narrow])
 
     def with_offload(self) -> Iterator[Remedy]:
-        """Yield a change that computes the same training, with offload if needed, even if little memory stays free."""
+        """Yield a change that makes the same training fit, with offload if needed, even if little memory stays free."""
         if self.advice.recommended is not None:
             return
         changes = _together(self._applicable(SAME_TRAINING))

@@ -414,7 +414,7 @@ class Request(BaseModel):
         return "GPU" if self.sequence_ranks == 1 else f"group of {self.sequence_ranks} GPUs"
 
     def why_not_shared(self, shape: ModelShape) -> str | None:
-        """Return why GPUs cannot share the sequences of a model. None if they can, or if it is not requested.
+        """Return why GPUs cannot share the sequences of a model. None if they can, or if the user does not request it.
 
         Sources: accelerate/big_modeling.py, _attach_context_parallel_hooks, and
         deepspeed/runtime/sequence_parallel/ulysses_sp.py. Both drop the mask of attention. Torch's load balancing gives
@@ -450,7 +450,7 @@ class Request(BaseModel):
         return dataclasses.replace(STACKS[self.stack], loss_kernel=self.job().loss, **requested)
 
     def box(self, num_gpus: int | None = None) -> Cluster:
-        """Return the machine with the requested numbers. Missing numbers are those of a typical machine.
+        """Return the requested machine. Numbers that the user did not give are those of a typical machine.
 
         If no typical machine is known, the host is assumed.
         """
@@ -594,7 +594,7 @@ class Request(BaseModel):
 
     @cached_property
     def requested_strategy(self) -> Strategy | None:
-        """The strategy that is requested. None if none is. Raises Refusal if there is none of this name."""
+        """The requested strategy. None if the user requests none. Raises Refusal if the requested name is unknown."""
         return None if self.strategy is None else file.read_by_name(self.strategy)
 
     def strategies(self, num_gpus: int) -> list[Strategy]:
@@ -750,7 +750,7 @@ class Request(BaseModel):
 
     @property
     def has_other_default_batch(self) -> bool:
-        """Whether the batch is one requested micro batch, which does not divide the default number of sequences."""
+        """Whether the user requests only a micro batch size, and it does not divide the default number of sequences."""
         return (
             self.micro_batch_size is not None
             and self.gradient_accumulation_steps is None

@@ -1,4 +1,4 @@
-"""Look up in `stack_tables` how to set a training program to train what a prediction assumes, or why it cannot.
+"""Look up in `stack_tables` which settings make a training program match a prediction, or why none do.
 
 Options about sizes, the batch, adapters and full activation checkpointing are in `launch`.
 """

@@ -1,4 +1,4 @@
-"""Tables of the settings with which each program trains what a prediction assumes, or of the reasons why it cannot.
+"""Tables of the settings with which each program trains as a prediction assumes, or of why it cannot.
 
 There is one table per option of a request that a strategy's file does not state. Its rows are the values of the option,
 and its cells have what a program needs: options of its command, keys of its files, or lines of its code. The cell of a

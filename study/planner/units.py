@@ -27,7 +27,7 @@ class Unit:
         return f"{self.name}s"
 
     def dollars(self, prediction: Prediction) -> float | None:
-        """Return the price in US dollars of `priced` units. None if the price of the GPU is not known."""
+        """Return the price in US dollars of training on `priced` units. None if the price of the GPU is not known."""
         price = prediction.dollars_per_billion_tokens
         return None if price is None else price * self.priced / 1e9
 

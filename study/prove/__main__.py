@@ -109,7 +109,7 @@ def _move_output() -> int:
 
 
 def proved(program: Callable[[], object], output: Path) -> dict[str, Any]:
-    """Run a program that trains in this process, and return what was found about its training on this rank.
+    """Run a training program in this process, and return the findings about its training on this rank.
 
     The result has the texts of the findings (`findings`), those that say that another engine or setting was built than
     the launcher requested (`not_as_requested`), and the number of the examined step (`step`), or None. If there is

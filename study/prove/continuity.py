@@ -41,7 +41,7 @@ class States:
         self._numbers: dict[int, int] = {}  # id of a tensor -> its number, for messages
 
     def note_left(self) -> None:
-        """Record the states at the end of an update. An update of DeepSpeed has several calls: the last one counts."""
+        """Record the states at the end of an update. DeepSpeed calls this several times: the last call counts."""
         self._left = self._sums()
 
     def differences(self) -> list[str]:

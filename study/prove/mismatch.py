@@ -136,7 +136,7 @@ def passes_of_step(demands: Sequence[Demand], facts: dict[str, Any]) -> int | No
 
 
 def defaults_worth_knowing(demands: Sequence[Demand], facts: dict[str, Any]) -> list[str]:
-    """Return notes on defaults that nobody requested and that a user may not expect."""
+    """Return notes on properties of the engine that nobody requested and that a user may not expect."""
     notes = []
     if facts["gradient_clipping"] and "gradient_clipping" not in by_fact(demands):
         notes.append(f"gradient_clipping was not requested, but gradients are clipped at {facts['gradient_clipping']}")
@@ -183,7 +183,7 @@ def known_wrong(facts: dict[str, Any]) -> tuple[str | None, str | None]:
 
 
 def unread_keys(content: dict[str, Any], demands: Sequence[Demand]) -> list[str]:
-    """Return texts on requested keys of a DeepSpeed JSON that DeepSpeed does not read, one text per reason.
+    """Return one text per reason why DeepSpeed does not read some requested keys of its JSON.
 
     Doctor's rules decide which keys are read. `content` is the whole configuration of the engine, including keys that
     accelerate has filled in.

@@ -1,4 +1,4 @@
-"""Observe one optimizer step, from the end of the previous update to the end of its own.
+"""Observe one optimizer step, from the end of the previous update to the end of this step's update.
 
 The collective probe is active only during calls that may issue collectives. If it were active from one update to the
 next, an exception in the script would leave it active until the process ends.
@@ -87,7 +87,7 @@ class Traffic:
         self._counted = 0  # bytes reduced until the last change of phase
 
     def enter(self, phase: str | None) -> None:
-        """Count later collectives for another phase of the step. None means that the step is in no phase.
+        """Count collectives from now on for `phase` of the step. None means that they belong to no phase.
 
         Bytes that were reduced since the last switch are counted for the previous phase.
         """

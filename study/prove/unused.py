@@ -33,7 +33,7 @@ class Cuts:
         return _Detaches(self._nodes)
 
     def note_module(self, module: Any, result: Any) -> None:
-        """Record whether a module's results within a forward pass have gradients. Results of integers do not count."""
+        """Record whether a module's results within a forward pass have gradients. Integer results do not count."""
         leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
         if leaves:
             has_gradient = any(leaf.requires_grad for leaf in leaves)

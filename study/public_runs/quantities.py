@@ -37,7 +37,7 @@ def points(series: Series | None, by: str, name: str) -> list[tuple[float, float
 
 
 def at(series: Series | None, by: str, position: float, name: str, tolerance: float = 0.0) -> float | None:
-    """Return the value that was logged nearest to a position. None if it is beyond the relative tolerance."""
+    """Return the value that was logged nearest to a position. None if its distance exceeds the relative tolerance."""
     known = points(series, by, name)
     if not known:
         return None
@@ -97,12 +97,12 @@ def gpu_seconds(run: PublicRun) -> float | None:
 
 
 def seconds_to_target(run: PublicRun) -> float | None:
-    """Return the time until the run reached the target of its benchmark. None if it missed it or has none."""
+    """Return the time until the run reached its benchmark's target. None if it never did."""
     return seconds_in_all(run) if _reached(run) else None
 
 
 def samples_to_target(run: PublicRun) -> float | None:
-    """Return the number of sequences until the run reached its benchmark's target. None if it missed it or has none."""
+    """Return the number of sequences until the run reached its benchmark's target. None if it never did."""
     evaluated = logged(run.evaluation, "samples")
     return run.totals.get("samples", max(evaluated, default=None)) if _reached(run) else None
 

@@ -126,7 +126,7 @@ class _Active:
         }
 
     def result(self) -> Result | None:
-        """Collect the answers of ranks that have ended. Return the result if the world is done, and end its ranks."""
+        """Collect the answers of ended ranks. If all have ended or one failed, end the world and return its result."""
         failure = None
         try:
             self._answers |= forks.ended(self._running, self._folder, self.world.judge)

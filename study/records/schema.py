@@ -64,7 +64,7 @@ class Sharding(Facts):
 
 
 class Proof(Facts):
-    """The settings of the engine, read back from it after `prepare`.
+    """The settings of the engine, as the engine itself reports them after `prepare`.
 
     They show what the engine really does, whatever was requested. The bytes of model states are in
     `Record.model_state_bytes`.
@@ -144,7 +144,7 @@ class Collective(Facts):
 
     @property
     def moved_bytes(self) -> int:
-        """The bytes sent. An all-reduce sends its bytes twice (arXiv:1910.02054, sec. 7.1), also in NCCL."""
+        """The bytes sent. An all-reduce, also that of NCCL, sends its bytes twice (arXiv:1910.02054, sec. 7.1)."""
         return self.bytes * (2 if self.kind.endswith("all_reduce") else 1)
 
 
@@ -222,7 +222,7 @@ class Continued(Facts):
 
 
 class Checkpointing(Facts):
-    """The costs of checkpoints in the process that ended the run."""
+    """The number, size and duration of the checkpoints that the run's last process wrote."""
 
     count: int
     seconds: float  # how long training waited while they were written

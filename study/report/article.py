@@ -90,7 +90,7 @@ class Verdicts:
         return markdown(DEFECTS, defect_table(ROOT / "reports/cpu/published/protocol.json"))
 
     def traps(self) -> Markdown:
-        """Return a table of loss differences between programs that seem equal. Empty as for `defects`."""
+        """Return a table of loss differences between programs that seem equal. Empty if the article has no program."""
         if self.source.source != PRINTS_ITS_PROGRAM:
             return markdown()
         return markdown(TRAPS, trap_table(ROOT / "reports/cpu/published/traps.json"))

@@ -152,7 +152,7 @@ def _options(advice: Advice, strategies: Iterable[str]) -> list[StrategyPredicti
 
 @cache
 def memory_error() -> float:
-    """Return the 90th percentile of the errors of predicted peaks of tensors, for published peaks of grade A."""
+    """Return the 90th percentile of the errors of predicted tensor peaks, compared with published peaks of grade A."""
     (entry,) = (
         row for row in published_rows.memory() if row["predictor"] == "planner" and row["group"] == _PEAKS_OF_GRADE_A
     )
@@ -252,7 +252,7 @@ def _values(case: MeasuredCase, advice: Advice, prices: Mapping[str, float]) -> 
 
 
 def strategy_of(engine: Engine) -> str:
-    """Return the name of the shipped strategy with an engine's stage and offload, whatever its buffer sizes."""
+    """Return the name of the shipped strategy that has an engine's stage and offload. Buffer sizes may differ."""
     if engine.kind == "deepspeed":
         return str(StrategyName.of_zero(engine.zero_stage, engine.offload_optimizer))
     offload = "" if engine.offload_param == "none" else f"_{engine.offload_param}_offload"
@@ -260,7 +260,7 @@ def strategy_of(engine: Engine) -> str:
 
 
 def is_same_model(shape: ModelShape, other: ModelShape) -> bool:
-    """Return whether two shapes are the same model, whatever its head and the tokens that it was trained on."""
+    """Return whether two shapes are the same model. Their output heads and vocabularies may differ."""
     sizes = [(each.layers, each.hidden, each.heads, each.kv_heads, each.head_size) for each in (shape, other)]
     return sizes[0] == sizes[1] and abs(shape.num_params / other.num_params - 1) < SAME_SIZE
 
@@ -454,7 +454,7 @@ def kinds(rows: pd.DataFrame, others: pd.DataFrame) -> str:
 
 
 def head(part: Comparison) -> Head:
-    """Return the title and subtitle of the figure of one model: its settings, and the kinds of its numbers."""
+    """Return the title and subtitle of the figure of one model: its settings, and where its numbers come from."""
     advice = next(iter(part.advices.values()))
     request, shape = advice.request, advice.shape
     length = request.sequence_length or 0

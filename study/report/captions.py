@@ -26,7 +26,7 @@ FAMILIES = {"bert-imdb": "BERT", "gpt-wikitext": "GPT"}  # by workload
 
 @dataclass(frozen=True)
 class Head:
-    """The texts above a figure: its title, the kind of its numbers, and what was run.
+    """The texts above a figure: its title, whether its numbers are measured or predicted, and what was run.
 
     Raises ValueError if the title is empty, or if `kind` names none of `KINDS`.
     """
@@ -41,12 +41,12 @@ class Head:
 
 
 def head(title: str, rows: pd.DataFrame, kind: str = MEASURED) -> Head:
-    """Return the texts above a figure: its title, the kind of its numbers, the setting of its runs and the hardware."""
+    """Return the texts above a figure: title, whether numbers are measured, the settings of the runs, and hardware."""
     return Head(title, kind, f"{setting(rows)}, {hardware(rows)}")
 
 
 def figure(title: str, rows: pd.DataFrame, source: str = MEASURED) -> str:
-    """Return the caption of a figure or table as Markdown: a bold title, the setting, the hardware and the source."""
+    """Return the caption of a figure or table as Markdown: a bold title, the settings, the hardware and the source."""
     return f"**{title}.** {setting(rows)}, {hardware(rows)}. {source}"
 
 
@@ -62,7 +62,7 @@ def scope(rows: pd.DataFrame) -> str:
 
 
 def setting(rows: pd.DataFrame) -> str:
-    """Return the setting of these runs in words: model, precision, number of processes, options and batch."""
+    """Return the settings of these runs in words: model, precision, number of processes, options and batch."""
     sequences = joined(f"{count:.0f}" for count in _unique(rows["batch_sequences"]))
     batch = [f"{sequences} sequences per step"] if sequences else []
     parts = [model(rows), *_precision_and_processes(rows), *_options(rows), *batch]
@@ -86,7 +86,7 @@ def model(rows: pd.DataFrame) -> str:
 
 
 def short_names(rows: pd.DataFrame) -> pd.Series:
-    """Return a short name of the model in each row, such as "GPT 124m", for the heads of tables."""
+    """Return a short name of the model in each row, such as "GPT 124m", for table headers."""
     return rows["workload"].map(FAMILIES).fillna(rows["workload"]) + " " + rows["size"]
 
 

@@ -1,4 +1,4 @@
-"""Draw the frame of every figure: `finish` puts title, setting and kind of numbers into the figure.
+"""Draw the frame of every figure: `finish` adds the title, the settings, and whether numbers are measured.
 
 A finished figure can be shared without the page around it. `finish` refuses a figure without a title, with an axis
 without a unit, or with text that is too small on a phone.

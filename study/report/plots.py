@@ -47,7 +47,7 @@ def style_of(strategy: str) -> dict[str, Any]:
 
 
 def loss_curves(steps: pd.DataFrame, head: Head, control: str = "ddp", window: int = 5) -> Figure:
-    """Draw the loss of the control, and below it how much the loss of each strategy differs from it.
+    """Draw the loss of the baseline, and below it how much the loss of each strategy differs from it.
 
     Both are means over seeds; repeats of a seed are averaged first. The band shows the range over the control's seeds.
     The losses are means over `window` steps, and the differences are the largest of `window` steps. A strategy is drawn
@@ -171,7 +171,7 @@ def _bars(values: pd.Series, label: str, reach: pd.Series | None = None, digits:
 
 
 def relative_time(ratios: pd.DataFrame, head: Head, control: str = "ddp") -> Figure:
-    """Draw step times relative to the control: `tables.centers` of the column `ratio` (bar) and its range (line)."""
+    """Draw step times relative to the baseline: `tables.centers` of the column `ratio` (bar) and its range (line)."""
     statistics = ratios.groupby("strategy")["ratio"].agg(["min", "max"]).loc[in_order(ratios["strategy"])]
     values = centers(ratios).reindex(statistics.index)
     values.loc[values.index == control] = 1.0
@@ -192,7 +192,7 @@ def largest_models(trained: pd.Series, predicted: pd.Series, control: str, head:
 
 
 def time_against_memory(ratios: pd.DataFrame, head: Head, control: str = "ddp") -> Figure:
-    """Draw each strategy at its time and its memory, both relative to the control: columns `time` and `memory`."""
+    """Draw each strategy at its time and its memory, both relative to the baseline: columns `time` and `memory`."""
     figure, axes = panel(4.2)
     for name, (time, memory) in ratios[["time", "memory"]].iterrows():
         axes.plot(time, memory, **{**style_of(str(name)), "linestyle": ""}, markersize=9)
@@ -254,7 +254,7 @@ def _readable(strategy: str) -> str:
 
 
 def final_losses(verdict: Verdict, head: Head, control: str = "ddp") -> Figure:
-    """Draw how much the final held-out loss of each run differs from the control's, in percent.
+    """Draw how much the final held-out loss of each run differs from the baseline's, in percent.
 
     There is a row per strategy or variation, and a stroke per seed. Variations of the control are gray, and trainings
     with a planted fault are red.
@@ -313,7 +313,7 @@ def lines(table: pd.DataFrame, x: tuple[str, str], y: tuple[str, str], head: Hea
 def bits(
     rows: Mapping[str, Sequence[Cell | None]], columns: Sequence[str], head: Head, reference: str = "ddp"
 ) -> Figure:
-    """Draw which trainings are identical in every bit, with a row per strategy and a column per setting.
+    """Draw which trainings equal the reference in every bit, with a row per strategy and a column per setting.
 
     A green square means that all bits equal those of the reference. Any other square contains the numbers of the
     roundings that differ, which the legend names.

@@ -166,7 +166,7 @@ def _interval(each: Difference, form: str, show: Callable[[float], str]) -> str:
 
 
 def table(result: Result) -> pd.DataFrame:
-    """Return the differences of a comparison as text, one row per quantity and arm."""
+    """Return a comparison's differences as text, with a row per quantity and group of runs besides the baseline."""
     control, arms = result.comparison.control.name, result.comparison.arms
     compared = "compared with it" if len(arms) > 1 else f"compared with it: {arms[0].name}"
     rows = []
@@ -188,7 +188,7 @@ def table(result: Result) -> pd.DataFrame:
 
 
 def table_of_pairs(results: Iterable[tuple[PairedComparison, Sequence[Pair]]]) -> pd.DataFrame:
-    """Return a table of paired comparisons: the median over the pairs, and the range of eight in ten pairs."""
+    """Return a table of paired comparisons: the median over the pairs, and the range that contains 80 % of them."""
     rows = []
     for comparison, pairs in results:
         num_early = sum(not pair.is_whole for pair in pairs)
@@ -210,7 +210,7 @@ def table_of_pairs(results: Iterable[tuple[PairedComparison, Sequence[Pair]]]) -
 
 
 def ratios(results: Iterable[tuple[PairedComparison, Sequence[Pair]]]) -> Figure:
-    """Draw the step time and the peak memory of every pair as dots relative to the control, one row per comparison."""
+    """Draw the step time and the peak memory of every pair as dots relative to the baseline, one row per comparison."""
     shown = [(comparison, pairs) for comparison, pairs in results if pairs]
     figure, panels = plt.subplots(
         1, 2, sharey=True, figsize=(drawing.WIDTH, 0.5 * len(shown) + 1.4), layout="constrained"
@@ -317,7 +317,7 @@ PEAKS = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_gpu_memory_bytes")
 
 
 def by_strategy(runs: Sequence[PublicRun]) -> pd.DataFrame:
-    """Return a table with one row per training of a source that publishes only totals, by model and batch.
+    """Return a table of the trainings of a source that publishes only totals, sorted by model and batch.
 
     Missing values are empty.
     """

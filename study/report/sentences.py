@@ -1,4 +1,4 @@
-"""Make the sentences at the top of the notebooks that answer their questions, computed from the records."""
+"""Make the sentences that begin the notebooks and answer their questions. They are computed from the records."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def least_and_most(ratios: pd.Series) -> str:
 
 
 def comparison(rows: pd.DataFrame, control: str) -> str:
-    """Return sentences that compare the strategies of a setting with the control: peak memory, step time and loss."""
+    """Return sentences that compare the strategies of a setting with the baseline: peak memory, step time and loss."""
     ratios = tables.relative(rows, control)
     others = ratios.drop(control)
     if others.empty:
@@ -48,12 +48,12 @@ def comparison(rows: pd.DataFrame, control: str) -> str:
 
 
 def step_time(ratios: pd.Series, control: str) -> str:
-    """Return a sentence about the step times of the other strategies relative to the control."""
+    """Return a sentence about the step times of the strategies relative to the baseline."""
     return f"A step takes {least_and_most(ratios)} as long as a step under {control}."
 
 
 def losses(differences: pd.Series, steps: float, control: str) -> str:
-    """Return a sentence about the largest relative difference from the control's training loss after the last step.
+    """Return a sentence about the largest relative difference from the baseline's training loss after the last step.
 
     `differences` has a value per strategy. `steps` is the number of steps. The sentence is empty without values.
     """
@@ -68,7 +68,7 @@ def losses(differences: pd.Series, steps: float, control: str) -> str:
 
 
 def losses_by_seed(name: str, differences: pd.DataFrame, steps: float, control: str) -> str:
-    """Return a sentence about the largest relative difference from the control's training loss for each seed.
+    """Return a sentence about the largest relative difference from the baseline's training loss for each seed.
 
     `differences` has a row per seed and a column per strategy. `name` is the bold beginning of the sentence.
     """
@@ -83,7 +83,7 @@ def losses_by_seed(name: str, differences: pd.DataFrame, steps: float, control: 
 
 
 def memory(peaks: pd.DataFrame, control: str) -> str:
-    """Return sentences that compare the peak memory of the strategies with the control's.
+    """Return sentences that compare the peak memory of the strategies with the baseline's.
 
     `peaks` has a row per strategy, and columns in GiB for tensors (`peak_gib`) and whole processes
     (`peak_process_gib`).
@@ -107,7 +107,7 @@ def memory(peaks: pd.DataFrame, control: str) -> str:
 
 
 def crossings(rows: pd.DataFrame, control: str) -> str:
-    """Return sentences about the model size from which on each strategy uses less memory than the control.
+    """Return sentences about the model size from which on each strategy uses less memory than the baseline.
 
     `rows` are the rows of `tables.crossings` for one setting.
     """
@@ -154,12 +154,12 @@ def outcomes(runs: pd.DataFrame) -> str:
 
 
 def headroom(usable_bytes: SupportsFloat) -> str:
-    """Return the label of the line at the usable memory of a GPU, such as "usable: 78 GiB"."""
+    """Return the label of the line that marks a GPU's usable memory, such as "usable: 78 GiB"."""
     return f"usable: {gib(usable_bytes, 0)} GiB"
 
 
 def releases(package: str, counts: pd.DataFrame, cells: int) -> str:
-    """Return sentences about the releases of a package in which cases train wrongly or crash.
+    """Return sentences about the releases of a package that train wrongly or crash in some cases.
 
     `counts` has a row per release, oldest first, with the number of cases that are "wrong" or "crashed". `cells` is the
     number of cases.

@@ -1,4 +1,4 @@
-"""Make tidy tables of runs for the notebooks, with one row per observation. Names of columns end with their unit.
+"""Make tidy tables of runs for the notebooks, with one row per observation. Column names end with the unit.
 
 The functions with a parameter `records` take one or several folders of runs or of collected records, as names or paths.
 Values that were not measured are NaN.
@@ -109,7 +109,7 @@ def steps_of(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def states(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
-    """Return a table of the bytes of model states, with one row per run, rank, moment and part.
+    """Return the bytes of model states as a table with a row per run, rank, moment of the step, and part of the states.
 
     The moment is "updating" (just before the optimizer step) or "resting" (between two steps).
     """
@@ -143,7 +143,7 @@ def largest(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
 
 
 def speeds(records: str | Path | Sequence[str | Path], control: str = "ddp") -> pd.DataFrame:
-    """Return each strategy's speed under a memory limit: with the control's batch, and with its own largest batch."""
+    """Return each strategy's speed under a memory limit: with the baseline's batch, and with its own largest batch."""
     return _escaped(pd.DataFrame(frontier.speeds(folders(records), control), columns=list(frontier.Speed._fields)))
 
 
@@ -156,7 +156,7 @@ def crossings(records: str | Path | Sequence[str | Path]) -> pd.DataFrame:
 
 
 def settings(runs: pd.DataFrame, control: str) -> list[pd.DataFrame]:
-    """Return the runs of each setting that includes the control, in the order in which pages show the settings.
+    """Return the runs of each setting that includes the baseline, in the order in which pages show the settings.
 
     Settings with large models come first, and among those the settings with many strategies.
     """
@@ -166,7 +166,7 @@ def settings(runs: pd.DataFrame, control: str) -> list[pd.DataFrame]:
 
 
 def without_control(runs: pd.DataFrame, control: str) -> list[pd.DataFrame]:
-    """Return the runs of each setting that does not include the control."""
+    """Return the runs of each setting that does not include the baseline."""
     return [rows for _, rows in runs.groupby(SETTING) if control not in set(rows["strategy"])]
 
 
@@ -184,7 +184,7 @@ def of_one_setting(runs: pd.DataFrame, control: str) -> pd.DataFrame:
 
 
 def relative(rows: pd.DataFrame, control: str) -> pd.DataFrame:
-    """Return each strategy's means divided by the control's, and the largest relative difference of its losses.
+    """Return each strategy's means divided by the baseline's, and the largest relative difference of its losses.
 
     `rows` are the runs of one setting. If they have the columns of `with_ratios`, the step times are those of
     `centers`. Columns without a value are left out, and those in which the control has 0.
@@ -201,13 +201,13 @@ def relative(rows: pd.DataFrame, control: str) -> pd.DataFrame:
 
 
 def lowest(ratios: pd.DataFrame, column: str, control: str) -> str:
-    """Return the lowest ratio of a strategy other than the control, such as "0.56x (fsdp2)". Empty if there is none."""
+    """Return the lowest ratio of a strategy except the baseline, such as "0.56x (fsdp2)". Empty if there is none."""
     others = ratios[column].drop(control).dropna()
     return f"{others.min():.2f}x ({others.idxmin()})" if len(others) else ""
 
 
 def with_ratios(rows: pd.DataFrame, speeds: pd.DataFrame, control: str) -> pd.DataFrame:
-    """Return the runs of one setting with the column `ratio`: the step time relative to the control's.
+    """Return the runs of one setting with the column `ratio`: the step time relative to the baseline's.
 
     A run of `speeds`, the table of the function `speeds`, has its ratio to the control's runs just before and just
     after it; then the ratio of the control's own runs is 1. Any other run has its ratio to the median of the control's
@@ -226,7 +226,7 @@ def with_ratios(rows: pd.DataFrame, speeds: pd.DataFrame, control: str) -> pd.Da
 
 
 def centers(rows: pd.DataFrame) -> pd.Series:
-    """Return the typical step time of each strategy relative to the control's, from the columns of `with_ratios`.
+    """Return the typical step time of each strategy relative to the baseline's, from the columns of `with_ratios`.
 
     For series of runs that alternated with the control's, it is the geometric mean, and otherwise the median. The ratio
     of the control is 1.

@@ -248,7 +248,7 @@ def _num_ranks(request: Request) -> int:
 
 
 class Ranks(subprocess.Popen):  # type: ignore[type-arg]
-    """A replacement for a launcher's start of processes: ranks run in processes that already wait."""
+    """A replacement for a launcher's way to start ranks: they run in processes that were forked before."""
 
     waiting: ClassVar[list[tuple[int, int]]] = []
 

@@ -51,7 +51,7 @@ def of_plan(plan: Plan) -> Answer:
 
 
 def of_script(study: str, script: str) -> Answer:
-    """Return the shell script that --slurm makes as a JSON answer."""
+    """Return as a JSON answer the shell script that --slurm makes."""
     return envelope.answer("plan", None, (), {"study": study, "slurm_script": script})
 
 

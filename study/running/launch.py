@@ -239,7 +239,7 @@ OF_ONE_RUN = (RUN_FOLDER, lock.TOKEN)  # environment variables
 
 
 def fork_server(runs: Sequence[Run]) -> ForkServer:
-    """Start the process from which most of these runs can be forked: those with the most common environment."""
+    """Start a process to fork runs from. It has the environment variables that most of these runs need."""
     environments = Counter(tuple(sorted(_of_every_run(_environment(run)).items())) for run in runs)
     return ForkServer(dict(environments.most_common(1)[0][0]))
 

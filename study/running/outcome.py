@@ -294,7 +294,7 @@ _RULES: tuple[Callable[[Evidence], Exit | None], ...] = (
 
 
 def of_record(end: Exit) -> RecordStatus:
-    """Return the status for the record of a failed run. The run must not be ok."""
+    """Return the status that the record of a failed run has. The run must have failed."""
     if end.status in ("out_of_memory", "killed", "stalled", "timed_out"):
         return end.status
     return "interrupted" if end.message.startswith("Interrupted: ") else "failed"

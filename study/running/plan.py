@@ -72,7 +72,7 @@ class Plan:
     checked: bool  # False: torch is not installed, so not everything was checked
 
     def estimate(self, planned: Planned) -> Estimate:
-        """Estimate how long a run takes, at most until its time limit."""
+        """Estimate how long a run takes. The estimate is at most the run's time limit."""
         whole = self.history.estimate(planned.run)
         return whole._replace(seconds=min(whole.seconds, self.timeout_seconds))
 
@@ -295,7 +295,7 @@ def implied_outcome(run: Run, ended: Sequence[tuple[Run, OutcomeStatus]]) -> str
 
 
 def too_large_batch(run: Run, exhausted: Iterable[Run]) -> str | None:
-    """Name the finished run from which it follows that this run would run out of memory, in a sentence.
+    """Name in a sentence the finished run that shows that this run would run out of memory.
 
     The finished run ran out of memory with a smaller global batch and no larger micro batch, and otherwise needs the
     same memory. None if there is no such run.
@@ -310,7 +310,7 @@ def too_large_batch(run: Run, exhausted: Iterable[Run]) -> str | None:
 
 
 def implied_by_ladder(run: Run, ended: Iterable[tuple[Run, OutcomeStatus]]) -> str | None:
-    """Name the run that already shows whether this run fits into memory, in a sentence.
+    """Name in a sentence the finished run that shows whether this run fits into memory.
 
     Both search for the largest model or batch that fits. If a larger one trained, this one fits. If a smaller one ran
     out of memory, this one does not fit. None if no run shows it.

@@ -27,7 +27,7 @@ _HEADS = {"classifier", "score"}  # PEFT names both for a classification, and a 
 
 
 def check_adapter(saved: Saved, base: dict[str, Any] | None) -> None:
-    """Report contradictions between a saved adapter and its configuration, and that of its base model if known."""
+    """Report contradictions of a saved adapter with its configuration, and with its base model's if that is known."""
     config = saved.config
     if not saved.tensors:
         if not any(finding.kind == "unreadable" for finding in saved.findings):

@@ -68,7 +68,7 @@ def compare(saved: Saved, other: Saved | Mapping[str, torch.Tensor], title: str 
 
 
 def named_alike(tensors: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the tensors under comparable names: without wrappers' prefixes, and adapters as in their files."""
+    """Return the tensors by comparable names: without wrappers' prefixes, and for adapters as in PEFT's files."""
     return {plain: value for name, value in tensors.items() if (plain := adapter_name(name)) is not None}
 
 
@@ -97,7 +97,7 @@ def _narrowed(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
 
 
 def ignore_base_weights(result: Comparison, saved: Saved) -> None:
-    """Do not report tensors of the base model as missing or extra if only one side of a comparison has them."""
+    """Do not report tensors of the base model as missing or extra if only one of the compared models has them."""
     if saved.is_adapter:
         result.missing = [name for name in result.missing if ".lora_" in name]
     elif any(".lora_" in name for name in (*result.equal, *result.rounded, *result.different, *result.reshaped)):

@@ -19,7 +19,7 @@ from .content import Saved
 def command(
     folder: Path, other: Path | None, model: Path | None, is_strict: bool, trust: bool, as_json: bool
 ) -> Verdict | Answer:
-    """Print what is wrong with a saved folder, and return the verdict. `other` is compared if given. Raises Refusal.
+    """Print what is wrong with a saved folder, compare it with `other` if given, and return the verdict.
 
     If `as_json` is True, nothing is printed, and the answer for JSON is returned.
     """
@@ -33,7 +33,7 @@ def command(
 def examine(
     folder: Path, other: Path | None = None, model: Path | None = None, trust: bool = False
 ) -> tuple[list[Saved], list[Comparison]]:
-    """Return the saved models in a folder, and their comparisons, also with `other`. Raises Refusal."""
+    """Return a folder's saved models and their comparisons with each other and with `other`. Raises Refusal."""
     # DeepSpeed prints to stdout when it is imported, where a program reads the result.
     with contextlib.redirect_stdout(sys.stderr), progress.after_two_seconds(f"Reading all tensors in {folder}"):
         saved = folders.read(folder, trust, model)

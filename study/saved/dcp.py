@@ -1,4 +1,4 @@
-"""Read a checkpoint of torch.distributed.checkpoint (DCP), which FSDP2 writes, and check that its parts are whole."""
+"""Read a checkpoint of torch.distributed.checkpoint (DCP), which FSDP2 writes, and check that it is complete."""
 
 from __future__ import annotations
 

@@ -40,13 +40,13 @@ class Expected(NamedTuple):
     model: Any  # on the meta device
 
     def layout_of(self, names: Iterable[str]) -> Layout:
-        """Return the layout with the most of these names."""
+        """Return the layout that contains the most of these names."""
         name_set = set(names)
         return max(self.layouts, key=lambda layout: len(name_set & layout.shapes.keys()))
 
 
 def from_config(config: dict[str, Any], model_class: Any = None) -> Expected:
-    """Return the tensors that the model of a config.json has, by default of the class in it. Raises NotKnown."""
+    """Return the tensors of the model that a config.json describes, by default in its own class. Raises NotKnown."""
     built, model_class = class_of(config, model_class)
     try:
         with quiet(), torch.device("meta"):

@@ -37,7 +37,7 @@ class Loaded(NamedTuple):
 
 
 def model(config: dict[str, Any], tensors: Iterable[Tensor]) -> Loaded:
-    """Return which of these tensors are missing, ignored or of another shape for `from_pretrained`. Raises NotKnown."""
+    """Return which tensors `from_pretrained` reports as missing, ignored or of another shape. Raises NotKnown."""
     built, model_class = expected.class_of(config)
     if _is_under_zero3():
         raise NotKnown("this process trains under ZeRO-3, for which transformers would distribute the model")

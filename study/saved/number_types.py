@@ -1,4 +1,4 @@
-"""Check the types of saved tensors against those that the configuration names, and that the loader converts to."""
+"""Check that saved tensors have the types that the configuration names and that the loader converts to."""
 
 from __future__ import annotations
 

@@ -480,7 +480,7 @@ def adapter_bytes(shape: ModelShape, engine: Engine, job: StepConfig) -> float:
 
 
 def copied_weight_bytes(shape: ModelShape, engine: Engine) -> float:
-    """Return the bytes of the copies of weights that adapters make a block save, as a mean over blocks.
+    """Return the bytes of weight copies that a block saves because of its adapters, as a mean over blocks.
 
     With dropout, DoRA multiplies the dropped input with the frozen weight again, cast to the type of the adapter.
     Routers and experts are copied with their adapter added.

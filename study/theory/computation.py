@@ -89,7 +89,7 @@ def block_bytes(shape: ModelShape, engine: Engine, job: StepConfig) -> float:
 
 
 def largest_block_bytes(shape: ModelShape, engine: Engine, job: StepConfig) -> float:
-    """Return the bytes that the block with the most saved bytes saves for its backward pass."""
+    """Return the largest number of bytes that any block saves for its backward pass."""
     largest = max((_saved_bytes(part, shape, engine, job) for part in _executed(shape.counts)), default=0.0)
     largest += _saved_by_exchange(shape, engine, job)
     return largest if shape.adapter is None else largest + _change_by_adapters(shape, engine, job)
@@ -222,7 +222,7 @@ def cast_bytes(shape: ModelShape, engine: Engine) -> int:
 
 
 def activation_bytes(shape: ModelShape, engine: Engine, job: StepConfig, logits: float) -> tuple[float, float, float]:
-    """Return the bytes of activations at three moments: the loss, and the backward pass of the last and first block.
+    """Return the activation bytes at three moments: at the loss, and in the backward pass of the last and first block.
 
     They include autocast's copies of the weights.
     """
@@ -326,7 +326,7 @@ def num_logits(shape: ModelShape, job: StepConfig) -> float:
 
 
 def moved_bytes(part: PartCounts, computed_in: Arithmetic, size: int, job: StepConfig) -> tuple[float, float]:
-    """Return the bytes that a part's kernels read and write in both passes, except products and fused attention.
+    """Return the bytes that a part's kernels read and write in both passes, without products and fused attention.
 
     `size` is the bytes per element of the inputs of products. Dropout reads its input, and writes its output and a
     mask. With fused kernels, the dropout of attention's matrices writes only these.

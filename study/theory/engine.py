@@ -122,7 +122,7 @@ class StepConfig:
 
     @property
     def recomputed(self) -> float:
-        """The share of the blocks' products that the backward pass recomputes instead of reading saved tensors."""
+        """The share of the blocks' matrix products that the backward pass computes again."""
         if isinstance(self.activation_checkpointing, str):
             return 0.5
         return float(self.activation_checkpointing)
@@ -134,7 +134,7 @@ class StepConfig:
 
     @property
     def loss(self) -> LossKernel:
-        """The loss that was requested, or else the one that belongs to the kernels.
+        """The requested kernel of the loss. If none is requested, the one that fits the job's other kernels.
 
         torch.compile alone gives `upcast`. The compiled graph of PyTorch's cross_entropy keeps the logits, the
         log-softmax and the gradient. Published peaks at the loss need 7.0 to 8.3 bytes per logit more than the other

@@ -113,7 +113,7 @@ class _Node:
         )
 
     def node_bandwidth(self, num_gpus: int) -> float:
-        """Return the bytes per second between a node and the others: NVLink if it connects all, else the network."""
+        """Return the bytes per second between nodes: by NVLink if it connects all of them, else by the network."""
         if num_gpus <= self.linked_gpus:
             return self.gpus * GPUS[self.gpu].link_bandwidth
         return self.gigabits * 1e9 / 8

@@ -1,4 +1,4 @@
-"""Predict the bytes of one rank's model states: by the ZeRO paper, and as DeepSpeed 0.19 and accelerate allocate.
+"""Predict the bytes of one rank's model states: by the ZeRO paper, and as DeepSpeed 0.19 and accelerate store them.
 
 The engine's bytes are the paper's bytes plus differences, each with a named reason. If a measurement differs from this
 sum, its difference is unexplained. Sources in the comments are below deepspeed/runtime/ of release 0.19.8.
@@ -326,11 +326,11 @@ class _Stage3Shards:
 
     @property
     def owned(self) -> int:
-        """Elements of the rank's shares of all parameters, with padding."""
+        """Number of elements in the rank's shares of all parameters, with padding."""
         return sum(self.sub_groups)
 
     def on_disk(self, engine: Engine, phase: StepPhase) -> int:
-        """Return the elements whose fp32 states and gradients are on a disk.
+        """Return the number of elements whose fp32 states and gradients are on a disk.
 
         Just before the optimizer step, the first sub-group is already back in memory.
         """
@@ -485,7 +485,7 @@ def _sub_groups(shards: list[int], sub_group_size: int) -> list[int]:
 
 
 def largest_sub_group(engine: Engine, sizes: ParameterSizes) -> int:
-    """Return the elements of one rank's largest sub-group at stage 3. The swap buffers have this size."""
+    """Return the number of elements in one rank's largest sub-group at stage 3. The swap buffers have this size."""
     return max(elements for group in _shards(engine, sizes) for elements in _sub_groups(group, engine.sub_group_size))
 
 

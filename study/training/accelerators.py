@@ -33,7 +33,7 @@ def build_accelerator(run: Run) -> Accelerator:
     from accelerate.utils import DataLoaderConfiguration, GradientAccumulationPlugin, TorchDynamoPlugin
 
     class Replicas(Accelerator):  # type: ignore[misc]
-        """An Accelerator that uses DDP, with its no_sync, for a single process on a GPU too.
+        """An Accelerator that uses DDP (with its no_sync) even for a single process on a GPU.
 
         Accelerate's own class does not.
         """

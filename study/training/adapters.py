@@ -41,7 +41,7 @@ def add(model: torch.nn.Module, config: RunConfig) -> torch.nn.Module:
 
 
 def adapted(model: torch.nn.Module, lora: LoraConfig) -> torch.nn.Module:
-    """Return the model with a new adapter, in the type of the model's weights, which are frozen.
+    """Return the model with its weights frozen, and with a new adapter that has the data type of these weights.
 
     PEFT would keep the adapter of 16-bit weights in fp32, although the engine has fp32 masters of it anyway. On weights
     in 4 bits, PEFT makes an adapter in the type in which they are multiplied. If this type has 16 bits because of

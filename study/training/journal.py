@@ -178,7 +178,7 @@ class Journal:
         )
 
     def add(self, line: dict[str, Any]) -> None:
-        """Append the results of one step to the journal. All ranks pass the same line.
+        """Append the results of one step to the journal. Every rank must pass the same results.
 
         Raises Failed if the loss is not finite, or if the gradient norm is zero or not finite. Raises OutputFailed if
         the run directory was removed or cannot be written to.

@@ -79,7 +79,7 @@ class Observer:
         self.begin()
 
     def resume_from(self, steps_done: int, earlier: Observed | None) -> None:
-        """Continue with the measurements of the process before a resumption. `earlier` is None if that was another run.
+        """Continue with the measurements from before the resumption. `earlier` is None if they belong to another run.
 
         A step that was already probed is not probed again. Otherwise, this process probes a step after the warm-up.
         """
@@ -126,7 +126,7 @@ class Observer:
         )
 
     def load(self, ranks: Sequence[Observed]) -> Load | None:
-        """Return the processor load by other processes on this machine. Its own ranks come first in `ranks`.
+        """Return the processor load by other processes on this machine, whose own ranks are the first in `ranks`.
 
         None if an earlier process trained a part of this run, because this process did not measure that part.
         """

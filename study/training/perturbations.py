@@ -1,4 +1,4 @@
-"""Change a training on purpose: plant a fault that a comparison of trainings must detect, or add rounding noise.
+"""Change a training on purpose: add a fault that a comparison of trainings must detect, or rounding noise.
 
 `--perturb` names the change. Only DDP can be changed; see running/checks.py.
 """

@@ -162,7 +162,7 @@ class _MaskedWords(BertForMaskedLM):  # type: ignore[no-untyped-call]
 
 
 def body(config: RunConfig) -> tuple[PreTrainedModel, PreTrainedModel, DataCollatorForLanguageModeling]:
-    """Return the model to pretrain on `left_over`, the part of it whose weights are saved, and the batch collator."""
+    """Return three objects: the model to pretrain, its part whose weights are saved, and the batch collator."""
     tokenizer = sources.load_tokenizer(config)
     model = _MaskedWords(_settings(config, len(tokenizer), tokenizer.pad_token_id))
     return model, model.bert, DataCollatorForLanguageModeling(tokenizer)

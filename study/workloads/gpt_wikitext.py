@@ -176,7 +176,7 @@ def left_over(config: RunConfig) -> Examples:
 
 
 def body(config: RunConfig) -> tuple[PreTrainedModel, PreTrainedModel, None]:
-    """Return the model to pretrain on `left_over`, the part of it whose weights are saved, and the batch collator.
+    """Return three objects: the model to pretrain, its part whose weights are saved, and the batch collator.
 
     The saved part is the whole model. The collator is None, because the examples need no special one.
     """

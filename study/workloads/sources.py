@@ -239,7 +239,7 @@ def load_reviews(config: RunConfig) -> datasets.Dataset:
 
 
 def load_articles(config: RunConfig) -> dict[str, list[str]]:
-    """Return the lines of WikiText-2 under "train" and "validation".
+    """Return the lines of WikiText-2 as a dictionary with the keys "train" and "validation".
 
     The format is that of the hub: lines end with a newline, and a blank line is "".
     """

@@ -67,7 +67,7 @@ def reviews() -> tuple[list[str], list[int]]:
 
 @cache
 def articles() -> dict[str, list[str]]:
-    """Return the lines of a generated text under "train" and "validation".
+    """Return the lines of a generated text as a dictionary with the keys "train" and "validation".
 
     A Markov chain generates the text. Each word has four possible successors, which are drawn by frequency. A model
     learns the frequencies first and the successors later. Lines have 100 words and the format of WikiText-2 on the hub.

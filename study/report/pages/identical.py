@@ -1,4 +1,4 @@
-"""The notebook `bits`: which strategies end with weights that are identical in every bit."""
+"""The notebook `bits`: which strategies end with weights that equal those of DDP in every bit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Bits:
         return markdown(f"**What was run.** {captions.scope(self.runs)} {captions.MEASURED}")
 
     def figures(self, is_fixed: bool) -> Iterator[Figure]:
-        """Yield a figure per model, for unmodified engines or for engines with a fixed order of additions."""
+        """Yield one figure for each model, for unmodified engines or for engines with a fixed order of additions."""
         for heading, kinds in self.settings.items():
             if cells := kinds[is_fixed]:
                 grid = bits.grid(cells)

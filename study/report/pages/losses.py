@@ -1,4 +1,4 @@
-"""The notebook `learned`: the losses under each strategy, and the statistical studies with planted faults."""
+"""The notebook `learned`: the losses under each strategy, and the statistical studies with deliberate faults."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Losses:
         return markdown(first, sentences.bullets(lines))
 
     def curves(self) -> Iterator[Figure]:
-        """Yield a figure of the loss curves per model."""
+        """Yield one figure of the loss curves for each model."""
         for (workload, size), curves in self.steps.groupby(["workload", "size"]):
             rows = self._of(workload, size)
             title = f"Training loss, and how far the strategies differ from {self.control}"
@@ -79,7 +79,7 @@ class Losses:
         return plots.filter_runs(self.runs, processes=[1, self.processes])
 
     def final(self) -> Iterator[Figure]:
-        """Yield a figure of the final held-out losses per statistical study."""
+        """Yield one figure of the final held-out losses for each statistical study."""
         for decided in self.decided:
             title = f"Study {decided.study.name}: final held-out losses relative to {self.control}"
             kind = "Measured by this project. Each stroke is one seed."

@@ -50,7 +50,7 @@ class Machines:
         return table.rename(columns={**HEADS, "memory_source": "memory is", "speed_source": "speed and cost are"})
 
     def figures(self) -> Iterator[Figure]:
-        """Yield a figure per model."""
+        """Yield one figure per model, with the values of each strategy on each machine."""
         for model in self.models:
             part = self.compared.of_model(model)
             yield machine_plots.of_model(part.rows, part.others, by_machine.head(part))
@@ -77,7 +77,7 @@ class Machines:
         return rows.rename(columns={**HEADS, "memory": "peak of tensors (GiB)"})
 
     def equal_prices(self) -> tuple[pd.DataFrame, str]:
-        """Return the hourly price per GPU at which each machine costs as much as the base, and the base's name."""
+        """Return the hourly GPU price at which each machine costs as much as the base machine, and the base's name."""
         base = self.names[min(1, len(self.names) - 1)]
         shape: dict[str, Any] = {"index": self.models, "columns": self.names}
         speeds, costs = (

@@ -94,7 +94,7 @@ class Peaks:
         return several, table[in_order(table.columns)]
 
     def model_states(self) -> tuple[pd.DataFrame, Markdown]:
-        """Return a table of model states by the paper and as counted, and an explanation of the differences."""
+        """Return a table of the model states as predicted by the paper and as counted, and explain the differences."""
         states = tables.states(self.records)
         is_shown = states["run"].isin(self.runs["run"]) & (states["moment"] == "updating") & (states["rank"] == 0)
         parts = states[is_shown].pivot_table(index="strategy", columns="part", values="bytes_per_parameter", sort=False)
@@ -126,7 +126,7 @@ class Peaks:
         return plots.lines(shown, x, y, head, "ddp")
 
     def largest(self) -> Iterator[Figure]:
-        """Yield a figure of the largest model that fits per memory limit."""
+        """Yield one figure per memory limit, with the largest model that fits under each strategy."""
         largest, control = tables.largest(self.capped), tables.control_of(self.limited, self.control)
         for cap, rows in largest.groupby("cap_gib"):
             by_strategy = rows.set_index("strategy")
@@ -146,7 +146,7 @@ class Adapters:
         self.runs = runs.assign(model=captions.short_names(runs), trained=trained)
 
     def measured(self, column: str) -> pd.DataFrame:
-        """Return a table of one measured quantity by model and strategy, with a column per kind of trained weights."""
+        """Return a table of one measured quantity by model and strategy. Columns say which weights are trained."""
         table = self.runs.pivot_table(index=["model", "strategy"], columns="trained", values=column, sort=False)
         return table.sort_index(level="model", sort_remaining=False).rename_axis(columns=None)
 

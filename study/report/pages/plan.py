@@ -66,7 +66,7 @@ class Plan:
 
 
 def errors(by: str) -> pd.DataFrame:
-    """Return the errors of predicted step times in groups: by "grade", or by "engine", which is the strategy.
+    """Return the errors of predicted step times, grouped by "grade" or by "engine" (which is the strategy).
 
     Raises Refusal if this is not a clone.
     """

@@ -17,7 +17,7 @@ from study.report.pages.shown import markdown, show
 
 
 class PublicRuns:
-    """The comparisons of public runs with these `names`, or all of them if it is empty.
+    """The comparisons of public runs that have these `names`, or all comparisons if `names` is empty.
 
     Raises Refusal if this is not a clone.
     """
@@ -75,7 +75,7 @@ def show_own(records: Sequence[str]) -> None:
 
 
 def table(source: str, by_strategy: bool = False) -> pd.io.formats.style.Styler:
-    """Return the table of the runs of a source: by strategy and model size, or one row per training."""
+    """Return a table of one source's runs: by strategy and model size, or with one row per training."""
     runs = archive.source(source)
     rows = public_figures.by_strategy(runs) if by_strategy else public_figures.strategies(runs)
     return rows.style.hide(axis="index")

@@ -12,7 +12,7 @@ from study.report.pages.shown import markdown
 
 
 class Results:
-    """The runs of these folders by setting, each compared with the control strategy.
+    """The runs of these folders by setting, each compared with the baseline strategy.
 
     `leading` has the first setting of each study, which the page shows in detail.
     """
@@ -58,7 +58,7 @@ class Results:
         return pd.DataFrame(summary).rename(columns=titles).replace("", pd.NA).dropna(axis="columns", how="all")
 
     def without_control(self) -> pd.DataFrame:
-        """Return a table of absolute values for settings in which the control did not run. Empty if there are none."""
+        """Return a table of absolute values for settings in which the baseline did not run. Empty if there are none."""
         columns = {
             "peak_gib": "peak memory (GiB)",
             "step_seconds": "step time (s)",

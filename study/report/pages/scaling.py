@@ -17,7 +17,7 @@ LATE = "the run and the run with one process started many hours apart"
 
 
 class Scaling:
-    """The runs of these folders by number of processes. `lead` is one model with every number of processes."""
+    """The runs of these folders by number of processes. `lead` has the runs of one model with any of these numbers."""
 
     def __init__(self, records: str | Sequence[str], control: str) -> None:
         self.records = records
@@ -50,7 +50,7 @@ class Scaling:
         return pd.concat({title: self._by_processes(lead, column) for title, column in columns.items()}, axis="columns")
 
     def communication(self) -> tuple[pd.DataFrame, str]:
-        """Return a table of data sent and numbers of collectives per strategy, and the heading of the latter."""
+        """Return a table of the data sent and the number of collectives per strategy, and the title of the latter."""
         lead = self.lead.assign(times=self.lead["sent_gib_per_step"] * GIB / (4 * self.lead["parameters"]))
         sent = self._by_processes(lead, "times")
         kinds = tables.collectives(self.records)

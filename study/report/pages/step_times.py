@@ -13,7 +13,7 @@ from study.report.pages.shown import markdown
 
 
 class StepTimes:
-    """The timed runs of these folders by setting, with each run's time relative to the control's."""
+    """The timed runs of these folders by setting, with each run's time relative to the baseline's."""
 
     def __init__(self, records: str | Sequence[str], control: str) -> None:
         self.every = plots.filter_runs(tables.runs(records), status="ok")
@@ -27,7 +27,7 @@ class StepTimes:
         ]
 
     def answer(self) -> Markdown:
-        """Return the shortest and the longest step of each setting, relative to the control."""
+        """Return the shortest and the longest step of each setting, relative to the baseline."""
         texts = []
         for rows in self.settings:
             ratios = tables.centers(rows).drop(self.control)

@@ -83,7 +83,7 @@ def ddp_step(engine: Engine, shape: ModelShape, model: Model) -> Iterator[Collec
 
 
 def stage_0_step(engine: Engine, model: Model) -> Iterator[Collective]:
-    """Yield the gradient reductions of stage 0 (engine.py, allreduce_no_retain), in the order of declaration."""
+    """Yield the gradient reductions of stage 0 (engine.py, allreduce_no_retain), in the order of the parameters."""
     order = dict.fromkeys(p for module in modules_of(model.layout) for p in module)
     for elements in chunks((p.numel for p in order), ENGINE_BUCKET_ELEMENTS):
         yield "all_reduce", elements * engine.parameter_bytes
@@ -116,7 +116,7 @@ def partitioned_reductions(engine: Engine, model: Model) -> Iterator[Collective]
 
 
 def bf16_reductions(engine: Engine, model: Model) -> Iterator[Collective]:
-    """Yield the gradient reductions of bf16_optimizer.py, which averages padded and cast flat fp32 gradients."""
+    """Yield the gradient reductions of bf16_optimizer.py. It averages flat fp32 gradients, padded and cast."""
     flat = [_partition_elements(engine, group) * engine.num_shards for group in model.groups]
     for elements in chunks(flat, ENGINE_BUCKET_ELEMENTS):
         yield "all_reduce", elements * engine.parameter_bytes

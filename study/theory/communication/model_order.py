@@ -114,5 +114,5 @@ def model_of(shape: ModelShape, autocast: bool) -> Model:
 
 
 def modules_of(layout: Layout) -> list[Module]:
-    """Return the modules of a layout that have parameters, without the marks of modules that contain others."""
+    """Return the modules of a layout that have parameters. The layout's marks of container modules are left out."""
     return [item for item in layout if item and not isinstance(item, str)]

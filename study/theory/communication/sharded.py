@@ -274,7 +274,7 @@ def gathers(
     is_first: bool = False,
     is_frozen: bool = False,
 ) -> Iterator[Collective]:
-    """Yield the gathers of a micro step, in bytes. `is_frozen` is for a model whose own weights are frozen.
+    """Yield the gathers of a micro step, in bytes. `is_frozen` says that only adapters of the model are trained.
 
     With a secondary copy, the first micro step of an optimizer step (`is_first`) differs from the others. The secondary
     copy of a parameter is made when the parameter is first released. From then until the optimizer step, the parameter

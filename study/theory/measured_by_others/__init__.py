@@ -1,4 +1,4 @@
-"""Published measurements with which the models are compared, each with its source and its conditions.
+"""Published measurements with which predictions are compared, each with its source and its conditions.
 
 README.md in this folder describes them.
 """
@@ -129,7 +129,7 @@ class MeasuredCase:
 
     @property
     def measured_by(self) -> str:
-        """The repository or the paper that published the case. Several families can have the same one."""
+        """The repository or the paper that published the case. Several families can have the same publisher."""
         place, *_ = self.url.removeprefix("https://").partition("/")
         owner, name = self.url.replace("microsoft", "deepspeedai").split("/")[3:5]
         return owner if place.startswith("gist.") else f"{owner}/{name}"
@@ -166,7 +166,7 @@ def adapter_cases() -> list[MeasuredCase]:
 
 
 def public_logs() -> list[MeasuredCase]:
-    """Return the cases of public_logs.yaml, one per quantity that a log states. Their values are NaN."""
+    """Return the cases of public_logs.yaml, one per quantity that a log states. Measured values are left out."""
     return list(_cases("public_logs.yaml"))
 
 

@@ -382,7 +382,7 @@ def vocabulary_of(architecture: Plain, layers: int, hidden: int, positions: int,
 
 
 def replace_parts(shape: ModelShape, **parts: Any) -> ModelShape:
-    """Return a copy of a shape with other properties, such as positions=4096, and with the counts for them.
+    """Return a copy of a shape with some properties replaced, such as positions=4096, and with matching counts.
 
     Raises ValueError if models of this type have no such property, as GPT-2 has no key heads besides its query heads.
     """

@@ -121,7 +121,7 @@ class ModelCounts:
 
     @property
     def has_dropout(self) -> bool:
-        """Whether any module has dropout, if its rate is not 0."""
+        """Whether any module applies dropout if the dropout rate is above 0."""
         is_in_attention = any(kind.dropped_scores != Polynomial() for kind in self.kinds)
         return self.has_dropout_outside_attention or is_in_attention
 
@@ -149,7 +149,7 @@ class ModelCounts:
 
     @property
     def declared(self) -> Iterator[tuple[int | None, Sequence[int]]]:
-        """Yield (kind of block, numbers of its parameters) in the usual order of the parameters.
+        """Yield each kind of block and the indices of its parameters, in the usual order of the parameters.
 
         The kind is None for the parameters outside the blocks.
 

@@ -23,7 +23,7 @@ Head = Literal["tokens", "sequence classes", "token classes", "none"]
 
 @dataclass(frozen=True)
 class ParameterSizes:
-    """The elements of each parameter, in the two groups of this project's AdamW: with and without weight decay."""
+    """The number of elements of each parameter, in the two groups of AdamW: with and without weight decay."""
 
     matrices: tuple[int, ...]  # with weight decay
     vectors: tuple[int, ...]  # biases and norms, without weight decay
