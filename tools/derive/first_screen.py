@@ -236,13 +236,13 @@ def public_sentences() -> str:
     more_time = terminal.percent(_difference(MORE_GPUS, "GPU seconds").relative)
     lines = [
         f"**A100 and H100:** in {time.num} tests of Megatron-LM, a step on eight A100 takes {time.median:.1f} times as "
-        f"long as on eight H100 (median; {time.tenth:.1f} to {time.ninetieth:.1f} in eight of ten tests). The last "
+        f"long as on eight H100 (median; {time.tenth:.1f} to {time.ninetieth:.1f} in eight of ten tests). The final "
         f"losses differ by less than {terminal.percent(max(abs(last.tenth), abs(last.ninetieth)), digits=1)} in eight "
-        f"of ten tests. For comparison, two clusters with H100 differ by {clusters} in time.",
-        "**1 and 8 H100:** modded-nanogpt trains with the same batch on both, ten times each. The largest difference "
-        f"of the held-out losses is {terminal.percent(abs(furthest.relative))}, which is within the spread of repeats. "
-        f"With gradients and optimizer states sharded, the 8 GPUs need {more_time} more GPU time in all, and each of "
-        f"them needs {terminal.percent(-tensors)} less memory.",
+        f"of ten tests. For comparison, two clusters with H100 differ by {clusters} in step time.",
+        "**1 and 8 H100:** modded-nanogpt was trained ten times on 1 H100 and ten times on 8, with the same batch. The "
+        f"largest difference of the held-out losses is {terminal.percent(abs(furthest.relative))}, which is within the "
+        f"spread of repeats. With gradients and optimizer states sharded, the 8 GPUs need {more_time} more GPU time in "
+        f"all, and each of them needs {terminal.percent(-tensors)} less memory.",
     ]
     return sentences.bullets(lines)
 
@@ -374,8 +374,8 @@ def answers() -> str:
         f"{names.split()[0]} takes {best.seconds:.3g} s ({best.fastest_seconds:.2g} to {best.slowest_seconds:.2g}) for "
         f"{batch} sequences of {job.sequence_length:,} tokens, which is ${_dollars(best):,.0f} per billion tokens. "
         f"DDP does not fit: it lacks {_gib(-ddp.free_bytes)} GiB per GPU.",
-        f"**Which DeepSpeed release trains correctly?** {newest}, except [in a few settings]({FAULTS}). Releases "
-        f"{first} to {last.split(' ')[-1]} can [train incorrectly without an error message]"
+        f"**Which DeepSpeed release trains correctly?** Release {newest} does, except [with a few options]({FAULTS}). "
+        f"Releases {first} to {last.split(' ')[-1]} can [train incorrectly without an error message]"
         "(#releases-that-train-incorrectly-without-an-error-message).",
     ]
     return sentences.bullets(lines)
