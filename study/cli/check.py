@@ -37,7 +37,11 @@ if TYPE_CHECKING:
     ),
 )
 @click.argument(
-    "paths", type=PATH, nargs=-1, metavar="[FILE]...", help="Configuration files of the programs that are named above."
+    "paths",
+    type=PATH,
+    nargs=-1,
+    metavar="[FILE]...",
+    help="Configuration files, for example an accelerate file or a DeepSpeed JSON.",
 )
 @click.option("--all", "everything", is_flag=True, help="List all keys, including those that work as written.")
 @json_option
@@ -195,7 +199,7 @@ def _prove(
     "--ranks",
     metavar="R,R",
     help="Ranks to simulate. [default: all ranks of a script with up to 8 processes; otherwise the first rank, the "
-    "last rank, and every rank that a comparison in the script names]",
+    "last rank, and the ranks whose numbers occur in comparisons in the script]",
 )
 @click.option("--per-machine", type=NUMBER, default=8, help="Number of processes per machine.")
 @click.option(
@@ -627,7 +631,7 @@ def _claims(name: str | None, search: str | None, as_json: bool, check: bool, wr
     """Show the verdicts on published claims.
 
     With the name of a source or of a claim, the command prints the verdicts on it. Without a name, it prints a summary
-    of all sources.
+    of all publications whose claims were checked.
     """
     from study.claims import in_terminal, json_answer
 

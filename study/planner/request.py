@@ -119,7 +119,10 @@ class Request(BaseModel):
         None, "Number of images in each sequence, for vision-language models. [default: no images, only text]", WORK
     )
     freeze_vision_tower: bool = option(
-        False, "Freeze the image encoder of a vision-language model. The projector is still trained.", SETTINGS
+        False,
+        "Freeze the image encoder of a vision-language model. The projector between this encoder and the language "
+        "model is still trained.",
+        SETTINGS,
     )
     strategy: str | None = option(
         None, "Predict only this strategy: the name of a strategy, or an accelerate file.", STRATEGY, is_common=True

@@ -362,7 +362,7 @@ def answers() -> str:
     """Return README's first two answers: the planner's recommendation for one model, and the releases to avoid."""
     best, ddp = shown_best(), shown_options()["ddp"]
     assert not ddp.fits
-    equal = [name for name, why in reasons.why_not(advice()).items() if why.endswith("either is fine")]
+    equal = [name for name, why in reasons.why_not(advice()).items() if why.endswith("you can use either")]
     assert equal
     names = " or ".join(STRATEGY_NAMES[name] for name in (best.strategy.name, *equal))
     newest = list(results.read("deepspeed"))[-1]
