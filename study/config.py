@@ -66,29 +66,32 @@ class RunConfig(BaseModel):
         TRAINED,
         is_common=True,
     )
-    data_dir: Path | None = option(None, "Folder with imdb/, wikitext-2/ and tokenizers/, for --data files.", TRAINED)
+    data_dir: Path | None = option(
+        None, "Folder with the subfolders imdb/, wikitext-2/ and tokenizers/, for --data files.", TRAINED
+    )
     init: Literal["pretrained", "scratch"] | None = option(
         None, "Initial weights. [default: pretrained with --data hub, otherwise scratch]", TRAINED
     )
     weights: Path | None = option(
         None,
         "Folder with the initial weights, as save_pretrained writes it, for instance the folder model/ of another run. "
-        "A missing head is initialized from --seed.",
+        "If the folder contains no weights of the model's head, the head is initialized from --seed.",
         TRAINED,
     )
     nudge_seed: int | None = option(
         None,
-        "Move every initial weight to the next larger or smaller floating-point number, as this seed decides. This "
-        "shows how much the smallest possible change affects a training. [default: no weight is moved]",
+        "Change every initial weight to the next larger or the next smaller floating-point number. This seed decides "
+        "which of the two. Such a run shows how much the smallest possible change affects a training. [default: no "
+        "weight is changed]",
         TRAINED,
         ge=0,
     )
     perturb: Literal["rounding", "scaled-gradient", "lost-moment", "dropped-micro-batch", "bad-release"] | None = (
         option(
             None,
-            "Change the training of ddp on purpose. rounding adds harmless rounding noise to every step. All other "
-            "values plant a fault, which a comparison of trainings must find. bad-release uses the known fault of the "
-            "installed DeepSpeed release. [default: nothing is changed]",
+            "Change the training of ddp on purpose, to test a comparison of trainings. rounding adds harmless rounding "
+            "noise to every step. Every other value adds a fault, which the comparison must find. bad-release uses the "
+            "known fault of the installed DeepSpeed release. [default: nothing is changed]",
             TRAINED,
         )
     )
@@ -107,8 +110,8 @@ class RunConfig(BaseModel):
     )
     lora_target: str | None = option(
         None,
-        "Modules that get an adapter: names, separated by commas, or all-linear. [default: those that PEFT chooses "
-        "for the model, such as query and value of BERT]",
+        "Modules that get an adapter: their names, separated by commas, or all-linear. [default: the modules that PEFT "
+        "chooses for the model, such as query and value of BERT]",
         ADAPTER,
     )
     lora_alpha: float | None = option(
@@ -143,7 +146,9 @@ class RunConfig(BaseModel):
 
     learning_rate: float = option(5e-5, "Highest learning rate.", OPTIMIZER, is_common=True, gt=0)
     schedule: Literal["linear", "cosine", "constant"] = option(
-        "linear", "Shape of the learning rate after warm-up. linear and cosine end at 0.", OPTIMIZER
+        "linear",
+        "Schedule of the learning rate after warm-up. With linear and cosine, the learning rate ends at 0.",
+        OPTIMIZER,
     )
     warmup_steps: int = option(0, "Number of optimizer steps of linear warm-up.", OPTIMIZER, ge=0)
     weight_decay: float = option(0.01, "Weight decay of AdamW. Biases and norms have no weight decay.", OPTIMIZER, ge=0)
@@ -170,8 +175,9 @@ class RunConfig(BaseModel):
     compile: bool = option(False, "Compile the model with torch.compile.", ARITHMETIC)
     fixed_order: str | None = option(
         None,
-        "Use the same order of floating-point operations under every strategy, to check that nothing else "
-        f"differs. Takes all, or a comma-separated list of {','.join(PINS)}. [default: engines are not modified]",
+        "Use the same order of floating-point operations under every strategy, to check that the strategies differ in "
+        f"nothing else. The value is all, or some of {','.join(PINS)}, separated by commas. [default: engines are not "
+        "modified]",
         ARITHMETIC,
     )
     share_device: bool = option(
@@ -184,22 +190,20 @@ class RunConfig(BaseModel):
     memory_cap: float | None = option(
         None,
         "Largest memory of each process in GiB. On a GPU, PyTorch enforces this limit. On a CPU, a control group or "
-        "RLIMIT_DATA does. [default: no limit]",
+        "RLIMIT_DATA enforces it. [default: no limit]",
         ARITHMETIC,
         gt=0,
     )
 
     digest_every: int | None = option(
         None,
-        "Number of optimizer steps after which SHA-256 digests of the weights and of Adam's moments are recorded. "
-        "[default: only digests of the final weights]",
+        "Number of optimizer steps between recorded SHA-256 digests of the weights and of Adam's moments. [default: "
+        "only digests of the final weights]",
         FILES,
         ge=1,
     )
     measure: bool = option(True, "Measure memory and collectives in one step.", FILES)
-    timing_warmup_steps: int = option(
-        5, "Number of steps at the beginning that are left out of the time per step.", FILES, ge=1
-    )
+    timing_warmup_steps: int = option(5, "Number of first steps that do not count for the time per step.", FILES, ge=1)
     output_dir: Path | None = option(
         None, "Run directory. [default: runs/WORKLOAD-SIZE-STRATEGY-...]", FILES, is_common=True
     )
@@ -223,18 +227,19 @@ class RunConfig(BaseModel):
     keep: int = option(2, "Number of newest checkpoints to keep.", FILES, ge=1)
     resume: str = option(
         "auto",
-        "auto: resume from the newest complete checkpoint of this run. never: start again. Any other value is the "
-        "folder of a checkpoint, which may belong to another run of the same training.",
+        "auto: resume from the newest complete checkpoint of this run. never: start again. Any other value: "
+        "resume from the checkpoint in this folder, which may belong to another run of the same training.",
         FILES,
         min_length=1,
     )
     resume_with_other_code: bool = option(
         False,
-        "Resume from a checkpoint that a different version of this project wrote. The record lists both versions.",
+        "Resume from a checkpoint that a different version of this project wrote. The run's record lists both versions "
+        "of the project.",
         FILES,
     )
     save_model: bool = option(
-        False, "Write the trained model to model/ in the run directory, for from_pretrained.", FILES
+        False, "Save the trained model in model/ in the run directory, so that from_pretrained can load it.", FILES
     )
     log_with: Literal["tensorboard", "wandb", "mlflow", "trackio", "none"] = option(
         "none", "Experiment tracker, used through accelerate.", FILES
@@ -411,7 +416,7 @@ OPTIONS: list[click.Parameter] = [
         group=TRAINED,
         is_common=True,
         metavar="NAME",
-        help=f"Set of default values: {', '.join(PRESETS)}. [default: smoke]",
+        help=f"Set of default values for the other options: {', '.join(PRESETS)}. [default: smoke]",
     ),
     *options_of(RunConfig, has_presets=True),
 ]

@@ -37,19 +37,26 @@ if TYPE_CHECKING:
     ),
 )
 @click.argument(
-    "paths", type=PATH, nargs=-1, metavar="[FILE]...", help="Configuration files of the kinds that are named above."
+    "paths",
+    type=PATH,
+    nargs=-1,
+    metavar="[FILE]...",
+    help="Configuration files, for example an accelerate file or a DeepSpeed JSON.",
 )
 @click.option("--all", "everything", is_flag=True, help="List all keys, including those that work as written.")
 @json_option
 @click.option("--fix", type=PATH, metavar="OUT", help="Write a corrected copy of FILE to this new file.")
 @click.option(
-    "--disk", type=PATH, metavar="DIR", help="Without FILE: a folder on the disk whose speed is measured. [default: .]"
+    "--disk",
+    type=PATH,
+    metavar="DIR",
+    help="A folder on the disk whose speed is measured if there is no FILE. [default: .]",
 )
 @click.option(
     "--for",
     "release",
     metavar="deepspeed==VERSION",
-    help="Also list the known faults of this release that affect FILE.",
+    help="Also list the known faults of this DeepSpeed release that affect FILE.",
 )
 def _doctor(
     paths: tuple[Path, ...], everything: bool, as_json: bool, fix: Path | None, disk: Path | None, release: str | None
@@ -58,8 +65,8 @@ def _doctor(
 
     For each FILE, the command says what every key really does in the supported versions of accelerate, DeepSpeed and
     FSDP. It knows files of accelerate, DeepSpeed, Trainer (fsdp_config and TrainingArguments), TRL, axolotl,
-    LLaMA-Factory, ms-swift and torchtitan, and also checks the DeepSpeed and FSDP files that they name. Without FILE,
-    the command looks for problems of this machine that would stop a run.
+    LLaMA-Factory, ms-swift and torchtitan. If a file names a DeepSpeed or FSDP file, the command checks that file too.
+    Without FILE, the command looks for problems of this machine that would stop a run.
     """
     if not paths:
         about_a_file = {"--all": everything, "--fix": fix, "--for": release}
@@ -131,13 +138,19 @@ def _check_files(paths: tuple[Path, ...], release: str | None, everything: bool,
         "with --strict, something could not be checked",
     ),
 )
-@click.option("--strict", is_flag=True, help="Fail if training is wrong, is not as requested, or could not be checked.")
-@click.option("--allow-known-bad", is_flag=True, help="Continue with a release that is known to train wrongly.")
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="Fail if the training is wrong, differs from what was requested, or could not be checked.",
+)
+@click.option(
+    "--allow-known-bad", is_flag=True, help="Continue although an installed release is known to train wrongly."
+)
 @click.option(
     "--reference",
     is_flag=True,
-    help="Compare the gradients with those that one process without an engine has for the same samples. Every rank "
-    "then needs memory for the whole model.",
+    help="Compare the gradients with those that one process without an engine computes for the same samples. With this "
+    "option, every rank needs memory for the whole model.",
 )
 @json_option
 @click.argument("script", type=PATH, metavar="SCRIPT", help="The training script.")
@@ -147,9 +160,9 @@ def _prove(
 ) -> int:
     """Check a training script without changing it.
 
-    The command runs SCRIPT in one process. It prints which engine the script builds, which settings are not as
-    requested, and which faults the training has. It also prints the memory and the messages of the third optimizer
-    step. The file proof.json contains the same facts.
+    The command runs SCRIPT in one process. It prints which engine the script builds, which settings differ from the
+    requested ones, and which faults the training has. It also prints the memory and the collectives of the third
+    optimizer step. The command writes the same facts to the file proof.json.
 
     For several processes, use a launcher: accelerate launch -m zero_study.prove SCRIPT, or torchrun --nproc-per-node 2
     -m zero_study.prove SCRIPT.
@@ -185,12 +198,12 @@ def _prove(
 @click.option(
     "--ranks",
     metavar="R,R",
-    help="Ranks to run. [default: all ranks of a script with up to 8 processes; in other cases, the first rank, the "
-    "last rank, and each rank whose number occurs in a comparison in the script]",
+    help="Ranks to simulate. [default: all ranks of a script with up to 8 processes; otherwise the first rank, the "
+    "last rank, and the ranks whose numbers occur in comparisons in the script]",
 )
 @click.option("--per-machine", type=NUMBER, default=8, help="Number of processes per machine.")
 @click.option(
-    "--model", metavar="NAME", default="gpt2", help="A known name (gpt2-xl, llama-2-7b, ...) or a config.json."
+    "--model", metavar="NAME", default="gpt2", help="Model: a known name (gpt2-xl, llama-2-7b, ...) or a config.json."
 )
 @click.option("--micro-batch-size", type=NUMBER, default=1, help="Number of sequences per process and forward pass.")
 @click.option(
@@ -202,10 +215,14 @@ def _prove(
 @click.option(
     "--activation-checkpointing", is_flag=True, help="Recompute the activations of each block in the backward pass."
 )
-@click.option("--mixed-precision", type=click.Choice(("no", "bf16")), help="Precision. [default: that of the file]")
-@click.option("--output", type=PATH, metavar="FILE", help="JSON file to write, with all collectives in their order.")
+@click.option(
+    "--mixed-precision", type=click.Choice(("no", "bf16")), help="Precision. [default: as in the accelerate file]"
+)
+@click.option("--output", type=PATH, metavar="FILE", help="Write all collectives to this JSON file, in their order.")
 @json_option
-@click.argument("strategy", metavar="STRATEGY", help=f"An accelerate file, or one of {', '.join(file.names())}.")
+@click.argument(
+    "strategy", metavar="STRATEGY", help=f"Strategy: an accelerate file, or one of {', '.join(file.names())}."
+)
 @click.argument(
     "script", nargs=-1, type=click.UNPROCESSED, help="A script to run instead of a model, and its arguments."
 )
@@ -216,8 +233,8 @@ def _dry_run(
     """Simulate a training on many ranks without GPUs.
 
     The command runs the real engine on this machine as a few ranks of a larger world. It prints the memory and the
-    collectives of these ranks, and finds places where they would wait for each other forever. The answer names the
-    ranks that were run. Write options before STRATEGY.
+    collectives of the simulated ranks, and finds places where ranks would wait for each other forever. The answer names
+    the simulated ranks. Write options before STRATEGY.
     """
     require(*TRAINING)
     from study.dryrun import command as dry_run
@@ -239,9 +256,16 @@ def _dry_run(
     "old",
     type=PATH,
     metavar="OLD",
-    help="A lock file, requirements.txt, environment.yml or the output of `pip freeze`.",
+    help="The packages before the upgrade: a lock file, requirements.txt, environment.yml or the output of `pip "
+    "freeze`.",
 )
-@click.argument("new", type=PATH, metavar="NEW", help="The same file after the upgrade.")
+@click.argument(
+    "new",
+    type=PATH,
+    metavar="NEW",
+    help="The packages after the upgrade: a lock file, requirements.txt, environment.yml or the output of `pip "
+    "freeze`.",
+)
 @click.option(
     "--config",
     type=PATH,
@@ -252,12 +276,12 @@ def _dry_run(
     "--script",
     type=PATH,
     metavar="FILE",
-    help="Leave out changes of packages that neither this training script nor the modules in its folder use.",
+    help="List only changes of packages that this training script or a module in its folder uses.",
 )
 @click.option(
     "--imports",
     metavar="NAMES",
-    help="The packages that the training imports, separated by commas, in place of --script.",
+    help="The packages that the training imports, separated by commas. This option replaces --script.",
 )
 @click.option("--stage", type=click.IntRange(0, 3), help="The ZeRO stage, if --config does not name it.")
 @click.option("--optimizer", metavar="NAME", help="The optimizer, for instance adamw, if --config does not name it.")
@@ -266,7 +290,9 @@ def _dry_run(
     metavar="VERSION",
     help="Evaluate environment markers for this version of Python. [default: compare for every version]",
 )
-@click.option("--output", type=PATH, metavar="FILE", help="JSON file to write, with each change in the OSV format.")
+@click.option(
+    "--output", type=PATH, metavar="FILE", help="Write the changes to this JSON file, each in the OSV format."
+)
 @json_option
 def _upgrade(
     old: Path, new: Path, config: Path | None, script: Path | None, imports: str | None, stage: int | None,
@@ -274,8 +300,8 @@ def _upgrade(
 ) -> Verdict | Answer:  # fmt: skip
     """List what an upgrade of DeepSpeed, torch, transformers, trl, peft and others changes in a training.
 
-    An upgrade that removes a fault changes a training as much as one that adds a fault, so both are listed. With
-    --config, --script and similar options, changes that cannot affect your training are only counted.
+    The list contains the faults that the upgrade adds and the faults that it removes, because both change a training.
+    With --config, --script and similar options, changes that cannot affect your training are only counted.
     """
     from study.upgrade import changes, json_answer, used
 
@@ -303,16 +329,20 @@ def _upgrade(
     ),
 )
 @click.argument(
-    "a", type=PATH, metavar="A", help="Folder with a recorded training, and with its recordings with noise."
+    "a",
+    type=PATH,
+    metavar="A",
+    help="Folder with a recorded training. The folder can also contain recordings of this training with noise.",
 )
-@click.argument("b", type=PATH, metavar="B", help="Folder with the other recorded training.")
-@click.option("--output", type=PATH, metavar="FILE", help="JSON file to write, with all differences.")
+@click.argument("b", type=PATH, metavar="B", help="Folder with the second recorded training.")
+@click.option("--output", type=PATH, metavar="FILE", help="Write all differences to this JSON file.")
 @json_option
 def _diff(a: Path, b: Path, output: Path | None, as_json: bool) -> Verdict | Answer:
     """Find the first tensor in which two trainings differ by more than rounding.
 
     Record each training first: python -m zero_study.diff --output A train.py. Record A once more with --noise 1, to
-    measure what rounding does (docs/diff.md). The answer says which steps and which tensors were compared.
+    measure how much rounding changes the tensors (docs/diff.md). The answer says which steps and which tensors were
+    compared.
     """
     from study.answers import envelope
     from study.diff import compare, json_answer, text
@@ -351,7 +381,8 @@ def _diff(a: Path, b: Path, output: Path | None, as_json: bool) -> Verdict | Ans
     "--against",
     type=PATH,
     metavar="OTHER",
-    help="Compare with another folder of this kind, or with a recording of `zero-study diff`.",
+    help="Compare the tensors with those of another checkpoint, saved model or adapter, or of a recording of "
+    "`zero-study diff`.",
 )
 @click.option(
     "--model",
@@ -393,9 +424,9 @@ def _saved(
     "--only",
     multiple=True,
     metavar="TEXT",
-    help="Check only the configurations whose names contain this text, or only those without a special feature "
-    "(plain). With --exact: train only these strategies, separated by commas. The option can be repeated. [default: "
-    "all]",
+    help="Check only the configurations whose names contain this text. The text plain selects the configurations "
+    "without a special feature. With --exact: train only these strategies, separated by commas. The option can be "
+    "repeated. [default: all]",
 )
 @click.option("--ranks", metavar="NUMBERS", help="Numbers of processes, separated by commas. [default: 1,2]")
 @click.option(
@@ -408,14 +439,15 @@ def _saved(
     "--faults",
     "with_faults",
     is_flag=True,
-    help="With --exact: also train with planted faults, and check that each of them is found.",
+    help="With --exact: also train with deliberate faults, and check that each fault is found.",
 )
 @click.option(
     "--fault",
     "fault_names",
     multiple=True,
     metavar="TEXT",
-    help="With --exact: train only with the planted faults whose names contain this text. The option can be repeated.",
+    help="With --exact: train only with the deliberate faults whose names contain this text. The option can be "
+    "repeated.",
 )
 @click.option(
     "--release",
@@ -429,7 +461,7 @@ def _saved(
     "--known",
     type=PATH,
     metavar="FILE",
-    help="A file that --output wrote earlier. Failures that this file already contains do not count.",
+    help="Do not count failures that are already in this file, which --output wrote in an earlier call.",
 )
 @click.option(
     "--optimizer",
@@ -461,8 +493,8 @@ def _conformance(
     The command trains a small model in every configuration that the engines offer, and compares each training with a
     reference that uses no engine. It runs on a CPU and takes some minutes.
 
-    With --exact, the model is made so that no sum is rounded. Every gradient, weight and momentum must then have the
-    same bits as a reference that computes in integers. By default, the numbers of processes are then 1,2,3,4,8.
+    With --exact, the model is made so that no sum is rounded. Every gradient, weight and momentum must be bitwise equal
+    to that of a reference, which computes in integers. With --exact, the default of --ranks is 1,2,3,4,8.
     """
     of_exact = {"--quick": quick, "--faults": with_faults, "--fault": fault_names}
     of_matrix = {
@@ -589,13 +621,17 @@ def _chosen_optimizers(names: tuple[str, ...]) -> list[str]:
 @click.argument("name", required=False, metavar="[SOURCE|CLAIM]", help="The name of a source, or of a claim.")
 @click.option("--search", metavar="WORDS", help="List the published sentences that contain all these words.")
 @json_option
-@click.option("--check", is_flag=True, help="Decide every claim again, and list the differences.")
-@click.option("--write", is_flag=True, help="Decide every claim again, and write the verdicts.")
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Decide every claim again, and list the verdicts that differ from the committed verdicts.",
+)
+@click.option("--write", is_flag=True, help="Decide every claim again, and write the new verdicts.")
 def _claims(name: str | None, search: str | None, as_json: bool, check: bool, write: bool) -> Verdict | Answer | None:
     """Show the verdicts on published claims.
 
     With the name of a source or of a claim, the command prints the verdicts on it. Without a name, it prints a summary
-    of all sources.
+    of all publications whose claims were checked.
     """
     from study.claims import in_terminal, json_answer
 
@@ -666,13 +702,16 @@ def _decide_claims(write: bool, as_json: bool) -> Verdict | Answer:
 @click.option(
     "--model",
     metavar="NAME",
-    help="The model, as for advise. The answer then names the tensor that did not fit, and changes that help.",
+    help="The model, as in `zero-study advise`. If the model is known, the answer can name the tensor that did not "
+    "fit, and changes that help.",
 )
 @click.option(
-    "--gpu", metavar="NAME", help="The GPU, as for advise. [default: a GPU with the memory that a message states]"
+    "--gpu",
+    metavar="NAME",
+    help="The GPU, as in `zero-study advise`. [default: a GPU with the memory that a message states]",
 )
 @click.option("--gpus", "num_gpus", type=NUMBER, metavar="N", help="Number of GPUs.")
-@click.option("--strategy", metavar="NAME", help="The strategy, such as zero2 or fsdp2.")
+@click.option("--strategy", metavar="NAME", help="The strategy of the run, such as zero2 or fsdp2.")
 @click.option("--micro-batch-size", type=NUMBER, metavar="N", help="Number of sequences per GPU and micro step.")
 @click.option("--sequence-length", type=NUMBER, metavar="N", help="Number of tokens per sequence.")
 @click.option(
@@ -681,8 +720,8 @@ def _decide_claims(write: bool, as_json: bool) -> Verdict | Answer:
     metavar="DIR",
     help="Folder with the files of PyTorch's flight recorder, one per rank.",
 )
-@click.option("--snapshot", type=PATH, metavar="FILE", help="A memory snapshot of PyTorch.")
-@click.option("--trace", type=PATH, metavar="FILE", help="A trace of PyTorch's profiler (JSON).")
+@click.option("--snapshot", type=PATH, metavar="FILE", help="File with a memory snapshot of PyTorch.")
+@click.option("--trace", type=PATH, metavar="FILE", help="JSON file with a trace of PyTorch's profiler.")
 @json_option
 def _why(
     logs: tuple[Path, ...],

@@ -64,7 +64,7 @@ WITH_CONTROL = ("differences",)  # the tables that compare with one strategy
     "--control",
     default="ddp",
     metavar="STRATEGY",
-    help="The strategy with which the other strategies are compared. Only --view differences uses it.",
+    help="The strategy with which the other strategies are compared. Only --view differences uses this option.",
 )
 @click.option(
     "--each", is_flag=True, help="List every run. By default, the short table has one row per strategy, with medians."
@@ -72,7 +72,8 @@ WITH_CONTROL = ("differences",)  # the tables that compare with one strategy
 @click.option(
     "--verdict",
     metavar="STUDY",
-    help="Judge the runs of this study by the rules that its file fixed before the first run.",
+    help="Decide whether the runs of this study show that all strategies train to the same loss. The study's file "
+    "contains the rules, which were fixed before the first run.",
 )
 @click.option("--markdown", is_flag=True, help="Print the tables in Markdown. By default, the tables are plain text.")
 @json_option
@@ -87,8 +88,8 @@ def _compare(
 ) -> Verdict | Answer | None:
     """Compare runs: loss, memory, time.
 
-    By default, the command prints a short table with one row per strategy, and its ratio to the control (DDP, if the
-    runs include it). --view selects tables with details, for instance `differences` with confidence intervals. Runs
+    By default, the command prints a short table with one row per strategy. Each row is also compared with DDP, if the
+    runs include DDP. --view selects tables with details, for instance `differences` with confidence intervals. Runs
     that `zero-study import` made from logs have a separate table.
     """
     from study.compare import plain_text
@@ -196,13 +197,13 @@ def _page(records: tuple[Path, ...], view: str, control: str, each: bool, markdo
     "--records",
     type=PATH,
     multiple=True,
-    help="Folder with run directories or with collected records. Repeat the option for several machines. [default: "
-    "runs/STUDY]",
+    help="Folder with run directories, or with records that `zero-study pack` collected. Repeat the option if the runs "
+    "were made on several machines. [default: runs/STUDY]",
 )
 @click.option("--output", type=PATH, help="Folder to write to. [default: reports/STUDY, or reports]")
 @click.option("--picture", is_flag=True, help="Execute only the first notebook, and write it and its picture.")
 def _report(study: str | None, records: tuple[Path, ...], output: Path | None, picture: bool) -> None:
-    """Execute the notebooks for a study's records.
+    """Execute the notebooks with a study's records.
 
     The command writes the executed notebooks and the picture of the first notebook. Without a study, it executes every
     notebook of the project with the project's own records.
@@ -252,8 +253,8 @@ def _export(run: Path, folder: Path | None, data_dir: Path | None, merge: bool) 
 
     The command writes the unsharded fp32 weights of the newest checkpoint. If the run trained an adapter, it writes the
     adapter for PeftModel.from_pretrained, or with --merge the merged model. To check the export, the command computes
-    the loss on the run's held-out examples, and prints it next to the loss that the run recorded. It never runs code
-    from the checkpoint.
+    the loss on the run's held-out examples, and prints it next to the loss that the run recorded. The command never
+    runs code from the checkpoint.
     """
     require(*TRAINING)
     from study.training import export

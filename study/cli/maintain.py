@@ -23,12 +23,16 @@ if TYPE_CHECKING:
     ),
 )
 @click.argument("records", type=PATH, nargs=-1, required=True, help=RECORDS)
-@click.argument("target", type=PATH, help="A file (my-machine.zip), or a folder to commit (reports/cpu/records/cpu).")
+@click.argument(
+    "target",
+    type=PATH,
+    help="File to write (for example my-machine.zip), or folder to write to (for example reports/cpu/records/cpu).",
+)
 def _pack(records: tuple[Path, ...], target: Path) -> Verdict:
     """Collect finished runs in one file or folder.
 
-    A file has digests of all records, which `zero-study merge` checks on another machine. A folder is meant to be
-    committed: its files have one line per run.
+    A zip file also contains digests of all records, which `zero-study merge` checks on another machine. In a folder,
+    the records are text files with one line per run, so that you can commit them.
     """
     from study.records import pack
 

@@ -23,12 +23,12 @@ TRAINING = (
 )  # fmt: skip
 TRACING = ("torch", "accelerate", "transformers")
 
-A_STUDY = "The name of a study of this project, or a YAML file of your own."
-RECORDS = "Folders with run directories or with collected records."
-DATA_FOLDER = "Folder with imdb/, wikitext-2/ and tokenizers/, for runs on real text."
+A_STUDY = "Name of a study of this project, or path of your own study file (YAML)."
+RECORDS = "Folders with run directories, or with records that `zero-study pack` collected."
+DATA_FOLDER = "Folder with the subfolders imdb/, wikitext-2/ and tokenizers/, which runs on real text read."
 CHECKPOINT_EVERY = (
     "Number of optimizer steps between checkpoints. An interrupted run resumes from its newest checkpoint. "
-    "[default: that of the study]"
+    "[default: as in the study]"
 )
 
 
@@ -93,14 +93,14 @@ MACHINES = [
         ["--num-machines"],
         group="Several machines",
         type=NUMBER,
-        help="Number of machines. Start the command on each machine. [default: 1]",
+        help="Number of machines on which you start this command. [default: 1]",
     ),
     Option(
         ["--machine-rank"],
         group="Several machines",
         type=click.IntRange(0),
         default=0,
-        help="Number of this machine, counted from 0.",
+        help="Rank of this machine, counted from 0.",
     ),
     Option(
         ["--main-process-ip"],

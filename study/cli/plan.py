@@ -77,7 +77,7 @@ POSITIVE = _PositiveNumber()
             group=WORK,
             is_common=True,
             metavar="NAME",
-            help="A known name (gpt2-xl, llama-2-7b ...), an id of the Hugging Face hub, or a config.json file. "
+            help="Model: a known name (gpt2-xl, llama-2-7b ...), an id of the Hugging Face hub, or a config.json file. "
             "`--model list` prints all known names.",
         ),
         *options_of(Request),
@@ -86,8 +86,8 @@ POSITIVE = _PositiveNumber()
             group=GPUS,
             is_common=True,
             is_flag=True,
-            help="Read the kind and the number of GPUs, the host memory and the cores from this machine, unless other "
-            "options state them. It needs a GPU.",
+            help="Use the kind and number of GPUs, the host memory and the cores of this machine. Other options take "
+            "precedence. This option needs a GPU.",
         ),
         Option(
             ["--budget"],
@@ -109,8 +109,9 @@ POSITIVE = _PositiveNumber()
             group=OUTPUT,
             type=POSITIVE,
             metavar="SECONDS",
-            help="Time of an optimizer step that you measured with --strategy and the other options. The ratio of the "
-            "measured to the predicted time is then applied to the predictions for the other strategies.",
+            help="Time of an optimizer step that you measured in a training with --strategy and the other options. The "
+            "predicted times of all other strategies are multiplied by the ratio of the measured to the predicted "
+            "time.",
         ),
         Option(
             ["--measured"],
@@ -143,14 +144,14 @@ POSITIVE = _PositiveNumber()
             is_common=True,
             type=PATH,
             metavar="FILE",
-            help="Write the file that the launch command reads.",
+            help="Write the configuration file that the launch command reads.",
         ),
         Option(
             ["--trace"],
             group=OUTPUT,
             is_flag=True,
-            help="Trace the model over fake tensors to determine its memory. Tracing takes up to a minute per "
-            "strategy.",
+            help="Determine the memory from simulated steps of the model with fake tensors, which have no data. The "
+            "simulation takes up to a minute per strategy.",
         ),
     ],
 )

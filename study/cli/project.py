@@ -28,12 +28,14 @@ if TYPE_CHECKING:
 )
 @click.argument("paths", type=PATH, nargs=-1, metavar="[PATH]...", help="Files and folders. [default: this folder]")
 @click.option("--since", metavar="COMMIT", help="Compare lock files with those of this commit. [default: HEAD]")
-@click.option("--all", "everything", is_flag=True, help="Also list notes, which need no change.")
+@click.option("--all", "everything", is_flag=True, help="Also list notes that require no change.")
 @json_option
 @click.option(
     "--sarif", type=PATH, metavar="FILE", help="Also write the findings as SARIF, for code hosts and editors."
 )
-@click.option("--markdown", type=PATH, metavar="FILE", help="Also write the report as Markdown, for a comment.")
+@click.option(
+    "--markdown", type=PATH, metavar="FILE", help="Also write the report as Markdown, for a comment on a pull request."
+)
 @click.option("--accept", is_flag=True, help="Print the lines for pyproject.toml that accept all findings, and exit.")
 def _check(
     paths: tuple[Path, ...], since: str | None, everything: bool, as_json: bool, sarif: Path | None,
@@ -42,12 +44,13 @@ def _check(
     """Check a project: its configuration files, its lock files, and the checkpoints that you name.
 
     In a folder, the command finds the configuration files of all tools that `zero-study doctor` knows. It skips files
-    that git ignores. Lock files (requirements, uv, poetry, conda and others) are compared with those of the last
-    commit, as by `zero-study upgrade`. If they pin a release of DeepSpeed, the configuration files are also checked for
-    its known faults. If you name a folder with a checkpoint, the command checks it like `zero-study saved`.
+    that git ignores. The command compares lock files (requirements, uv, poetry, conda and others) with those of the
+    last commit, as `zero-study upgrade` does. If a lock file pins a release of DeepSpeed, the configuration files are
+    also checked for the known faults of this release. If you name a folder with a checkpoint, the command checks it
+    like `zero-study saved`.
 
-    Settings are in pyproject.toml, under [tool.zero-study]: `exclude`, `checkpoints`, `since`, and the findings that
-    the project accepts, each with a reason.
+    The table [tool.zero-study] of pyproject.toml can contain the settings `exclude`, `checkpoints` and `since`, and the
+    findings that the project accepts, each with a reason.
     """
     from study import check
 
@@ -85,7 +88,7 @@ def _skills(action: str, target: Path | None) -> int:
     """Install the skill for coding agents, or print it.
 
     The skill tells an agent which command answers which question, and how to read the answer. `zero-study skills print`
-    prints it as a text for the AGENTS.md of your project.
+    prints the skill as text for the AGENTS.md of your project.
     """
     from study import skills
 

@@ -44,7 +44,7 @@ LAUNCH = "Strategy and processes"
             is_common=True,
             default="single",
             metavar="NAME",
-            help=f"An accelerate file of your own, or one of: {', '.join(file.names())}.",
+            help=f"Strategy: your own accelerate file, or one of {', '.join(file.names())}.",
         ),
         Option(
             ["--num-processes"],
@@ -57,7 +57,7 @@ LAUNCH = "Strategy and processes"
             ["--timeout"],
             group=LAUNCH,
             type=NUMBER,
-            help="Number of seconds after which the run is ended. [default: none]",
+            help="End the run after this number of seconds. [default: no limit]",
         ),
         *MACHINES,
         *config.OPTIONS,
@@ -133,7 +133,7 @@ def _of_a_study(command: Any) -> Any:
             help="Use only the runs whose id contains this text.",
         ),
         click.option("--skip", metavar="TEXT", help="Leave out the runs whose id contains this text."),
-        click.option("--timeout", type=NUMBER, default=1800, help="Number of seconds after which a run is ended."),
+        click.option("--timeout", type=NUMBER, default=1800, help="End a run after this number of seconds."),
         click.option("--checkpoint-every", type=NUMBER, metavar="STEPS", help=CHECKPOINT_EVERY),
     ]
     for option in reversed(options):
@@ -146,13 +146,13 @@ def _of_a_study(command: Any) -> Any:
 @click.option(
     "--slurm",
     is_flag=True,
-    help="Print a shell script that submits the unfinished runs to Slurm, in place of the plan.",
+    help="Instead of the plan, print a shell script that submits the unfinished runs to Slurm.",
 )
 @click.option(
     "--per-machine",
     type=NUMBER,
-    help="Largest number of processes on one machine. Runs with more processes are divided equally among machines. "
-    "[default: no limit]",
+    help="Largest number of processes on one machine. The processes of a larger run are divided equally among several "
+    "machines. [default: no limit]",
 )
 @json_option
 def _plan(
@@ -169,8 +169,8 @@ def _plan(
 ) -> Answer | None:
     """List a study's runs, and how long they take.
 
-    The plan lists the runs that would start, the finished runs that are kept, and the runs that are skipped, with the
-    reason. The command starts nothing and writes nothing.
+    The plan lists the runs that would start, the finished runs, and the runs that are skipped, with the reason. The
+    command starts nothing and writes nothing.
     """
     from study.progress import after_two_seconds
     from study.running import json_answer, plan, studies
@@ -206,7 +206,9 @@ def _plan(
     ),
 )
 @_of_a_study
-@click.option("--fail-fast", is_flag=True, help="Stop after the first run that is neither ok nor out of memory.")
+@click.option(
+    "--fail-fast", is_flag=True, help="Stop after the first run whose outcome is neither ok nor out of memory."
+)
 @click.option(
     "--minutes",
     type=NUMBER,
@@ -216,9 +218,10 @@ def _plan(
 @click.option(
     "--fork",
     is_flag=True,
-    help="Fork the runs from one process that has imported PyTorch and the engines, if this machine has no GPU. This "
-    "saves most of the time of a short run. Runs that need an extension of DeepSpeed that is not built yet come last. "
-    "The record says that a run was forked, because its resident memory cannot be compared with that of other runs.",
+    help="On a machine without a GPU, fork the runs from one process that has already imported PyTorch and the "
+    "engines. Forking saves most of the time of a short run. Runs that need an extension of DeepSpeed that is not "
+    "built yet are executed last. The record says whether a run was forked, because the resident memory of forked runs "
+    "cannot be compared with that of other runs.",
 )
 def _run(
     study: str,
@@ -234,8 +237,8 @@ def _run(
 ) -> int:
     """Run a study, or continue it.
 
-    The runs are executed one after another. Finished runs are kept, and an interrupted run resumes from its checkpoint
-    if it has one. Each run has a folder RUNS_DIR/STUDY/RUN with its record, outcome and logs.
+    The runs are executed one after another. Finished runs are not repeated, and an interrupted run resumes from its
+    checkpoint if it has one. The record, the outcome and the logs of a run are in the folder RUNS_DIR/STUDY/RUN.
     """
     from study.running import plan, runner, studies
     from study.training import pretraining
@@ -259,7 +262,7 @@ def _run(
         click.Option(
             ["--runs-dir"], type=PATH, default="runs", help="Folder of all studies. Each study has its own subfolder."
         ),
-        click.Option(["--timeout"], type=NUMBER, default=1800, help="Number of seconds after which the run is ended."),
+        click.Option(["--timeout"], type=NUMBER, default=1800, help="End the run after this number of seconds."),
         click.Option(["--checkpoint-every"], type=NUMBER, metavar="STEPS", help=CHECKPOINT_EVERY),
         *MACHINES,
     ],
@@ -274,7 +277,7 @@ def _job(
     num_machines: int | None,
     **machine: Any,
 ) -> int:
-    """Run one run of a study as a scheduler's job.
+    """Execute one run of a study, as a job of a scheduler such as Slurm.
 
     Other runs of the study may run at the same time, on this machine or on others.
     """

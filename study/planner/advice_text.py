@@ -93,12 +93,12 @@ def shown_line(advice: Advice) -> list[str]:
     name, card = option.strategy.name, gib(advice.box.gpu.memory_bytes)
     if usual == card:
         return [
-            f"nvidia-smi may show that all memory is in use ({low} to {high} GiB) for {name}, because PyTorch does not "
-            "return the memory of deleted tensors to the driver. This does not mean that the training runs out of "
+            f"For {name}, nvidia-smi may show that all memory is in use ({low} to {high} GiB), because PyTorch does "
+            "not return the memory of deleted tensors to the driver. This does not mean that the training runs out of "
             "memory."
         ]
     return [
-        f"nvidia-smi will show about {usual} GiB ({low} to {high}) for {name}, because PyTorch does not return the "
+        f"For {name}, nvidia-smi will show about {usual} GiB ({low} to {high}), because PyTorch does not return the "
         "memory of deleted tensors to the driver."
     ]
 
@@ -359,16 +359,18 @@ def text_of_all(advice: Advice, path: Path | None = None) -> str:
         for option in ranked
     ]
     meanings = [
-        f"fits: tight means that less than {100 * ENOUGH_FREE:.0f} % of the GPU stays free.",
-        f"GiB: the memory of all tensors at the peak, plus {100 * ALLOCATOR_SLACK:.0f} % for the allocator.",
-        "batch: micro batch x accumulation steps (c: with activation checkpointing, s: with selective activation "
-        "checkpointing).",
-        "largest: the largest micro batch that fits.",
-        "sent: gigabytes that one rank sends per step.",
-        "host, disk: memory and disk space that one node needs.",
-        f"{MARK}: the precision differs from the requested one.",
-        f"precision: with autocast, {_autocast(request)}. bf16 and fp16 compute in 16 bits, and keep fp32 master "
-        "weights. pure-bf16 keeps nothing in fp32.",
+        f'In the column "fits", "tight" means that less than {100 * ENOUGH_FREE:.0f} % of the GPU stays free.',
+        f'The column "GiB" shows the memory of all tensors at the peak, plus {100 * ALLOCATOR_SLACK:.0f} % for the '
+        "allocator.",
+        'The column "batch" shows micro batch x accumulation steps (c: with activation checkpointing, s: with '
+        "selective activation checkpointing).",
+        'The column "largest" shows the largest micro batch that fits.',
+        'The column "sent" shows the gigabytes that one rank sends per step.',
+        'The columns "host" and "disk" show the memory and the disk space that one node needs.',
+        f'The mark "{MARK}" means that a strategy trains in another precision than the requested one.',
+        f"With autocast, {_autocast(request)}.",
+        "The precisions bf16 and fp16 compute in 16 bits, and keep fp32 master weights. The precision pure-bf16 keeps "
+        "nothing in fp32.",
     ]
     parts = [part for part in peaks.PEAK_PARTS if any(option.prediction.peak.parts[part] for option in advice.options)]
     head = ["strategy", *(part.replace("_", " ") for part in parts), "peak at"]
@@ -398,10 +400,10 @@ def text_of_all(advice: Advice, path: Path | None = None) -> str:
             "",
             *terminal.table(head, memory),
             "",
-            "How accurate the predicted times are, compared with published times:",
+            "We compared predicted step times with published step times.",
             *(terminal.wrap(line, "  ", "    ") for line in _evidence(advice)),
             "",
-            "How accurate the predicted memory is, compared with published memory:",
+            "We compared predicted memory with published memory.",
             *(terminal.wrap(line, "  ", "    ") for line in _memory_evidence(advice)),
         ]
     )
@@ -419,7 +421,8 @@ def _evidence(advice: Advice) -> list[str]:
         names.setdefault(sentence, []).append(option.strategy.name)
         lacks.setdefault(sentence, {}).update(dict.fromkeys(found.lacks if found else ()))
     return [
-        f"With {', '.join(sharing)}: {'. '.join(filter(None, [sentence, intervals.missing_times(lacks[sentence])]))}."
+        f"With {terminal.listed(sharing)}, {sentence[0].lower()}{sentence[1:]}."
+        + "".join(f" {missing}." for missing in [intervals.missing_times(lacks[sentence])] if missing)
         for sentence, sharing in names.items()
     ]
 
@@ -428,7 +431,7 @@ def _evidence(advice: Advice) -> list[str]:
 _QUANTITIES = {
     "peak_allocated_bytes": "the peak memory of all tensors",
     "peak_reserved_bytes": "the peak memory that PyTorch reserved",
-    "used_bytes": "the memory in use on a whole GPU",
+    "used_bytes": "the total memory in use on a GPU",
 }
 
 
@@ -436,8 +439,8 @@ def memory_evidence(option: StrategyPrediction) -> str:
     """Describe in sentences how accurate the predicted memory is for engines similar to that of a strategy."""
     if option.shape.adapter is not None:
         return (
-            'The section "Adapters" of the report "How accurate the planner is" compares our predictions for trainings '
-            "with adapters with published measurements"
+            'The section "Adapters" of the report "How accurate the planner is" compares the predicted and the '
+            "published memory of trainings with adapters"
         )
     parts = list(map(_error, intervals.memory_errors(option.shape, option.prediction.engine)))
     if not parts:
@@ -453,13 +456,14 @@ def _error(errors: intervals.MemoryErrors) -> str:
     worst = f"{100 * abs(errors.worst):.0f} %"
     if errors.count == 1:
         is_lower = f"{worst} {'lower' if errors.worst < 0 else 'higher'}"
-        return f"{published}. Our prediction is {is_lower} than the published value"
-    lower = f", and is lower for {errors.too_low} of the {trainings}" if errors.too_low else ""
+        return f"{published}. The predicted memory is {is_lower} than the published memory"
+    are = "is" if errors.too_low == 1 else "are"
+    too_low = f", and {errors.too_low} of the {errors.count} predictions {are} too low" if errors.too_low else ""
     if errors.too_low == errors.count:
-        lower = ", and is always lower"
+        too_low = f", and {'both' if errors.count == 2 else f'all {errors.count}'} predictions are too low"
     return (
-        f"{published}. Our prediction differs from the published values by {100 * errors.median:.0f} % in the median "
-        f"and by {worst} at most{lower}"
+        f"{published}. The predicted memory differs from the published memory by {100 * errors.median:.0f} % in the "
+        f"median and by {worst} at most{too_low}"
     )
 
 
@@ -468,7 +472,12 @@ def _memory_evidence(advice: Advice) -> list[str]:
     names: dict[str, list[str]] = {}
     for option in advice.options:
         names.setdefault(memory_evidence(option), []).append(option.strategy.name)
-    return [f"With {', '.join(sharing)}: {sentence}." for sentence, sharing in names.items()]
+    return [f"{_strategies(sharing)}: {sentence}." for sentence, sharing in names.items()]
+
+
+def _strategies(names: Sequence[str]) -> str:
+    """Return the names of strategies as the beginning of a line."""
+    return f"Strateg{'y' if len(names) == 1 else 'ies'} {terminal.listed(names)}"
 
 
 def _size(shape: ModelShape) -> str:

@@ -10,7 +10,7 @@ from study.planner import choose, launch, reasons, remedies, stack_options
 from study.planner.choose import Advice, Remedy, StrategyPrediction
 from study.planner.request import Request, find_model
 from study.terminal import listed
-from study.theory import hardware
+from study.theory import hardware, intervals
 from study.theory.shapes import ModelShape
 
 # Returns the same options, with a trace if they can be traced.
@@ -85,8 +85,10 @@ def _short(options: Sequence[StrategyPrediction]) -> list[str]:
     whose = "all strategies" if len(short) == len(options) else listed([option.strategy.name for option in short])
     warning = (
         f"the steps of {whose} compute for less than {1e3 * choose.SHORTEST:g} ms per layer and micro step. Such short "
-        "steps may spend most of their time launching kernels, which the prediction hardly includes. Published steps "
-        "of this kind took 1.3 to 6.1 times as long as predicted (median 3.6), so the predicted time has no upper limit"
+        "steps may spend most of their time on launching kernels. The prediction includes hardly any time for "
+        "launching kernels. Published steps that are this short took 1.3 to 6.1 times as long as predicted (median "
+        "3.6), so the range of the predicted time has no upper end"
     )
     lacks = dict.fromkeys(lack for option in short for lack in option.prediction.step.evidence.lacks)
-    return [warning, *([f"there is no published time for {' or for '.join(lacks)}"] if lacks else [])]
+    missing = intervals.missing_times(lacks)
+    return [warning, *([missing[0].lower() + missing[1:]] if missing else [])]

@@ -81,7 +81,7 @@ def _dropout(request: Request, attention: Attention, shape: ModelShape | None) -
     if not request.dropout:
         if request.stack in ("study", "torchtitan") or not rates or not shape.counts.has_dropout_outside_attention:
             return "off"
-        return f"not counted, although {shape.name} has it by default ({rates}). Add --dropout to include it."
+        return f"not counted, although {shape.name} has it by default ({rates}; add --dropout to count it)"
     if not shape.counts.is_dropout_counted:
         return f"on, but the prediction does not count it for {shape.name}"
     if not shape.counts.has_dropout:
@@ -110,10 +110,10 @@ def _frozen(request: Request) -> str:
     if request.lora_rank is None:
         return ""
     if request.load_in_4bit:
-        others = "is in 16 bits"
+        others = "16 bits"
         if request.stack != "trl":
-            others = "is in fp32 (prepare_model_for_kbit_training), and under FSDP2 and DeepSpeed in 16 bits"
-        return f"NF4 with double quantization. What is not quantized {others}"
+            others = "fp32 (prepare_model_for_kbit_training), or 16 bits under FSDP2 and DeepSpeed"
+        return f"NF4 with double quantization, and the weights that are not quantized in {others}"
     return "fp32" if request.stack == "study" else _type("model", request.chosen_precision)
 
 
@@ -122,8 +122,8 @@ def _adapters(request: Request) -> str:
     if request.lora_rank is None:
         return ""
     if request.stack == "trl" and request.load_in_4bit:
-        return "bf16, because TRL casts them. DeepSpeed keeps fp32 master weights"
-    return "fp32, as PEFT 0.21 creates them. DeepSpeed casts them and keeps fp32 master weights"
+        return "bf16, because TRL casts them (DeepSpeed keeps fp32 master weights)"
+    return "fp32, as PEFT 0.21 creates them (DeepSpeed casts them, and keeps fp32 master weights)"
 
 
 def _attention(request: Request, attention: Attention) -> str:

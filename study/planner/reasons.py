@@ -183,16 +183,17 @@ def _why(advice: Advice, option: StrategyPrediction) -> str:
     candidates = choose.preferred(advice.options)
     fastest = min(candidates, key=lambda candidate: candidate.seconds)
     which = f"leaves {ENOUGH} of the memory free" if option.has_enough_free else "fits"
+    strategy = "strategy"
     if not option.offloads and any(other.offloads and other.fits for other in advice.options):
-        which += " without offload"
+        strategy = "strategy without offload"
     needs_offload = option.offloads and not any(other.fits and not other.offloads for other in advice.options)
     begin = f"No strategy fits without offload. {option.strategy.name} is" if needs_offload else "It is"
     if len(candidates) == 1:
-        return f"{begin} the only strategy that {which}"
+        return f"{begin} the only {strategy} that {which}"
     if fastest is option:
-        return f"{begin} the fastest strategy that {which}"
+        return f"{begin} the fastest {strategy} that {which}"
     sooner = f"{100 * (1 - fastest.seconds / option.seconds):.0f} %"
-    simplest = f"{begin} the simplest strategy that is fast enough and {which}"
+    simplest = f"{begin} the simplest {strategy} that is fast enough and {which}"
     if sooner == "0 %":
         return f"{simplest}. A step with {fastest.strategy.name} is predicted to take as long"
     return (

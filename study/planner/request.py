@@ -80,14 +80,14 @@ class Request(BaseModel):
     gpu_memory: float | None = option(
         None,
         "Memory of the GPU. For a GPU that --gpu does not know, give --gpu-memory, --gpu-tflops and --gpu-bandwidth. "
-        "Together with --gpu, each of them replaces a number of the named GPU.",
+        "If --gpu names a GPU, --gpu-memory, --gpu-tflops and --gpu-bandwidth replace the values of this GPU.",
         GPUS,
         metavar="GIB",
         unit="GiB",
     )
     gpu_tflops: float | None = option(
         None,
-        "Peak rate of the GPU in bf16, dense, with accumulation in fp32.",
+        "Peak rate of the GPU for dense products in bf16 that are accumulated in fp32.",
         GPUS,
         metavar="TFLOPS",
         unit="TFLOP/s, dense and in 16 bits",
@@ -111,23 +111,26 @@ class Request(BaseModel):
     )
     examples: int | None = option(
         None,
-        "Number of examples in the training data, in place of --tokens. An example is one whole sequence, or one "
-        "image.",
+        "Number of examples in the training data, instead of --tokens. An example is one whole sequence, or one image.",
         WORK,
     )
     epochs: float | None = option(None, "Number of passes over the examples. [default: 1]", WORK, unit="passes")
     images: int | None = option(
-        None, "Images in each sequence, for vision-language models. [default: none, only texts]", WORK
+        None, "Number of images in each sequence, for vision-language models. [default: no images, only text]", WORK
     )
     freeze_vision_tower: bool = option(
-        False, "Freeze the part of a vision-language model that encodes images, but not its projector.", SETTINGS
+        False,
+        "Freeze the image encoder of a vision-language model. The projector between this encoder and the language "
+        "model is still trained.",
+        SETTINGS,
     )
     strategy: str | None = option(
-        None, "Predict only this strategy: a name, or an accelerate file.", STRATEGY, is_common=True
+        None, "Predict only this strategy: the name of a strategy, or an accelerate file.", STRATEGY, is_common=True
     )
     micro_batch_size: int | None = option(
         None,
-        "Number of sequences per GPU and forward pass. [default: the fastest that leaves enough memory free]",
+        "Number of sequences per GPU and forward pass. [default: the fastest micro batch that leaves enough memory "
+        "free]",
         WORK,
     )
     gradient_accumulation_steps: int | None = option(
@@ -141,7 +144,7 @@ class Request(BaseModel):
     )
     stack: StackName = option(
         DEFAULT_STACK,
-        "The program that trains. The settings below have its defaults.",
+        "The program that trains, which decides the defaults of the options below.",
         SETTINGS,
         is_common=True,
     )
@@ -149,7 +152,7 @@ class Request(BaseModel):
         None,
         "Activations that the backward pass recomputes: those of every block (full), of every second block "
         "(selective), or of some operators in every block (selective-op, as torchtitan does). "
-        "[default: that of --stack. If that is none, full is used if it makes a strategy fit or faster]",
+        "[default: that of --stack, or full if the stack has none and a strategy only fits or is faster with full]",
         SETTINGS,
     )
     kernels: Kernels = option(
@@ -181,8 +184,8 @@ class Request(BaseModel):
     optimizer_kernel: OptimizerKernel = option(
         None,
         "Implementation of the optimizer's step. PyTorch's default is foreach, which needs one more copy of the "
-        "updated weights. Under ZeRO, loop needs two more copies, because the parameters are a few large tensors. "
-        "[default: that of --stack]",
+        "updated weights. With ZeRO, loop needs two more copies, because ZeRO joins the parameters to a few large "
+        "tensors. [default: that of --stack]",
         SETTINGS,
     )
     grad_accum_dtype: GradientType = option(
@@ -193,8 +196,8 @@ class Request(BaseModel):
     )
     sync_each_batch: bool = option(
         None,
-        "Reduce FSDP2's gradients in every micro step. Otherwise every GPU keeps unsharded gradients until the last "
-        "micro step. [default: that of --stack]",
+        "Reduce FSDP2's gradients in every micro step. Without this option, every GPU keeps unsharded gradients until "
+        "the last micro step. [default: that of --stack]",
         SETTINGS,
     )
     reduce_dtype: GradientType = option(
@@ -253,28 +256,28 @@ class Request(BaseModel):
     disk: float | None = option(None, "Size of a node's local NVMe disks.", MACHINE, metavar="TB", unit="TB of a node")
     disk_bandwidth: tuple[float, float] | None = option(
         None,
-        "Rates in GB/s at which a node's disks read and write. A single number is used for both.",
+        "Rates in GB/s at which a node's disks read and write. A single number is used for reading and writing.",
         MACHINE,
         metavar="READ[,WRITE]",
         unit="GB/s, for reading and writing",
     )
     shard_group_size: int | None = option(
         None,
-        "Number of GPUs that share one copy of the model states (hybrid sharding, ZeRO-1 within nodes). [default: for "
-        "hybrid sharding, the GPUs of a node]",
+        "Number of GPUs that share one copy of the model states (hybrid sharding, ZeRO-1 within nodes). [default "
+        "for hybrid sharding: the number of GPUs in a node]",
         STRATEGY,
     )
 
     context_parallel: int | None = option(
         None,
-        "Number of GPUs that share each sequence under FSDP2 (accelerate's cp_size). They pass the keys and values of "
-        "attention to each other. [default: 1]",
+        "Number of GPUs that share each sequence under FSDP2 (accelerate's cp_size). These GPUs pass the keys and "
+        "values of attention to each other. [default: 1]",
         STRATEGY,
     )
     sequence_parallel: int | None = option(
         None,
-        "Number of GPUs that share each sequence under ZeRO (accelerate's sp_size, DeepSpeed's Ulysses). Each of them "
-        "computes some heads of attention. [default: 1]",
+        "Number of GPUs that share each sequence under ZeRO (accelerate's sp_size, DeepSpeed's Ulysses). Each of these "
+        "GPUs computes some of the attention heads. [default: 1]",
         STRATEGY,
     )
 

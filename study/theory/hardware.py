@@ -301,9 +301,9 @@ def whole_host_note(box: Cluster) -> str | None:
     if not box.is_part_of_node or not assumed or has_assumed_host(box):
         return None
     return (
-        f"offload is predicted with the host of a whole node ({_host_in_words(box)}; {box.source}), although only "
-        f"{box.num_gpus} of its {box.gpus_per_node} GPUs are used. If you rent only a part of the host, "
-        "use --host-memory, --host-cores and --host-bandwidth"
+        f"for offload, the whole host of a node is assumed ({_host_in_words(box)}; {box.source}), although the "
+        f"training uses only {box.num_gpus} of its {box.gpus_per_node} GPUs. If you rent only a part of the host, "
+        "state its size with --host-memory, --host-cores and --host-bandwidth"
     )
 
 

@@ -113,27 +113,24 @@ class Evidence:
                 "offload": ", and on a Titan RTX",
                 "usual": ", and on RTX 3090, RTX 4090, RTX A6000 and A40",
             }.get(self.engine, "")
-        first, *others = (_GROUPS[name] for name in self.left_out)
-        models = f"with a model that was fitted without any time {first}"
-        if others:
-            further = [f"one without any time {group}" for group in others]
-            last = f", and {further[-1]}" if len(further) > 1 else f" and {further[-1]}"
-            models = f"with {len(self.left_out)} models: one that was fitted without any time {first}"
-            models += f"{''.join(f', {each}' for each in further[:-1])}{last}"
+        others = [f"from times {_OTHERS[name]}" for name in self.left_out]
+        used = f"only {others[0]}"
+        if len(others) > 1:
+            used = f"{len(others)} times: {', '.join(f'once {each}' for each in others[:-1])}, and once {others[-1]}"
         return (
             f"A real step should take between {1 / self.spread:.2f} and {self.spread:g} times the predicted time. This "
-            f"range is based on {self.cases} step times that {self.sources} sources published ({rows}). To test this "
-            f"range, we predicted each of these times {models}. The median error of these predictions is "
-            f"{100 * self.median:.0f} %, and the largest is {100 * abs(self.worst):.0f} %. For each prediction, we "
-            f"also calculated the range without the times that its model left out. In {self.held} of {self.tried} "
-            "cases, this range contained the published time"
+            f"range is based on {self.cases} step times that {self.sources} sources published ({rows}). To test the "
+            f"range, we predicted each published time {used}. The median error of these test predictions is "
+            f"{100 * self.median:.0f} %, and the largest error is {100 * abs(self.worst):.0f} %. In each test, we "
+            "calculated the range again, without the tested time and without similar times. "
+            f"In {self.held} of {self.tried} tests, the published time was inside this range"
         )
 
 
-# The times that a fit leaves out: those that share this property with the predicted one.
-_GROUPS = {
-    "family": "from the same source", "model size": "of a model of the same size", "card": "on the same kind of GPU",
-    "GPU count": "on the same number of GPUs", "generation": "on the same generation of GPUs",
+# The times that a fit uses: those that do not share this property with the predicted one.
+_OTHERS = {
+    "family": "of other sources", "model size": "of models of other sizes", "card": "on other kinds of GPUs",
+    "GPU count": "on other numbers of GPUs", "generation": "on other generations of GPUs",
 }  # fmt: skip
 
 

@@ -669,7 +669,8 @@ def _disk(shape: ModelShape, engine: Engine, box: Cluster, num_gathers: float) -
         return 0.0
     if not box.disk_read_bandwidth or not box.disk_write_bandwidth:
         raise ValueError(
-            f"no local disk of a machine with {box.gpu.name} is known. To include one, add --disk and --disk-bandwidth"
+            f"no machine with {box.gpu.name} and a local disk is known. If you have a disk, add --disk and "
+            "--disk-bandwidth"
         )
     of_node = min(engine.world_size, box.gpus_per_node) / engine.num_shards
     share = adapters.num_trainable(shape) * of_node

@@ -58,7 +58,7 @@ def clone_line() -> str:
     needed = "You need Linux and Python 3.11 or newer."
     if REPOSITORY:
         return f"{needed} Run `git clone {REPOSITORY} zero-study`, and in the folder `zero-study`:"
-    return f"{needed} In a clone of this repository, or in its unpacked zip file:"
+    return f"{needed} Run these commands in a clone of this repository, or in its unpacked zip file:"
 
 
 def colab_sentence() -> str:

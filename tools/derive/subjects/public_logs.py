@@ -83,7 +83,8 @@ def public_overall() -> str:
 def blind_memory() -> str:
     """Say how far peaks of tensors are off, by source, that were predicted before their logs were read."""
     medians = _medians_by_source("peak_allocated_bytes")
-    return f"by {100 * medians[0]:.0f} to {whole_percent(medians[-1])} in the median, depending on the source"
+    return f"by {100 * medians[0]:.0f} to {whole_percent(medians[-1])} in the median, depending on who published the "
+    "training"
 
 
 def _medians_by_source(*quantities: str) -> list[float]:
@@ -105,8 +106,8 @@ def blind_times() -> str:
     good, bad = (f"{100 * side[0]:.0f} to {whole_percent(side[-1])}" for side in sides)
     numbers = {3: "three", 4: "four", 5: "five"}
     return (
-        f"by {good} in the median for {numbers[len(sides[0])]} sources, and by {bad} for the {numbers[len(sides[1])]} "
-        "others"
+        f"by {good} in the median for the trainings of {numbers[len(sides[0])]} publishers, and by {bad} for those of "
+        f"{numbers[len(sides[1])]} other publishers"
     )
 
 
