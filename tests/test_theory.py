@@ -267,7 +267,10 @@ def test_memory_for_torch_is_about_what_it_was_seen_to_get():
     assert result == pytest.approx(seen, rel=0.015)
 
 
-@pytest.mark.parametrize(("num_gpus", "says"), [(0, "0 GPUs"), (12, "12 GPUs do not fill nodes of 8. Use a multiple")])
+@pytest.mark.parametrize(
+    ("num_gpus", "says"),
+    [(0, "the number of GPUs is 0"), (12, "12 GPUs cannot be divided equally among nodes of 8 GPUs. Use a multiple")],
+)
 def test_impossible_boxes_are_refused(num_gpus, says):
     with pytest.raises(ValueError, match=says):
         Cluster(GPUS["a100-80gb"], num_gpus)

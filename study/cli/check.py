@@ -303,7 +303,7 @@ def _upgrade(
     ),
 )
 @click.argument(
-    "a", type=PATH, metavar="A", help="Folder with a recorded training, and with its recordings with noise."
+    "a", type=PATH, metavar="A", help="Folder with a recorded training, and with its repetitions with noise."
 )
 @click.argument("b", type=PATH, metavar="B", help="Folder with the other recorded training.")
 @click.option("--output", type=PATH, metavar="FILE", help="JSON file to write, with all differences.")
@@ -351,7 +351,7 @@ def _diff(a: Path, b: Path, output: Path | None, as_json: bool) -> Verdict | Ans
     "--against",
     type=PATH,
     metavar="OTHER",
-    help="Compare with another folder of this kind, or with a recording of `zero-study diff`.",
+    help="Compare with another checkpoint or saved model, or with a recording of `zero-study diff`.",
 )
 @click.option(
     "--model",
@@ -408,7 +408,7 @@ def _saved(
     "--faults",
     "with_faults",
     is_flag=True,
-    help="With --exact: also train with planted faults, and check that each of them is found.",
+    help="With --exact: also train with faults that are planted on purpose, and check that each of them is found.",
 )
 @click.option(
     "--fault",
@@ -601,8 +601,8 @@ def _claims(name: str | None, search: str | None, as_json: bool, check: bool, wr
 
     if sum([check, write, search is not None]) > 1 or ((check or write or search is not None) and name):
         raise Refusal(
-            "--check, --write and --search cannot be combined, and they concern all claims. Give only one of them, "
-            "without a name."
+            "--check, --write and --search cannot be combined with each other, or with the name of a claim. Give "
+            "only one of these options."
         )
     if check or write:
         require_clone("the records by which claims are decided")
@@ -624,7 +624,7 @@ def _decide_claims(write: bool, as_json: bool) -> Verdict | Answer:
         name, reason = next(iter(missing.items()))
         raise Refusal(
             f"{len(missing)} claims could not be decided, {name} among them ({reason}). Nothing was written, because "
-            "their verdicts would be lost. Restore the records."
+            "the verdicts on these claims would be lost. Restore the records."
         )
     if write:
         verdicts.write(now)

@@ -206,7 +206,7 @@ def _plan(
     ),
 )
 @_of_a_study
-@click.option("--fail-fast", is_flag=True, help="Stop after the first run that is neither ok nor out of memory.")
+@click.option("--fail-fast", is_flag=True, help="Stop after the first run that fails, except if it runs out of memory.")
 @click.option(
     "--minutes",
     type=NUMBER,

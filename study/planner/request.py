@@ -80,7 +80,7 @@ class Request(BaseModel):
     gpu_memory: float | None = option(
         None,
         "Memory of the GPU. For a GPU that --gpu does not know, give --gpu-memory, --gpu-tflops and --gpu-bandwidth. "
-        "Together with --gpu, each of them replaces a number of the named GPU.",
+        "Together with --gpu, each of these options replaces one number of the named GPU.",
         GPUS,
         metavar="GIB",
         unit="GiB",
@@ -141,7 +141,7 @@ class Request(BaseModel):
     )
     stack: StackName = option(
         DEFAULT_STACK,
-        "The program that trains. The settings below have its defaults.",
+        "The program that trains. It determines the defaults of the options below.",
         SETTINGS,
         is_common=True,
     )
@@ -253,7 +253,7 @@ class Request(BaseModel):
     disk: float | None = option(None, "Size of a node's local NVMe disks.", MACHINE, metavar="TB", unit="TB of a node")
     disk_bandwidth: tuple[float, float] | None = option(
         None,
-        "Rates in GB/s at which a node's disks read and write. A single number is used for both.",
+        "Rates in GB/s at which a node's disks read and write. A single number is used for reading and writing.",
         MACHINE,
         metavar="READ[,WRITE]",
         unit="GB/s, for reading and writing",
@@ -365,8 +365,8 @@ class Request(BaseModel):
             return self
         if 1 not in (self.context_parallel or 1, self.sequence_parallel or 1):
             raise Refusal(
-                "--context-parallel and --sequence-parallel are for different engines. Use the first one for FSDP2, or "
-                "the second one for ZeRO."
+                "--context-parallel and --sequence-parallel are for different engines. Use --context-parallel for "
+                "FSDP2, or --sequence-parallel for ZeRO."
             )
         flag, engine = self.sharing_flag, "DeepSpeed's Ulysses" if self.uses_ulysses else "torch's ring"
         if self.attention != "sdpa":

@@ -441,7 +441,7 @@ def _wrong_updates(compared: _Compared) -> list[str]:
         worst = max(names, key=lambda name: abs(math.log(max(wrong[name][2].ratio, 1e-30))) - wrong[name][2].cosine)
         values, num = wrong[worst][2], sum(each[0] == rule for each in compared.values())
         findings.append(
-            f"the update is not {rule}f's: the update of {worst} is {values.ratio:.3g} times as long as "
+            f"the update is not {rule}'s: the update of {worst} is {values.ratio:.3g} times as long as "
             f"{rule}'s formula gives for its gradient, and the cosine between the two is "
             f"{values.cosine:.3f}. {len(names)} of "
             f"the {num} checked parameters differ."
@@ -498,8 +498,8 @@ def _unlike_states(reports: Sequence[UpdateReport]) -> list[str]:
     first = next(iter(unlike))
     return [
         f"ranks keep different kinds of optimizer states for {terminal.count(len(unlike), 'parameter')}, "
-        f"for example {first}: {' or '.join(f'({each})' for each in unlike[first])}. The kind depends on the size "
-        "of a rank's shard."
+        f"for example {first}: {' or '.join(f'({each})' for each in unlike[first])}. This kind depends on the "
+        "size of a rank's shard."
     ]
 
 

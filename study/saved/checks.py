@@ -123,8 +123,8 @@ def _report_parts(saved: Saved, parts: dict[str, set[Part]]) -> None:
     if count > 2 and 2 * count > len(parts):
         saved.wrong(
             "zero",
-            f"Part {part.rank + 1} of {part.world} of these matrices is zero, as if the part of one of {part.world} "
-            "ranks had not been saved.",
+            f"Shard {part.rank + 1} of {part.world} of these matrices is zero, as if one of {part.world} "
+            "ranks had not saved its shard.",
             [name for name, own in parts.items() if part in own],
         )
 
