@@ -33,8 +33,7 @@ IDS = {
     "doctor/deepspeed-extension": "An extension of DeepSpeed is not built, or cannot be built.",
     "doctor/disk": "The disk has too little space, or cannot be written.",
     "doctor/environment": "An environment variable stops or disturbs a run.",
-    "doctor/extension-lock": "The lock file of an interrupted build of an extension was removed, or may still be in "
-    "use.",
+    "doctor/extension-lock": "An extension has an old lock file, which was removed or may still be in use.",
     "doctor/fails-at-start-up": "A key stops the training at start-up.",
     "doctor/gpu": "No GPU was found, or a GPU is in use by another process.",
     "doctor/host-memory": "Little of the host's memory is free.",

@@ -263,7 +263,10 @@ def _gpus() -> Iterator[Check]:
                 f"process {pid} ({f'{size / 1e9:.1f} GB' if size else 'unknown memory'})" for pid, size in running
             )
             yield Check(
-                name, "note", f"It is used by {users}.", "End them, or select other GPUs with CUDA_VISIBLE_DEVICES."
+                name,
+                "note",
+                f"It is used by {users}.",
+                "End these processes, or select other GPUs with CUDA_VISIBLE_DEVICES.",
             )
         else:
             yield Check(name, "ok", "No process uses it.")

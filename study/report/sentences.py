@@ -302,8 +302,10 @@ def cheapest(best: pd.DataFrame, model: str) -> str:
     limit = lowest["cost_high"]
     near = [row["machine"] for _, row in rows.iloc[1:].iterrows() if not row["cost_low"] > limit]
     higher = [row["machine"] for _, row in rows.iloc[1:].iterrows() if row["cost_low"] > limit]
-    text += f" The cost intervals of {joined(near)} overlap with that of the lowest cost." if near else ""
-    return text + (f" The cost intervals of {joined(higher)} are above that of the lowest cost." if higher else "")
+    text += f" The cost intervals of {joined(near)} overlap with the interval of the lowest cost." if near else ""
+    return text + (
+        f" The cost intervals of {joined(higher)} are above the interval of the lowest cost." if higher else ""
+    )
 
 
 def unpublished(others: pd.DataFrame, advices: Iterable[tuple[str, str]]) -> str:

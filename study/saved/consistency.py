@@ -258,7 +258,7 @@ def _check_trainer_set(files: _Files) -> None:
         if only_model is None:
             saved.note("missing", f"{text} This is right with `save_only_model`.", missing)
             return
-        saved.wrong("missing", f"{text} Its training_args.bin does not set `save_only_model`.", missing)
+        saved.wrong("missing", f"{text} The file training_args.bin does not set `save_only_model`.", missing)
         return
     saved.wrong(
         "missing", "Trainer saves these files with each checkpoint, but they are missing, so a resumed training starts "

@@ -124,8 +124,8 @@ class Evidence:
             f"A real step should take between {1 / self.spread:.2f} and {self.spread:g} times the predicted time. This "
             f"range is based on {self.cases} step times that {self.sources} sources published ({rows}). To test this "
             f"range, we predicted each of these times {models}. The median error of these predictions is "
-            f"{100 * self.median:.0f} %, and the largest is {100 * abs(self.worst):.0f} %. The range was "
-            f"also calculated anew for each prediction, without the times left out for it. In {self.held} of "
+            f"{100 * self.median:.0f} %, and the largest is {100 * abs(self.worst):.0f} %. For each "
+            f"prediction, the range was also calculated without the left-out times. In {self.held} of "
             f"{self.tried} cases, this range contained the published time"
         )
 

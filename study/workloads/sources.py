@@ -186,7 +186,7 @@ def _check_parquet(config: RunConfig) -> None:
     text, label = schema.field("text").type, schema.field("label").type
     if not (types.is_string(text) or types.is_large_string(text)) or not types.is_integer(label):
         raise Refusal(
-            f"{path} has the column text of type {text} and the column label of type {label}. Convert "
+            f"{path}: the column text has type {text}, and the column label has type {label}. Convert "
             "the text to strings, and the label to integers."
         )
     require_reviews(config, num_rows, str(path))

@@ -53,7 +53,9 @@ def of_flag(name: str) -> Allowed:
 
     `name` is the launcher's own name for it.
     """
-    return _closest("flags", name) or Allowed(False, "this version of the project does not know it. Remove it.")
+    return _closest("flags", name) or Allowed(
+        False, "this version of the project does not know this option. Remove the option."
+    )
 
 
 def of_variable(name: str) -> Allowed | None:
