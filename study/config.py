@@ -272,8 +272,8 @@ class RunConfig(BaseModel):
             )
         if self.init == "pretrained" and self.size in OWN_SIZES and self.workload == "gpt-wikitext":
             raise ValueError(
-                f"gpt-wikitext {self.size} is a size of this project, so it has no pretrained weights. Use --init "
-                "scratch."
+                f"only this project defines the size {self.size} of gpt-wikitext, so there are no pretrained "
+                "weights. Use --init scratch."
             )
         if self.weights is not None and self.init is not None:
             raise ValueError(

@@ -389,8 +389,8 @@ def _check_scalar(node: yaml.Node) -> None:
     if kind in ("int", "float"):
         if not (_WHOLE if kind == "int" else _FRACTION).fullmatch(node.value):
             raise ValueError(
-                f"{_line_of(node)}{quoted} is a number that YAML reads differently. Write its digits, or put it in"
-                " quotes"
+                f"{_line_of(node)}{quoted} is a number that YAML reads as a different value. Write its digits, or put "
+                "it in quotes"
             )
         _whole(node.value) if kind == "int" else _finite(node.value)
     elif kind == "timestamp":

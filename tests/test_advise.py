@@ -179,7 +179,10 @@ BATCH, GROUP, ON_ONE = ["--global-batch-size"], ["--shard-group-size"], ["--mode
         ([*ON_ONE, "--gpu", "a100"], "the GPU 'a100' can be a100-40gb, a100-80gb, "),
         ([*ON_ONE, "--gpu", "h1000-sxm"], "unknown GPU 'h1000-sxm'. Did you mean h100-sxm?"),
         ([*ON_ONE, "--gpu", ""], "unknown GPU ''. Use one of the names"),
-        (["--model", "gpt2", "--gpu", "a100-80gb", "--gpus", "12"], "12 GPUs do not fill nodes of 8"),
+        (
+            ["--model", "gpt2", "--gpu", "a100-80gb", "--gpus", "12"],
+            "12 GPUs cannot be divided equally among nodes of 8",
+        ),
         (["--model", "gpt2", "--gpu", "l4", "--gpus", "1" + 23 * "0"], "--gpus 1000"),
         ([*CASE, "--write", "/proc/x.yaml"], "--write /proc/x.yaml: "),
         ([*CASE, "--write", "x.json"], "--write x.json: accelerate would read a file of this name as JSON"),

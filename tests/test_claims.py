@@ -598,7 +598,7 @@ def test_equal_losses_of_public_runs_agree():
     ("changes", "message"),
     [
         ({"comparisons": ["zero2-zero3-robot"]}, "give one of the two"),
-        ({"comparisons": ["none such"], "between": None}, "none such is no comparison of pairs"),
+        ({"comparisons": ["none such"], "between": None}, "has no comparison of pairs named none such"),
         ({"quantity": "loss"}, "no two public runs"),
         ({"between": {**OF_LIGHTNING["between"], "source": "nobody"}}, "no public runs of 'nobody'"),
     ],

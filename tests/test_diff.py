@@ -362,7 +362,7 @@ def test_what_has_no_row_per_sequence_is_left_out_where_a_batch_is_cut_otherwise
     for rows in (1, 2):
         result = compare(a, b := cut(f"parts-{rows}", rows=rows))
         assert result.differences == []
-        (left_out,) = [note for note in result.notes if "without a row for each row" in note]
+        (left_out,) = [note for note in result.notes if "one row per row of the batch" in note]
         assert sorted(left_out.partition("compared: ")[2].split(", ")) == [
             "state:1", "the model", "the model:2", "the model:4"
         ]  # fmt: skip

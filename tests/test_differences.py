@@ -437,13 +437,13 @@ def test_every_run_is_in_a_pair_or_refused_with_a_reason(tmp_path):
     cpu, gpu = "Synthetic CPU, 8 cores", "8 x NVIDIA H200"
     assert reasons == {
         ("zero2", 5, cpu): "zero2: skipped",
-        ("ddp", 0, cpu): "a further repeat of ddp: for the margin",
-        ("ddp", 1, cpu): "no other strategy was run with the same setting as this run of ddp",
-        ("ddp", 9, cpu): "no other strategy was run with the same setting as this run of ddp",
-        ("zero2", 0, cpu): "global batch 16 against 8",
-        ("zero2", 9, cpu): "other initial weights",
-        ("zero3", 7, cpu): "no run of ddp with seed 7",
-        ("zero3", 0, gpu): f"another box: {gpu} against {cpu}",
+        ("ddp", 0, cpu): "a further repeat of ddp, which is used for the margin",
+        ("ddp", 1, cpu): "no other strategy was run with the same options as this run of ddp",
+        ("ddp", 9, cpu): "no other strategy was run with the same options as this run of ddp",
+        ("zero2", 0, cpu): "global batches of 16 and 8",
+        ("zero2", 9, cpu): "different initial weights",
+        ("zero3", 7, cpu): "there is no run of ddp with seed 7",
+        ("zero3", 0, gpu): f"different machines: {gpu} and {cpu}",
         ("zero1", 1, cpu): "zero1: out_of_memory",
         ("ddp", 3, cpu): "ddp: crashed",
     }

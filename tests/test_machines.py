@@ -82,7 +82,7 @@ def test_a_run_of_several_machines_is_not_started_on_one(monkeypatch):
 def test_ranks_are_where_they_were_asked_to_be():
     assert proof.verify_machines([0, 0, 1, 1], two_machines()) == [2, 2]
     with pytest.raises(
-        Refusal, match=r"the run requests 2 ranks on each of 2 machines, but the numbers of ranks are \[3, 1\]"
+        Refusal, match=r"the run requests 2 ranks on each of 2 machines, but the machines have \[3, 1\] ranks"
     ):
         proof.verify_machines([0, 0, 0, 1], two_machines())
 

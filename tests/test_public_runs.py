@@ -168,7 +168,7 @@ def test_a_run_whose_log_ended_early_is_not_averaged() -> None:
 
 
 def test_a_group_without_runs_or_with_an_unknown_field_is_refused() -> None:
-    with pytest.raises(Refusal, match="no run has the setting of 'b'"):
+    with pytest.raises(Refusal, match="no run has the values that 'b' requires"):
         public_comparisons.answer(COMPARISON, [make("a", entry="a")])
     unknown = COMPARISON.model_copy(update={"control": Group(name="a", where={"card": "a"})})
     with pytest.raises(Refusal, match="the field 'card'"):

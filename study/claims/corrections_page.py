@@ -17,9 +17,9 @@ PAGE = ROOT / "reports" / "corrections.md"
 
 _INTRODUCTION = (
     "# Corrections for authors",
-    "This page is for the authors of the texts about ZeRO that this project examined. For each text, it lists the most "
-    "important wrong sentences, the worst first. Below each sentence are the reason why it is wrong, what to write or "
-    "do instead, and links to the evidence.",
+    "This page is for the authors of the texts about ZeRO that this project examined. For each text, the page lists "
+    "the most important wrong sentences, the worst first. Below each sentence are the reason why it is wrong, what to "
+    "write or do instead, and links to the evidence.",
     "The names of the links say what the evidence is. *Predicted* means that our models of memory and time decide, and "
     "nothing was run. *Runs* and *executed* mean runs of small models and of the text's own code on a CPU, which say "
     "nothing about speed on GPUs.",
@@ -159,8 +159,8 @@ def _of_verdicts() -> list[str]:
         f"We wrote most expected values when we already knew the results, and made {len(corrections)} corrections "
         f"between {min(days)} and {max(days)}. A correction changes an expected value or a rule, adds or removes a "
         "claim, or decides a sentence again. For "
-        f"{sum(moved.values())} of them, the verdict before and after is known in the same words: {moved['better']} "
-        f"became better for the source, {moved['worse']} worse, and {moved['same']} did not change. The file "
+        f"{sum(moved.values())} corrections, the verdicts before and after can be compared: {moved['better']} became "
+        f"better for the examined text, {moved['worse']} became worse, and {moved['same']} did not change. The file "
         "[corrections.yaml](../study/claims/corrections.yaml) has the reason for each correction, and `zero-study "
         "claims CLAIM` prints those of one claim.",
     ]

@@ -120,7 +120,7 @@ def read(path: Path) -> dict[str, Any]:
             "`python tools/measure/published protocol`."
         )
     if unknown := {name.partition("/")[0] for name in content["runs"]} - PROGRAMS.keys():
-        raise Refusal(f"{path}: runs: there is no program {min(unknown)}. Remove it.")
+        raise Refusal(f"{path}: runs: the program {min(unknown)!r} is unknown. Remove its runs.")
     return content
 
 

@@ -215,7 +215,10 @@ class Sentence(StrictModel):
     @model_validator(mode="after")
     def _fits(self) -> Sentence:
         if self.holds != "part" and (self.holds == "no") != (self.remedy is not None):
-            raise ValueError(f"remedy: a sentence has one where it does not hold, and here holds is {self.holds}")
+            raise ValueError(
+                f"remedy: required with `holds: no`, optional with `holds: part`, and otherwise not allowed. "
+                f"This sentence has `holds: {self.holds}`"
+            )
         if self.rank is not None and self.remedy is None:
             raise ValueError("rank: is of sentences that do not hold; take it out")
         return self

@@ -193,8 +193,8 @@ def basis_of_verdicts(sentences: Sequence[JudgedSentence]) -> str:
         f"{_BASES_IN_WORDS.get(name, name)} ({by_basis[name]})" for name in BASES.values() if by_basis[name]
     )
     num_slips = len(sentences) - len(counted)
-    sentence = "1 more sentence has" if num_slips == 1 else f"{num_slips} more sentences have"
-    slips = f" {sentence} a small mistake that misleads nobody, and are not counted." if num_slips else ""
-    slips = slips.replace("and are", "and is") if num_slips == 1 else slips
+    sentence = "1 more sentence is" if num_slips == 1 else f"{num_slips} more sentences are"
+    reason = "a small mistake that misleads" if num_slips == 1 else "small mistakes that mislead"
+    slips = f" {sentence} not counted, because of {reason} nobody." if num_slips else ""
     decided = f"{sum(by_basis.values())} of {len(counted)} sentences have a definite verdict."
     return f"{decided} These verdicts rest on: {behind or 'nothing'}.{slips}"

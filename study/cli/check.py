@@ -637,8 +637,8 @@ def _claims(name: str | None, search: str | None, as_json: bool, check: bool, wr
 
     if sum([check, write, search is not None]) > 1 or ((check or write or search is not None) and name):
         raise Refusal(
-            "--check, --write and --search cannot be combined, and they concern all claims. Give only one of them, "
-            "without a name."
+            "--check, --write and --search cannot be combined with each other, or with the name of a claim. Give "
+            "only one of these options."
         )
     if check or write:
         require_clone("the records by which claims are decided")
@@ -660,7 +660,7 @@ def _decide_claims(write: bool, as_json: bool) -> Verdict | Answer:
         name, reason = next(iter(missing.items()))
         raise Refusal(
             f"{len(missing)} claims could not be decided, {name} among them ({reason}). Nothing was written, because "
-            "their verdicts would be lost. Restore the records."
+            "the verdicts on these claims would be lost. Restore the records."
         )
     if write:
         verdicts.write(now)

@@ -29,12 +29,12 @@ ROUNDINGS = {
     "last elements": "PyTorch's fused AdamW for CPUs processes elements in vector registers. The last elements of a "
     "tensor, which do not fill a register, go through a different code path, which rounds differently. "
     "ZeRO's partitions and FSDP2's shards do not end at the same elements as DDP's whole parameters, so "
-    "different elements go through this path.",
+    "a different set of elements is rounded in this way.",
     "CPU Adam": "With offload, DeepSpeed uses its own Adam kernel.",
     "linear": "ZeRO-3 replaces PyTorch's linear layer with one that adds the bias in a separate operation.",
     "grouping": "ZeRO-3 puts autograd nodes around modules. Some tensors are used several times, such as the input of "
-    "BERT's attention. With these nodes, the contributions to the gradient of such a tensor are added in another "
-    "order.",
+    "BERT's attention. Because of the nodes, autograd adds the contributions to the gradient of such a tensor "
+    "in another order.",
     "norm": "With clipping, each engine adds the squares for the global gradient norm in another order.",
     "order of ranks": "With more than two processes, the order in which gloo adds the values of an element depends "
     "on the element's position in the buffer. Each strategy arranges its buffers differently.",
@@ -166,7 +166,7 @@ def roundings(r: Record) -> dict[str, str]:
 
 
 EXPLANATION = (
-    "Each cell compares a run with the DDP run of the same setting by the digests of the weights and of both "
+    "Each cell compares a run with the DDP run that has the same options, by the digests of the weights and of both "
     "Adam moments, at every step for which both runs have digests. *Same bits* means that all digests are equal. "
     "Otherwise, the cell lists the causes of the difference, the first step with other bits, and the relative "
     "difference of the final held-out losses, which is 0 if only the weights differ. "

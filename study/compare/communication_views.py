@@ -43,11 +43,11 @@ Ranks exchange gradients and parameters in every step. The tables show the bytes
 warm-up, divided by the bytes of all parameters: as measured (sent), as our formulas predict them message by message
 (theory), and according to the ZeRO paper (paper)."""
 COLUMNS = """\
-- "sent" counts an all-reduce twice (arXiv:1910.02054, sec. 7.1). It leaves out the factor (N - 1) / N of a ring of
-  N ranks, so two ranks really send half of this value.
+- "sent" counts an all-reduce twice (arXiv:1910.02054, sec. 7.1). The column leaves out the factor (N - 1) / N of a
+  ring of N ranks, so two ranks really send half of this value.
 - "paper" extends section 7 of the ZeRO paper to gradient accumulation.
 - "error" is the number of bytes that theory predicts wrongly, divided by all bytes.
-- "by gloo" is what gloo, the backend for CPUs, sends. It runs an all-reduce for each reduce-scatter.
+- "by gloo" is what gloo, the backend for CPUs, sends. Instead of a reduce-scatter, gloo runs an all-reduce.
 - "collectives" counts the messages of each kind. If theory predicts another number, it follows in parentheses.
 - Measurement and theory leave out DeepSpeed's all-reduce of 4 bytes for the gradient norm at stage 0.
 - For adapters (LoRA), theory leaves out messages of a few bytes, so its number of messages can be too low."""
@@ -159,14 +159,14 @@ divided by the bytes of all parameters.
 
 - counted: the bytes that one rank requested. An all-reduce counts twice (arXiv:1910.02054, sec. 7.1).
 - by gloo: the bytes that gloo's algorithms send to other machines for these requests.
-- on the wire: the counter of the network interface. It counts one header per segment that the kernel passes on
-  whole.
-- by theory: the predicted collectives, sent by gloo.
-- NCCL's rings: the same collectives, sent by the rings of NCCL. This is predicted: no GPU has run it, and NCCL may
-  use trees.
+- on the wire: the counter of the network interface. This counter counts one header per segment that the
+  kernel passes on whole.
+- by theory: the bytes that gloo sends for the predicted collectives.
+- NCCL's rings: the bytes that NCCL's rings would send for the predicted collectives. No GPU has run this, and NCCL
+  may use trees.
 - loss, from one machine: the largest relative difference of a step's loss from the same run on one machine.
 - seconds: the median step of the slowest rank, over all repeats. In parentheses: the error of the prediction.
-- rate: as `tc` shows it, or as the laboratory was configured.
+- rate: the network rate that `tc` shows, or for which the laboratory was configured.
 
 reports/cpu/README.md explains why stages 1 and 2 take longer than predicted."""
 
@@ -378,5 +378,5 @@ def _paying(block: list[NetworkCell]) -> list[str]:
     if not rest:
         return []
     if not paying:
-        return [f"No strategy has a step of at most {PAYS:g} times `{CONTROL}`'s.", ""]
-    return [f"These strategies have a step of at most {PAYS:g} times `{CONTROL}`'s: {'; '.join(paying)}.", ""]
+        return [f"Under every other strategy, a step takes more than {PAYS:g} times as long as under `{CONTROL}`.", ""]
+    return [f"A step takes at most {PAYS:g} times as long as under `{CONTROL}` with: {'; '.join(paying)}.", ""]

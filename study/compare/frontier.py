@@ -24,7 +24,7 @@ HEAD = ["strategy", "largest that trained", "smallest that did not", "predicted"
 TIMED = ["strategy", "s/step, of {}'s batch", "times {}'s", "larger batch", "sequences/s", "times {}'s rate"]
 EXPLANATION = """\
 Each run trains one model with a limit on the memory of each process. The tables show the largest model (or batch)
-that trained and the smallest that did not. All sizes between them were tried.
+that trained and the smallest that did not. All sizes between these two were tried.
 
 - predicted: whether the predicted memory, which is theory's peak of tensors plus the rest of a process, fits the
   limit. The prediction uses today's theory. The predictions from before the first run are in the study's protocol.

@@ -189,7 +189,7 @@ GiB, for the rank with the highest peak, in a step after the warm-up.
 - The columns from "parameters" to "communication buffers" have the memory that the rank keeps between two steps.
   "more" is the rest of the peak."""
 CROSSINGS = """\
-The smallest size from which on a strategy's peak is below that of {}, among the sizes that were run. "measured" is from
+For each strategy: the smallest tested model from which on its peak stays below that of {}. "measured" is from
 the measured peaks, and "by theory" from the predicted ones."""
 
 
@@ -333,8 +333,8 @@ def _peaks_summary(cells: list[StepPeak]) -> str:
     within, nearly = (sum(abs(c.error) <= limit for c in cells) for limit in (TARGET_ERROR, MAX_ERROR))
     return (
         f"{len(cells)} runs: {within} within {TARGET_ERROR:.0%}, {len(cells) - nearly} beyond {MAX_ERROR:.0%}; the "
-        f"worst is {worst.record.run_id}, {worst.error:+.1%}. The largest error that counting too much cannot explain "
-        f"is {max((c.error_beyond for c in cells), key=abs):+.1%}."
+        f"worst is {worst.record.run_id}, {worst.error:+.1%}. Without the memory that was counted too long, the "
+        f"largest error is {max((c.error_beyond for c in cells), key=abs):+.1%}."
     )
 
 
@@ -379,8 +379,8 @@ Theory predicts model states, traffic and the peak of a step before a run starts
 with every finished run that measured the quantity, for all models that theory knows. Errors are relative to the
 measurement. The median is the median of the absolute errors. The worst error is shown with its run."""
 PEAKS_NOTE = """\
-PyTorch's profiler counts the peak on a CPU. It does not notice when a thread of gloo releases a tensor, and counts
-the tensor until the end of the step. Newer runs wait for these threads and record this excess. For older runs of
+PyTorch's profiler counts the peak on a CPU. If a thread of gloo releases a tensor, the profiler does not notice it, and
+counts the tensor until the end of the step. Newer runs wait for these threads and record this excess. For older runs of
 several processes, the excess is at most the size of all tensors in the step's collectives. "excess, at most" is the
 largest excess as a share of a measured peak. "worst without excess" is the worst error that the excess cannot explain.
 If theory is above the measurement, the whole difference counts as an error."""

@@ -225,7 +225,7 @@ def _reason(run: Mapping[str, Any], controls: Sequence[Mapping[str, Any]], contr
     if run["status"] != "ok":
         return f"{run['strategy']}: {run['status']}"
     if run["strategy"] == control:
-        return f"no other strategy was run with the same setting as this run of {control}"
+        return f"no other strategy was run with the same options as this run of {control}"
     if not controls:
         return f"there is no finished run of {control}"
     nearest = max(controls, key=lambda partner: sum(run[name] == partner[name] for name in CELL))

@@ -175,7 +175,7 @@ def _select(runs: Sequence[PublicRun], group: Group) -> list[PublicRun]:
         raise Refusal(f"{FILE.name}: {group.name}: the field {min(unknown)!r} of a setting is unknown")
     selected = [run for run in runs if all(_is(run, name, value) for name, value in group.where.items())]
     if not selected:
-        raise Refusal(f"{FILE.name}: no run has the setting of {group.name!r}")
+        raise Refusal(f"{FILE.name}: no run has the values that {group.name!r} requires")
     return selected
 
 

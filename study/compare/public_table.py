@@ -13,14 +13,15 @@ from study.terminal import bytes_text, escape_markdown, markdown, percent, signi
 HEAD = ["runs", "n", "GPUs", "strategy", "logged", "last loss", "at", "loss", "difference", "s/step", "peak, tensors"]
 
 EXPLANATION = """\
-These runs were imported from logs, so this project did not measure them. Repeats of one entry of a source, which differ
-in the seed only, share one row with the medians. A run whose log ended early has no row, and is listed below the table.
+These runs were imported from logs, so this project did not measure them. Runs of one entry that
+differ only in the seed share one row, which shows their medians. A run whose log ended early has no row, and is listed
+below the table.
 
 - logged: the number of training steps in the log, which may be fewer than were made.
 - last loss: the mean of the last tenth of the logged training losses (at most ten losses).
 - at, loss, difference: the training loss at the last step (or sample) that this row and the reference both logged, and
   its relative difference from that of the reference. The reference is the first row, unless a line below the table
-  names another one. Two trainings are comparable only if their settings are. The settings that differ are listed below
+  names another one. Two trainings are comparable only if their options are. The options that differ are listed below
   each table."""
 LEAST_LOGGED = 2  # losses of a reference
 LEAST_SHARE = 0.1  # of the losses that the other rows logged

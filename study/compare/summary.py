@@ -221,7 +221,7 @@ def _block(rows: list[_Row], several_machines: bool, each: bool) -> list[str]:
         times = "The time of 1 run does" if count == 1 else f"The times of {count} runs do"
         lines += _wrapped(f"{times} not count, because {reason}.")
     if any(row.seconds and not row.comparable_seconds for row in rows):
-        lines += _wrapped("Times in parentheses do not count and are not compared.")
+        lines += _wrapped("Times in parentheses are not compared with other times.")
     return [*lines, *([""] if reasons else [])]
 
 
@@ -266,7 +266,7 @@ def _other_control(rows: Sequence[_Row]) -> list[str]:
         return []
     if any(row.first.strategy == "ddp" for row in rows):
         lack = (
-            "The DDP runs cannot be the control, because parts of them ran with different code or on other processors."
+            "The DDP runs cannot be the control, because some of them ran with different code or on other processors."
         )
     else:
         lack = "There is no DDP run to compare with."

@@ -177,7 +177,9 @@ def _judge_arm(
 ) -> Arm:
     starts = [start for start in furthest if start in differences]
     if len(starts) < 2:
-        raise Refusal(f"{name}: variations were run with {len(starts)} of its seeds. The tests need at least two.")
+        raise Refusal(
+            f"{name}: the variations were run with {len(starts)} of its seeds, but the tests need at least two."
+        )
     beside = np.array([[each[start] for each in null.values()] for start in starts])
     own = np.array([differences[start] for start in starts])
     distance, p = permutation_test(own, beside)

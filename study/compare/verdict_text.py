@@ -137,7 +137,7 @@ def _page(decided: Decided, folders: Sequence[Path]) -> str:
     if still := decided.verdict.still:
         later = _without(decided, still)
         text = (
-            f"These seeds were left out after the result was known. The protocol does not allow that. {answer(later)}"
+            f"These seeds were left out after the result was known, which the protocol does not allow. {answer(later)}"
         )
         starts = ", ".join(map(str, still))
         lines += [
@@ -233,7 +233,7 @@ def _null(decided: Decided) -> list[str]:
         "",
         "## Which differences the study would have detected",
         "",
-        "The table was simulated from the differences above. It gives the probability that the study detects a "
+        "The table was simulated from the differences above. The table gives the probability that the study detects a "
         "strategy whose loss differs from the control's by the given amount, in the given share of seeds.",
         "",
         *terminal.markdown(["share of seeds", *(f"difference of {percent(by)}" for by in PARTINGS)], power),
@@ -255,7 +255,7 @@ def basis(decided: Decided) -> list[str]:
         f"{len(runs.taken)} of {runs.num_planned} planned runs, started between {first} and {last}.",
         f"Commits of the code, with the number of runs: {commits}.",
         f"The protocol is `study/studies/{name}.yaml`, fixed on {protocol.fixed_on} by {history['committed']}. "
-        "Each of these runs was started with this text of the protocol: its outcome has the digest of the file.",
+        "None of these runs used another version of the protocol: each outcome has the digest of the file.",
         f"Pilot runs, which do not count: {protocol.pilot}",
         *(f"Left out by the protocol: {rule}" for rule in protocol.exclusions),
         *(f"Left out: {run_id}, {reason}" for run_id, reason in sorted(runs.left_out.items())),

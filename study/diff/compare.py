@@ -125,7 +125,7 @@ def _notes_of_cut(by_call: bool, without_rows: Iterable[tuple[int, str]]) -> Ite
     if not by_call:
         yield "the batch is divided differently into forward passes, so means over all rows are compared"
     if names := list(dict.fromkeys(name for _, name in without_rows)):
-        yield f"outputs without a row for each row of the batch are not compared: {some_names(names)}"
+        yield f"outputs that do not have one row per row of the batch are not compared: {some_names(names)}"
 
 
 def _notes_of_padding(padded: set[int], with_padding: Iterable[tuple[int, str]]) -> Iterator[str]:

@@ -33,7 +33,7 @@ def check(recording: Recording, draw: Recording) -> None:
     if reason is not None:
         raise Refusal(
             f"{draw.folder}: this run with noise does not repeat the training in {recording.folder}: "
-            f"{reason}. Its differences cannot be the bound, because they would hide real differences. Remove this "
+            f"{reason}. A bound that is measured with this run would hide real differences. Remove this "
             "folder, and record the same training with --noise again."
         )
 

@@ -38,7 +38,7 @@ PORT = 29500  # the default of accelerate and torchrun
 WITHOUT_NVCC = (
     "DeepSpeed therefore cannot compile its extensions for GPUs. A DeepSpeed file with an optimizer section needs "
     "FusedAdam, unless it sets torch_adam. Outside this project, offload to a disk needs async_io. Runs of this "
-    "project need neither."
+    "project need neither FusedAdam nor async_io."
 )
 KNOWN_FAULTS = "known of"  # the first words in the names of checks for known faults
 
@@ -152,7 +152,12 @@ def _known_faults() -> Iterator[Check]:
     installed = {name: importlib.metadata.version(name) for name in filter(_has, changes.index().packages)}
     for package, version in installed.items():
         if reason := changes.why_unknown(package, version):
-            yield Check(f"{KNOWN_FAULTS} {package}", "unknown", f"{reason}.", "Check it with `zero-study conformance`.")
+            yield Check(
+                f"{KNOWN_FAULTS} {package}",
+                "unknown",
+                f"{reason}.",
+                "Check this release with `zero-study conformance`.",
+            )
         for fault in changes.known_faults():
             if fault.package == package and fault.kind != "change" and fault.is_among(installed):
                 yield Check(
@@ -167,12 +172,13 @@ def _extensions() -> Iterator[Check]:
     """
     for name, extension in extensions.OF_STRATEGIES.items():
         if extensions.is_built(name):
-            yield Check(f"DeepSpeed's {name}", "ok", "It is built for this Python.")
+            yield Check(f"DeepSpeed's {name}", "ok", "The extension is built for this Python.")
         elif obstacle := extensions.obstacle(name):
             yield Check(f"DeepSpeed's {name}", "bites", *obstacle)
         else:
             message = (
-                f"It is built when the first run of {extension.strategies} needs it, which takes {extension.duration}."
+                f"The extension is built when the first run of {extension.strategies} needs it, which takes "
+                f"{extension.duration}."
             )
             yield Check(f"DeepSpeed's {name}", "note", message)
     for removed in torch_locks.remove_stale():
@@ -257,7 +263,10 @@ def _gpus() -> Iterator[Check]:
                 f"process {pid} ({f'{size / 1e9:.1f} GB' if size else 'unknown memory'})" for pid, size in running
             )
             yield Check(
-                name, "note", f"It is used by {users}.", "End them, or select other GPUs with CUDA_VISIBLE_DEVICES."
+                name,
+                "note",
+                f"It is used by {users}.",
+                "End these processes, or select other GPUs with CUDA_VISIBLE_DEVICES.",
             )
         else:
             yield Check(name, "ok", "No process uses it.")

@@ -240,8 +240,8 @@ def write_mended(examined: Examined, out: Path) -> list[KeyChange]:
         raise Refusal(f"--fix {out}: this file exists, and is not overwritten. Name a new file.")
     if out.suffix != examined.path.suffix:
         raise Refusal(
-            f"--fix {out}: the corrected file has the format of {examined.path}. Give it the ending "
-            f"{examined.path.suffix}."
+            f"--fix {out}: the corrected file is written in the format of {examined.path}. Use a name that "
+            f"ends in {examined.path.suffix}."
         )
     content = mended(examined)
     text = json.dumps(content, indent=2) if is_json(examined.path) else yaml.safe_dump(content, sort_keys=False)

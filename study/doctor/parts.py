@@ -259,8 +259,8 @@ def _overridden(file: str, content: Mapping[str, Any]) -> list[Finding]:
         Finding(
             file=file, key=f"{above}{key}", value=value, effect="overridden", matters=True,
             remedy="Write the key once.",
-            message="The key is written twice, and accelerate uses the last value. If a program passes such a file to "
-            "deepspeed.initialize, DeepSpeed refuses it.", engine_has=section[key],
+            message="The key is written twice, and accelerate uses the last value. deepspeed.initialize "
+            "refuses a file that has a key twice.", engine_has=section[key],
         )
         for above, section in sections if isinstance(section, Section)
         for key, value in section.overridden
@@ -277,7 +277,7 @@ def _missing(path: Path, json_path: str) -> Finding:
     return Finding(
         file=str(path), key=DEEPSPEED_FILE, value=json_path, effect="crashes", matters=True,
         error="Expected a string path to an existing deepspeed config",
-        message=f"The launcher looks for this file in the current folder, {Path.cwd()}, and it is not there.",
+        message=f"The launcher does not find this file in the current folder, {Path.cwd()}.",
         remedy="Start the training in the folder that the path is relative to, or write an absolute path.",
     )  # fmt: skip
 

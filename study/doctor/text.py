@@ -168,13 +168,13 @@ def changes_text(examined: Examined, out: Path, changes: Sequence[KeyChange]) ->
             line = f"{change.key}: {new} ({was})"
         lines.append(_wrapped(line, "  ", "      "))
     if changes and _has_comments(examined.path):
-        lines.append(_wrapped(f"The comments of {examined.path} are not in {out}."))
+        lines.append(_wrapped(f"The comments of {examined.path} were not copied to {out}."))
     own = str(examined.path)
     remaining = [f for f in examine_content(examined.path, mended(examined), examined.kind).findings if f.matters]
     if undecided := [f.key for f in remaining if f.file == own]:
         lines.append(_wrapped(f"You must decide what to write for: {', '.join(undecided)}."))
     if other_files := sorted({f.file for f in remaining if f.file != own}):
-        lines.append(_wrapped(f"--fix did not change {', '.join(other_files)}. Check and fix it by itself."))
+        lines.append(_wrapped(f"--fix did not change {', '.join(other_files)}. Check and fix each file separately."))
     return "\n".join(lines)
 
 

@@ -90,7 +90,9 @@ def command(
     else:
         micro_batch_size, micro_steps = batch["micro_batch_size"], batch["gradient_accumulation_steps"]
         job = StepConfig(micro_batch_size, trainable.sequence_length, micro_steps, activation_checkpointing)
-        progress.at_once(f"Running three training steps as {terminal.count(len(selected), 'rank')} of {world_size:,}")
+        progress.at_once(
+            f"Running three training steps on {terminal.count(len(selected), 'simulated rank')} of {world_size:,}"
+        )
         answers = _train(trainable, job, place)
         title, notes = f"{trainable.name}, {trainable.batch_in_words(micro_batch_size)}", trainable.notes
     examined = _Examined(answers, place, trainable is not None)
@@ -234,8 +236,8 @@ class _Examined:
             return f"Nothing to compare: {reason}."
         if verdict.result == "unknown":
             return (
-                f"Nothing was compared: {chosen.in_words(self.ranks)} of {self._place.size:,} have no "
-                "common collectives."
+                f"Nothing was compared: {chosen.in_words(self.ranks)} of {self._place.size:,} take part in no "
+                "common collective."
             )
         return text.no_hang(self.ranks, self._place.size)
 
@@ -256,7 +258,7 @@ def _has_memory(variables: Mapping[str, str], model: Trainable, num_ranks: int) 
     if offload == {"none"}:
         return False
     raise Refusal(
-        f"{model.name} needs {needed / 2**30:.0f} GiB of this machinef's memory, because offload "
-        f"computes with real numbers, but at most {free / 2**30:.0f} GiB may be used. Name a smaller "
+        f"{model.name} needs {needed / 2**30:.0f} GiB of this machine's memory, because offload "
+        f"computes with real numbers. At most {free / 2**30:.0f} GiB may be used. Name a smaller "
         "model, or a file without offload."
     )

@@ -64,8 +64,8 @@ def no_hang(ranks: Sequence[int], world_size: int) -> str:
     """Return a sentence which says that these ranks make the same calls, so that none waits forever."""
     if len(ranks) == world_size:
         return (
-            f"No hang: the {len(ranks)} ranks make the same calls in the same order. Compared were the "
-            "kind, size, type, source and operation of each call."
+            f"No hang: the {len(ranks)} ranks make the same calls in the same order. The comparison "
+            "covers the kind, size, type, source and operation of each call."
         )
     return f"No hang among {chosen.in_words(ranks)} of {world_size:,}: they make the same calls in the same order."
 

@@ -41,7 +41,7 @@ class Removed(NamedTuple):
     def __str__(self) -> str:
         return (
             f"Removed {self.lock}: a build of {self.lock.parent.name} was interrupted {self.age / 60:.0f} min ago and "
-            "left this lock. Every script that needs the extension would have waited for it."
+            "left this lock. Every script that needs the extension would have waited for this lock."
         )
 
 

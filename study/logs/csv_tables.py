@@ -138,7 +138,7 @@ def read_tensorboard(path: Path) -> list[Draft]:
     match = _TAG.search(path.name)
     if match is None:
         raise Refusal(
-            "it is a scalar that TensorBoard exported, and it was renamed. Give it a name that "
+            "it is a scalar that TensorBoard exported, but its name was changed. Give it a name that "
             "ends with -tag-NAME.csv, where NAME is the metric"
         )
     return read(path, names=["Wall time", "Step", match[1]])

@@ -82,7 +82,9 @@ def read(path: Path) -> tuple[Format, list[Draft]]:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise Refusal(f"{path}: cannot be read as the log of a training ({' '.join(reason.split())}).") from None
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-        raise Refusal(f"{path}: a program is still writing to this file. Import it again when the training has ended.")
+        raise Refusal(
+            f"{path}: a program is still writing to this file. Import the file again when the training has ended."
+        )
     if not drafts:
         raise Refusal(f"{path}: the file has the format {form.name}, but contains no step of a training.")
     return form, drafts

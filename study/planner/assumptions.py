@@ -102,7 +102,10 @@ def _images(request: Request, shape: ModelShape | None) -> str:
     if request.freeze_vision_tower:
         return "none, because all sequences are text. The vision tower is frozen"
     more = "" if shape.with_image is None else " Add --images for images in each sequence."
-    return f"none, because all sequences are text. The part of {shape.name} that reads other inputs does not run.{more}"
+    return (
+        f"none, because all sequences are text. The part of {shape.name} that reads inputs other than text does not "
+        f"run.{more}"
+    )
 
 
 def _frozen(request: Request) -> str:

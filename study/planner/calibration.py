@@ -114,8 +114,8 @@ def sentences(calibration: Calibration) -> list[str]:
         lines.append("The prediction says that this training does not fit, but your run shows that it does.")
     if factor > 1 + CLOSE:
         lines.append(
-            f"The usual reasons for a longer step are {FEW_REASONS}. The times below multiply each prediction by "
-            f"{factor:.2f}, which is right only if the reason slows down the other strategies in the same way."
+            f"The usual reasons for a longer step are {FEW_REASONS}. Each time below is the predicted time "
+            f"multiplied by {factor:.2f}. This is right only if the reason slows down the other strategies equally."
         )
     elif factor < 1 - CLOSE and not calibration.is_inside:
         lines.append(

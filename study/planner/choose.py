@@ -538,7 +538,7 @@ def fewest_gpus(model: str, request: Request) -> FewestGpus:
     counts = [count for count in GPU_COUNTS if request.could_run(count)]
     if not counts:
         raise Refusal(
-            f"--strategy {request.strategy}: this strategy runs on no power of two up to "
+            f"--strategy {request.strategy}: with these options, this strategy cannot run on 1, 2, 4 ... or "
             f"{GPU_COUNTS[-1]} GPUs. Add --gpus."
         )
     fewest: dict[str, tuple[int, float] | None] = {}

@@ -230,7 +230,7 @@ def text_of_comparison(comparison: Comparison, everything: bool = False) -> str:
     ]
     if comparison.without_price:
         notes.append(
-            f"No price is known for {', '.join(comparison.without_price)}. To include them, name them with --gpu."
+            f"No price is known for {', '.join(comparison.without_price)}. To include these GPUs, name them with --gpu."
         )
     if len(kept) > len(shown):
         notes.append(f"--all shows {len(kept) - len(shown)} more machines.")

@@ -368,8 +368,8 @@ class Request(BaseModel):
             return self
         if 1 not in (self.context_parallel or 1, self.sequence_parallel or 1):
             raise Refusal(
-                "--context-parallel and --sequence-parallel are for different engines. Use the first one for FSDP2, or "
-                "the second one for ZeRO."
+                "--context-parallel and --sequence-parallel are for different engines. Use --context-parallel for "
+                "FSDP2, or --sequence-parallel for ZeRO."
             )
         flag, engine = self.sharing_flag, "DeepSpeed's Ulysses" if self.uses_ulysses else "torch's ring"
         if self.attention != "sdpa":

@@ -498,8 +498,8 @@ def _unlike_states(reports: Sequence[UpdateReport]) -> list[str]:
     first = next(iter(unlike))
     return [
         f"ranks keep different kinds of optimizer states for {terminal.count(len(unlike), 'parameter')}, "
-        f"for example {first}: {' or '.join(f'({each})' for each in unlike[first])}. The kind depends on the size "
-        "of a rank's shard."
+        f"for example {first}: {' or '.join(f'({each})' for each in unlike[first])}. This kind depends on the "
+        "size of a rank's shard."
     ]
 
 

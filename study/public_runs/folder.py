@@ -42,7 +42,7 @@ def read(path: Path) -> PublicRun:
     with refusing(str(path)):
         run = PublicRun.model_validate(content)
         if path.name != run.name + SUFFIX:
-            raise ValueError(f"the run in it has the name {run.name!r}. Rename the file")
+            raise ValueError(f"the run in this file has the name {run.name!r}. Rename the file")
     return run
 
 

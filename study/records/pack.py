@@ -219,7 +219,7 @@ def pack(folders: Sequence[Path], file: Path, replace: bool = False) -> Verdict:
     come from several machines, or if the file exists and `replace` is False.
     """
     if file.exists() and not replace:
-        raise Refusal(f"{file}: the file already exists. Use another name, or delete it.")
+        raise Refusal(f"{file}: the file already exists. Use another name, or delete the file.")
     runs = find(folders)
     origin = _origin(runs, folders)
     results = _results(folders)
@@ -382,7 +382,7 @@ def _read(file: Path) -> tuple[Manifest, dict[str, bytes]]:
     # A damaged file can raise any of these errors, for instance for a wrong checksum, a broken stream, or flags that
     # mean encryption or another compression method.
     except (OSError, EOFError, RuntimeError, ValueError, struct.error, zipfile.BadZipFile, zlib.error) as error:
-        raise Refusal(f"{file}: cannot be read as a pack ({error}). Copy it from its machine again.") from None
+        raise Refusal(f"{file}: cannot be read as a pack ({error}). Copy the file from its machine again.") from None
     manifest = _manifest(file, members.pop(MANIFEST, b""))
     for name in sorted(set(members) ^ set(manifest.sha256)):
         state = "missing" if name in manifest.sha256 else "not in its manifest"

@@ -21,7 +21,7 @@ def steps_of(file: RecordFile) -> list[dict[str, float]]:
     if (len(steps), last) != (record.steps_done, record.final_loss):
         raise Refusal(
             f"{file.steps_where} has {len(steps)} steps and the last loss {last}, but {file.where} has "
-            f"{record.steps_done} steps and the last loss {record.final_loss}. Restore the files, or run it again."
+            f"{record.steps_done} steps and the last loss {record.final_loss}. Restore the files, or repeat the run."
         )
     if record.status == "ok" and any(line["loss"] is None for line in steps):
         raise Refusal(

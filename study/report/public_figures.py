@@ -309,7 +309,7 @@ def other_differences(result: Result) -> list[str]:
     for reason, names in names_of.items():
         each = "each " if len(names) > 1 else ""
         lines.append(f"{count(len(names), 'run is', 'runs are')} left out, {each}because {reason}: {joined(names)}.")
-    lines += [f"The logs of the two groups do not both have this quantity: {what}." for what in result.not_compared]
+    lines += [f"At least one of the two groups does not log this quantity: {what}." for what in result.not_compared]
     return lines
 
 

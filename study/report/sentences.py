@@ -37,7 +37,7 @@ def comparison(rows: pd.DataFrame, control: str) -> str:
     ratios = tables.relative(rows, control)
     others = ratios.drop(control)
     if others.empty:
-        return f"Only {control} was run in this setting."
+        return f"Only {control} was run with these options."
     lines = []
     if "peak memory" in others and others["peak memory"].notna().any():
         times = least_and_most(others["peak memory"])
@@ -302,8 +302,10 @@ def cheapest(best: pd.DataFrame, model: str) -> str:
     limit = lowest["cost_high"]
     near = [row["machine"] for _, row in rows.iloc[1:].iterrows() if not row["cost_low"] > limit]
     higher = [row["machine"] for _, row in rows.iloc[1:].iterrows() if row["cost_low"] > limit]
-    text += f" The cost intervals of {joined(near)} overlap with this one." if near else ""
-    return text + (f" The cost intervals of {joined(higher)} are above this one." if higher else "")
+    text += f" The cost intervals of {joined(near)} overlap with the interval of the lowest cost." if near else ""
+    return text + (
+        f" The cost intervals of {joined(higher)} are above the interval of the lowest cost." if higher else ""
+    )
 
 
 def unpublished(others: pd.DataFrame, advices: Iterable[tuple[str, str]]) -> str:

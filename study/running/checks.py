@@ -283,7 +283,9 @@ def _check_swap_dir(run: Run) -> None:
     if not run.strategy.offloads_to_nvme:
         raise Refusal(f"--swap-dir {swap_dir}: {run.strategy.name} does not offload to NVMe. Remove the option.")
     if not swap_dir.is_dir():
-        raise Refusal(f"--swap-dir {swap_dir}: the folder does not exist. Create it on the disk that you want to use.")
+        raise Refusal(
+            f"--swap-dir {swap_dir}: the folder does not exist. Create this folder on the disk that you want to use."
+        )
     if reason := why_not_writable(swap_dir):
         raise Refusal(f"--swap-dir {swap_dir}: the folder cannot be written ({reason}). Use another folder.")
 

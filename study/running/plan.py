@@ -428,8 +428,8 @@ def summary(plan: Plan) -> str:
     text += "."
     if any(planned.run.rung for planned in plan.runs):
         text += (
-            "\nMost runs will be skipped, because bisection finds the largest run that trains "
-            "without all smaller and larger ones."
+            "\nMost runs will be skipped, because bisection needs only a few of them to find "
+            "the largest run that trains."
         )
     if not plan.checked:
         text += "\nNot checked, because torch is not installed: DeepSpeed's extensions, data, packages."

@@ -215,7 +215,7 @@ def _start(
     outcome = _launch(study_plan, index, position, head, limit, server)
     if outcome is None:
         print(
-            f"{head}: the run was ended, because the time of --minutes is over. The next call starts it again.",
+            f"{head}: the run was ended, because the time of --minutes is over. The next call starts this run again.",
             flush=True,
         )
         return None

@@ -115,7 +115,7 @@ def report(result: Comparison) -> None:
             Finding(
                 "different",
                 f"{len(result.different)} of {result.num_compared} tensors differ from those in {result.other}. "
-                f"The largest difference of an element is {largest:.3g}.",
+                f"The largest difference between two elements is {largest:.3g}.",
                 sorted(result.different),
             )
         )

@@ -123,8 +123,8 @@ def _report_parts(saved: Saved, parts: dict[str, set[Part]]) -> None:
     if count > 2 and 2 * count > len(parts):
         saved.wrong(
             "zero",
-            f"Part {part.rank + 1} of {part.world} of these matrices is zero, as if the part of one of {part.world} "
-            "ranks had not been saved.",
+            f"Shard {part.rank + 1} of {part.world} of these matrices is zero, as if one of {part.world} "
+            "ranks had not saved its shard.",
             [name for name, own in parts.items() if part in own],
         )
 
@@ -253,8 +253,8 @@ def _report_wrapped(saved: Saved, wrapped: dict[str, tuple[str, str]]) -> None:
     count = "All names" if len(wrapped) == len(saved.tensors) else "These names"
     saved.wrong(
         "unexpected",
-        f"{count} contain {text}, which {wrapper} adds. transformers does not know them: it ignores these tensors and "
-        f"initializes those of the model at random. Unwrap the model before you save it, or remove "
+        f"{count} contain {text}, which {wrapper} adds. transformers does not know these names, ignores the tensors "
+        f"and initializes those of the model at random. Unwrap the model before you save it, or remove "
         f"{text} from the names.",
         wrapped,
     )

@@ -115,7 +115,7 @@ def _check_equal_counts(saved: Saved, facts: OptimizerFacts, is_dense: bool) -> 
     listed = names_text(f"{step:g}" for step in set(odd.values()))
     text = f"{facts.file} says that these weights were updated {listed} times, but all other weights {usual:g} times."
     if not is_dense and _may_lag(saved, odd, facts.steps):
-        saved.note("optimizer", f"{text} This is right if some batches do not use them.", odd)
+        saved.note("optimizer", f"{text} This is correct if some batches do not use these weights.", odd)
     else:
         saved.wrong("optimizer", f"{text} The states are of different steps.", odd)
 
@@ -201,7 +201,7 @@ def _check_named(saved: Saved, folder: Path) -> None:
     has_latest = any((folder.parent / name).is_file() for name in ("latest", "latest_universal"))
     if match and saved.format.startswith("DeepSpeed") and not has_latest:
         saved.note(
-            "missing", "There is no file `latest` beside the folder, so DeepSpeed resumes only if it is given the tag "
+            "missing", "There is no file `latest` next to the folder, so DeepSpeed resumes only if it is given the tag "
             f"{folder.name}.", ["latest"],
         )  # fmt: skip
 
@@ -258,7 +258,7 @@ def _check_trainer_set(files: _Files) -> None:
         if only_model is None:
             saved.note("missing", f"{text} This is right with `save_only_model`.", missing)
             return
-        saved.wrong("missing", f"{text} Its training_args.bin does not set `save_only_model`.", missing)
+        saved.wrong("missing", f"{text} The file training_args.bin does not set `save_only_model`.", missing)
         return
     saved.wrong(
         "missing", "Trainer saves these files with each checkpoint, but they are missing, so a resumed training starts "
@@ -317,7 +317,7 @@ def _check_engine_step(engine: Saved, engine_step: int, step: int, num_epochs: i
             [engine.folder.name],
         )  # fmt: skip
     else:
-        engine.wrong("shards", f"{text} They are of different steps or trainings.", [engine.folder.name])
+        engine.wrong("shards", f"{text} The files are of different steps or trainings.", [engine.folder.name])
 
 
 def _scheduler_steps(files: _Files, trust: bool) -> int | None:
@@ -363,8 +363,8 @@ def _check_accelerate(files: _Files, trust: bool) -> None:
         )  # fmt: skip
     if not random and has_optimizer and saved.config is None:
         saved.wrong(
-            "missing", "accelerate's save_state writes a file of random states per process. There is no "
-            "such file, so a resumed training fails.", ["random_states_0.pkl"],
+            "missing", "accelerate's save_state writes a file of random states per process. These "
+            "files are missing, so a resumed training fails.", ["random_states_0.pkl"],
         )  # fmt: skip
     if further := [name for name in paths if re.fullmatch(r"optimizer_\d+\.bin", name)]:
         saved.unchecked.append(f"the further optimizers of accelerate's save_state ({names_text(further)})")
@@ -383,7 +383,7 @@ def _check_updates(files: _Files, num_processes: int, trust: bool) -> None:
         return
     text = f"The scheduler made {steps} steps, but the optimizer made {updates} updates."
     if steps > updates * max(1, num_processes):
-        saved.wrong("optimizer", f"{text} They are of different steps or trainings.", ["scheduler.bin"])
+        saved.wrong("optimizer", f"{text} Their files are of different steps or trainings.", ["scheduler.bin"])
     else:
         saved.note(
             "optimizer", f"{text} This is right if the scheduler makes a step per epoch.", ["scheduler.bin"]

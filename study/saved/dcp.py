@@ -100,7 +100,7 @@ def _add_tensor(saved: Saved, storage: _Storage, name: str, path: list[str], ent
         return False
     infos = {tuple(index.offset or ()): info for index, info in storage.places[name]}
     if any(offsets not in infos for offsets, _ in chunks if shape):
-        saved.wrong("partial", f"{METADATA} does not say in which file a part of {name} is.", [name])
+        saved.wrong("partial", f"{METADATA} does not name the file that contains a part of {name}.", [name])
         return False
     if any(not storage.is_whole[info.relative_path] for info in infos.values()):
         return True

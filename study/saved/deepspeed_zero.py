@@ -622,7 +622,7 @@ def _check_stage_0(saved: Saved, content: Any, file: str) -> None:
         saved.wrong(
             "optimizer",
             "The checkpoint has no optimizer states, so a resumed training starts with new ones. DeepSpeed before "
-            "0.18.5 does this at stage 0 in bf16.",
+            "0.18.5 does not save the states at stage 0 in bf16.",
         )
         return
     if not isinstance(optimizer, dict):

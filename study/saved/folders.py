@@ -28,7 +28,7 @@ def read(folder: Path, trust: bool = False, model: Path | None = None) -> list[S
     if not folder.exists():
         raise Refusal(f"{folder}: this folder does not exist. Name the folder of a checkpoint or of a saved model.")
     if not folder.is_dir():
-        raise Refusal(f"{folder}: this is a file. Name the folder that it is in.")
+        raise Refusal(f"{folder}: this is a file. Name the folder that contains this file.")
     config = None if model is None else _config_of(model)
     saved = _find(folder, trust, _DEEPEST)
     if not saved:

@@ -127,7 +127,7 @@ def validate(name: str, content: dict[str, Any]) -> None:
         first = error.errors(include_url=False, include_input=True)[0]
         key = ".".join(str(part) for part in first["loc"][:1])
         value = "missing" if first["type"] == "missing" else _short(content.get(key))
-        raise Unusual(f"has a value of `{key}` that it cannot have: {value}") from None
+        raise Unusual(f"has an impossible value of `{key}`: {value}") from None
     if shape is _Model:
         _check_counts(content)
     if shape is _Adapter:

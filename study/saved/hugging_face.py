@@ -258,7 +258,9 @@ def _check_counts(saved: Saved, shards: list[str]) -> None:
     numbers = [tuple(map(int, match.groups())) for name in shards if (match := _SHARD.fullmatch(name))]
     totals = sorted({total for _, total in numbers})
     if len(totals) > 1:
-        saved.wrong("shards", f"There are shards of saves with {names_text(map(str, totals))} shards.", shards)
+        saved.wrong(
+            "shards", f"The files belong to several saves, which have {names_text(map(str, totals))} shards.", shards
+        )
 
 
 def _read_optimizer(saved: Saved, path: Path, trust: bool) -> None:

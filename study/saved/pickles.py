@@ -243,7 +243,8 @@ def load_metadata(path: Path, trust: bool) -> Any:
         name = printable(str(unknown))
         raise Refusal(
             f"{path}: this file contains the class {name}, which does not belong to the metadata of a checkpoint. "
-            "Loading it could run code. If you trust the file's author as you trust a program, add --trust-pickle."
+            "Loading the file could run code. If you trust the file's author as you trust a program, add "
+            "--trust-pickle."
         ) from None
     except OSError as error:
         raise Unreadable(error.strerror or str(error)) from None

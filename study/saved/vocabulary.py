@@ -30,7 +30,7 @@ def check(folder: Path, saved: Saved, num_tokens: int | None, config: dict[str, 
         saved.wrong(
             "partial",
             f"{_TOKENIZER} has {len(without):,} tokens that have no embedding ({listed}), because the embedding has "
-            f"{num_tokens:,} rows. The model fails on them. Call resize_token_embeddings after adding tokens.",
+            f"{num_tokens:,} rows. The model fails on these tokens. Call resize_token_embeddings after adding tokens.",
             [_TOKENIZER],
         )
     elif without:

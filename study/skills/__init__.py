@@ -31,7 +31,8 @@ def install(target: Path) -> Path:
     place = target / NAME
     if place.is_symlink() or (place.exists() and not _is_copy(place)):
         raise Refusal(
-            f"{place}: this already exists, and is not a copy of the skill. Move it away, or choose another --target."
+            f"{place}: this already exists, and is not a copy of the skill. Move this file or folder away, or "
+            "choose another --target."
         )
     try:
         if place.exists():

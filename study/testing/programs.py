@@ -62,14 +62,14 @@ def _script_of_function(function: Callable[..., Any], arguments: Sequence[object
         pickled = pickle.dumps(given)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise Refusal(
-            f"{name} cannot be called in another process ({error}). Define it at the top level of a module, so that "
-            "it can be imported, and pass only arguments that pickle accepts."
+            f"{name} cannot be called in another process ({error}). Define the function at the top level of a module, "
+            "so that it can be imported, and pass only arguments that pickle accepts."
         ) from None
     module = sys.modules[getattr(inner, "__module__", None) or type(inner).__module__]
     if getattr(module, "__file__", None) is None:
         raise Refusal(
             f"{name} cannot be called in another process, because its module has no file. "
-            "Define it in a module that has a file."
+            "Define the function in a module that has a file."
         )
     (folder / "function.pickle").write_bytes(pickled)
     # "__main__" of this process is another module there.

@@ -297,7 +297,7 @@ def from_numbers(
         if gibibytes is None or teraflops is None or gigabytes_per_second is None:
             raise ValueError(
                 "without --gpu, a GPU needs all of --gpu-memory, --gpu-tflops and --gpu-bandwidth. Add the missing "
-                "ones, or name a GPU with --gpu. These options then replace its numbers."
+                "options, or name a GPU with --gpu. The options then replace numbers of that GPU."
             )
         nearest = "Ampere" if teraflops * 1e12 < _BETWEEN_AMPERE_AND_HOPPER else "Hopper"
         torch_gib = gibibytes * SMALLEST_TORCH_SHARE

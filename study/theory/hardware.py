@@ -60,7 +60,7 @@ class Cluster:
             )
         if self.num_gpus > self.gpus_per_node and self.num_gpus % self.gpus_per_node:
             raise ValueError(
-                f"{self.num_gpus} GPUs do not fill nodes of {self.gpus_per_node}. "
+                f"{self.num_gpus} GPUs cannot be divided equally among nodes of {self.gpus_per_node} GPUs. "
                 f"Use a multiple of {self.gpus_per_node}, or change the GPUs per node."
             )
 

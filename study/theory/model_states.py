@@ -31,32 +31,32 @@ SWAP_AT_LEAST_BYTES = 1 << 20  # swap_tensor/constants.py, MIN_AIO_BYTES; the st
 SWAP_ALIGNMENT_BYTES = 1024  # the same, AIO_ALIGNED_BYTES, with one thread for a request
 
 REASONS: dict[str, str] = {
-    "ddp-buckets": "DistributedDataParallel keeps flat buckets in addition to the gradients. They are as large as the "
-    "gradients, and exist because `gradient_as_bucket_view` is off by default.",
+    "ddp-buckets": "DistributedDataParallel keeps flat buckets in addition to the gradients. The buckets are as large "
+    "as the gradients, and exist because `gradient_as_bucket_view` is off by default.",
     "ddp-buckets-stay": "DistributedDataParallel's buckets stay allocated between steps, even if the gradients are "
     "views of them (`gradient_as_bucket_view`).",
     "master-copy": "DeepSpeed keeps a master copy of every partition, even if the parameters are already in fp32. "
     "Therefore, in fp32, the optimizer states take 12 bytes per parameter before sharding, and not 8. Stage 3 is meant "
-    "to use the parameters themselves as the master copy. But its check compares a device object with a device name, "
-    "and therefore always fails.",
+    "to use the parameters themselves as the master copy. But DeepSpeed's check compares a device object with a device "
+    "name, and therefore always fails.",
     "stage1-partition": "At stages 1 and 2, a DeepSpeed process has already freed the gradients outside its own "
     "partition when the optimizer's step begins. In the paper, stage 1 keeps all gradients.",
     "fp32-gradients": "Gradients are accumulated in fp32 (`accumulation_dtype`), which takes 4 bytes per parameter. "
     "The paper counts 2.",
-    "bf16-optimizer": "Stage 1 with bf16 parameters and fp32 accumulation is another engine (`BF16_Optimizer`). It "
-    "permanently keeps fp32 gradients of the whole model, in addition to the bf16 gradients.",
+    "bf16-optimizer": "Stage 1 with bf16 parameters and fp32 accumulation is another engine (`BF16_Optimizer`). This "
+    "engine permanently keeps fp32 gradients of the whole model, in addition to the bf16 gradients.",
     "fp32-gradient-copy": "The optimizer uses an fp32 copy of the 16-bit gradients of the first parameter group.",
     "gradient-buffer": "Stages 1 and 2 copy the gradients of the first parameter group into one flat tensor. The "
-    "buffer with all gradients of the rank stays allocated, because gradients of the second group are views of it. It "
-    "contains the whole gradient of a parameter that crosses the edge of a partition.",
+    "buffer with all gradients of the rank stays allocated, because gradients of the second group are views of it. The "
+    "buffer contains the whole gradient of a parameter that crosses the edge of a partition.",
     "flat-gradient-copy": "At stage 3, DeepSpeed copies the gradients of the parameter group that it is updating into "
     "one flat tensor. This copy exists in addition to the gradient buffer.",
     "offload-gradients-stay": "If the optimizer is offloaded, the fp32 gradient buffer on the host stays allocated.",
     "offload-second-gradients": "If the optimizer is offloaded, gradients are stored twice: in the buffer where they "
     "were accumulated, and in an fp32 buffer on the host.",
     "offload-accumulated": "With gradient accumulation and an offloaded optimizer, stage 2 permanently keeps another "
-    "copy of gradients on the host (`accumulated_grads_in_cpu`). It copies each whole gradient of which the rank's "
-    "partition has a part. It makes no copy if 16-bit gradients are accumulated in fp32.",
+    "copy of gradients on the host (`accumulated_grads_in_cpu`). If the rank's partition has a part of a gradient, "
+    "the whole gradient is copied. There is no copy if 16-bit gradients are accumulated in fp32.",
     "stage3-gradients-stay": "Stage 3 keeps the buffer of its partition's gradients between steps.",
     "on-disk": "Shards of at least 1 MiB are swapped to NVMe, and are then not in memory. The exception is the "
     "parameter group that is updated next: it has already been read back into memory.",

@@ -43,7 +43,7 @@ def export(checkpoint: Checkpoint, folder: Path, merge: bool = False, data_dir: 
     merge.
     """
     if folder.exists():
-        raise Refusal(f"{folder}: the folder already exists. Use another one, or delete it.")
+        raise Refusal(f"{folder}: the folder already exists. Delete this folder, or name another one.")
     try:
         model: Any = _rebuilt(checkpoint, data_dir)
     except Refusal:
@@ -51,7 +51,8 @@ def export(checkpoint: Checkpoint, folder: Path, merge: bool = False, data_dir: 
     except Exception as error:  # files of another machine may contain anything
         raise Refusal(
             f"{checkpoint.folder}: the model cannot be built from this checkpoint ({type(error).__name__}: "
-            f"{' '.join(str(error).split())[:200]}). Check it with `zero-study saved`, or use another checkpoint."
+            f"{' '.join(str(error).split())[:200]}). Check this checkpoint with `zero-study saved`, or use "
+            "another checkpoint."
         ) from None
     is_adapter = hasattr(model, "peft_config")
     if merge and not is_adapter:

@@ -138,7 +138,8 @@ def quarantine(folder: Path, resumed_step: int) -> None:
                 remove(aside)
             path.rename(aside)
             print(
-                f"A later checkpoint was not used, and is kept as {aside}. Delete it if you do not need it.", flush=True
+                f"A later checkpoint was not used, and is kept as {aside}. Delete this folder if you do not need it.",
+                flush=True,
             )
 
 

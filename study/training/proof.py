@@ -294,7 +294,7 @@ def verify_machines(machines: list[int], run: Run) -> list[int]:
     if ranks_by_machine != [run.num_local_ranks] * run.num_machines:
         raise Refusal(
             f"ranks_of_machines: the run requests {run.num_local_ranks} ranks on each of {run.num_machines} machines, "
-            f"but the numbers of ranks are {ranks_by_machine}. Pass the same --num_machines on every machine."
+            f"but the machines have {ranks_by_machine} ranks. Pass the same --num_machines on every machine."
         )
     return ranks_by_machine
 

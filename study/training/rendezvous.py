@@ -59,7 +59,7 @@ def join(run: Run) -> Store | None:
     except RuntimeError:
         late = (
             f"machine 0 was reached at {os.environ['MASTER_ADDR']}, but its rank 0 has ended, or did not "
-            f"connect within {seconds} s (--collective-timeout). Look at its output on that machine."
+            f"connect within {seconds} s (--collective-timeout). Look at the output of rank 0 on that machine."
         )
         with suppress(RuntimeError):  # in case machine 0 is only late
             store.set("refused", f"machine {run.machine_rank} has stopped waiting")
@@ -191,5 +191,5 @@ def _differing(rank: int, name: str, ours: Any, theirs: Any) -> str:
             "--checkpoint-every."
         )
     if isinstance(ours, dict):
-        return f"machine {rank} has a different {name} from machine 0. Copy the file of machine 0 to it."
-    return f"machine {rank} has {name} {theirs}, but machine 0 has {ours}. Use the same value on both."
+        return f"machine {rank} has a different {name} from machine 0. Copy the file of machine 0 to machine {rank}."
+    return f"machine {rank} has {name} {theirs}, but machine 0 has {ours}. Use the same value on both machines."

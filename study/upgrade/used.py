@@ -322,7 +322,7 @@ def _of_code(script: Path | None, imports: str | None) -> _Imports:
     imported = _reached(modules, frozenset(names - own_classes))
     if dynamic:
         note = f"The script uses {', '.join(sorted(dynamic))} and may therefore import or start anything."
-        return _Imports(imported.direct, notes=[f"{note} Name the packages that it uses with --imports."])
+        return _Imports(imported.direct, notes=[f"{note} Use --imports to name the packages that the script uses."])
     return imported
 
 

@@ -362,12 +362,12 @@ def _of_sizes(call: Waiting) -> str:
     if call.operation == "BROADCAST":
         return (
             " A broadcast in each step usually comes from DDP, which sends the buffers of the model to all ranks "
-            "before each forward pass: only on some ranks, a buffer whose size depends on the sample has grown."
+            "before each forward pass. A buffer whose size depends on the sample has grown on only some of the ranks."
         )
     if call.operation in _REDUCTIONS and (call.elements or 0) > FEW:
         return (
-            " A reduction of this kind reduces gradients: only some ranks used a part of the model, such as the vision "
-            "tower, which a batch without images does not use."
+            " A reduction of this kind reduces gradients. Only some ranks used every module of the model: a batch "
+            "without images, for instance, does not use the vision tower."
         )
     return ""
 

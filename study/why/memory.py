@@ -112,7 +112,8 @@ def of_cut_off(log: Log) -> list[Cause]:
         line = Line(log.num_lines, None, str(log.open_frames[-1]))
         happened = (
             "The traceback ends where the inference engine reserves its memory at its start. The last line, which "
-            "names the exception, is missing. The usual exception at this point is that the GPU has too little memory."
+            "names the exception, is missing. At this point, the usual exception says that the GPU has too little "
+            "memory."
         )
         return [
             replace(

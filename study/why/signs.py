@@ -154,7 +154,7 @@ class Signs:
             yield conclude(
                 "slow/recompiled", tuple(self.recompiled[:3]), count=f"{len(self.recompiled):,}",
                 function=", ".join(sorted(self.functions)[:3]) or "a function",
-                guard=f" The condition that failed most: {guard[:120]}." if guard else "",
+                guard=f" The condition that failed most often is {guard[:120]}." if guard else "",
             )  # fmt: skip
         yield from self._slow_rank(steps)
         yield from self._peak()

@@ -178,8 +178,8 @@ def _unknown_failure(answer: Answer, failure: Failure) -> list[str]:
         _quoted(Line(failure.number, failure.rank, failure.first_line)),
         "",
         terminal.wrap(
-            "This exception is not in the list of known messages, so that its cause is not known. Solve it first: "
-            "later errors are usually its consequences."
+            "This exception is not in the list of known messages, so that its cause is not known. Solve this "
+            "failure first: later errors are usually its consequences."
         ),
     ]
     if answer.causes:

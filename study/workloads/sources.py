@@ -146,8 +146,8 @@ def _check_folder(config: RunConfig) -> None:
         missing = [name for name in needed if not (folder / name).is_file()]
         if missing:
             raise Refusal(
-                f"data_dir {folder} lacks {', '.join(missing)}, which {config.workload} needs. Add them, or correct "
-                "--data-dir."
+                f"data_dir {folder} lacks {', '.join(missing)}, which {config.workload} needs. Add these files, or "
+                "correct --data-dir."
             )
         for name in needed:
             with (folder / name).open("rb") as file:
@@ -162,7 +162,7 @@ def _data_dir(config: RunConfig) -> Path:
 
 
 def _unreadable(path: Path | str, error: Exception) -> Refusal:
-    return Refusal(f"cannot read {path} ({_first_line(error)}). Repair it, or correct --data-dir.")
+    return Refusal(f"cannot read {path} ({_first_line(error)}). Repair this file, or correct --data-dir.")
 
 
 def _check_parquet(config: RunConfig) -> None:
@@ -176,7 +176,7 @@ def _check_parquet(config: RunConfig) -> None:
         with pyarrow.parquet.ParquetFile(path) as file:
             schema, num_rows = file.schema_arrow, file.metadata.num_rows
     except pyarrow.ArrowInvalid as error:
-        raise Refusal(f"{path} is not a parquet file. Replace it, or correct --data-dir.") from error
+        raise Refusal(f"{path} is not a parquet file. Replace this file, or correct --data-dir.") from error
     missing = [column for column in ("text", "label") if column not in schema.names]
     if missing:
         raise Refusal(
@@ -186,7 +186,7 @@ def _check_parquet(config: RunConfig) -> None:
     text, label = schema.field("text").type, schema.field("label").type
     if not (types.is_string(text) or types.is_large_string(text)) or not types.is_integer(label):
         raise Refusal(
-            f"{path} has the column text of type {text} and the column label of type {label}. Convert "
+            f"{path}: the column text has type {text}, and the column label has type {label}. Convert "
             "the text to strings, and the label to integers."
         )
     require_reviews(config, num_rows, str(path))
@@ -197,7 +197,7 @@ def _check_texts(config: RunConfig) -> None:
         path = _data_dir(config) / name
         with path.open("rb") as file:
             if not any(line.strip() for line in file):
-                raise Refusal(f"{path} contains no text. Replace it, or correct --data-dir.")
+                raise Refusal(f"{path} contains no text. Replace this file, or correct --data-dir.")
         # A token has at least one byte, so this finds only texts that are certainly too short. `load` counts tokens.
         require_blocks(config, path.stem, path.stat().st_size // config.sequence_length, str(path))
 
@@ -279,7 +279,8 @@ def load_tokenizer(config: RunConfig) -> PreTrainedTokenizerBase:
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         except Exception as error:  # a damaged file can raise any exception in tokenizers and transformers
             raise Refusal(
-                f"{folder} contains no usable tokenizer ({_first_line(error)}). Replace it, or correct --data-dir"
+                f"{folder} contains no usable tokenizer ({_first_line(error)}). Replace the tokenizer, or "
+                "correct --data-dir"
             ) from error
     if config.workload == "gpt-wikitext":
         tokenizer.pad_token = tokenizer.eos_token
@@ -340,7 +341,7 @@ def nothing_left(config: RunConfig) -> Refusal:
     """Return the Refusal for a run that uses the whole text, so that no text is left for pretraining."""
     return Refusal(
         f"num_train_examples {config.num_train_examples} uses all of {config.workload}'s text, so nothing is left to "
-        "pretrain a model on. Lower it in the study."
+        "pretrain a model on. Lower num_train_examples in the study."
     )
 
 

@@ -125,7 +125,7 @@ def observe(name: str, rule: Execution) -> Observed:
     results_file = RESULTS.relative_to(ROOT)
     result = _committed().results.get(name)
     if result is None:
-        raise ValueError(f"snippet: {results_file} has no result for it. {again}")
+        raise ValueError(f"snippet: {results_file} has no result for these lines of code. {again}")
     if result.rule_sha256 != rule.sha256:
         raise ValueError(f"snippet: the result in {results_file} belongs to another rule. {again}")
     if result.outcome != outcome(rule.wants, result.found, result.message):
@@ -135,8 +135,8 @@ def observe(name: str, rule: Execution) -> Observed:
         )
     if isinstance(result.measured, list) or (rule.measures and result.measured is None and result.message is None):
         raise ValueError(
-            f"measures: {result.measured} in {results_file} is not a single value. Measure a value that all ranks "
-            "share."
+            f"measures: {result.measured} in {results_file} is not a single value. Measure a value that is "
+            "equal on all ranks."
         )
     observed: bool | float | str = result.outcome
     if rule.measures is not None and result.outcome == "accepted":

@@ -96,7 +96,7 @@ def observe(rule: ByOthers, band: tuple[float, float] | None) -> Observed:
     extreme = "the worst" if rule.asks == "every" else "the best"
     least, most = min(ratios), max(ratios)
     pair = "the only pair" if len(ordered) == 1 else f"{extreme} of {len(ordered)} pairs from {least:.4g} to {most:.4g}"
-    description = f"{pair}, each run with a margin of {100 * REPEAT:g} %; {_scope(decides.of)}"
+    description = f"{pair}, with a margin of {100 * REPEAT:g} % for each run; {_scope(decides.of)}"
     evidence = (*map(_in_words, reversed(ordered)), *_sources([pair.of for pair in ordered]))
     return Observed(decides.ratio, evidence, around(decides.ratio, (1 + REPEAT) ** 2), told=description)
 

@@ -97,7 +97,7 @@ def _comparisons(rule: ByPublicRuns) -> list[PairedComparison]:
         return [PairedComparison.model_validate({"name": "of a claim", "question": "none", **content})]
     known = {comparison.name: comparison for comparison in public_comparisons.paired()}
     if unknown := sorted({*rule.comparisons} - known.keys()):
-        raise ValueError(f"comparisons: {unknown[0]} is no comparison of pairs in {public_comparisons.FILE.name}")
+        raise ValueError(f"comparisons: {public_comparisons.FILE.name} has no comparison of pairs named {unknown[0]}")
     return [known[name] for name in rule.comparisons]
 
 

@@ -115,7 +115,8 @@ def different_bits(strategy: str, control: str) -> Observed:
                     compared.append(of[strategy].run_id)
     if not compared:
         raise ValueError(
-            f"arguments: no setting of the bits studies has both {strategy} and {control}. Name other strategies."
+            f"arguments: the studies of bits have no training that ran under both {strategy} and {control}. "
+            "Name other strategies."
         )
     return Observed(
         different, tuple(sorted(compared)), told=f"comparing weights and moments of {len(compared)} trainings"
@@ -208,7 +209,7 @@ def state_ratio(strategy: str, part: str, precision: str, world_size: int, to_wo
         state_bytes_per_parameter(strategy, count, precision, part) for count in (world_size, to_world_size)
     )
     if not min(below.ends):
-        raise ValueError(f"arguments: {part} take no bytes on {to_world_size} processes. Name another part.")
+        raise ValueError(f"arguments: {part} have 0 bytes on {to_world_size} processes. Name another part.")
     return _ratio(above, below, above.told)
 
 

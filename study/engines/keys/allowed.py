@@ -53,7 +53,9 @@ def of_flag(name: str) -> Allowed:
 
     `name` is the launcher's own name for it.
     """
-    return _closest("flags", name) or Allowed(False, "this version of the project does not know it. Remove it.")
+    return _closest("flags", name) or Allowed(
+        False, "this version of the project does not know this option. Remove the option."
+    )
 
 
 def of_variable(name: str) -> Allowed | None:
@@ -89,7 +91,7 @@ def check_rank(environment: Mapping[str, str], world_size: int, is_distributed: 
             if not name.startswith("MASTER_"):
                 raise Refusal(
                     f"{name}={environment[name]} is set in the environment, but this run is a single process without a "
-                    "rank. Unset the variable, or start the run with `zero-study train`, which does so."
+                    "rank. Unset the variable, or start the run with `zero-study train`, which unsets it."
                 )
         return
     rank, size = environment.get("RANK", ""), environment.get("WORLD_SIZE", "")

@@ -43,7 +43,9 @@ class Releases:
         text = f"{sentences.releases(self.package, self.counts, len(self.common))} {sentences.engines_of(failing)}"
         names = ", ".join(f"{name} {version}" for name, version in last["versions"].items())
         first, newest = self.counts.index[0], self.counts.index[-1]
-        return markdown(text, f"**What was run.** Releases {first} to {newest}. The newest one was run with {names}.")
+        return markdown(
+            text, f"**What was run.** Releases {first} to {newest}. The newest release was run with {names}."
+        )
 
     def failures(self) -> Figure:
         """Return the figure of the failing cases by release."""

@@ -32,7 +32,7 @@ class StepTimes:
         for rows in self.settings:
             ratios = tables.centers(rows).drop(self.control)
             texts.append(f"**Answer for {captions.setting(rows)}.** {sentences.step_time(ratios, self.control)}")
-        return markdown(*(texts or ["No setting has times of three strategies or more."]))
+        return markdown(*(texts or ["No group of comparable runs has times of three strategies or more."]))
 
     def throughputs(self) -> pd.DataFrame:
         """Return each strategy's largest batch under the memory limit, and its throughput with this batch."""
