@@ -268,7 +268,7 @@ def test_memory_for_torch_is_about_what_it_was_seen_to_get():
 
 
 @pytest.mark.parametrize(
-    ("num_gpus", "says"), [(0, "number of GPUs is 0"), (12, "12 GPUs do not fill nodes of 8. Use a multiple")]
+    ("num_gpus", "says"), [(0, "number of GPUs is 0"), (12, "12 GPUs cannot be divided equally among nodes of 8 GPUs")]
 )
 def test_impossible_boxes_are_refused(num_gpus, says):
     with pytest.raises(ValueError, match=says):
