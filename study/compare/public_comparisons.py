@@ -66,7 +66,7 @@ class Evaluations(BaseModel):
     tolerance: float = 0.0  # relative; the evaluation next to a position counts if it is this close
 
     def quantities(self) -> dict[str, Callable[[PublicRun], float | None]]:
-        """The functions that return the metric of a run at each point, by the name of the quantity."""
+        """For each step or number of samples to compare at, a function that returns a run's value there."""
         noun = self.column.replace("_", " ")
         return {
             f"{noun} at step {place:,}" if self.by == "step" else f"{noun} after {place:,} {self.by}": partial(

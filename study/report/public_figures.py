@@ -317,9 +317,10 @@ PEAKS = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_gpu_memory_bytes")
 
 
 def by_strategy(runs: Sequence[PublicRun]) -> pd.DataFrame:
-    """Return a table of the trainings of a source that publishes only totals, sorted by model and batch.
+    """Return a table with one row per training: its model, batch, strategy, time and peak memory.
 
-    Missing values are empty.
+    It is for publishers that state one value per training, such as its peak memory, instead of values per step. The
+    rows are sorted by model and batch. Missing values are empty.
     """
     rows = []
     for run in sorted(runs, key=lambda run: (run.setting.model or "", run.setting.micro_batch_size or 0, run.name)):

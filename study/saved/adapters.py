@@ -27,7 +27,7 @@ _HEADS = {"classifier", "score"}  # PEFT names both for a classification, and a 
 
 
 def check_adapter(saved: Saved, base: dict[str, Any] | None) -> None:
-    """Report contradictions of a saved adapter with its configuration, and with its base model's if that is known."""
+    """Report where a saved adapter contradicts its configuration, or the base model if that is known."""
     config = saved.config
     if not saved.tensors:
         if not any(finding.kind == "unreadable" for finding in saved.findings):

@@ -115,7 +115,9 @@ def _zero_settings(chosen: Strategy, hidden: int) -> dict[str, Any]:
 def advised_engine(
     chosen: Strategy, hidden: int, world_size: int, precision: PrecisionClass, accumulation_dtype: str = "fp32"
 ) -> Engine:
-    """Return the engine of a strategy if the user requests one precision for all strategies.
+    """Return the engine settings with which a strategy trains in the precision that the user requests.
+
+    If 16 bits are requested, a strategy without fp32 master weights trains under autocast.
 
     `accumulation_dtype` is the type in which DeepSpeed accumulates gradients of 16-bit parameters. Raises Refusal for
     fp8 with an engine other than FSDP2, because there is no model of that.

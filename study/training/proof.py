@@ -310,7 +310,7 @@ def verify_alike(fact: str, digests: list[str | None], run: Run) -> None:
 
 
 def read_optimizer_dtypes(proof: Proof, model: Any, optimizer: Any) -> Proof:
-    """Return the proof with the data types of gradients and moments added.
+    """Add the data types of gradients and moments to the proof, which says how the engine was set up.
 
     Call this during an optimizer step, when they exist.
     """

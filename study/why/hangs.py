@@ -78,7 +78,7 @@ class Waiting(NamedTuple):
 
     @property
     def call(self) -> tuple[int, str, int | None]:
-        """The number and kind of the call, and its size for most kinds. They are equal on all ranks of a collective."""
+        """The collective's number, its kind and, for most kinds, its size. They must agree on all of its ranks."""
         return self.number, self.operation, None if self.operation in _UNEVEN else self.elements
 
     def __str__(self) -> str:

@@ -48,7 +48,7 @@ class Releases:
         )
 
     def failures(self) -> Figure:
-        """Return the figure of the failing cases by release."""
+        """Return a bar chart of the number of failing cases in each release."""
         title = f"Cases that fail in each release of {self.package}"
         head = captions.Head(title, captions.MEASURED, TEST_MODEL)
         counts = tables.merged(self.counts[["wrong", "crashed"]])

@@ -26,7 +26,7 @@ class Exchanges(NamedTuple):
 
 
 def exchanges(engine: Engine, shape: ModelShape, job: StepConfig) -> Exchanges:
-    """Return the collectives of attention, summed over blocks. There are none if every rank has whole sequences."""
+    """Return the collectives by which ranks share sequences in attention. Empty if each rank has whole sequences."""
     if job.sequence_ranks == 1:
         return Exchanges([], [], [])
     forward, backward = (_ring if engine.kind == "fsdp" else _ulysses)(engine, shape, job)

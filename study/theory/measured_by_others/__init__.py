@@ -166,7 +166,7 @@ def adapter_cases() -> list[MeasuredCase]:
 
 
 def public_logs() -> list[MeasuredCase]:
-    """Return the cases of public_logs.yaml, one per quantity that a log states. Measured values are left out."""
+    """Return the settings of trainings from public_logs.yaml, without what was measured in these trainings."""
     return list(_cases("public_logs.yaml"))
 
 
