@@ -219,15 +219,16 @@ def public_sentences() -> str:
     measured = {name: runs[f"1-{entry}"] for entry, name in NAMES_ON_A100.items()}
     settings = {(run.setting.gpu, run.setting.num_gpus, run.setting.parameters) for run in measured.values()}
     assert settings == {("A100", 8, 1_000_000_000)}
-    peaks = [f"{name} {run.totals['peak_allocated_bytes'] / 2**30:.1f} GiB" for name, run in measured.items()]
+    peaks = [f"{run.totals['peak_allocated_bytes'] / 2**30:.1f} GiB under {name}" for name, run in measured.items()]
     seconds = [f"{run.totals['seconds_per_step']:.2f}" for run in measured.values()]
     time = _spread(PAIRS, "time")
     losses = [each for each in _public(MORE_GPUS).differences if each.quantity.startswith("evaluation loss")]
     assert all(each.verdict.startswith("within the margin") for each in losses)
     more_time = terminal.percent(_difference(MORE_GPUS, "GPU seconds").relative)
     lines = [
-        "**8 A100, by Lightning's developers in 2021:** for a GPT with one billion parameters, each GPU needs the "
-        f"following memory: {', '.join(peaks)}. A step takes {', '.join(seconds[:-1])} and {seconds[-1]} s.",
+        "**8 A100, by Lightning's developers in 2021 (one run each):** for a GPT with one billion parameters, the peak "
+        f"of allocated memory per GPU is {', '.join(peaks[:-1])}, and {peaks[-1]}. A step takes "
+        f"{', '.join(seconds[:-1])} and {seconds[-1]} s.",
         f"**8 A100 and 8 H100, {time.num} tests of Megatron-LM:** a step takes {time.median:.1f} times as long on A100 "
         f"in the median (between {time.tenth:.1f} and {time.ninetieth:.1f} times in eight of ten tests).",
         "**1 and 8 H100, modded-nanogpt:** with gradients and optimizer states sharded over 8 GPUs, the held-out loss "
