@@ -234,8 +234,7 @@ class RunConfig(BaseModel):
     )
     resume_with_other_code: bool = option(
         False,
-        "Resume from a checkpoint that a different version of this project wrote. The run's record lists both versions "
-        "of the project.",
+        "Resume from a checkpoint that another version of zero-study wrote. The run's record lists both versions.",
         FILES,
     )
     save_model: bool = option(

@@ -42,8 +42,8 @@ parameter of the model, and compare them with the ZeRO paper (arXiv:1910.02054, 
 
 - Memory of GPU and host is added, and each storage is counted once. If ranks differ, the lowest and the highest
   value are shown.
-- The ratios divide the value of the rank that uses the most memory by the paper's value, without and with
-  communication buffers. The paper does not count these buffers.
+- The ratios are those of the rank that uses the most memory to the paper. One ratio counts the rank's communication
+  buffers, and the other one does not. The paper does not count them.
 - If a value differs from the paper's by more than 0.5 %, the paper's value follows in parentheses, and r1, r2 ...
   refer to the reasons at the end. *unexplained* means that the known reasons do not add up to the difference.
 - The paper's value between two steps contains no gradients."""
