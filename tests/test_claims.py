@@ -354,7 +354,7 @@ def test_the_command_refuses_what_makes_no_sense():
     for name, said in (("nature", "The sources are a100-replication, "), ("hf-analysi", "Do you mean hf-analysis")):
         assert f"{name}: there is no source and no claim of this name. {said}" in refusal(cli.run, ["claims", name])
     for words in (["--check", "--write"], ["--check", "--search", "x"], ["--write", "papers"], ["--search", "x", "p"]):
-        assert "Give only one of them" in refusal(cli.run, ["claims", *words])
+        assert "Give only one of these options" in refusal(cli.run, ["claims", *words])
 
 
 # ---------------------------------------------------------------- sentences

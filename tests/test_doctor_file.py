@@ -293,7 +293,7 @@ def test_fix_writes_a_file_in_which_nothing_is_left_to_change(capsys):
         "deepspeed_config": {"zero_stage": 3, "gradient_clipping": 1.0},
     }  # fmt: skip
     assert cli.run(["doctor", "mended.yaml"]) == 0
-    reasons = {"mended.yaml": "exists", "mended.json": "ending .yaml", "gone/mended.yaml": "cannot be written"}
+    reasons = {"mended.yaml": "exists", "mended.json": "ends in .yaml", "gone/mended.yaml": "cannot be written"}
     for out, expected in reasons.items():
         message = refusal(cli.run, ["doctor", "mine.yaml", "--fix", out])
         assert message.startswith(f"--fix {out}: ")

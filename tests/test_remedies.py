@@ -220,7 +220,7 @@ def test_the_command_and_the_files_are_of_the_recommended_training(name: str, tm
     assert option is not None
     table = text.partition("\nstrategy ")[2].splitlines()[1]
     assert table.split()[0] == option.strategy.name
-    assert f"for {option.strategy.name}" in " ".join(text.partition("nvidia-smi")[2].split())
+    assert f"For {option.strategy.name}, nvidia-smi" in " ".join(text.split())
     assert reasons.why_not(changed).keys() == reasons.why_not(again).keys()
     content = advice_text.content(advice)
     assert content["launch"]["command"] == start.command

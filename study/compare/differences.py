@@ -428,7 +428,7 @@ def _verdict(
             if kind == "learned" and furthest <= CEILING[kind]:
                 return "no difference", f"the interval is within {ceiling}, although {repeats}"
             return "inconclusive", f"{repeats}, and a margin above {ceiling} says nothing"
-        within = f"within {_percent(margin.relative)}, as {margin.num_runs} repeats of {control} are"
+        within = f"within {_percent(margin.relative)}, the margin from {margin.num_runs} repeats of {control}"
         return "no difference", f"{within}, although the interval does not contain 0" if leaves_out_0 else within
     if margin is None and furthest <= FLOOR[kind]:
         return "no difference", f"the interval is within {100 * FLOOR[kind]:g} %, the smallest possible margin"
