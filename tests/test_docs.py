@@ -215,7 +215,7 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
 }  # fmt: skip
 SHELL = (  # not ours
     "source ", "pre-commit install", "(cd data && zip ", "grep ", "DS_BUILD_OPS=0 pip wheel ", "git clone ", "safety ",
-    "rsync ", "aws ", "pytest ", "python3 -m venv ", "zcat ", "diff ", "cat ", "sh ", "wait",
+    "rsync ", "aws ", "pytest ", "python3 -m venv ", "zcat ", "diff ", "cat ", "cd ", "sh ", "wait",
     "export CUDA_HOME=", "ln -s ",
 )  # fmt: skip
 
@@ -395,7 +395,7 @@ ANSWERS = {
         "docs/releases.md", "5 of 15 known changes", "gradients are lost",
     ),
     "5.8 GiB by the log, but 74.6 GiB were allocated, probably because the whole model was gathered at once": (
-        "docs/why.md", "The log states 5.8 GiB for a step, and 74.6 GiB were allocated", "whole model was gathered at",
+        "docs/why.md", "The log states 5.8 GiB for a step, but 74.6 GiB were allocated", "whole model was gathered at",
     ),
     "First difference: step 1, all 4 gradients that differ are half as large in B": (
         "docs/diff.md", "First difference: step 1, all 4 gradients that differ are 0.5 times as large in B",

@@ -84,8 +84,8 @@ QUANTITIES = {
     "largest model that we trained (million parameters)": (
         r"(?:models have at most|largest model is the GPT of) (\d+) million parameters"
     ),
-    "error of blind predictions of memory": r"(\d+ % in the median, and by more than \d+ % in one of ten cases)",
-    "error of blind predictions of time": r"(\d+ to \d+ % in the median for \w+ sources, and by \d+ to \d+ %)",
+    "error of blind predictions of memory": r"(\d+ to \d+ %)(?: in the median)?, depending on",
+    "error of blind predictions of time": r"(\d+ to \d+ % in the median for the trainings of \w+ publishers, and by \d+ to \d+ %)",
 }
 
 

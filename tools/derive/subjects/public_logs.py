@@ -83,8 +83,7 @@ def public_overall() -> str:
 def blind_memory() -> str:
     """Say how far peaks of tensors are off, by source, that were predicted before their logs were read."""
     medians = _medians_by_source("peak_allocated_bytes")
-    return f"by {100 * medians[0]:.0f} to {whole_percent(medians[-1])} in the median, depending on who published the "
-    "training"
+    return f"by {100 * medians[0]:.0f} to {whole_percent(medians[-1])} in the median, depending on the source"
 
 
 def _medians_by_source(*quantities: str) -> list[float]:
