@@ -379,7 +379,7 @@ def export_and_load(folder: Path, record: schema.Record) -> None:
 
     completed = launching.attempt(["zero-study", "export", folder])
     assert completed.returncode == 0, completed.stderr
-    loss = float(completed.stdout.split("held-out examples ")[1].split(",")[0])
+    loss = float(completed.stdout.split("held-out examples is ")[1].split(",")[0])
     assert loss == pytest.approx(record.evaluation[-1]["loss"], abs=2e-6)
     model = transformers.BertForSequenceClassification.from_pretrained(folder / "model")
     assert model.num_parameters() == record.num_params
