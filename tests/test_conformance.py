@@ -19,7 +19,7 @@ import torch
 from study import cli
 from study import run as run_module
 from study.config import build_config
-from study.conformance import cells, judge, matrix_file, reference, refusals, results, toy
+from study.conformance import cells, judge, matrix_file, probe, reference, refusals, results, toy
 from study.conformance import matrix as conformance_matrix
 from study.conformance.cells import Cell
 from study.engines import optimizer_formulas
@@ -741,3 +741,13 @@ def test_a_run_under_a_release_that_is_known_to_be_wrong_is_refused(monkeypatch)
     checks._check_release(whole)
     with pytest.raises(Refusal, match=r"DeepSpeed 0\.18\.2 trains zero2/fp32/2-ranks/accumulation-2 wrongly: "):
         checks._check_release(halved)
+
+
+def test_modules_are_imported_in_the_order_of_the_training(monkeypatch):
+    """In a random order, torch._dynamo sometimes failed, and with it all later trainings."""
+    names = [f"module_{number}" for number in range(40)]
+    imported: list[str] = []
+    monkeypatch.setattr(probe.importlib, "import_module", imported.append)
+    monkeypatch.setattr(probe.worlds, "freeze", lambda: None)
+    probe._import_what_it_did({0: {"modules": ["sys", *names]}, 1: {"modules": names[:20]}})
+    assert imported == names

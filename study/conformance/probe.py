@@ -77,10 +77,15 @@ def _import_engines(cells: Collection[Cell]) -> None:
 
 
 def _import_what_it_did(answers: Mapping[int, dict[str, Any]]) -> None:
-    """Import the modules that the last training imported, so that the next training need not."""
-    for name in {name for answer in answers.values() for name in answer.get("modules", ())} - set(sys.modules):
-        with contextlib.suppress(Exception):
-            importlib.import_module(name)
+    """Import the modules that the last training imported, so that the next training need not.
+
+    The order is that of the training. In another order, modules that import each other can fail, and then all later
+    trainings fail, too.
+    """
+    for name in dict.fromkeys(name for answer in answers.values() for name in answer.get("modules", ())):
+        if name not in sys.modules:
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
     worlds.freeze()  # without this, each of an engine's dozens of garbage collections takes a third of a second
 
 
