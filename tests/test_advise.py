@@ -200,7 +200,7 @@ BATCH, GROUP, ON_ONE = ["--global-batch-size"], ["--shard-group-size"], ["--mode
             [*CASE, "--strategy", "zero2", "--stack", "deepspeed", "--optimizer-kernel", "foreach"],
             "--optimizer-kernel foreach: zero2 has",
         ),
-        (["--gpu", "l4", "--gpus", "1", "--write", "x.yaml"], "--write x.yaml needs --model, --gpus"),
+        (["--gpu", "l4", "--gpus", "1", "--write", "x.yaml"], "--write x.yaml needs --model, --gpus and one --gpu"),
         (
             ["--model", "llama-2-70b", "--gpu", "l4", "--gpus", "1", "--strategy", "single", "--write", "x.yaml"],
             "--write x.yaml: there is no recommended strategy to write. No strategy fits. single comes nearest: it ",

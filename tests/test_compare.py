@@ -228,7 +228,7 @@ def test_steps_of_another_run_are_refused_although_no_digest_names_them(folder):
     assert steps_of(file)
     for change in ({"final_loss": 9.0}, {"steps_done": 7}):
         changed = file._replace(record=file.record.model_copy(update=change))
-        with pytest.raises(Refusal, match="Restore the files"):
+        with pytest.raises(Refusal, match="Restore the files, or repeat the run"):
             steps_of(changed)
 
 

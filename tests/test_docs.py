@@ -472,9 +472,11 @@ def test_the_script_makes_what_the_first_table_examines(tmp_path):
 
 
 def _memory_rows(text: str) -> dict[tuple[str, ...], list[float]]:
-    """Return the peak and its ratio by the columns before them. Times depend on the machine and are left out."""
-    rows = re.findall(r"^(\w+ .*?)  +([\d.]+) [MG]iB(?: +([\d.]+)x)?", text, re.MULTILINE)
-    return {tuple(words.split()): [float(size) for size in sizes if size] for words, *sizes in rows}
+    """Return the peak and its ratio by the columns before them, and the unit. Times, which vary, are left out."""
+    rows = re.findall(r"^(\w+ .*?)  +([\d.]+) ([MG]iB)(?: +([\d.]+)x)?", text, re.MULTILINE)
+    return {
+        (*words.split(), unit): [float(each) for each in (size, ratio) if each] for words, size, unit, ratio in rows
+    }
 
 
 # ---------------------------------------------------------------- what `make derived` makes is what is committed

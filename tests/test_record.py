@@ -300,7 +300,7 @@ def test_a_name_that_is_no_files_is_refused(run_dir, where, run_id):
         ({"steps_done": True}, "steps_done=True: input should be a valid integer"),
         ({"world_size": 3}, "model_state_bytes has values of 2 ranks, but world_size is 3"),
         ({"seed": 7}, "seed is 7, but the config has 0"),
-        ({"proof": None}, "proof is missing, although"),
+        ({"proof": None}, "proof is missing, although every run with status ok"),
         ({"evaluation": [{"accuracy": 1.0}]}, "an entry has no step or no loss"),
         ({"status": "failed"}, "the status is failed, but failure is missing"),
         ({"machine": {"gpus": "many"}}, "machine: gpus='many'"),

@@ -517,7 +517,7 @@ def test_what_is_no_lock_is_refused(tmp_path, name, text, fact):
         ("deepspeed==0.19.6", "deepspeed==0.19.6", 0, "0 of 0"),
         ("deepspeed==0.19.6", "deepspeed==0.19.7", 1, "faults end"),
         ("deepspeed==0.17.5", "deepspeed==0.17.6", 1, "New fault: zero2 in fp32"),
-        ("deepspeed==0.19.8", "deepspeed==0.99.0", 3, "deepspeed 0.99.0 is unknown, because only the releases"),
+        ("deepspeed==0.19.8", "deepspeed==0.99.0", 3, "0.99.0 is unknown, because only the releases from 0.15.1 to"),
         ("transformers==5.18.0", "transformers==5.18.1", 3, "transformers 5.18.1 is unknown"),
         ("torch==2.13.0", "torch==2.13.0\ntrl==1.16.0\ntransformers==4.56.1", 1, "requires transformers>=4.56.2"),
     ],

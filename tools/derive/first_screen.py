@@ -352,13 +352,9 @@ def answers() -> str:
     """Return README's first two answers: the planner's recommendation for one model, and the releases to avoid."""
     best, ddp = shown_best(), shown_options()["ddp"]
     assert not ddp.fits
-    near = [
-        option
-        for option in choose.equally_fast(choose.preferred(advice().options))
-        if option in shown_options().values()
-    ]
-    simple = [option for option in near if choose.complexity(option)[:3] == choose.complexity(best)[:3]]
-    equal = [option.strategy.name for option in simple if option is not best]
+    near = choose.equally_fast(choose.preferred(advice().options))
+    simple = {option.strategy.name for option in near if choose.complexity(option)[:3] == choose.complexity(best)[:3]}
+    equal = [name for name in shown_options() if name in simple - {best.strategy.name}]
     assert equal
     names = " or ".join(STRATEGY_NAMES[name] for name in (best.strategy.name, *equal))
     newest = list(results.read("deepspeed"))[-1]
@@ -371,7 +367,7 @@ def answers() -> str:
         f"{batch} sequences of {job.sequence_length:,} tokens, which is ${_dollars(best):,.0f} per billion tokens. "
         f"DDP does not fit: it lacks {_gib(-ddp.free_bytes)} GiB per GPU.",
         f"**Which DeepSpeed release should I use?** {newest}, the newest that we tested, unless you train in one of "
-        f"[a few settings]({FAULTS}). With {first} to {last.split(' ')[-1]}, common settings [train incorrectly "
+        f"[a few settings]({FAULTS}). Avoid {first} to {last.split(' ')[-1]}: common settings [train incorrectly "
         "without an error message](#releases-that-train-incorrectly-without-an-error-message).",
     ]
     return sentences.bullets(lines)

@@ -16,6 +16,7 @@ PUBLIC_QUANTITIES = {
     "peak_reserved_bytes": "peak reserved",
     "fits": "whether it fits",
 }
+TIMES = ("seconds_per_step", "tokens_per_second_per_gpu")
 
 
 def public_predictions() -> str:
@@ -69,8 +70,7 @@ def public_overall() -> str:
     share = statistics.median(sum(answers) / len(answers) for answers in inside.values())
     too_fast = [row.is_too_fast for row in public_errors.compared() if row.is_too_fast is not None]
     met = [summary.is_met for summary in public_errors.summaries() if summary.is_met is not None]
-    fits = [row for row in public_errors.compared() if row.quantity == "fits"]
-    num_failed = sum(not row.measured for row in fits)
+    fits, num_failed = _fits()
     return (
         f"{sum(met)} of the {len(met)} expectations in the table were met. For {len(inside)} sources, we know how many "
         f"times are inside their intervals: the median share is {100 * share:.0f} % (expected: at least 75 %). For "
@@ -80,10 +80,15 @@ def public_overall() -> str:
     )
 
 
+def _fits() -> tuple[list[public_errors.Compared], int]:
+    """Return the predictions whether a training fits, and how many of these trainings ran out of memory."""
+    fits = [row for row in public_errors.compared() if row.quantity == "fits"]
+    return fits, sum(not row.measured for row in fits)
+
+
 def blind_memory() -> str:
     """Say how far peaks of tensors are off, by source, that were predicted before their logs were read."""
-    medians = _medians_by_source("peak_allocated_bytes")
-    return f"by {100 * medians[0]:.0f} to {whole_percent(medians[-1])} in the median, depending on the source"
+    return f"by {_range(_medians_by_source('peak_allocated_bytes'))} in the median, depending on the source"
 
 
 def _medians_by_source(*quantities: str) -> list[float]:
@@ -100,14 +105,20 @@ GOOD_TIME = 0.3  # median error of the times of a source; the sources are far fr
 
 def blind_times() -> str:
     """Say how far times are off, by source, that were predicted before their logs were read."""
-    medians = _medians_by_source("seconds_per_step", "tokens_per_second_per_gpu")
+    medians = _medians_by_source(*TIMES)
     sides = [[median for median in medians if (median <= GOOD_TIME) == is_good] for is_good in (True, False)]
-    good, bad = (f"{100 * side[0]:.0f} to {whole_percent(side[-1])}" for side in sides)
+    good, bad = map(_range, sides)
     numbers = {3: "three", 4: "four", 5: "five"}
     return (
         f"by {good} in the median for the trainings of {numbers[len(sides[0])]} publishers, and by {bad} for those of "
         f"{numbers[len(sides[1])]} other publishers"
     )
+
+
+def _median_time_error(group: str) -> float:
+    """Return the median of the errors of a group's times, with its sign. Below 0, the predicted times are too short."""
+    rows = [row for row in public_errors.compared() if public_errors.group_of(row) == group and row.quantity in TIMES]
+    return statistics.median(row.error for row in rows if row.error is not None)
 
 
 PROGRAMS = (
@@ -121,19 +132,16 @@ SPECIAL = ("Lightning largest models", "Megatron-LM golden values of H100", "MLP
 
 def trust() -> str:
     """Compare, in a few rows for README, what was predicted before the logs were read with the logs."""
-    fits = [row for row in public_errors.compared() if row.quantity == "fits"]
+    fits, num_failed = _fits()
     num_wrong = sum(row.predicted != row.measured for row in fits)
-    num_failed = sum(not row.measured for row in fits)
-    is_time = ("seconds_per_step", "tokens_per_second_per_gpu")
-    times = {each.group: each.median for each in public_errors.summaries() if each.quantity in is_time}
+    times = {each.group: each.median for each in public_errors.summaries() if each.quantity in TIMES}
     of_benchmark = {
         machines: [times.pop(f"ptd_benchmark {engine}, {machines}") for engine in ("DDP", "FSDP")]
         for machines in ("one machine", "several machines")
     }
     experts = times.pop("prime-rl baselines, mixtures of experts")
     assert {*times} == {*PROGRAMS, *SPECIAL}
-    slow = [row.error for row in public_errors.compared() if "several machines" in public_errors.group_of(row)]
-    assert statistics.median(error for error in slow if error is not None) < 0
+    assert all(_median_time_error(f"ptd_benchmark {engine}, several machines") < 0 for engine in ("DDP", "FSDP"))
     one, several = ([whole_percent(each) for each in medians] for medians in of_benchmark.values())
     of_programs, of_special = ([times[name] for name in names] for names in (PROGRAMS, SPECIAL))
     rows = [
