@@ -90,6 +90,7 @@ class Comparison(BaseModel):
     source: str  # name of the file in the archive
     quantities: list[str] = Field(default_factory=list)  # of quantities.QUANTITIES
     evaluations: Evaluations | None = None
+    margin: float | None = Field(default=None, gt=0)  # of learned quantities, in their unit: nats, or share of accuracy
     control: Group
     arms: list[Group]
     varied: list[str]  # the fields of the setting that the comparison is about
