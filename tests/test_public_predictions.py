@@ -7,43 +7,56 @@ import json
 import math
 
 import public_predictions
-import yaml
+import pytest
 
 from study.theory import measured_by_others
 
-SETTINGS = yaml.safe_load(public_predictions.SETTINGS.read_text(encoding="utf-8"))
-COMMITTED = json.loads(public_predictions.PREDICTIONS.read_text(encoding="utf-8"))
+# Of the files that were committed before the logs were read.
+REGISTERED = {
+    "public_logs": "bb89fa4d2100ff5a5eefb79064b22cf2363f98dd14d187a178ff269254ee5004",
+    "later_public_logs": "3821e0b97915ef2c81700585116d6b5b948e8718a330a6cada9417e40ebb091f",
+}
+by_file = pytest.mark.parametrize("name", public_predictions.NAMES)
 
 
-# Of the file that was committed before the logs were read.
-REGISTERED = "bb89fa4d2100ff5a5eefb79064b22cf2363f98dd14d187a178ff269254ee5004"
+def committed(name):
+    return (public_predictions.PREDICTIONS / f"{name}.json").read_bytes()
 
 
-def test_predictions_stay_that_were_committed_before_the_logs_were_read():
+@by_file
+def test_predictions_stay_that_were_committed_before_the_logs_were_read(name):
     """Errors are judged for them, so that a later version of the planner does not change them."""
-    assert hashlib.sha256(public_predictions.PREDICTIONS.read_bytes()).hexdigest() == REGISTERED
+    assert hashlib.sha256(committed(name)).hexdigest() == REGISTERED[name]
 
 
-def test_the_planner_predicts_the_same_rows_today():
-    today = public_predictions.predictions()
-    assert [row["id"] for row in today["predictions"]] == [row["id"] for row in COMMITTED["predictions"]]
+@by_file
+def test_the_planner_predicts_the_same_rows_today(name):
+    today = public_predictions.predictions(name)
+    assert [row["id"] for row in today["predictions"]] == [
+        row["id"] for row in json.loads(committed(name))["predictions"]
+    ]
 
 
-def test_no_row_has_a_measured_value():
-    assert all("published" not in row for family in SETTINGS["families"] for row in [family["same"], *family["rows"]])
-    assert all(math.isnan(case.published) for case in measured_by_others.public_logs())
+@by_file
+def test_no_row_has_a_measured_value(name):
+    families = public_predictions.settings(name)["families"]
+    assert all("published" not in row for family in families for row in [family["same"], *family["rows"]])
+    assert all(math.isnan(case.published) for case in measured_by_others.public_logs(f"{name}.yaml"))
 
 
-def test_every_row_has_an_id_a_log_and_something_to_compare():
-    rows = COMMITTED["predictions"]
+@by_file
+def test_every_row_has_an_id_a_log_and_something_to_compare(name):
+    content = json.loads(committed(name))
+    rows = content["predictions"]
     assert len({row["id"] for row in rows}) == len(rows)
     assert all(row["log"] and row["compare"] for row in rows)
     assert not [row["id"] for row in rows if "{" in row["id"] + row["log"]]
-    assert all(group["settings"] and group["reason"] for group in COMMITTED["not_expressible"])
+    assert all(group["settings"] and group["reason"] for group in content["not_expressible"])
 
 
-def test_an_interval_has_no_upper_end_if_the_step_is_short():
-    rows = COMMITTED["predictions"]
+@by_file
+def test_an_interval_has_no_upper_end_if_the_step_is_short(name):
+    rows = json.loads(committed(name))["predictions"]
     for row in rows:
         low, high = row["interval"]
         assert low < row["seconds_per_step"] < (high or math.inf)

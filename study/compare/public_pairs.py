@@ -40,6 +40,7 @@ class PairedComparison(BaseModel):
     )  # entry of the control -> of the arms, instead of `by`
     baseline: str = ""  # the control in words, which the table of pairs names
     is_null: bool = False  # nothing that should matter differs
+    margin: float | None = Field(default=None, gt=0)  # of the mean training loss, in nats per token
     caveats: list[str] = Field(default_factory=list)
 
 

@@ -1,6 +1,6 @@
 """Predict the trainings of public_logs.yaml, before their measured values are read into the project.
 
-    python tools/collect/public_predictions.py [--write]
+    python tools/collect/public_predictions.py [public_logs | later_public_logs] [--write]
 
 Prints a summary of each family. With --write, it also writes reports/predicted/public_logs.json: for each training the
 predicted seconds per step with their interval, the predicted memory, and the quantities that its log states; and the
@@ -25,36 +25,41 @@ from study.planner import choose
 from study.theory import measured_by_others, peaks, prediction, step_time
 from study.theory.measured_by_others import MeasuredCase
 
-SETTINGS = measured_by_others.FOLDER / "public_logs.yaml"
-PREDICTIONS = ROOT / "reports" / "predicted" / "public_logs.json"
+NAMES = ("public_logs", "later_public_logs")  # of files with settings, and of those with their predictions
+PREDICTIONS = ROOT / "reports" / "predicted"
 DIGITS = 4  # significant digits of seconds and rates
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", nargs="?", choices=NAMES, default=NAMES[0])
     parser.add_argument("--write", action="store_true", help="write the file, unless it was written before")
     options = parser.parse_args()
-    content = predictions()
+    content, path = predictions(options.name), PREDICTIONS / f"{options.name}.json"
     counts = Counter(row["family"] for row in content["predictions"])
     short = Counter(row["family"] for row in content["predictions"] if row["is_short"])
     rows = [(family, counts[family], short[family]) for family in counts]
     print(*terminal.table(["family", "trainings", "short"], rows, has_ruler=True), sep="\n")
     print(f"not expressible: {len(content['not_expressible'])} groups of settings")
-    if options.write and PREDICTIONS.exists():
-        raise SystemExit(f"{PREDICTIONS}: written before the logs were read, and judged as it is. Nothing is written.")
+    if options.write and path.exists():
+        raise SystemExit(f"{path}: written before the logs were read, and judged as it is. Nothing is written.")
     if options.write:
-        write_whole(PREDICTIONS, as_text(content).encode())
-        print(f"{PREDICTIONS}: written")
+        write_whole(path, as_text(content).encode())
+        print(f"{path}: written")
 
 
-def predictions() -> dict[str, Any]:
+def settings(name: str) -> Any:
+    """Return the content of the file with the settings."""
+    return yaml.safe_load((measured_by_others.FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
+
+
+def predictions(name: str) -> dict[str, Any]:
     """Return what the committed file has."""
-    settings = yaml.safe_load(SETTINGS.read_text(encoding="utf-8"))
-    by_training = itertools.groupby(measured_by_others.public_logs(), key=lambda case: case.name)
+    by_training = itertools.groupby(measured_by_others.public_logs(f"{name}.yaml"), key=lambda case: case.name)
     return {
-        "command": "python tools/collect/public_predictions.py --write",
+        "command": f"python tools/collect/public_predictions.py {'' if name == NAMES[0] else f'{name} '}--write",
         "predictions": [predict(list(cases)) for _, cases in by_training],
-        "not_expressible": settings["not_expressible"],
+        "not_expressible": settings(name)["not_expressible"],
     }
 
 

@@ -165,9 +165,9 @@ def adapter_cases() -> list[MeasuredCase]:
     return list(_cases("adapters.yaml"))
 
 
-def public_logs() -> list[MeasuredCase]:
-    """Return the settings of trainings from public_logs.yaml, without what was measured in these trainings."""
-    return list(_cases("public_logs.yaml"))
+def public_logs(file: str = "public_logs.yaml") -> list[MeasuredCase]:
+    """Return the settings of trainings with public logs, without what was measured in these trainings."""
+    return list(_cases(file))
 
 
 @cache
