@@ -201,8 +201,25 @@ def test_pairs_by_fields_of_runs_that_have_totals_only() -> None:
         name="x", question="?", source="s", control={"num_nodes": 1}, arm={"num_nodes": 4}, by=["model"]
     )
     (pair,) = public_pairs.pairs_of(comparison, runs)
-    assert pair == ("a against b", 0, None, None, None, 1.5, 1.0, True, None)
+    assert pair == ("a against b", 0, None, None, None, 1.5, 1.0, True, None, None)
     assert quantities.seconds_per_step(runs[0]) == 2.0
+
+
+def test_a_margin_of_pairs_is_in_nats() -> None:
+    losses = {1: [2.0, 2.0, 2.0], 2: [2.004, 1.999, 2.006]}  # the mean losses that the source states
+    runs = [
+        make(f"{gpus}-{n}", entry=f"{n}", num_gpus=gpus).model_copy(update={"training": None, "totals": {"loss": loss}})
+        for gpus, of_gpus in losses.items()
+        for n, loss in enumerate(of_gpus)
+    ]
+    comparison = PairedComparison(
+        name="x", question="?", source="s", control={"num_gpus": 1}, arm={"num_gpus": 2}, margin=0.005
+    )
+    pairs = public_pairs.pairs_of(comparison, runs)
+    assert [pair.nats for pair in pairs] == pytest.approx([0.004, -0.001, 0.006])
+    (row,) = public_figures.table_of_pairs([(comparison, pairs)]).to_dict("records")
+    cell = row["the same in nats: mean, 95 % interval, within the margin"]
+    assert cell == "+0.0030 (\N{MINUS SIGN}0.0060 to +0.0120), 2 of 3 within 0.005"
 
 
 def test_one_control_in_several_pairs() -> None:

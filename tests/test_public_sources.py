@@ -9,7 +9,17 @@ from pathlib import Path
 
 import public_runs
 import pytest
-from public_sources import fsdp_qlora, lai_project, ptd_benchmark, reading, readme
+from public_sources import (
+    ds_verify_loss,
+    fms_acceleration,
+    fsdp_qlora,
+    lai_project,
+    mlperf,
+    parameter_golf,
+    ptd_benchmark,
+    reading,
+    readme,
+)
 from public_sources.checkout import Checkout
 
 from study.errors import Refusal
@@ -134,6 +144,105 @@ def test_rows_of_other_cards_are_not_read(tmp_path: Path) -> None:
         ("fq-3090-7b-lora-b4", [6, 6], 1366.0),
         ("fq-h100-70b-x4", [23, 23], 667.0),
     ]
+
+
+COLUMNS = (
+    "bf16,framework_config,learning_rate,mem_nvidia_mem_reserved,mem_peak_torch_mem_alloc_in_bytes,"
+    "mem_torch_mem_alloc_in_bytes,model_name_or_path,num_gpus,peft_method,per_device_train_batch_size,target_modules,"
+    "torch_dtype,train_loss,train_runtime,train_steps_per_second,train_tokens_per_second\n"
+)
+ROWS = (
+    ",none,2e-5,100.0,300.0,200.0,a/M,1,,4,,bfloat16,1.5,50.0,2.0,400.0\n"
+    ",none,2e-5,90.0,,,a/M,2,,2,,bfloat16,,,,\n"
+    "True,accelerated-peft-bnb-foak,2e-4,60.0,30.0,20.0,a/M,2,lora,2,q_proj,bfloat16,1.25,25.0,4.0,400.0\n"
+)
+
+
+def test_rows_of_one_and_of_several_gpus_have_one_entry(tmp_path: Path) -> None:
+    folder, first = fms_acceleration.FOLDER, next(iter(fms_acceleration.FILES))
+    files = {f"{folder}{name}": COLUMNS for name in fms_acceleration.FILES}
+    files |= {
+        f"{folder}{releases}.txt": "torch==2.4.1\nattrs==1\n" for _, releases, *_ in fms_acceleration.FILES.values()
+    }
+    one, two, adapters = fms_acceleration.runs(checkout(tmp_path, files | {f"{folder}{first}": COLUMNS + ROWS}))
+    assert one.setting.entry == two.setting.entry == "packed/none/M/full/no/4"
+    assert (one.setting.engine, two.setting.engine, one.setting.versions) == ("none", "FSDP1", {"torch": "2.4.1"})
+    assert (one.totals["loss"], one.totals["seconds_per_step"], one.totals["used_bytes"]) == (1.5, 0.5, 100 << 20)
+    assert (two.totals, two.ending, two.source.lines) == ({}, "ended early", [3, 3])
+    assert adapters.setting.adapter == "LoRA, rank 16, on q_proj; frozen: NF4"
+    assert (adapters.setting.other["mixed_precision"], adapters.setting.other["quantized_kernels"]) == ("bf16", True)
+
+
+GOLF = """\
+log0(f"step:{step}/{args.iterations} val_loss:{val_loss:.4f} train_time:{training_time_ms:.0f}ms")
+====================================================================================================
+Running PyTorch 2.10.0+cu128
+model_params:17059912
+world_size:2 grad_accum_steps:4
+train_batch_tokens:8192 train_seq_len:1024 iterations:20000 warmup_steps:20 max_wallclock_seconds:600.000
+seed:1337
+step:0/20000 val_loss:6.5 val_bpb:4.1 train_time:0ms step_avg:0.01ms
+step:1/20000 train_loss:6.25 train_time:500ms step_avg:500.00ms
+step:2/20000 val_loss:6.0 val_bpb:4.0 train_time:1000ms step_avg:500.00ms
+peak memory allocated: 100 MiB reserved: 200 MiB
+final_int8_zlib_roundtrip val_loss:5.0 val_bpb:3.1 eval_time:10ms
+"""
+
+
+def test_steps_are_read_after_the_program_that_a_log_begins_with(tmp_path: Path) -> None:
+    (run,) = parameter_golf.runs(checkout(tmp_path, {f"{parameter_golf.FOLDER}train_v0.txt": GOLF}))
+    assert run.training is not None
+    assert run.evaluation is not None
+    assert run.training.columns == {"step": [1], "samples": [8], "seconds": [0.5], "loss": [6.25]}
+    assert run.evaluation.columns["evaluation_loss"] == [6.5, 6.0]
+    assert (run.setting.num_gpus, run.setting.accumulation_steps, run.setting.micro_batch_size) == (2, 4, 1)
+    assert run.totals == {"peak_allocated_bytes": 100 << 20, "peak_reserved_bytes": 200 << 20}
+
+
+VERIFY = """\
+Namespace(model_name='m', learning_rate=1e-06, zero_stage=2)
+DeepSpeed info: version=0.17.1+e440506b, git-hash=e440506b
+Epoch 1, Step 40, Loss: 10.5 sync: True time: 0.5 alloc_mem: 100 peak_mem: 300
+Epoch 1, Step 80, Loss: 9.5 sync: True time: 0.25 alloc_mem: 100 peak_mem: 300
+m ds=True np=8 batch_size=1 seq=512 zero_stage=2 acc=4 ac=False compile=False iteration time: 0.3000 alloc_mem: 1 peak
+"""
+
+
+def test_micro_steps_are_counted_as_optimizer_steps(tmp_path: Path) -> None:
+    (run,) = ds_verify_loss.runs(checkout(tmp_path, {f"{ds_verify_loss.FOLDER}z2_baseline.log": VERIFY}))
+    assert run.training is not None
+    assert (run.training.columns["step"], run.training.columns["loss"]) == ([10, 20], [10.5, 9.5])
+    assert (run.setting.strategy, run.setting.global_batch_size, run.setting.gpu) == ("zero2", 32, None)
+    assert run.totals == {"seconds_per_step": 0.3}
+
+
+def test_systems_of_dell_with_h100_are_read_and_their_repetitions_are_not(tmp_path: Path) -> None:
+    line = ':::MLLOG {{"time_ms": {}, "event_type": "POINT_IN_TIME", "key": "{}", "value": {}, "metadata": {}}}\n'
+    log = "".join(
+        line.format(*parts)
+        for parts in [
+            (0, "submission_benchmark", '"llama2_70b_lora"', "{}"),
+            (0, "global_batch_size", 8, "{}"),
+            (0, "run_start", "null", "{}"),
+            (1000, "train_loss", 1.5, '{"samples_count": 80}'),
+            (2000, "eval_accuracy", 0.94, '{"samples_count": 80}'),
+        ]
+    )
+    system = '{"accelerator_model_name": "NVIDIA H100-SXM5-80GB", "number_of_nodes": "2", "accelerators_per_node": "8"}'
+    files = {
+        f"Dell/{place}": text
+        for name in ("2xXE9680x8H100-SXM-80GB", "2xXE9680x8H100-SXM-80GB-POWER")
+        for place, text in (
+            (f"results/{name}/llama2_70b_lora/result_0.txt", log),
+            (f"systems/{name}.json", system),
+        )
+    }
+    (run,) = mlperf.llama2_lora_dell(checkout(tmp_path, files))
+    assert run.evaluation is not None
+    assert run.evaluation.columns["evaluation_loss"] == [0.94]
+    assert (run.name, run.setting.num_gpus, run.setting.engine) == (
+        "dell-2xXE9680x8H100-SXM-80GB-0", 16, "Megatron Core",
+    )  # fmt: skip
 
 
 def test_few_steps_are_multiples_of_a_round_number() -> None:

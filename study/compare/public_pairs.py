@@ -55,7 +55,9 @@ class Pair(NamedTuple):
     time: float | None  # seconds per step of the arm relative to those of the control
     peak: float | None  # peak of the tensors of the arm relative to that of the control
     is_whole: bool  # whether neither log ended early; the steps that both logged are compared anyway
-    mean: float | None = None  # relative difference of the mean of the losses of all common steps, with its sign
+    # The relative difference of the mean of the losses, with its sign: of all common steps, or as stated by the source.
+    mean: float | None = None
+    nats: float | None = None  # the same difference, not relative
 
 
 class Spread(NamedTuple):
@@ -114,7 +116,10 @@ def _pair(control: PublicRun, arm: PublicRun) -> Pair:
     losses, others = (dict(points(run.training, "step", "loss")) for run in (control, arm))
     steps = sorted(losses.keys() & others.keys())
     relative = [others[step] / losses[step] - 1 for step in steps if losses[step]]
-    mean, other_mean = (statistics.fmean(side[step] for step in steps) if steps else None for side in (losses, others))
+    mean, other_mean = (
+        statistics.fmean(side[step] for step in steps) if steps else run.totals.get("loss")
+        for side, run in ((losses, control), (others, arm))
+    )
     times, other_times = (_seconds(run) for run in (control, arm))
     peak, other_peak = (
         max(logged(run.training, "peak_allocated_bytes"), default=run.totals.get("peak_allocated_bytes"))
@@ -131,6 +136,7 @@ def _pair(control: PublicRun, arm: PublicRun) -> Pair:
         other_peak / peak if peak and other_peak else None,
         control.counts and arm.counts,
         other_mean / mean - 1 if mean and other_mean else None,
+        other_mean - mean if mean and other_mean else None,
     )
 
 

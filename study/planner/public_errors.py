@@ -1,7 +1,8 @@
 """Compare predictions with the measurements of public runs, which others trained.
 
 The predictions in reports/predicted/public_logs.json were committed before a measured value of these trainings was read
-into the project. The limits that were expected are in the head comment of public_logs.yaml, next to the settings.
+into the project. The limits that were expected are in the head comment of public_logs.yaml, next to the settings. Those
+of later_public_logs.json, with later_public_logs.yaml, were committed in the same way.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from study.files import ROOT
 from study.public_runs import archive, quantities
 from study.public_runs.schema import PublicRun
 
-PREDICTIONS = ROOT / "reports" / "predicted" / "public_logs.json"
+PREDICTIONS = ROOT / "reports" / "predicted"
+FIRST, LATER = "public_logs", "later_public_logs"
 # The archive that has the logs of a family of predictions.
 SOURCES = {
     "MLPerf Juniper Llama 2 70B LoRA": "mlperf-llama2-lora",
@@ -32,6 +34,9 @@ SOURCES = {
     "Megatron-LM golden values of H100": "megatron",
     "prime-rl baselines": "prime-rl",
     "fsdp_qlora benchmarks": "fsdp-qlora",
+    "fms-acceleration, full fine-tuning": "fms-acceleration",
+    "fms-acceleration, adapters": "fms-acceleration",
+    "ds_verify_loss": "ds-verify-loss",
 }
 SKIPPED = 10  # steps of warm-up, as the conditions of the families say
 
@@ -56,9 +61,9 @@ class Compared(NamedTuple):
 
 
 @cache
-def compared() -> tuple[Compared, ...]:
-    """Return every prediction that counts in the comparison, with the measured value."""
-    rows = json.loads(PREDICTIONS.read_text(encoding="utf-8"))["predictions"]
+def compared(file: str = FIRST) -> tuple[Compared, ...]:
+    """Return every prediction of a file that counts in the comparison, with the measured value."""
+    rows = json.loads((PREDICTIONS / f"{file}.json").read_text(encoding="utf-8"))["predictions"]
     return tuple(each for row in rows if row["is_judged"] for each in _of_row(row))
 
 
@@ -170,6 +175,11 @@ LIMITS: dict[tuple[str, str], Limit] = {
     ("MLPerf NVIDIA BERT", "seconds_per_step"): Limit(inside=0.75),
     ("Megatron-LM golden values of H100", "seconds_per_step"): Limit(too_short=1.5),
     ("Megatron-LM golden values of H100", "peak_allocated_bytes"): Limit(most=0.15),
+    ("fms-acceleration, full fine-tuning", "tokens_per_second_per_gpu"): Limit(inside=0.8),
+    ("fms-acceleration, full fine-tuning", "peak_allocated_bytes"): Limit(median=0.10),
+    ("fms-acceleration, adapters", "tokens_per_second_per_gpu"): Limit(inside=0.6),
+    ("fms-acceleration, adapters", "peak_allocated_bytes"): Limit(median=0.15),
+    ("ds_verify_loss", "peak_allocated_bytes"): Limit(most=0.15),
 }
 
 
@@ -191,10 +201,10 @@ class Summary(NamedTuple):
     is_met: bool | None  # None if nothing was expected
 
 
-def summaries() -> list[Summary]:
+def summaries(file: str = FIRST) -> list[Summary]:
     """Return a summary for each group and quantity, in the order of the predictions."""
     groups: dict[tuple[str, str], list[Compared]] = {}
-    for each in compared():
+    for each in compared(file):
         groups.setdefault((group_of(each), each.quantity), []).append(each)
     return [_summary(*key, members) for key, members in groups.items()]
 

@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from study.compare.differences import t_interval
 from study.compare.public_comparisons import Difference, Result
 from study.compare.public_pairs import Pair, PairedComparison, also_differs, spread
 from study.public_runs import archive
@@ -204,6 +206,7 @@ def table_of_pairs(results: Iterable[tuple[PairedComparison, Sequence[Pair]]]) -
                 "difference of the mean loss": _sizes(
                     [None if pair.mean is None else abs(pair.mean) for pair in pairs]
                 ),
+                "the same in nats: mean, 95 % interval, within the margin": _nats(comparison, pairs),
             }
         )
     return pd.DataFrame(rows)
@@ -293,6 +296,17 @@ def _sizes(values: Sequence[float | None]) -> str:
     if known.num < 5:
         return ", ".join(percent(value) for value in values if value is not None)
     return f"{percent(known.median)} ({percent(known.tenth)} to {percent(known.ninetieth)})"
+
+
+def _nats(comparison: PairedComparison, pairs: Sequence[Pair]) -> str:
+    """Return the mean difference of the losses over pairs, its interval, and how many pairs are within the margin."""
+    known = np.array([pair.nats for pair in pairs if pair.nats is not None])
+    if comparison.margin is None or not len(known):
+        return ""
+    mean, low, high = t_interval(known)
+    interval = "" if low is None else f" ({low:+.4f} to {high:+.4f})"
+    inside = f"{np.sum(np.abs(known) <= comparison.margin)} of {len(known)} within {comparison.margin:g}"
+    return f"{mean:+.4f}{interval}, {inside}".replace("-", "\N{MINUS SIGN}")
 
 
 def _signed(relative: float) -> str:

@@ -18,6 +18,8 @@ import click
 from public_sources import (
     automodel,
     deepspeed_examples,
+    ds_verify_loss,
+    fms_acceleration,
     fsdp_qlora,
     lai_project,
     lightning,
@@ -25,6 +27,7 @@ from public_sources import (
     mlperf,
     modded_nanogpt,
     opentau,
+    parameter_golf,
     peft_adapters,
     prime_rl,
     ptd_benchmark,
@@ -38,11 +41,9 @@ from study.errors import Refusal
 from study.files import write_whole
 from study.public_runs import archive
 
-RETRIEVED = "2026-11-28"
-
-
 APACHE, MIT, BSD = "Apache-2.0", "MIT", "BSD-3-Clause"
 NONE = "none"  # only numbers are kept, with their address
+LATER = "2026-11-30"  # the day on which these files were read
 MLCOMMONS = "mlcommons/training_results_"
 MINGPT, MIT_BY_README = "e1be576acc04357ee54a501fc8299f0937b0864c", "MIT by its README"
 SOURCES: dict[str, list[Repository]] = {  # a source may need several repositories, in this order
@@ -65,6 +66,12 @@ SOURCES: dict[str, list[Repository]] = {  # a source may need several repositori
     "torchtitan": [Repository("pytorch/torchtitan", "b5bcd76c", BSD, torchtitan.runs)],
     "deepspeed-examples": [Repository("deepspeedai/DeepSpeedExamples", "45b4b715", APACHE, deepspeed_examples.runs)],
     "peft-adapters": [Repository("huggingface/peft", "5d602fdb", APACHE, peft_adapters.runs)],
+    "mlperf-llama2-lora-dell": [Repository(f"{MLCOMMONS}v4.1", "b87b9e39", APACHE, mlperf.llama2_lora_dell, LATER)],
+    "fms-acceleration": [
+        Repository("foundation-model-stack/fms-acceleration", "876e2ed6", APACHE, fms_acceleration.runs, LATER)
+    ],
+    "parameter-golf": [Repository("openai/parameter-golf", "4908dc46", MIT, parameter_golf.runs, LATER)],
+    "ds-verify-loss": [Repository("tohtana/ds_verify_loss", "ab4d4b8", NONE, ds_verify_loss.runs, LATER)],
 }
 
 
@@ -78,7 +85,7 @@ def main(source: str, clones: tuple[Path, ...]) -> None:
     started = time.monotonic()
     runs = []
     for repository, clone in zip(repositories, clones, strict=True):
-        checkout = Checkout(clone, repository.name, repository.commit, repository.license, RETRIEVED)
+        checkout = Checkout(clone, repository.name, repository.commit, repository.license, repository.retrieved)
         runs += list(repository.runs(checkout))
         for reason in checkout.left_out:
             print(f"left out: {reason}")

@@ -1,4 +1,4 @@
-"""Logs of MLPerf Training: Llama 2 70B with LoRA under ZeRO-3, and BERT-large on A100 and H100 machines."""
+"""Logs of MLPerf Training: Llama 2 70B with LoRA under ZeRO-3 and in NeMo, and BERT-large on A100 and H100 machines."""
 
 from __future__ import annotations
 
@@ -44,6 +44,29 @@ def llama2_lora(checkout: Checkout) -> Iterator[PublicRun]:
                 micro_batch_size=1,
                 sequence_length=8192,
                 versions={"deepspeed": "0.13.2", "flash-attn": "2.4.1", "container": "pytorch:24.01-py3"},
+            )  # fmt: skip
+
+
+def llama2_lora_dell(checkout: Checkout) -> Iterator[PublicRun]:
+    """Yield Dell's trainings of Llama 2 70B with LoRA in NeMo on 4 to 64 H100 with one global batch."""
+    for path in checkout.under("Dell/results/"):
+        # The logs of the system "POWER" have the time stamps of those of the same system without it.
+        if "H100-SXM-80GB/llama2_70b_lora/result_" in path:
+            machine = _machine(checkout, path)
+            assert machine is not None
+            yield read_run(
+                checkout, path, f"dell-{machine['entry']}-{_number(path)}",
+                **machine,
+                benchmark="MLPerf Training 4.1 llama2_70b_lora closed",
+                model="Llama 2 70B",
+                program="NeMo",
+                engine="Megatron Core",
+                strategy="tensor, context and data parallelism",
+                precision="FP8 and bf16",
+                optimizer="AdamW",
+                adapter="LoRA, rank 16, alpha 32",
+                micro_batch_size=1,
+                sequence_length=8192,
             )  # fmt: skip
 
 

@@ -116,6 +116,14 @@ def of_totals(
     )
 
 
+def numbers_in(text: str, pattern: re.Pattern[str]) -> list[float]:
+    """Return the numbers in the groups of a pattern, where it first matches a text. Raises Refusal if it does not."""
+    match = pattern.search(text)
+    if match is None:
+        raise Refusal(f"a log lacks {pattern.pattern!r}")
+    return [float(group) for group in match.groups()]
+
+
 def line_of(text: str, match: re.Match[str]) -> list[int]:
     """Return the first and the last line of a match in a text."""
     first = text[: match.start()].count("\n") + 1

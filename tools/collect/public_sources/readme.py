@@ -57,7 +57,7 @@ def page(sources: Mapping[str, Sequence[Repository]]) -> str:
         f"    python tools/collect/public_runs.py {name} {' '.join(folders)}" for name, folders in clones.items()
     ]
     table = markdown(HEAD, rows, len(HEAD))
-    note = f"About the first two sources: {MLPERF_FOOTNOTE}"
+    note = f"About the sources of MLPerf: {MLPERF_FOOTNOTE}"
     return "\n".join([INTRODUCTION, "", "## Sources", "", *table, "", note, "", COMMANDS, *commands, ""])
 
 
