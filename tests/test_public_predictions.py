@@ -1,4 +1,4 @@
-"""The predictions of public_logs.yaml: the committed file stays, and no row has a measured value."""
+"""The predictions of trainings of others: the committed files stay, and no row has a measured value."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import math
 
 import public_predictions
+import pytest
 import yaml
 
 from study.theory import measured_by_others
@@ -15,23 +16,30 @@ SETTINGS = yaml.safe_load(public_predictions.SETTINGS.read_text(encoding="utf-8"
 COMMITTED = json.loads(public_predictions.PREDICTIONS.read_text(encoding="utf-8"))
 
 
-# Of the file that was committed before the logs were read.
-REGISTERED = "bb89fa4d2100ff5a5eefb79064b22cf2363f98dd14d187a178ff269254ee5004"
+# Of the files that were committed before the measured values were read.
+REGISTERED = {
+    public_predictions.PREDICTIONS: "bb89fa4d2100ff5a5eefb79064b22cf2363f98dd14d187a178ff269254ee5004",
+    public_predictions.REST: "34565f6e3b072862a31509271ea97e06510baebaca4700add5859626cefd0ce6",
+}
 
 
-def test_predictions_stay_that_were_committed_before_the_logs_were_read():
+@pytest.mark.parametrize("path", REGISTERED, ids=lambda path: path.stem)
+def test_predictions_stay_that_were_committed_before_the_values_were_read(path):
     """Errors are judged for them, so that a later version of the planner does not change them."""
-    assert hashlib.sha256(public_predictions.PREDICTIONS.read_bytes()).hexdigest() == REGISTERED
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == REGISTERED[path]
 
 
-def test_the_planner_predicts_the_same_rows_today():
-    today = public_predictions.predictions()
-    assert [row["id"] for row in today["predictions"]] == [row["id"] for row in COMMITTED["predictions"]]
+@pytest.mark.parametrize("make", [public_predictions.predictions, public_predictions.predictions_of_rest])
+def test_the_planner_predicts_the_same_rows_today(make):
+    path = public_predictions.PREDICTIONS if make is public_predictions.predictions else public_predictions.REST
+    committed = json.loads(path.read_text(encoding="utf-8"))["predictions"]
+    assert [row["id"] for row in make()["predictions"]] == [row["id"] for row in committed]
 
 
 def test_no_row_has_a_measured_value():
     assert all("published" not in row for family in SETTINGS["families"] for row in [family["same"], *family["rows"]])
-    assert all(math.isnan(case.published) for case in measured_by_others.public_logs())
+    cases = [*measured_by_others.public_logs(), *measured_by_others.rest_of_throughput()]
+    assert all(math.isnan(case.published) for case in cases)
 
 
 def test_every_row_has_an_id_a_log_and_something_to_compare():

@@ -170,6 +170,11 @@ LIMITS: dict[tuple[str, str], Limit] = {
     ("MLPerf NVIDIA BERT", "seconds_per_step"): Limit(inside=0.75),
     ("Megatron-LM golden values of H100", "seconds_per_step"): Limit(too_short=1.5),
     ("Megatron-LM golden values of H100", "peak_allocated_bytes"): Limit(most=0.15),
+    # The constants are fitted to other rows of the same tables, so the errors are expected to be small.
+    **{
+        (f"LLM Foundry, {gpu}", "tokens_per_second_per_gpu"): Limit(inside=0.9, median=0.08, fourth_fifth=0.15)
+        for gpu in ("a100-40gb", "a100-80gb", "h100-sxm")
+    },
 }
 
 

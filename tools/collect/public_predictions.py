@@ -1,10 +1,10 @@
-"""Predict the trainings of public_logs.yaml, before their measured values are read into the project.
+"""Predict the trainings of public_logs.yaml and mpt_throughput_rest.csv, before their measured values are read.
 
     python tools/collect/public_predictions.py [--write]
 
-Prints a summary of each family. With --write, it also writes reports/predicted/public_logs.json: for each training the
-predicted seconds per step with their interval, the predicted memory, and the quantities that its log states; and the
-settings that the planner cannot express, with the reasons.
+Prints a summary of each family. With --write, it also writes the files in reports/predicted that do not exist yet: for
+each training the predicted seconds per step with their interval, the predicted memory, and the quantities that its log
+states; and the settings that the planner cannot express, with the reasons.
 """
 
 from __future__ import annotations
@@ -27,24 +27,25 @@ from study.theory.measured_by_others import MeasuredCase
 
 SETTINGS = measured_by_others.FOLDER / "public_logs.yaml"
 PREDICTIONS = ROOT / "reports" / "predicted" / "public_logs.json"
+REST = ROOT / "reports" / "predicted" / "mpt_throughput_rest.json"
 DIGITS = 4  # significant digits of seconds and rates
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write the file, unless it was written before")
+    parser.add_argument("--write", action="store_true", help="write the files that do not exist yet")
     options = parser.parse_args()
-    content = predictions()
-    counts = Counter(row["family"] for row in content["predictions"])
-    short = Counter(row["family"] for row in content["predictions"] if row["is_short"])
-    rows = [(family, counts[family], short[family]) for family in counts]
-    print(*terminal.table(["family", "trainings", "short"], rows, has_ruler=True), sep="\n")
-    print(f"not expressible: {len(content['not_expressible'])} groups of settings")
-    if options.write and PREDICTIONS.exists():
-        raise SystemExit(f"{PREDICTIONS}: written before the logs were read, and judged as it is. Nothing is written.")
-    if options.write:
-        write_whole(PREDICTIONS, as_text(content).encode())
-        print(f"{PREDICTIONS}: written")
+    for path, content in ((PREDICTIONS, predictions()), (REST, predictions_of_rest())):
+        counts = Counter(row["family"] for row in content["predictions"])
+        short = Counter(row["family"] for row in content["predictions"] if row["is_short"])
+        rows = [(family, counts[family], short[family]) for family in counts]
+        print(*terminal.table(["family", "trainings", "short"], rows, has_ruler=True), sep="\n")
+        print(f"not expressible: {len(content['not_expressible'])} groups of settings")
+        if options.write and path.exists():
+            print(f"{path}: written before the values were read, and judged as it is. It is not written again.")
+        elif options.write:
+            write_whole(path, as_text(content).encode())
+            print(f"{path}: written")
 
 
 def predictions() -> dict[str, Any]:
@@ -56,6 +57,12 @@ def predictions() -> dict[str, Any]:
         "predictions": [predict(list(cases)) for _, cases in by_training],
         "not_expressible": settings["not_expressible"],
     }
+
+
+def predictions_of_rest() -> dict[str, Any]:
+    """Return what the committed file about the other rows of MosaicML's tables has."""
+    rows = [predict([case]) for case in measured_by_others.rest_of_throughput()]
+    return {"command": "python tools/collect/public_predictions.py --write", "predictions": rows, "not_expressible": []}
 
 
 def predict(cases: Sequence[MeasuredCase]) -> dict[str, Any]:
