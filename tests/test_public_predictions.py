@@ -10,6 +10,7 @@ import public_predictions
 import pytest
 import yaml
 
+from study.public_runs import archive
 from study.theory import measured_by_others
 
 SETTINGS = yaml.safe_load(public_predictions.SETTINGS.read_text(encoding="utf-8"))
@@ -56,3 +57,11 @@ def test_an_interval_has_no_upper_end_if_the_step_is_short():
         low, high = row["interval"]
         assert low < row["seconds_per_step"] < (high or math.inf)
     assert all(row["interval"][1] is None for row in rows if row["is_short"])
+
+
+def test_the_rows_that_are_fitted_and_the_predicted_rows_are_all_rows_of_the_tables():
+    fitted = [row.tokens_per_second_per_gpu for row in measured_by_others.throughput_rows()]
+    names = {case.name.replace(" ", "-") for case in measured_by_others.rest_of_throughput()}
+    other = [run for run in archive.source("llm-foundry") if run.name not in names]
+    assert sorted(run.totals["tokens_per_second_per_gpu"] for run in other) == sorted(fitted)
+    assert len(archive.source("llm-foundry")) == len(fitted) + len(names) == 216

@@ -21,6 +21,7 @@ from public_sources import (
     fsdp_qlora,
     lai_project,
     lightning,
+    llm_foundry,
     megatron,
     mlperf,
     modded_nanogpt,
@@ -37,9 +38,6 @@ from study import errors
 from study.errors import Refusal
 from study.files import write_whole
 from study.public_runs import archive
-
-RETRIEVED = "2026-11-28"
-
 
 APACHE, MIT, BSD = "Apache-2.0", "MIT", "BSD-3-Clause"
 NONE = "none"  # only numbers are kept, with their address
@@ -64,6 +62,7 @@ SOURCES: dict[str, list[Repository]] = {  # a source may need several repositori
     "lai-project": [Repository("baraql/lai-proj", "e755fea9", NONE, lai_project.runs)],
     "torchtitan": [Repository("pytorch/torchtitan", "b5bcd76c", BSD, torchtitan.runs)],
     "deepspeed-examples": [Repository("deepspeedai/DeepSpeedExamples", "45b4b715", APACHE, deepspeed_examples.runs)],
+    "llm-foundry": [Repository("mosaicml/llm-foundry", "8c8dd48f", APACHE, llm_foundry.runs, "2026-11-30")],
     "peft-adapters": [Repository("huggingface/peft", "5d602fdb", APACHE, peft_adapters.runs)],
 }
 
@@ -78,7 +77,7 @@ def main(source: str, clones: tuple[Path, ...]) -> None:
     started = time.monotonic()
     runs = []
     for repository, clone in zip(repositories, clones, strict=True):
-        checkout = Checkout(clone, repository.name, repository.commit, repository.license, RETRIEVED)
+        checkout = Checkout(clone, repository.name, repository.commit, repository.license, repository.retrieved)
         runs += list(repository.runs(checkout))
         for reason in checkout.left_out:
             print(f"left out: {reason}")

@@ -21,6 +21,7 @@ class Repository:
     commit: str
     license: str
     runs: Callable[[Checkout], Iterator[PublicRun]]
+    retrieved: str = "2026-11-28"
 
 
 class Checkout:
