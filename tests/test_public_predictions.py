@@ -1,4 +1,4 @@
-"""The predictions of public_logs.yaml: the committed file stays, and no row has a measured value."""
+"""The predictions of trainings of others: the committed files stay, and no row has a measured value."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import math
 import public_predictions
 import pytest
 
+from study.public_runs import archive
 from study.theory import measured_by_others
 
 # Of the files that were committed before the logs were read.
 REGISTERED = {
     "public_logs": "bb89fa4d2100ff5a5eefb79064b22cf2363f98dd14d187a178ff269254ee5004",
+    "mpt_throughput_rest": "34565f6e3b072862a31509271ea97e06510baebaca4700add5859626cefd0ce6",
     "later_public_logs": "3821e0b97915ef2c81700585116d6b5b948e8718a330a6cada9417e40ebb091f",
 }
 by_file = pytest.mark.parametrize("name", public_predictions.NAMES)
@@ -41,7 +43,7 @@ def test_the_planner_predicts_the_same_rows_today(name):
 def test_no_row_has_a_measured_value(name):
     families = public_predictions.settings(name)["families"]
     assert all("published" not in row for family in families for row in [family["same"], *family["rows"]])
-    assert all(math.isnan(case.published) for case in measured_by_others.public_logs(f"{name}.yaml"))
+    assert all(math.isnan(case.published) for case in public_predictions.cases(name))
 
 
 @by_file
@@ -61,3 +63,11 @@ def test_an_interval_has_no_upper_end_if_the_step_is_short(name):
         low, high = row["interval"]
         assert low < row["seconds_per_step"] < (high or math.inf)
     assert all(row["interval"][1] is None for row in rows if row["is_short"])
+
+
+def test_the_rows_that_are_fitted_and_the_predicted_rows_are_all_rows_of_the_tables():
+    fitted = [row.tokens_per_second_per_gpu for row in measured_by_others.throughput_rows()]
+    names = {case.name.replace(" ", "-") for case in measured_by_others.rest_of_throughput()}
+    other = [run for run in archive.source("llm-foundry") if run.name not in names]
+    assert sorted(run.totals["tokens_per_second_per_gpu"] for run in other) == sorted(fitted)
+    assert len(archive.source("llm-foundry")) == len(fitted) + len(names) == 216

@@ -1,10 +1,10 @@
-"""Predict the trainings of public_logs.yaml, before their measured values are read into the project.
+"""Predict trainings of others, before their measured values are read.
 
-    python tools/collect/public_predictions.py [public_logs | later_public_logs] [--write]
+    python tools/collect/public_predictions.py [public_logs | later_public_logs | mpt_throughput_rest] [--write]
 
-Prints a summary of each family. With --write, it also writes reports/predicted/public_logs.json: for each training the
-predicted seconds per step with their interval, the predicted memory, and the quantities that its log states; and the
-settings that the planner cannot express, with the reasons.
+Prints a summary of each family. With --write, it also writes the files in reports/predicted that do not exist yet: for
+each training the predicted seconds per step with their interval, the predicted memory, and the quantities that its log
+states; and the settings that the planner cannot express, with the reasons.
 """
 
 from __future__ import annotations
@@ -25,42 +25,51 @@ from study.planner import choose
 from study.theory import measured_by_others, peaks, prediction, step_time
 from study.theory.measured_by_others import MeasuredCase
 
-NAMES = ("public_logs", "later_public_logs")  # of files with settings, and of those with their predictions
+REST = "mpt_throughput_rest"
+NAMES = ("public_logs", "later_public_logs", REST)  # of files with settings, and of those with their predictions
 PREDICTIONS = ROOT / "reports" / "predicted"
 DIGITS = 4  # significant digits of seconds and rates
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", nargs="?", choices=NAMES, default=NAMES[0])
-    parser.add_argument("--write", action="store_true", help="write the file, unless it was written before")
+    parser.add_argument("name", nargs="?", choices=NAMES, help="predict only these; otherwise all")
+    parser.add_argument("--write", action="store_true", help="write the files that do not exist yet")
     options = parser.parse_args()
-    content, path = predictions(options.name), PREDICTIONS / f"{options.name}.json"
-    counts = Counter(row["family"] for row in content["predictions"])
-    short = Counter(row["family"] for row in content["predictions"] if row["is_short"])
-    rows = [(family, counts[family], short[family]) for family in counts]
-    print(*terminal.table(["family", "trainings", "short"], rows, has_ruler=True), sep="\n")
-    print(f"not expressible: {len(content['not_expressible'])} groups of settings")
-    if options.write and path.exists():
-        raise SystemExit(f"{path}: written before the logs were read, and judged as it is. Nothing is written.")
-    if options.write:
-        write_whole(path, as_text(content).encode())
-        print(f"{path}: written")
+    for name in [options.name] if options.name else NAMES:
+        path, content = PREDICTIONS / f"{name}.json", predictions(name)
+        counts = Counter(row["family"] for row in content["predictions"])
+        short = Counter(row["family"] for row in content["predictions"] if row["is_short"])
+        rows = [(family, counts[family], short[family]) for family in counts]
+        print(*terminal.table(["family", "trainings", "short"], rows, has_ruler=True), sep="\n")
+        print(f"not expressible: {len(content['not_expressible'])} groups of settings")
+        if options.write and path.exists():
+            print(f"{path}: written before the values were read, and judged as it is. It is not written again.")
+        elif options.write:
+            write_whole(path, as_text(content).encode())
+            print(f"{path}: written")
 
 
 def settings(name: str) -> Any:
-    """Return the content of the file with the settings."""
+    """Return the content of the file with the settings. Empty for the rows of MosaicML's tables."""
+    if name == REST:
+        return {"families": [], "not_expressible": []}
     return yaml.safe_load((measured_by_others.FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
 
 
 def predictions(name: str) -> dict[str, Any]:
     """Return what the committed file has."""
-    by_training = itertools.groupby(measured_by_others.public_logs(f"{name}.yaml"), key=lambda case: case.name)
+    by_training = itertools.groupby(cases(name), key=lambda case: case.name)
     return {
-        "command": f"python tools/collect/public_predictions.py {'' if name == NAMES[0] else f'{name} '}--write",
-        "predictions": [predict(list(cases)) for _, cases in by_training],
+        "command": f"python tools/collect/public_predictions.py {f'{name} ' if name == NAMES[1] else ''}--write",
+        "predictions": [predict(list(members)) for _, members in by_training],
         "not_expressible": settings(name)["not_expressible"],
     }
+
+
+def cases(name: str) -> list[MeasuredCase]:
+    """Return the trainings to predict, without what was measured."""
+    return measured_by_others.rest_of_throughput() if name == REST else measured_by_others.public_logs(f"{name}.yaml")
 
 
 def predict(cases: Sequence[MeasuredCase]) -> dict[str, Any]:

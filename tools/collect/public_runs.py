@@ -23,6 +23,7 @@ from public_sources import (
     fsdp_qlora,
     lai_project,
     lightning,
+    llm_foundry,
     megatron,
     mlperf,
     modded_nanogpt,
@@ -65,6 +66,7 @@ SOURCES: dict[str, list[Repository]] = {  # a source may need several repositori
     "lai-project": [Repository("baraql/lai-proj", "e755fea9", NONE, lai_project.runs)],
     "torchtitan": [Repository("pytorch/torchtitan", "b5bcd76c", BSD, torchtitan.runs)],
     "deepspeed-examples": [Repository("deepspeedai/DeepSpeedExamples", "45b4b715", APACHE, deepspeed_examples.runs)],
+    "llm-foundry": [Repository("mosaicml/llm-foundry", "8c8dd48f", APACHE, llm_foundry.runs, "2026-11-30")],
     "peft-adapters": [Repository("huggingface/peft", "5d602fdb", APACHE, peft_adapters.runs)],
     "mlperf-llama2-lora-dell": [Repository(f"{MLCOMMONS}v4.1", "b87b9e39", APACHE, mlperf.llama2_lora_dell, LATER)],
     "fms-acceleration": [

@@ -26,6 +26,7 @@ from study.theory.stacks import STACKS
 
 FOLDER = Path(__file__).parent
 THROUGHPUT = FOLDER / "mpt_throughput.csv"
+REST = FOLDER / "mpt_throughput_rest.csv"  # the settings of the other rows of these tables
 
 # The GPUs by their names in the tables, with the network bandwidth between nodes in bytes/s from the tables' headings.
 _GPUS = {
@@ -64,9 +65,26 @@ class MeasuredRow:
 
 
 def throughput_rows() -> list[MeasuredRow]:
-    """Return the rows of the published tables of MPT trainings."""
+    """Return the rows of the published tables of MPT trainings to which constants are fitted."""
     with open(THROUGHPUT, encoding="utf-8", newline="") as file:
         return [_row(line) for line in csv.DictReader(file)]
+
+
+def rest_of_throughput() -> list[MeasuredCase]:
+    """Return the settings of the other rows of these tables, without what was measured."""
+    with open(REST, encoding="utf-8", newline="") as file:
+        return [_unmeasured(line) for line in csv.DictReader(file)]
+
+
+def _unmeasured(line: dict[str, str]) -> MeasuredCase:
+    row = _row(line | {"tokens_per_second_per_gpu": "nan", "mfu_percent": "nan"})
+    sizes = "{num_gpus}x {model} {sequence_length} {micro_batch_size}x{gradient_accumulation_steps} {precision}"
+    name = f"{line['gpu']} {sizes.format(**line)}"
+    family, path = f"LLM Foundry, {row.box.gpu.name}", "scripts/train/benchmarking/README.md"
+    return MeasuredCase(
+        name, family, "A", "A", "fp8" if row.fp8 else "", "tokens_per_second_per_gpu", math.nan, "MosaicML",
+        "https://github.com/mosaicml/llm-foundry", "", row.shape, row.engine, row.job, row.box, log=f"{path}, {name}",
+    )  # fmt: skip
 
 
 def _row(line: dict[str, str]) -> MeasuredRow:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from wording import percent, tabulate, whole_percent
 
@@ -20,7 +21,7 @@ PUBLIC_QUANTITIES = {
 TIMES = ("seconds_per_step", "tokens_per_second_per_gpu")
 
 
-def public_predictions(file: str = public_errors.FIRST) -> str:
+def public_predictions(predictions: Path = public_errors.PREDICTIONS) -> str:
     """Compare the predictions that were committed before the logs were read with the logs."""
     head = [
         "trainings",
@@ -32,7 +33,7 @@ def public_predictions(file: str = public_errors.FIRST) -> str:
         "met",
     ]
     rows = []
-    for each in public_errors.summaries(file):
+    for each in public_errors.summaries(predictions):
         error = "" if each.median is None else (
             f"{percent(each.median)} / {percent(each.ninetieth)} / {100 * each.worst:+.0f} %"
         )  # fmt: skip
@@ -169,6 +170,7 @@ TABLES: dict[tuple[str, str], Callable[[], str]] = {
     ("reports/planner-accuracy.md", "public"): public_predictions,
     ("reports/planner-accuracy.md", "later_public"): partial(public_predictions, public_errors.LATER),
     ("reports/planner-accuracy.md", "public_overall"): public_overall,
+    ("reports/planner-accuracy.md", "foundry"): partial(public_predictions, public_errors.REST),
 }
 
 
