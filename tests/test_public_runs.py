@@ -106,13 +106,14 @@ COMPARISON = Comparison(
     source="none",
     quantities=["GPU seconds per sample", "peak of tensors"],
     evaluations=Evaluations(column="evaluation_loss", by="samples", positions=[32, 64]),
+    margin=0.02,
     control=Group(name="a", where={"entry": "a"}),
     arms=[Group(name="b", where={"entry": "b"})],
     varied=["num_gpus"],
 )
 
 
-def test_a_comparison_has_the_margin_of_the_controls_repeats() -> None:
+def test_a_comparison_judges_losses_by_its_margin() -> None:
     noise = np.random.default_rng(0).normal(2.0, 0.005, 10).tolist()
     result = public_comparisons.answer(COMPARISON, groups(noise, [x + 0.001 for x in noise], 20.0))
     time, peak, loss = result.differences  # nothing was evaluated after 64 samples
@@ -122,8 +123,8 @@ def test_a_comparison_has_the_margin_of_the_controls_repeats() -> None:
     assert time.low < time.relative < time.high
     assert time.relative == pytest.approx(1.0, abs=0.02)
     assert peak.verdict == "equal"
-    assert loss.verdict == "within the margin"
-    assert loss.margin == pytest.approx(2.262 * 2**0.5 * np.std(noise, ddof=1) / np.mean(noise), rel=1e-3)
+    assert (loss.verdict, time.margin, peak.margin) == ("equivalent", None, None)
+    assert loss.margin == pytest.approx(0.02 / np.mean(noise))
     assert result.not_compared == ["evaluation loss after 64 samples of b"]
     assert any("after 64 samples of b" in line for line in public_figures.other_differences(result))
     assert result.also_differs == ["GPU: H100 (a) and A100 (b)"]
@@ -146,7 +147,7 @@ def test_every_committed_comparison_of_pairs_has_a_pair(comparison: PairedCompar
 def test_a_large_difference_is_not_within_the_margin_and_one_run_decides_nothing() -> None:
     noise = np.random.default_rng(1).normal(2.0, 0.01, 10).tolist()
     loss = public_comparisons.answer(COMPARISON, groups(noise, [x + 0.5 for x in noise])).differences[-1]
-    assert loss.verdict == "higher"
+    assert loss.verdict == "higher, by more than the margin"
     loss = public_comparisons.answer(COMPARISON, groups(noise, [2.5])).differences[-1]
     assert (loss.low, loss.verdict) == (None, public_comparisons.ONE_RUN)
 
@@ -155,9 +156,39 @@ def test_equal_repeats_and_a_wide_margin_do_not_hide_a_difference() -> None:
     """Two-decimal losses of repeats can be equal, and a wide margin is no reason to call a difference undecided."""
     assert public_comparisons.difference("last loss", [2.0] * 3, [3.0] * 3, "b").verdict == "higher in every run"
     assert public_comparisons.difference("last loss", [2.0] * 3, [2.0] * 3, "b").verdict == "equal in all logged digits"
+
+
+def test_the_spread_of_repeats_hides_no_difference_and_a_detected_one_can_be_within_the_margin() -> None:
     noise = np.random.default_rng(2).normal(2.0, 0.06, 10)
-    assert public_comparisons.difference("last loss", noise, noise + 0.08, "b").verdict == "higher"
-    assert public_comparisons.difference("last loss", [2.0, 2.1], [2.2, 2.3], "b").margin is None
+
+    def verdict(shift: float, margin: float | None, values: Any = noise) -> str:
+        return public_comparisons.difference("last loss", values, values + shift, "b", margin).verdict
+
+    precise = 2.0 + (noise - 2.0) / 1000
+    assert [verdict(0.08, margin) for margin in (None, 0.06)] == ["higher", "higher"]
+    assert verdict(0.08, 0.5) == "higher, by less than the margin"
+    assert [verdict(-0.08, margin, precise) for margin in (0.01, 0.1)] == [
+        "lower, by more than the margin",
+        "lower, by less than the margin",
+    ]
+    assert [verdict(0.0, margin) for margin in (None, 0.01, 0.5)] == ["undecided", "undecided", "equivalent"]
+
+
+def test_two_programs_that_differ_are_called_different() -> None:
+    """The positive control. By the spread of single runs, the two programs counted as equal at the end."""
+    (comparison,) = (each for each in public_comparisons.comparisons() if each.name == "modded-programs")
+    *others, last = public_comparisons.answer(comparison).differences
+    assert public_comparisons.earlier_verdict(last).startswith("within the margin")
+    assert last.is_detected
+    assert last.relative == pytest.approx(-0.00094, abs=1e-5)
+    assert others[0].verdict == "higher, by more than the margin"
+
+
+def test_repeats_of_one_program_are_rarely_called_different() -> None:
+    repeats = public_comparisons.of_repeats("loss", quantities.QUANTITIES["last evaluation loss"], splits=10)
+    assert repeats.num_programs > 60
+    assert 0.03 < public_comparisons.share_detected(repeats.halves) < 0.07
+    assert public_comparisons.share_detected(repeats.programs) > 0.1
 
 
 def test_a_run_whose_log_ended_early_is_not_averaged() -> None:

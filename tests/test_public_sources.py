@@ -15,6 +15,7 @@ from public_sources import (
     fsdp_qlora,
     lai_project,
     mlperf,
+    modded_nanogpt,
     parameter_golf,
     ptd_benchmark,
     reading,
@@ -53,6 +54,24 @@ def test_a_checkout_reads_one_commit(tmp_path: Path) -> None:
     assert clone.read("a/b.txt") == b"text"
     with pytest.raises(Refusal, match="git show"):
         clone.read("absent")
+
+
+def test_repeats_have_the_same_code_and_a_copied_log_is_no_repeat(tmp_path: Path) -> None:
+    def log(code: str, n: int) -> str:
+        rows = "".join(
+            f"step:{step}/500 val_loss:{4 - step / 1000 + n / 1e4:.4f} train_time:{step}ms step_avg:1.00ms\n"
+            for step in (0, 125, 250, 500)
+        )
+        return f"{code}\n{'=' * 100}\nRunning PyTorch 2.10.0+cu128\n{rows}"
+
+    files = {f"records/one/{n:02}.txt": log("a", n) for n in range(10)}
+    files |= {f"records/one/b{n}.txt": log("b", n) for n in range(9)} | {"records/one/copy.txt": log("b", 0)}
+    runs = list(modded_nanogpt.repeats(checkout(tmp_path, files)))
+    assert [run.source.path for run in runs] == [f"records/one/{n:02}.txt" for n in range(10)]
+    assert len({run.setting.entry for run in runs}) == 1
+    assert runs[1].evaluation is not None
+    assert runs[1].evaluation.columns["step"] == [250, 500]
+    assert runs[1].evaluation.columns["evaluation_loss"] == [3.7501, 3.5001]
 
 
 def test_settings_that_have_ddp_and_fsdp_are_kept(tmp_path: Path) -> None:

@@ -1,15 +1,16 @@
-"""Compare published runs that differ in one option, with intervals and equivalence tests.
+"""Compare published runs that differ in one option, with intervals and stated margins.
 
-Each comparison of public_comparisons.yaml names a control, the groups of runs (arms) that are compared with it, and a
-quantity. The margin of equivalence is the repeatability limit of the control's own repeats (ISO 5725-6, as in
-`differences`), so it is known before an arm is read. Other differences between the groups are derived from the settings
-of the runs.
+Each comparison of public_comparisons.yaml names a control, the groups of runs (arms) that are compared with it, and the
+quantities. The margin of losses and accuracies is stated there, in their unit. Other differences between the groups are
+derived from the settings of the runs.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from study import files, terminal
-from study.compare.differences import CEILING, CONSTANT, Estimate, repeatability_limit, unpaired
+from study.compare.differences import CEILING, CONSTANT, repeatability_limit, unpaired
 from study.compare.public_pairs import PairedComparison
 from study.errors import Refusal, refusing
 from study.public_runs import archive
@@ -27,8 +28,9 @@ from study.public_runs.schema import PublicRun
 FILE = Path(__file__).with_name("public_comparisons.yaml")
 NOT_COMPARED = {"entry", "system"}  # fields of a setting whose differences say nothing by themselves
 
-FEWEST_REPEATS = 3  # that give a margin
-ONE_RUN = "not decided (one run)"
+FEWEST_REPEATS = 3  # that gave a margin until 30 November 2026
+MANY_REPEATS, SPLITS, NATS = 10, 200, 0.005  # of the test of the rule in `of_repeats`
+ONE_RUN = "undecided (one run)"
 FIELD_NAMES = {
     "cuda": "CUDA",
     "python": "Python",
@@ -105,10 +107,22 @@ class Difference(NamedTuple):
     arm: Sequence[float]
     arm_name: str
     relative: float  # of the means, or of the geometric means of times
-    low: float | None  # 95 % interval; None if a side has one run
+    low: float | None  # 95 % interval; None if a side has one run, or equal repeats
     high: float | None
-    margin: float | None  # relative; None if the control has one run
-    verdict: str  # equal, equivalent, higher, lower, not decided
+    margin: float | None  # relative to the control's mean; None if the comparison states none for the quantity
+    verdict: str
+
+    @property
+    def is_detected(self) -> bool:
+        """Whether the interval excludes 0."""
+        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+
+    @property
+    def is_equivalent(self) -> bool:
+        """Whether the whole interval is within the margin. A detected difference can be equivalent."""
+        if self.low is None or self.high is None or self.margin is None:
+            return False
+        return -self.margin < self.low and self.high < self.margin
 
 
 class Result(NamedTuple):
@@ -154,7 +168,8 @@ def answer(comparison: Comparison, runs: Sequence[PublicRun] | None = None) -> R
             comparison, counted[comparison.control.name], counted[arm.name]
         ):
             if control_values and values:
-                differences.append(difference(quantity, control_values, values, arm.name))
+                margin = comparison.margin if is_learned(quantity) else None
+                differences.append(difference(quantity, control_values, values, arm.name, margin))
             else:
                 not_compared.append(f"{quantity} of {arm.name}")
     num_runs = {name: len(members) for name, members in counted.items()}
@@ -195,6 +210,7 @@ def _values(
     functions = {name: QUANTITIES[name] for name in comparison.quantities}
     if comparison.evaluations is not None:
         functions |= comparison.evaluations.quantities()
+    functions = dict(sorted(functions.items(), key=lambda item: item[0].startswith("last")))  # in order of the training
     return [(name, _known(function, control), _known(function, arm)) for name, function in functions.items()]
 
 
@@ -202,53 +218,71 @@ def _known(function: Callable[[PublicRun], float | None], runs: Sequence[PublicR
     return [value for run in runs if (value := function(run)) is not None]
 
 
-def difference(quantity: str, control: Sequence[float], arm: Sequence[float], arm_name: str) -> Difference:
-    """Compare two groups of independent runs: Welch's interval, and an equivalence test against the margin (TOST).
+def is_learned(quantity: str) -> bool:
+    """Return whether a quantity is a loss or an accuracy."""
+    return "loss" in quantity or quantity.startswith("accuracy")
+
+
+def difference(
+    quantity: str, control: Sequence[float], arm: Sequence[float], arm_name: str, margin: float | None = None
+) -> Difference:
+    """Compare two groups of independent runs by Welch's interval. `margin` has the unit of the quantity.
 
     Times are compared by their logarithms. Bytes are counted: they are equal, or the verdict names the larger side if
     all its runs are larger.
     """
-    ours, theirs = np.array(control, float), np.array(arm, float)
-    is_time = quantity in TIMES or quantity == "samples to the target"
-    if is_time:
-        ours, theirs = np.log(ours), np.log(theirs)
-        relative = float(np.expm1(theirs.mean() - ours.mean()))
-    else:
-        relative = float(theirs.mean() / ours.mean() - 1)
-        ours, theirs = ours / ours.mean(), theirs / ours.mean()
-    # The repeatability limit: 95 of 100 pairs of repeats differ by less.
-    margin = None
-    if len(ours) >= FEWEST_REPEATS and np.ptp(ours):
-        margin = repeatability_limit(ours.var(ddof=1), len(ours) - 1)
-    estimate = unpaired(theirs, ours, margin)
-    bounds, ceiling = estimate.bounds, CEILING["times" if is_time else "learned"]
-    verdict = _counted(control, arm) if quantity in BYTES else _verdict(ours, theirs, margin, estimate, ceiling)
+    margin = None if margin is None else margin / abs(float(np.mean(control)))
+    ours, theirs, is_time = _scaled(quantity, control, arm)
+    bounds = unpaired(theirs, ours, None).bounds
+    relative, *interval = (
+        float(np.expm1(each)) if is_time else float(each) for each in (theirs.mean() - ours.mean(), *(bounds or ()))
+    )
     relative = 0.0 if abs(relative) < CONSTANT else relative
-    low, high = (None, None) if bounds is None else (float(np.expm1(bound) if is_time else bound) for bound in bounds)
-    shown_margin = None if margin is None else float(np.expm1(margin)) if is_time else margin
-    return Difference(quantity, control, arm, arm_name, relative, low, high, shown_margin, verdict)
+    low, high = interval or (None, None)
+    found = Difference(quantity, control, arm, arm_name, relative, low, high, margin, "")
+    if quantity in BYTES or bounds is None:
+        is_equal = quantity not in BYTES and not np.ptp([*ours, *theirs])
+        return found._replace(verdict="equal in all logged digits" if is_equal else _counted(control, arm))
+    return found._replace(verdict=_verdict(found))
 
 
-def _verdict(ours: np.ndarray, theirs: np.ndarray, margin: float | None, estimate: Estimate, ceiling: float) -> str:
-    """Return the verdict on two groups. A margin above the ceiling decides nothing (see `differences.CEILING`)."""
-    if not np.ptp([*ours, *theirs]):
-        return "equal in all logged digits"
-    if min(len(ours), len(theirs)) < 2:
-        return ONE_RUN
-    bounds = estimate.bounds
-    if bounds is None:  # all repeats of a side are equal in their logged digits
-        return _counted(ours.tolist(), theirs.tolist())
-    if margin is None:
+def _scaled(quantity: str, control: Sequence[float], arm: Sequence[float]) -> tuple[np.ndarray, np.ndarray, bool]:
+    """Return both groups' values, relative to the control or as logarithms of times, and whether they are times."""
+    ours, theirs = np.array(control, float), np.array(arm, float)
+    if quantity in TIMES or quantity == "samples to the target":
+        return np.log(ours), np.log(theirs), True
+    return ours / ours.mean(), theirs / ours.mean(), False
+
+
+def _verdict(found: Difference) -> str:
+    """Return whether a difference is detected, and whether it is smaller than the margin."""
+    if not found.is_detected:
+        return "equivalent" if found.is_equivalent else "undecided"
+    direction = "higher" if found.relative > 0 else "lower"
+    if found.is_equivalent:
+        return f"{direction}, by less than the margin"
+    nearest = min(abs(bound) for bound in (found.low, found.high) if bound is not None)
+    return f"{direction}, by more than the margin" if found.margin is not None and nearest > found.margin else direction
+
+
+def earlier_verdict(found: Difference) -> str:
+    """Return the verdict by the margin that was used until 30 November 2026. Empty if no margin was used.
+
+    It was the repeatability limit of the control's own repeats, and decided nothing above `differences.CEILING`. The
+    verdict stays reported because the definition was changed after values were known.
+    """
+    if found.quantity in BYTES or found.low is None:
+        return ""
+    if len(found.control) < FEWEST_REPEATS:
         return "not decided (too few repeats for a margin)"
-    excludes_0 = bounds[0] > 0 or bounds[1] < 0
-    if estimate.equivalent:
-        if margin <= ceiling or max(-bounds[0], bounds[1]) <= ceiling:
-            return "within the margin, but the interval excludes 0" if excludes_0 else "within the margin"
-        if not excludes_0:
-            return "not decided (wide margin)"
-    if excludes_0:
-        return "higher" if bounds[0] > 0 else "lower"
-    return "not decided"
+    ours, theirs, is_time = _scaled(found.quantity, found.control, found.arm)
+    margin, ceiling = repeatability_limit(ours.var(ddof=1), len(ours) - 1), CEILING["times" if is_time else "learned"]
+    estimate = unpaired(theirs, ours, margin)
+    if estimate.equivalent and (margin <= ceiling or max(map(abs, estimate.bounds or ())) <= ceiling):
+        return "within the margin, but the interval excludes 0" if found.is_detected else "within the margin"
+    if found.is_detected:
+        return "higher" if found.relative > 0 else "lower"
+    return "not decided (wide margin)" if estimate.equivalent else "not decided"
 
 
 def _counted(control: Sequence[float], arm: Sequence[float]) -> str:
@@ -291,3 +325,35 @@ def _also_differs(comparison: Comparison, counted: Mapping[str, Sequence[PublicR
             shown = terminal.listed([f"{value} ({'; '.join(names)})" for value, names in names_of.items()])
             differing.append(f"{f'version of {title}' if field in packages else title}: {shown}")
     return differing
+
+
+class OfRepeats(NamedTuple):
+    """How often the rule finds a difference where there is none, and how often between programs."""
+
+    num_programs: int
+    num_runs: int
+    halves: Counter[str]  # verdicts on random halves of the repeats of one program
+    programs: Counter[str]  # verdicts on pairs of programs
+
+
+def share_detected(verdicts: Counter[str]) -> float:
+    """Return the share of verdicts that state a difference."""
+    return sum(number for verdict, number in verdicts.items() if verdict.startswith(("higher", "lower"))) / sum(
+        verdicts.values()
+    )
+
+
+def of_repeats(quantity: str, value: Callable[[PublicRun], float | None], splits: int = SPLITS) -> OfRepeats:
+    """Apply the rule of `difference` to the programs of modded-nanogpt that were trained ten times or more."""
+    runs: dict[str, list[PublicRun]] = {}
+    for run in (*archive.source("modded-nanogpt"), *archive.source("modded-nanogpt-repeats")):
+        if run.counts:
+            runs.setdefault(f"{run.setting.entry}", []).append(run)
+    values = [known for members in runs.values() if len(known := _known(value, members)) >= MANY_REPEATS]
+    draw = np.random.default_rng(0)
+    halves = (np.array_split(draw.permutation(each), 2) for each in values for _ in range(splits))
+    compared = [
+        Counter(difference(quantity, control.tolist(), arm.tolist(), "", NATS).verdict for control, arm in pairs)
+        for pairs in (halves, ((np.array(a), np.array(b)) for a, b in combinations(values, 2)))
+    ]
+    return OfRepeats(len(values), sum(map(len, values)), *compared)

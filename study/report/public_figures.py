@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from study.compare.differences import t_interval
-from study.compare.public_comparisons import Difference, Result
+from study.compare.public_comparisons import Difference, Result, earlier_verdict, is_learned
 from study.compare.public_pairs import Pair, PairedComparison, also_differs, spread
 from study.public_runs import archive
 from study.public_runs.quantities import BYTES, TIMES, points
@@ -139,11 +139,6 @@ def _main(differences: Sequence[Difference]) -> list[Difference]:
     return [*times[:1], *memory[:1], *learned[-1:]]
 
 
-def is_learned(quantity: str) -> bool:
-    """Return whether a quantity is a loss or an accuracy."""
-    return "loss" in quantity or quantity.startswith("accuracy")
-
-
 def _change(each: Difference) -> str:
     """Return a difference with its interval: times as ratios, other quantities in percent."""
     if each.quantity in TIMES:
@@ -182,8 +177,9 @@ def table(result: Result) -> pd.DataFrame:
                 compared: f"{each.arm_name}: {mean}" if len(arms) > 1 else mean,
                 "difference": _signed(each.relative),
                 "95 % interval": _interval(each, "{} to {}", _signed),
-                "margin": "" if each.margin is None else percent(each.margin),
+                "margin": "" if each.margin is None else f"{result.comparison.margin:g} ({percent(each.margin)})",
                 "verdict": each.verdict,
+                "verdict until 30 November 2026": earlier_verdict(each),
             }
         )
     return pd.DataFrame(rows)

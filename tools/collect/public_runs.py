@@ -55,6 +55,7 @@ SOURCES: dict[str, list[Repository]] = {  # a source may need several repositori
         Repository(f"{MLCOMMONS}v3.0", "63e326c4", APACHE, partial(mlperf.bert, release="3.0")),
     ],
     "modded-nanogpt": [Repository("KellerJordan/modded-nanogpt", "f411b3d3", MIT, modded_nanogpt.runs)],
+    "modded-nanogpt-repeats": [Repository("KellerJordan/modded-nanogpt", "f411b3d3", MIT, modded_nanogpt.repeats)],
     "megatron": [Repository("NVIDIA/Megatron-LM", "adc69dba2dec6c9014d51b6cad3edf1020731786", BSD, megatron.runs)],
     "lightning-minigpt": [Repository("tnachen/minGPT", MINGPT, MIT_BY_README, lightning.runs)],
     "lightning-largest": [Repository("tnachen/minGPT", MINGPT, MIT_BY_README, lightning.largest_models)],
