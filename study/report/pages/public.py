@@ -8,11 +8,11 @@ from pathlib import Path
 import pandas as pd
 from IPython.display import Markdown
 
-from study.compare import public_comparisons, public_pairs, public_table
+from study.compare import public_cards, public_comparisons, public_pairs, public_table
 from study.files import require_clone
 from study.public_runs import archive
 from study.public_runs.schema import PublicRun
-from study.report import public_figures, sentences
+from study.report import public_answers, public_figures, sentences
 from study.report.pages.shown import markdown, show
 
 
@@ -30,8 +30,9 @@ class PublicRuns:
         self.shown = [name for name in self.results if not names or name in names]
 
     def answer(self) -> Markdown:
-        """Return one sentence per comparison of public runs, with its result."""
-        return markdown(public_figures.summary(self.results[name] for name in self.shown))
+        """Return the answers of the public runs to the questions of the page."""
+        head = "**Answer** (measured by others):"
+        return markdown(f"{head}\n\n{sentences.bullets(public_answers.answers())}")
 
     def compare(self, names: Iterable[str]) -> None:
         """Display the tables of these comparisons, and list the other settings in which their runs differ."""
@@ -52,6 +53,16 @@ class PublicRuns:
         for name in names:
             groups |= public_comparisons.groups(self.results[name].comparison)
         return groups
+
+
+def show_cards() -> None:
+    """Display the figure, the table and the caveats of all public trainings that ran on A100 and on H100."""
+    rows = public_cards.rows()
+    show(public_figures.cards(rows))
+    show(public_figures.table_of_cards(rows).style.hide(axis="index"))
+    chosen = [row.comparison for row in rows if isinstance(row.comparison, public_pairs.PairedComparison)]
+    notes = [public_answers.more_about_cards(), *public_figures.caveats_of_pairs(chosen)]
+    show(markdown(sentences.bullets(notes)))
 
 
 def show_pairs(*sources: str) -> None:
