@@ -139,7 +139,7 @@ def table_of_pairs(results: Iterable[tuple[PairedComparison, Sequence[Pair]]]) -
 
 
 # Of axes with ratios.
-TICKS = {"time": (0.1, 0.2, 0.5, 1, 2, 5, 10), "peak": (0.3, 0.5, 0.7, 1, 1.5), "cards": (0.7, 1, 1.5, 2, 3, 4)}
+TICKS = {"time": (0.1, 0.2, 0.5, 1, 2, 5, 10), "peak": (0.3, 0.6, 1, 1.5), "cards": (0.7, 1, 1.5, 2, 3, 4)}
 
 
 def ratios(results: Iterable[tuple[PairedComparison, Sequence[Pair]]]) -> Figure:
@@ -158,12 +158,12 @@ def ratios(results: Iterable[tuple[PairedComparison, Sequence[Pair]]]) -> Figure
     for axes, name, label in zip(panels, ("time", "peak"), ("time per step", "peak of tensors"), strict=True):
         values = [[value for pair in pairs if (value := getattr(pair, name)) is not None] for _, pairs in shown]
         _strokes(axes, values, [comparison.is_null for comparison, _ in shown], TICKS[name])
-        axes.set_xlabel(f"{label},\nrelative to the baseline")
+        axes.set_xlabel(label)
     _name_rows(panels[0], [comparison.label or comparison.name.replace("-", " ") for comparison, _ in shown])
     kind = (
         "Measured by others. Each stroke is one pair of runs. Gray: null comparisons, where no difference is expected."
     )
-    return drawing.finish(figure, Head("Time per step and peak memory of pairs of runs", kind))
+    return drawing.finish(figure, Head("Time per step and peak memory, relative to the baseline", kind))
 
 
 def _strokes(axes: Axes, rows: Sequence[Sequence[float]], is_gray: Sequence[bool], ticks: Sequence[float]) -> None:
