@@ -97,6 +97,7 @@ class Comparison(BaseModel):
     arms: list[Group]
     varied: list[str]  # the fields of the setting that the comparison is about
     caveats: list[str] = Field(default_factory=list)  # what else may differ and is not a field of the setting
+    is_late: bool = False  # written when values of its source were known
 
 
 class Difference(NamedTuple):

@@ -39,6 +39,9 @@ class PairedComparison(BaseModel):
         default_factory=dict
     )  # entry of the control -> of the arms, instead of `by`
     baseline: str = ""  # the control in words, which the table of pairs names
+    label: str = ""  # in pictures, instead of the name
+    left_out: dict[str, str] = Field(default_factory=dict)  # entry of the control -> why its pair is not compared
+    is_late: bool = False  # written when values of its source were known
     is_null: bool = False  # nothing that should matter differs
     margin: float | None = Field(default=None, gt=0)  # of the mean training loss, in nats per token
     caveats: list[str] = Field(default_factory=list)
@@ -61,12 +64,14 @@ class Pair(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """The median of the values of several pairs, and the range that contains the middle 80 % of them."""
+    """The median of the values of several pairs, the range of the middle 80 % of them, and the range of all."""
 
     num: int
     median: float
     tenth: float
     ninetieth: float
+    least: float
+    most: float
 
 
 def pairs_of(comparison: PairedComparison, runs: Sequence[PublicRun]) -> list[Pair]:
@@ -83,7 +88,8 @@ def _partners(comparison: PairedComparison, runs: Sequence[PublicRun]) -> list[t
     if comparison.pairs:
         lists = {entry: [each] if isinstance(each, str) else each for entry, each in comparison.pairs.items()}
         partners = [((entry,), (each,)) for entry, listed in lists.items() for each in listed]
-    return [(controls[ours], arms[theirs]) for ours, theirs in partners if ours in controls and theirs in arms]
+    pairs = [(controls[ours], arms[theirs]) for ours, theirs in partners if ours in controls and theirs in arms]
+    return [pair for pair in pairs if pair[0].setting.entry not in comparison.left_out]
 
 
 def also_differs(comparison: PairedComparison, runs: Sequence[PublicRun]) -> list[str]:
@@ -142,12 +148,17 @@ def _pair(control: PublicRun, arm: PublicRun) -> Pair:
 
 def _seconds(run: PublicRun) -> float | None:
     known = [value for _, value in points(run.training, "step", "seconds_per_step")][WARM_UP:]
-    return statistics.median(known) if known else run.totals.get("seconds_per_step")
+    if known or "seconds_per_step" in run.totals:
+        return statistics.median(known) if known else run.totals["seconds_per_step"]
+    setting, rate = run.setting, run.totals.get("tokens_per_second_per_gpu")
+    if not (rate and setting.global_batch_size and setting.sequence_length and setting.num_gpus):
+        return None
+    return setting.global_batch_size * setting.sequence_length / setting.num_gpus / rate
 
 
 def spread(values: Sequence[float | None]) -> Spread | None:
-    """Return the median and the range of the values of several pairs. None if no pair has a value."""
+    """Return the median and the ranges of the values of several pairs. None if no pair has a value."""
     known = np.array([value for value in values if value is not None], float)
     if not len(known):
         return None
-    return Spread(len(known), *(float(np.quantile(known, share)) for share in (0.5, 0.1, 0.9)))
+    return Spread(len(known), *(float(np.quantile(known, share)) for share in (0.5, 0.1, 0.9, 0, 1)))

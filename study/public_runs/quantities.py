@@ -53,6 +53,11 @@ def gpu_seconds_per_sample(run: PublicRun) -> float | None:
     return _per_gpu(run, _slope(points(run.training, "samples", "seconds"), logged(run.evaluation, "seconds")))
 
 
+def gpu_seconds_per_sample_in_all_intervals(run: PublicRun) -> float | None:
+    """Return the GPU seconds per trained sequence: the median over all intervals between log lines."""
+    return _per_gpu(run, _slope(points(run.training, "samples", "seconds")))
+
+
 def gpu_seconds_per_sample_with_evaluation(run: PublicRun) -> float | None:
     """Return the GPU seconds per sequence: the median over the intervals between evaluations.
 
@@ -142,6 +147,7 @@ def _peak(name: str) -> Callable[[PublicRun], float | None]:
 QUANTITIES: dict[str, Callable[[PublicRun], float | None]] = {
     "seconds per step": seconds_per_step,
     "GPU seconds per sample": gpu_seconds_per_sample,
+    "GPU seconds per sample, all intervals": gpu_seconds_per_sample_in_all_intervals,
     "GPU seconds per sample, with evaluation": gpu_seconds_per_sample_with_evaluation,
     "seconds in all": seconds_in_all,
     "GPU seconds": gpu_seconds,
@@ -157,6 +163,7 @@ QUANTITIES: dict[str, Callable[[PublicRun], float | None]] = {
 TIMES = {
     "seconds per step",
     "GPU seconds per sample",
+    "GPU seconds per sample, all intervals",
     "GPU seconds per sample, with evaluation",
     "seconds in all",
     "GPU seconds",

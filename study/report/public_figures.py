@@ -11,13 +11,14 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter
 
 from study.compare.differences import t_interval
+from study.compare.public_cards import Row
 from study.compare.public_comparisons import Difference, Result, earlier_verdict, is_learned
 from study.compare.public_pairs import Pair, PairedComparison, also_differs, spread
 from study.public_runs import archive
-from study.public_runs.quantities import BYTES, TIMES, points
+from study.public_runs.quantities import BYTES, points
 from study.public_runs.schema import PublicRun
 from study.report import drawing
 from study.report.captions import Head, joined
@@ -85,78 +86,6 @@ MLPERF_FOOTNOTE = (
 )
 
 
-# The answers that come first, by comparison. `{time}` is the first time of the first group, relative to the control's.
-IN_SHORT = {
-    "zero3-a100-h100": "Under ZeRO-3, an A100 needs {time} as long per sample as an H100 (Llama 2 70B with LoRA, "
-    "MLPerf® Training 4.0, unverified).",
-    "bert-a100-h100": "For BERT-large, an H100 needs {time} as long per sample as an A100 (MLPerf® Training 3.0, "
-    "unverified).",
-    "one-and-eight-h100": "With sharded gradients and optimizer states, 8 H100 need {time} the GPU time of 1 H100 "
-    "(modded-nanogpt, same batch).",
-}
-
-
-# Names of quantities as subjects of a sentence. The other names are clear without a table.
-SUBJECTS = {
-    "seconds in all": "seconds of the whole training",
-    "peak of tensors": "peak memory of the tensors",
-    "peak reserved": "peak of the reserved memory",
-}
-
-
-def summary(results: Iterable[Result]) -> str:
-    """Return a list with the main differences of each comparison: in step time, in memory, and in loss or accuracy.
-
-    The answers that most readers look for come first, as sentences.
-    """
-    results = list(results)
-    short = [
-        f"- {IN_SHORT[result.comparison.name].format(time=_change(_main(result.differences)[0]))}"
-        for result in results
-        if result.comparison.name in IN_SHORT
-    ]
-    lines = []
-    for result in results:
-        control = result.comparison.control.name
-        benchmark = f" ({result.benchmark.replace('MLPerf', 'MLPerf®')}, unverified)." if result.benchmark else ""
-        lines.append(
-            f"- **{result.comparison.question}**{benchmark} Baseline: {control} "
-            f"({count(result.num_runs[control], 'run')})."
-        )
-        for arm in result.comparison.arms:
-            own = [each for each in result.differences if each.arm_name == arm.name]
-            parts = [_answer(each) for each in _main(own)]
-            lines.append(f"    - {arm.name} ({count(result.num_runs[arm.name], 'run')}). {' '.join(parts)}")
-    first = ["**In short** (measured by others, with 95 % intervals in parentheses):", "", *short, ""] if short else []
-    return "\n".join([*first, "**Differences from the baseline of each comparison:**", "", *lines])
-
-
-def _main(differences: Sequence[Difference]) -> list[Difference]:
-    """Return the first time, the first amount of memory and the last learned quantity."""
-    times = [each for each in differences if each.quantity in TIMES]
-    memory = [each for each in differences if each.quantity in BYTES]
-    learned = [each for each in differences if is_learned(each.quantity)]
-    return [*times[:1], *memory[:1], *learned[-1:]]
-
-
-def _change(each: Difference) -> str:
-    """Return a difference with its interval: times as ratios, other quantities in percent."""
-    if each.quantity in TIMES:
-        return f"{1 + each.relative:.3g} times{_interval(each, ' ({} to {})', lambda bound: f'{1 + bound:.3g}')}"
-    return f"{_signed(each.relative)}{_interval(each, ' ({} to {})', _signed)}"
-
-
-def _answer(each: Difference) -> str:
-    """Return a quantity with its difference from the baseline and the verdict, as a sentence."""
-    name = SUBJECTS.get(each.quantity, each.quantity)
-    size = f"{1 + each.relative:.3g} times the baseline"
-    if each.quantity not in TIMES:
-        size = f"{100 * abs(each.relative):.3g} % {'above' if each.relative > 0 else 'below'} the baseline"
-    interval = _change(each).partition(" (")[1:]
-    change = "" if each.relative == 0 else f"{size}{''.join(interval)}, "
-    return f"{name[:1].upper()}{name[1:]}: {change}{each.verdict}."
-
-
 def _interval(each: Difference, form: str, show: Callable[[float], str]) -> str:
     """Return the bounds of a difference in a form with two places. Empty if there is no interval."""
     return "" if each.low is None or each.high is None else form.format(show(each.low), show(each.high))
@@ -175,8 +104,8 @@ def table(result: Result) -> pd.DataFrame:
                 "quantity": each.quantity,
                 f"baseline: {control}": baseline,
                 compared: f"{each.arm_name}: {mean}" if len(arms) > 1 else mean,
-                "difference": _signed(each.relative),
-                "95 % interval": _interval(each, "{} to {}", _signed),
+                "difference": signed(each.relative),
+                "95 % interval of repeats": _interval(each, "{} to {}", signed),
                 "margin": "" if each.margin is None else f"{result.comparison.margin:g} ({percent(each.margin)})",
                 "verdict": each.verdict,
                 "verdict until 30 November 2026": earlier_verdict(each),
@@ -208,31 +137,91 @@ def table_of_pairs(results: Iterable[tuple[PairedComparison, Sequence[Pair]]]) -
     return pd.DataFrame(rows)
 
 
+# Of axes with ratios.
+TICKS = {"time": (0.1, 0.2, 0.5, 1, 2, 5, 10), "peak": (0.3, 0.6, 1, 1.5), "cards": (0.7, 1, 1.5, 2, 3, 4)}
+
+
 def ratios(results: Iterable[tuple[PairedComparison, Sequence[Pair]]]) -> Figure:
-    """Draw the step time and the peak memory of every pair as dots relative to the baseline, one row per comparison."""
-    shown = [(comparison, pairs) for comparison, pairs in results if pairs]
+    """Draw the step time and the peak memory of every pair as strokes relative to the baseline, one row per comparison.
+
+    Comparisons without a time and without memory are left out.
+    """
+    shown = [
+        (comparison, pairs)
+        for comparison, pairs in results
+        if any(pair.time is not None or pair.peak is not None for pair in pairs)
+    ]
     figure, panels = plt.subplots(
         1, 2, sharey=True, figsize=(drawing.WIDTH, 0.5 * len(shown) + 1.4), layout="constrained"
     )
     for axes, name, label in zip(panels, ("time", "peak"), ("time per step", "peak of tensors"), strict=True):
-        for place, (comparison, pairs) in enumerate(shown):
-            values = [value for pair in pairs if (value := getattr(pair, name)) is not None]
-            color = COLORS[5] if comparison.is_null else COLORS[1]
-            axes.plot(values, [place] * len(values), "|", color=color, markersize=9, alpha=0.6)
-        axes.axvline(1.0, color=drawing.INK, linewidth=0.8)
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if name == "time" else (1, 1.5, 2, 3, 5, 7)))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        drawing.dress(axes)
-        axes.set_xlabel(f"{label},\nrelative to the baseline")
-    names = [textwrap.fill(comparison.name.replace("-", " "), 20) for comparison, _ in shown]
-    panels[0].set_yticks(range(len(shown)), names, fontsize=10)
-    panels[0].set_ylim(len(shown) - 0.5, -0.5)
+        values = [[value for pair in pairs if (value := getattr(pair, name)) is not None] for _, pairs in shown]
+        _strokes(axes, values, [comparison.is_null for comparison, _ in shown], TICKS[name])
+        axes.set_xlabel(label)
+    _name_rows(panels[0], [comparison.label or comparison.name.replace("-", " ") for comparison, _ in shown])
     kind = (
         "Measured by others. Each stroke is one pair of runs. Gray: null comparisons, where no difference is expected."
     )
-    return drawing.finish(figure, Head("Time per step and peak memory of pairs of runs", kind))
+    return drawing.finish(figure, Head("Time per step and peak memory, relative to the baseline", kind))
+
+
+def _strokes(axes: Axes, rows: Sequence[Sequence[float]], is_gray: Sequence[bool], ticks: Sequence[float]) -> None:
+    """Draw one row of strokes for each list of ratios, on a logarithmic axis with few labels."""
+    for place, (values, gray) in enumerate(zip(rows, is_gray, strict=True)):
+        color = COLORS[5] if gray else COLORS[1]
+        axes.plot(values, [place] * len(values), "|", color=color, markersize=9, alpha=0.6)
+    axes.axvline(1.0, color=drawing.INK, linewidth=0.8)
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    axes.set_xticks([tick for tick in ticks if low <= tick <= high])
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
+    drawing.dress(axes)
+    axes.minorticks_off()
+
+
+def _name_rows(axes: Axes, names: Sequence[str]) -> None:
+    axes.set_yticks(range(len(names)), [textwrap.fill(name, 22, break_on_hyphens=False) for name in names], fontsize=10)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+
+
+def table_of_cards(rows: Iterable[Row]) -> pd.DataFrame:
+    """Return a table of the times of A100 relative to H100: one row per source, pair of machines and kind of time."""
+    return pd.DataFrame([_of_cards(row) for row in rows])
+
+
+def _of_cards(row: Row) -> dict[str, Any]:
+    found, has_range = row.spread, row.spread.num > 1
+    arm = "8 A100" if isinstance(row.comparison, PairedComparison) else row.comparison.arms[0].name
+    repeats = " and ".join(str(number) for number in row.repeats.values())
+    return {
+        "source": row.comparison.source,
+        "A100": arm,
+        "H100": row.baseline,
+        "time": row.quantity,
+        "pairs": f"1 ({repeats} runs)" if repeats else found.num,
+        "A100 relative to H100 (median)": f"{found.median:.2f}x",
+        "eight of ten pairs": f"{found.tenth:.2f} to {found.ninetieth:.2f}" if has_range else "",
+        "all pairs": f"{found.least:.2f} to {found.most:.2f}" if has_range else "",
+        "these settings also differ": joined(row.also_differs) if row.also_differs else "none that is stated",
+    }
+
+
+def cards(rows: Sequence[Row]) -> Figure:
+    """Draw the time of an A100 relative to an H100: one row per source and pair of machines, one stroke per pair."""
+    figure, axes = plt.subplots(figsize=(drawing.WIDTH, 0.4 * len(rows) + 1.4), layout="constrained")
+    _strokes(
+        axes, [row.ratios for row in rows], [row.quantity.endswith("all intervals") for row in rows], TICKS["cards"]
+    )
+    axes.set_xlabel("time of an A100, relative to an H100")
+    _name_rows(axes, [f"{row.baseline}{f', {row.comparison.source}' if row.repeats else ''}" for row in rows])
+    kind = (
+        "Measured by others. Each stroke is one pair of runs, or of machines with ten runs each. Gray: with intervals "
+        "that contain an evaluation."
+    )
+    return drawing.finish(figure, Head("A100 and H100", kind))
+
+
+LATE = "This comparison was added when values of its source were known."
 
 
 def caveats_of_pairs(comparisons: Sequence[PairedComparison]) -> list[str]:
@@ -244,7 +233,8 @@ def caveats_of_pairs(comparisons: Sequence[PairedComparison]) -> list[str]:
     for comparison in comparisons:
         differing = also_differs(comparison, archive.source(comparison.source))
         further = f"These settings also differ: {', '.join(differing)}." if differing else ""
-        for text in (" ".join(comparison.caveats), further):
+        left_out = [f"The pair {entry} is left out. {reason}" for entry, reason in comparison.left_out.items()]
+        for text in (" ".join(comparison.caveats), further, *left_out, LATE if comparison.is_late else ""):
             if text:
                 names_of.setdefault(text, []).append(comparison.name.replace("-", " "))
     return [f"{_comparisons(names, comparisons)}: {text}" for text, names in names_of.items()]
@@ -305,14 +295,14 @@ def _nats(comparison: PairedComparison, pairs: Sequence[Pair]) -> str:
     return f"{mean:+.4f}{interval}, {inside}".replace("-", "\N{MINUS SIGN}")
 
 
-def _signed(relative: float) -> str:
+def signed(relative: float) -> str:
     return f"{100 * relative:+.3g} %".replace("-", "\N{MINUS SIGN}")
 
 
 def other_differences(result: Result) -> list[str]:
     """Return sentences on what else differs in a comparison, and on what was left out or not compared."""
     lines: list[Any] = [f"The {fact.replace(':', ' also differs:', 1)}." for fact in result.also_differs]
-    lines += list(result.comparison.caveats)
+    lines += [*result.comparison.caveats, *([LATE] if result.comparison.is_late else [])]
     names_of: dict[str, list[str]] = {}
     for name, _, reason in (each.partition(": ") for each in result.left_out):
         names_of.setdefault(reason, []).append(name)

@@ -26,14 +26,13 @@ from matplotlib.figure import Figure
 from wording import STRATEGY_NAMES
 
 from study import planner, terminal
-from study.compare import frontier, public_comparisons, public_pairs, verdict
+from study.compare import frontier, verdict
 from study.conformance import results
 from study.files import ROOT
 from study.planner import choose
 from study.planner.choose import Advice, StrategyPrediction
-from study.public_runs import archive
 from study.records import find as records
-from study.report import by_machine, machine_plots, plots, sentences
+from study.report import by_machine, machine_plots, plots, public_answers, sentences
 
 SHOWN = ["ddp", "zero2", "zero2_tuned", "zero3", "zero3_tuned", "fsdp2"]
 NAMES = {
@@ -182,66 +181,13 @@ def first_picture(ink: str) -> Figure:
     return machine_plots.overview(compared.rows, compared.others, compared.best, headings, ink, title)
 
 
-# What README shows of the public runs.
-PAIRS, MORE_GPUS = "a100-h100", ("one-and-eight-h100", "one-and-eight-h100-prefix")
-ON_A100 = "lightning-minigpt"  # a source in which one program trained one model under several strategies
-NAMES_ON_A100 = {
-    "DDP": "DDP",
-    "DeepSpeed-ZeRO-Stage-2": "ZeRO-2",
-    "DeepSpeed-ZeRO-Stage-3": "ZeRO-3",
-    "DeepSpeed-ZeRO-Stage-3-Offload": "ZeRO-3 with CPU offload",
-}
-
-
-@cache
-def _public(name: str) -> public_comparisons.Result:
-    (comparison,) = (each for each in public_comparisons.comparisons() if each.name == name)
-    return public_comparisons.answer(comparison)
-
-
-def _difference(name: str, quantity: str) -> public_comparisons.Difference:
-    (found,) = (each for each in _public(name).differences if each.quantity == quantity)
-    return found
-
-
-def _spread(name: str, quantity: str) -> public_pairs.Spread:
-    """Return the spread of a quantity over the pairs of a comparison of public runs."""
-    (comparison,) = (each for each in public_comparisons.paired() if each.name == name)
-    pairs = public_pairs.pairs_of(comparison, archive.source(comparison.source))
-    spread = public_pairs.spread([getattr(pair, quantity) for pair in pairs])
-    assert spread is not None
-    return spread
-
-
 def public_sentences() -> str:
     """Return the sentences of README about public runs on A100 and H100."""
-    runs = {run.name: run for run in archive.source(ON_A100)}
-    measured = {name: runs[f"1-{entry}"] for entry, name in NAMES_ON_A100.items()}
-    settings = {(run.setting.gpu, run.setting.num_gpus, run.setting.parameters) for run in measured.values()}
-    assert settings == {("A100", 8, 1_000_000_000)}
-    peaks = [f"{run.totals['peak_allocated_bytes'] / 2**30:.1f} GiB under {name}" for name, run in measured.items()]
-    seconds = [f"{run.totals['seconds_per_step']:.2f}" for run in measured.values()]
-    time = _spread(PAIRS, "time")
-    losses = [_difference(name, "last evaluation loss") for name in MORE_GPUS]
-    assert {each.verdict for each in losses} == {"equivalent"}
-    (differing,) = {tuple(fact.partition(":")[0] for fact in _public(name).also_differs) for name in MORE_GPUS}
-    versions = [fact.removeprefix("version of ") for fact in differing]
-    changes = [
-        "{:+.3f} % ({:+.3f} to {:+.3f} %)".format(*(100 * (each or 0) for each in (loss.relative, loss.low, loss.high)))
-        for loss in losses
-    ]
-    margin = terminal.percent(min(loss.margin or 0 for loss in losses))
-    more_time = terminal.percent(_difference(MORE_GPUS[1], "GPU seconds").relative)
     lines = [
-        "**8 A100, by Lightning's developers in 2021 (one run each):** for a GPT with one billion parameters, the peak "
-        f"of allocated memory per GPU is {', '.join(peaks[:-1])}, and {peaks[-1]}. A step takes "
-        f"{', '.join(seconds[:-1])} and {seconds[-1]} s.",
-        f"**8 A100 and 8 H100, {time.num} tests of Megatron-LM:** a step takes {time.median:.1f} times as long on A100 "
-        f"in the median (between {time.tenth:.1f} and {time.ninetieth:.1f} times in eight of ten tests).",
-        "**1 and 8 H100, modded-nanogpt:** with gradients and optimizer states sharded over 8 GPUs, the last held-out "
-        f"loss differs by {changes[0]} and, in the next version of the program, by {changes[1]}. Both 95 % intervals "
-        f"are within the margin of {margin}. The 8 GPUs need {more_time} more GPU time than one. The versions of "
-        f"{terminal.listed(versions)} also differ.",
+        f"**A100 and H100:** {public_answers.cards()}",
+        f"**One GPU and two:** {public_answers.one_and_two()}",
+        f"**One GPU and eight:** {public_answers.eight()}",
+        f"**DDP and ZeRO,** on 8 A100, by Lightning's developers in 2021 (one run each): {public_answers.lightning()}",
     ]
     return sentences.bullets(lines)
 

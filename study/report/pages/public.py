@@ -8,13 +8,13 @@ from pathlib import Path
 import pandas as pd
 from IPython.display import Markdown
 
-from study.compare import public_comparisons, public_pairs, public_table
+from study.compare import public_cards, public_comparisons, public_pairs, public_table
 from study.compare.public_comparisons import Evaluations
 from study.files import require_clone
 from study.public_runs import archive
 from study.public_runs.quantities import QUANTITIES
 from study.public_runs.schema import PublicRun
-from study.report import public_figures, sentences
+from study.report import public_answers, public_figures, sentences
 from study.report.pages.shown import markdown, show
 
 
@@ -32,8 +32,9 @@ class PublicRuns:
         self.shown = [name for name in self.results if not names or name in names]
 
     def answer(self) -> Markdown:
-        """Return one sentence per comparison of public runs, with its result."""
-        return markdown(public_figures.summary(self.results[name] for name in self.shown))
+        """Return the answers of the public runs to the questions of the page."""
+        head = "**Answer** (measured by others):"
+        return markdown(f"{head}\n\n{sentences.bullets(public_answers.answers())}")
 
     def compare(self, names: Iterable[str]) -> None:
         """Display the tables of these comparisons, and list the other settings in which their runs differ."""
@@ -71,6 +72,16 @@ def of_repeats() -> Markdown:
         f"and 5 % are expected. Two programs are called different in {pairs} pairs by the last held-out loss, and in "
         f"{early_pairs} pairs by the loss at step 250. All programs aim at a last loss of 3.28."
     )
+
+
+def show_cards() -> None:
+    """Display the figure, the table and the caveats of all public trainings that ran on A100 and on H100."""
+    rows = public_cards.rows()
+    show(public_figures.cards(rows))
+    show(public_figures.table_of_cards(rows).style.hide(axis="index"))
+    chosen = [row.comparison for row in rows if isinstance(row.comparison, public_pairs.PairedComparison)]
+    notes = [public_answers.more_about_cards(), *public_figures.caveats_of_pairs(chosen)]
+    show(markdown(sentences.bullets(notes)))
 
 
 def show_pairs(*sources: str) -> None:

@@ -1,0 +1,181 @@
+"""Say in sentences what public runs answer: about A100 and H100, one GPU and several, DDP, ZeRO and FSDP."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+from study.compare import public_cards, public_comparisons, public_pairs
+from study.compare.differences import t_interval
+from study.public_runs import archive
+from study.public_runs.schema import PublicRun
+from study.report.public_figures import signed
+from study.terminal import percent
+
+REGISTERED = "GPU seconds per sample, all intervals"  # until values were known
+MORE_GPUS = "one-and-eight-h100-prefix"
+VERSIONS = ("one-and-eight-h100", MORE_GPUS)  # of the program
+LIGHTNING = "lightning-minigpt"  # a source in which one program trained one model under several strategies
+STRATEGIES = {
+    "DDP": "DDP",
+    "DeepSpeed-ZeRO-Stage-2": "ZeRO-2",
+    "DeepSpeed-ZeRO-Stage-3": "ZeRO-3",
+    "DeepSpeed-ZeRO-Stage-3-Offload": "ZeRO-3 with CPU offload",
+}
+
+
+@cache
+def result(name: str) -> public_comparisons.Result:
+    """Return the result of a comparison of public runs by its name."""
+    (comparison,) = (each for each in public_comparisons.comparisons() if each.name == name)
+    return public_comparisons.answer(comparison)
+
+
+def difference(name: str, quantity: str) -> public_comparisons.Difference:
+    """Return the difference of one quantity in a comparison of public runs."""
+    (found,) = (each for each in result(name).differences if each.quantity == quantity)
+    return found
+
+
+def _spread(name: str, quantity: str) -> public_pairs.Spread:
+    (comparison,) = (each for each in public_comparisons.paired() if each.name == name)
+    pairs = public_pairs.pairs_of(comparison, archive.source(comparison.source))
+    spread = public_pairs.spread([getattr(pair, quantity) for pair in pairs])
+    assert spread is not None
+    return spread
+
+
+def cards() -> str:
+    """Say how much longer an A100 takes than an H100, by the two sources with the most pairs."""
+    pairs = _spread("a100-h100-foundry", "time")
+    return (
+        f"In {pairs.num} pairs of FSDP trainings on one machine with eight GPUs, a step takes {pairs.median:.2f} times "
+        f"as long on A100 as on H100 in the median ({pairs.least:.2f} to {pairs.most:.2f}; MosaicML, one run each). "
+        "The model, the batch and all other settings in its tables are equal; releases of software are not stated. "
+        "The ratio depends on the training and on the machines: in small tests of Megatron-LM, it is "
+        f"{_medians('megatron')} in the median, depending on the cluster with H100."
+    )
+
+
+def _medians(source: str) -> str:
+    rows = [row for row in public_cards.rows() if row.comparison.source == source]
+    medians = [row.spread.median for row in rows if row.quantity != REGISTERED]
+    return f"{min(medians):.2f} to {max(medians):.2f}"
+
+
+def _in_other_sources() -> str:
+    least, most = (pick(row.spread.median for row in public_cards.rows() if row.repeats) for pick in (min, max))
+    return (
+        f"In other sources, in which more than the GPU differs, it is {least:.2f} to {most:.2f} (see the next section)."
+    )
+
+
+def more_about_cards() -> str:
+    """Say how large the ratios are whose machines or batches differ, and which definition was changed."""
+    bert = public_comparisons.groups(result("bert-a100-h100").comparison)
+    h100, a100 = (members[0].setting for members in bert.values())
+    registered = 1 + difference("zero3-a100-h100", REGISTERED).relative
+    return (
+        f"For LoRA of a 70B model under ZeRO-3, the ratio is {_medians('mlperf-llama2-lora')}, with different numbers "
+        "of GPUs (Juniper, MLPerf® Training, unverified). The larger value, for 64 A100 and 32 H100, is "
+        f"{registered:.2f} by the definition that was registered. When values were known, we changed this definition "
+        f"to leave out intervals that contain an evaluation. For BERT-large, the ratio is {_medians('mlperf-bert')} "
+        f"(MLPerf® Training, unverified), but the H100 have another batch (on eight GPUs {h100.global_batch_size} "
+        f"instead of {a100.global_batch_size}) and another learning rate ({h100.learning_rate} instead of "
+        f"{a100.learning_rate})."
+    )
+
+
+def lightning() -> str:
+    """Say what memory and time the strategies need in the comparison of Lightning's developers."""
+    measured = {name: _of_lightning("1", entry) for entry, name in STRATEGIES.items()}
+    settings = {(run.setting.gpu, run.setting.num_gpus, run.setting.parameters) for run in measured.values()}
+    assert settings == {("A100", 8, 1_000_000_000)}
+    peaks = [f"{run.totals['peak_allocated_bytes'] / 2**30:.1f} GiB under {name}" for name, run in measured.items()]
+    seconds = [f"{run.totals['seconds_per_step']:.2f}" for run in measured.values()]
+    smaller = [[_of_lightning(size, entry) for size in ("250m", "500m")] for entry in list(STRATEGIES)[:2]]
+    ddp, zero2 = ([run.totals["seconds_per_step"] for run in runs] for runs in smaller)
+    assert all(theirs < ours for theirs, ours in zip(zero2, ddp, strict=True))
+    return (
+        "for a GPT with one billion parameters, the peak of allocated memory per GPU is "
+        f"{', '.join(peaks[:-1])}, and {peaks[-1]}. A step takes {', '.join(seconds[:-1])} and {seconds[-1]} s. "
+        "DDP has weights in fp32 and DeepSpeed in fp16, which is a part of the difference in memory. With 0.25 and 0.5 "
+        "billion parameters, ZeRO-2 is faster than DDP."
+    )
+
+
+def _of_lightning(size: str, entry: str) -> PublicRun:
+    (run,) = (run for run in archive.source(LIGHTNING) if run.name == f"{size}-{entry}")
+    return run
+
+
+def one_and_two() -> str:
+    """Say how full fine-tuning on one A100 and, with FSDP, on two A100 differs: its loss, time and memory."""
+    (comparison,) = (each for each in public_comparisons.paired() if each.name == "fms-full-one-two")
+    pairs = public_pairs.pairs_of(comparison, archive.source(comparison.source))
+    nats = np.array([pair.nats for pair in pairs if pair.nats is not None])
+    mean, low, high = t_interval(nats)
+    assert low is not None
+    assert high is not None
+    assert len(nats) == len(pairs)
+    time, peak = (_spread(comparison.name, quantity) for quantity in ("time", "peak"))
+    return (
+        f"In {len(pairs)} pairs of full fine-tunings in bf16 with accelerate (three models, one run each, IBM's "
+        "fms-acceleration), FSDP on two A100 has the same mean training loss as one A100 with the same data and batch: "
+        f"it differs by {mean:+.4f} (95 % interval over pairs {low:+.4f} to {high:+.4f}, at most "
+        f"{np.abs(nats).max():.4f}). A step takes {time.median:.2f} times as long ({time.tenth:.2f} to "
+        f"{time.ninetieth:.2f} in eight of ten pairs), and the peak of tensors per GPU is {peak.median:.2f} times as "
+        "large."
+    )
+
+
+def eight() -> str:
+    """Say how the training of modded-nanogpt on one H100 and on eight H100 differs: its loss, time and memory."""
+    seconds = difference(MORE_GPUS, "seconds in all")
+    losses = [difference(name, "last evaluation loss") for name in VERSIONS]
+    assert {each.verdict for each in losses} == {"equivalent"}
+    first, second = (
+        f"{signed(loss.relative)} ({signed(loss.low or 0)} to {signed(loss.high or 0)})" for loss in losses
+    )
+    before, after = (sum(values) / len(values) / 60 for values in (seconds.control, seconds.arm))
+    return (
+        f"modded-nanogpt takes {before:.1f} minutes on one H100 and {after:.1f} minutes on eight, with sharded "
+        f"gradients and optimizer states ({len(seconds.control)} and {len(seconds.arm)} runs). The last held-out loss "
+        f"differs by {second}, and in an earlier version of the program by {first}: both 95 % intervals are within the "
+        f"margin of {percent(min(loss.margin or 0 for loss in losses))}. The eight GPUs need "
+        f"{percent(difference(MORE_GPUS, 'GPU seconds').relative)} more GPU time, and each needs "
+        f"{percent(-difference(MORE_GPUS, 'peak of tensors').relative)} less memory for tensors. The releases of CUDA "
+        "and PyTorch also differ."
+    )
+
+
+def _fsdp() -> str:
+    near, memory = (_spread("ptd-ddp-fsdp-one-node", quantity) for quantity in ("time", "peak"))
+    far = _spread("ptd-ddp-fsdp-four-nodes", "time")
+    return (
+        f"On eight A100 of one machine, FSDP takes {near.median:.2f} times as long as DDP ({near.tenth:.2f} to "
+        f"{near.ninetieth:.2f} in eight of ten settings), and needs {memory.median:.2f} times the memory "
+        f"({memory.tenth:.2f} to {memory.ninetieth:.2f}). On eight A100 of four machines with 100 Gbit/s between them, "
+        f"it takes {far.median:.2f} times as long (ptd_benchmark, 2021, one run each)."
+    )
+
+
+def _machines() -> str:
+    nodes = _spread("ptd-ddp-nodes", "time")
+    return (
+        f"DDP on eight A100 takes {nodes.median:.1f} times as long on four machines as on one ({nodes.tenth:.1f} to "
+        f"{nodes.ninetieth:.1f} in eight of ten settings). Between the machines are 100 Gbit/s (ptd_benchmark)."
+    )
+
+
+def answers() -> list[str]:
+    """Return the answers that the notebook `gpus` begins with, the strongest evidence first."""
+    return [
+        f"**A100 or H100?** {cards()} {_in_other_sources()}",
+        f"**One GPU or two?** {one_and_two()}",
+        f"**One GPU or eight?** {eight()}",
+        f"**DDP or ZeRO?** On eight A100 (Lightning, 2021, one run each): {lightning()}",
+        f"**DDP or FSDP?** {_fsdp()}",
+        f"**One machine or several?** {_machines()}",
+    ]
