@@ -52,13 +52,21 @@ def verdicts(rows: pd.DataFrame) -> dict[str, dict[str, int]]:
 
 
 def test_the_control_does_not_differ_from_itself():
-    """Two halves of its repeats, two per seed each: never a difference, and nearly always a clear no."""
+    """Two halves of its repeats, two per seed each: rarely a difference, and nearly always a clear no."""
     result = verdicts(studies(num_seeds=5, num_repeats=2, loss_noise=5e-4, time_noise=4e-3))
-    assert all(set(verdicts) == {"no difference", "inconclusive"} for verdicts in result.values())
-    assert result["mean_final_loss"]["no difference"] >= 190  # 196 when this was written
+    losses = result["mean_final_loss"]
+    assert losses.get("higher", 0) + losses.get("lower", 0) <= 0.05 * NUM_STUDIES  # 5 when this was written
+    assert losses["no difference"] >= 185  # 191
+    assert set(result["seconds_per_step"]) == {"no difference", "inconclusive"}
     assert result["seconds_per_step"]["no difference"] >= 170  # 179
     drifting = verdicts(studies(num_seeds=5, num_repeats=4, loss_noise=1e-2, time_noise=3e-2))
     assert drifting["seconds_per_step"] == {"inconclusive": NUM_STUDIES}
+
+
+def test_the_spread_of_repeats_does_not_hide_a_difference_of_losses():
+    """The planted difference is smaller than the margin, and was called no difference."""
+    losses = verdicts(studies(num_seeds=5, num_repeats=2, loss_noise=5e-4, time_noise=4e-3, shift=1e-3))
+    assert losses["mean_final_loss"]["higher"] >= 170  # 179 when this was written
 
 
 @pytest.mark.parametrize("sign", [1, -1])

@@ -109,8 +109,12 @@ def compare(table: pd.DataFrame, control: str = "ddp", metrics: Iterable[str] = 
 
     The column `verdict` has one of these values:
 
-    - "no difference": two one-sided tests at 5 % show that the difference is within the margin from `margins`.
-    - "higher" or "lower": otherwise, if the interval does not contain 0.
+    - "higher" or "lower" for learned metrics: the interval does not contain 0 and reaches beyond `FLOOR`. The margin
+      comes from the spread of runs, so it cannot rule out a difference.
+    - "no difference": otherwise, if two one-sided tests at 5 % show that the difference is within the margin from
+      `margins`.
+    - "higher" or "lower" for times: otherwise, if the interval does not contain 0. A disturbance of the machine slows
+      several runs in a row, which the interval does not account for, so the margin counts first.
     - "inconclusive": otherwise.
 
     Without a margin, only the interval decides. `n_pairs` is the number of differences on which an interval is based.
@@ -419,6 +423,11 @@ def _verdict(
         return "inconclusive", estimate.interval
     low, high = estimate.bounds
     leaves_out_0, furthest = low > 0 or high < 0, max(-low, high)
+    direction, detected = "higher" if low > 0 else "lower", f"the interval does not contain 0 ({estimate.interval})"
+    if leaves_out_0 and kind == "learned" and furthest > FLOOR[kind]:
+        if estimate.equivalent and margin is not None:
+            detected += f", but the difference is within {_margin(margin, control)}"
+        return direction, detected
     if estimate.equivalent and margin is not None:
         ceiling = f"{100 * CEILING[kind]:g} %"
         if margin.relative > CEILING[kind]:
@@ -428,15 +437,19 @@ def _verdict(
             if kind == "learned" and furthest <= CEILING[kind]:
                 return "no difference", f"the interval is within {ceiling}, although {repeats}"
             return "inconclusive", f"{repeats}, and a margin above {ceiling} says nothing"
-        within = f"within {_percent(margin.relative)}, the margin from {margin.num_runs} repeats of {control}"
+        within = f"within {_margin(margin, control)}"
         return "no difference", f"{within}, although the interval does not contain 0" if leaves_out_0 else within
     if margin is None and furthest <= FLOOR[kind]:
         return "no difference", f"the interval is within {100 * FLOOR[kind]:g} %, the smallest possible margin"
     if leaves_out_0:
-        return "higher" if low > 0 else "lower", f"the interval does not contain 0 ({estimate.interval})"
+        return direction, detected
     if margin is None:
         return "inconclusive", f"the interval contains 0; {without_margin}"
     return "inconclusive", f"the interval contains 0 and reaches beyond {_percent(margin.relative)}"
+
+
+def _margin(margin: Margin, control: str) -> str:
+    return f"{_percent(margin.relative)}, the margin from {margin.num_runs} repeats of {control}"
 
 
 def _percent(relative: float) -> str:
@@ -455,9 +468,10 @@ Each strategy is compared with the control's runs that do the same work with the
 - difference: relative to the control, with its 95 % confidence interval.
 - margin: 95 of 100 pairs of equal runs of the control differ by less. The rule for the margin was written when the
   first results were known.
-- verdict: *no difference* means within the margin by two one-sided tests. *higher* and *lower* mean that the
-  interval does not contain 0. Each interval is for one comparison: among twenty comparisons without any effect, one
-  interval is expected not to contain 0. Bytes are counted, and compared exactly."""
+- verdict: *higher* and *lower* mean that the interval does not contain 0. *no difference* means within the margin by
+  two one-sided tests and, for losses and gradient norms, that the interval contains 0 or is within 0.001 %. Each
+  interval is for one comparison: among twenty comparisons without any effect, one interval is expected not to
+  contain 0. Bytes are counted, and compared exactly."""
 
 
 def page(folders: Sequence[Path], control: str) -> str:
