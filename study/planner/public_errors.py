@@ -1,12 +1,16 @@
 """Compare predictions with the measurements of public runs, which others trained.
 
 The predictions in reports/predicted/public_logs.json were committed before a measured value of these trainings was read
-into the project. The limits that were expected are in the head comment of public_logs.yaml, next to the settings.
+into the project. `predictions` predicts the same trainings with the planner as it is today, whose constants were fitted
+again after the logs were read. The limits that were expected are in the head comment of public_logs.yaml, next to the
+settings.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -17,8 +21,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from study.files import ROOT
+from study.planner import choose
 from study.public_runs import archive, quantities
 from study.public_runs.schema import PublicRun
+from study.theory import measured_by_others, peaks, prediction, step_time
+from study.theory.measured_by_others import MeasuredCase
 
 PREDICTIONS = ROOT / "reports" / "predicted" / "public_logs.json"
 # The archive that has the logs of a family of predictions.
@@ -33,6 +40,7 @@ SOURCES = {
     "prime-rl baselines": "prime-rl",
     "fsdp_qlora benchmarks": "fsdp-qlora",
 }
+DIGITS = 4  # significant digits of predicted seconds and rates
 SKIPPED = 10  # steps of warm-up, as the conditions of the families say
 
 
@@ -56,10 +64,48 @@ class Compared(NamedTuple):
 
 
 @cache
-def compared() -> tuple[Compared, ...]:
-    """Return every prediction that counts in the comparison, with the measured value."""
-    rows = json.loads(PREDICTIONS.read_text(encoding="utf-8"))["predictions"]
+def compared(is_today: bool = False) -> tuple[Compared, ...]:
+    """Return every prediction that counts in the comparison, with the measured value.
+
+    With `is_today`, the predictions are those of the planner as it is now, instead of the committed ones.
+    """
+    rows = predictions() if is_today else json.loads(PREDICTIONS.read_text(encoding="utf-8"))["predictions"]
     return tuple(each for row in rows if row["is_judged"] for each in _of_row(row))
+
+
+def predictions() -> list[dict[str, Any]]:
+    """Predict every training of public_logs.yaml with the planner as it is now."""
+    by_training = itertools.groupby(measured_by_others.public_logs(), key=lambda case: case.name)
+    return [_predict(list(cases)) for _, cases in by_training]
+
+
+def _predict(cases: Sequence[MeasuredCase]) -> dict[str, Any]:
+    """Predict one training. It has one case for each quantity that its log states."""
+    case = cases[0]
+    step = step_time.seconds(case.shape, case.engine, case.job, case.box)
+    is_short = choose.is_short(case.shape, case.engine, case.job, step)
+    has_no_end = is_short or math.isinf(step.high)
+    row: dict[str, Any] = {
+        "id": case.name,
+        "family": case.family,
+        "log": case.log,
+        "compare": [measurement.quantity for measurement in cases],
+        "is_judged": not case.outside,
+        "is_short": is_short,
+        "seconds_per_step": _short(step.total),
+        "interval": [_short(step.low), None if has_no_end else _short(step.high)],
+        "tokens_per_second_per_gpu": _short(step_time.tokens_per_second_per_gpu(case.job, step.total)),
+        "peak_allocated_bytes": round(float(peaks.peak(case.shape, case.engine, case.job).total)),
+    }
+    for measurement in cases:
+        if measurement.quantity not in (*row, *measured_by_others.TIMES):
+            value = prediction.predicted_memory(measurement)
+            row[measurement.quantity] = value if isinstance(value, bool) else round(value)
+    return row
+
+
+def _short(value: float) -> float:
+    return float(f"{float(value):.{DIGITS}g}")
 
 
 def _of_row(row: dict[str, Any]) -> Iterable[Compared]:
@@ -191,10 +237,10 @@ class Summary(NamedTuple):
     is_met: bool | None  # None if nothing was expected
 
 
-def summaries() -> list[Summary]:
+def summaries(is_today: bool = False) -> list[Summary]:
     """Return a summary for each group and quantity, in the order of the predictions."""
     groups: dict[tuple[str, str], list[Compared]] = {}
-    for each in compared():
+    for each in compared(is_today):
         groups.setdefault((group_of(each), each.quantity), []).append(each)
     return [_summary(*key, members) for key, members in groups.items()]
 
