@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 
 import public_predictions
 import yaml
+from subjects import public_logs
 
+from study.planner import public_errors
 from study.theory import measured_by_others
 
 SETTINGS = yaml.safe_load(public_predictions.SETTINGS.read_text(encoding="utf-8"))
@@ -27,6 +30,22 @@ def test_predictions_stay_that_were_committed_before_the_logs_were_read():
 def test_the_planner_predicts_the_same_rows_today():
     today = public_predictions.predictions()
     assert [row["id"] for row in today["predictions"]] == [row["id"] for row in COMMITTED["predictions"]]
+
+
+def test_errors_of_todays_planner_are_of_the_same_trainings_and_change_none_of_the_committed_ones():
+    committed, today = (public_errors.compared(is_today) for is_today in (False, True))
+    assert [(row.id, row.measured) for row in committed] == [(row.id, row.measured) for row in today]
+    by_id = {row["id"]: row for row in COMMITTED["predictions"]}
+    assert all(row.predicted == by_id[row.id][row.quantity] for row in committed)
+    assert any(first.predicted != second.predicted for first, second in zip(committed, today, strict=True))
+
+
+def test_readme_shows_the_worst_group_of_times_with_its_ninetieth_percentile():
+    times = [each for each in public_errors.summaries() if each.quantity in public_logs.TIMES]
+    worst = max(times, key=lambda each: each.ninetieth)
+    assert worst.ninetieth > 10 * worst.median
+    (row,) = [line for line in public_logs.trust().splitlines() if "mixtures of experts" in line]
+    assert [f"{100 * error:.0f} %" for error in (worst.median, worst.ninetieth)] == re.findall(r"\d+ %", row)
 
 
 def test_no_row_has_a_measured_value():
