@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 
 import public_predictions
 import pytest
+from subjects import public_logs
 
+from study.planner import public_errors
 from study.public_runs import archive
 from study.theory import measured_by_others
 
@@ -39,11 +42,27 @@ def test_the_planner_predicts_the_same_rows_today(name):
     ]
 
 
+def test_errors_of_todays_planner_are_of_the_same_trainings_and_change_none_of_the_committed_ones():
+    before, today = (public_errors.compared(is_today=is_today) for is_today in (False, True))
+    assert [(row.id, row.measured) for row in before] == [(row.id, row.measured) for row in today]
+    by_id = {row["id"]: row for row in json.loads(committed("public_logs"))["predictions"]}
+    assert all(row.predicted == by_id[row.id][row.quantity] for row in before)
+    assert any(first.predicted != second.predicted for first, second in zip(before, today, strict=True))
+
+
+def test_readme_shows_the_worst_group_of_times_with_its_ninetieth_percentile():
+    times = [each for each in public_errors.summaries() if each.quantity in public_logs.TIMES]
+    worst = max(times, key=lambda each: each.ninetieth)
+    assert worst.ninetieth > 10 * worst.median
+    (row,) = [line for line in public_logs.trust().splitlines() if "mixtures of experts" in line]
+    assert [f"{100 * error:.0f} %" for error in (worst.median, worst.ninetieth)] == re.findall(r"\d+ %", row)
+
+
 @by_file
 def test_no_row_has_a_measured_value(name):
     families = public_predictions.settings(name)["families"]
     assert all("published" not in row for family in families for row in [family["same"], *family["rows"]])
-    assert all(math.isnan(case.published) for case in public_predictions.cases(name))
+    assert all(math.isnan(case.published) for case in public_errors.cases(name))
 
 
 @by_file

@@ -37,12 +37,16 @@ Kind = Literal[
 class Tolerance(StrictModel):
     """The tolerance around an expected value. It is either relative, absolute or exact.
 
+    A stated amount that has to suffice, such as the memory that a training needs, has a tolerance only below: it may be
+    generous, but must not be smaller than what we observe.
+
     Some tolerances were changed after results were known. study/claims/corrections.yaml lists them.
     """
 
     relative: Annotated[float, Field(gt=0, lt=1)] | None = None
     absolute: Annotated[float, Field(gt=0)] | None = None
     exact: Literal[True] | None = None
+    side: Literal["below"] | None = None  # below: only smaller values are within the tolerance; None: both sides
 
     @model_validator(mode="after")
     def _one(self) -> Tolerance:
@@ -83,11 +87,10 @@ class Expected(StrictModel):
     def band(self) -> tuple[float, float]:
         """The lowest and the highest value within the tolerance. The expected value must be a number or a range."""
         low, high = self.value if isinstance(self.value, tuple) else (float(self.value), float(self.value))
-        relative = EXACT_TOLERANCE if self.tolerance.exact else self.tolerance.relative
-        if relative is not None:
-            return low - relative * abs(low), high + relative * abs(high)
+        relative = EXACT_TOLERANCE if self.tolerance.exact else self.tolerance.relative or 0.0
         absolute = self.tolerance.absolute or 0.0
-        return low - absolute, high + absolute
+        least = low - relative * abs(low) - absolute
+        return least, high if self.tolerance.side else high + relative * abs(high) + absolute
 
 
 def _is_number(value: Any) -> bool:

@@ -91,11 +91,13 @@ BASES: dict[Basis, str] = {
 }  # fmt: skip
 RUN_HERE: tuple[Basis, ...] = ("record", "execution")
 UNITS = {"bytes": 1.0, "GB": 1e9, "TB": 1e12, "GiB": 2.0**30}  # bytes per unit, by the first word of the unit
-# The subject of the sentence that explains a verdict, by the type of the rule.
-SUBJECT_OF_RULE: dict[type, str] = {
-    Arithmetic: "the calculation", Execution: "the current engine", OfRecords: "our runs",
-    ByOthers: "measurements of others", ByPublicRuns: "public runs",
+# How the sentence that explains a verdict names its evidence.
+SHOWN_BY: dict[Basis, str] = {
+    "record": "our runs gave", "execution": "the current engine gives", "others": "others measured",
+    "cited": "the cited source gives", "theory": "we predict", "fact": "a known fact gives",
+    "arithmetic": "the source's own numbers give",
 }  # fmt: skip
+OPEN_END = 10  # an expected range is open above if its upper bound is more than this many times the lower one
 
 
 class Observation(BaseModel):
@@ -135,7 +137,7 @@ def decide(source: Source, claim: Claim) -> Verdict:
     if agrees is False and isinstance(rule, (ByOthers, ByPublicRuns)) and rule.asks == "one":
         agrees = None  # a case that nobody measured can still exist
     basis = decided_by(source, claim)
-    reason = _reason(claim, observation, agrees)
+    reason = _reason(claim, observation, agrees, basis)
     if agrees is False and basis == "execution":
         reason = f"{reason} Releases: {by_execution.versions()}."
     return Verdict(
@@ -258,53 +260,56 @@ _OUTCOMES_IN_WORDS = {
 }
 
 
-def _reason(claim: Claim, observation: Observation, agrees: bool | None) -> str:
-    """Return one sentence that explains the verdict with its numbers."""
-    value, details = observation.value, f" ({observation.told})" if observation.told else ""
+def _reason(claim: Claim, observation: Observation, agrees: bool | None, basis: Basis) -> str:
+    """Return the sentences that explain a verdict: what was observed, what the source says, and whether they agree."""
+    value, expected = observation.value, claim.expected
+    is_of_others = isinstance(claim.rule, (ByOthers, ByPublicRuns))
+    judged = "agrees" if agrees else "contradicted" if agrees is False else "too close to decide"
+    if is_of_others and agrees is not False:
+        judged = "agrees in these measurements" if agrees else "not decided by these measurements"
     if isinstance(value, str):
         engine_does = _OUTCOMES_IN_WORDS.get(value, f"gives {value}")
-        return f"{claim.expected.unit}: the current engine {engine_does}{details}; {_judged(claim, agrees)}."
-    subject = SUBJECT_OF_RULE.get(type(claim.rule), "theory")
-    s = "" if subject.endswith("s") else "s"
+        details = f" ({observation.told})" if observation.told else ""
+        return (
+            f"{expected.unit}: the current engine {engine_does}{details}. The source says {expected.value}: {judged}."
+        )
     if isinstance(value, bool):
-        sentence = f"{claim.expected.unit}: {subject} say{s} {_yes(value)}{details}; {_judged(claim, agrees)}"
-        return f"{sentence}." if agrees is not None else f"{sentence}, because the amounts are too close."
-    between = ""
-    low, high = observation.low, observation.high
-    if low is not None and high is not None and _number(low) != _number(high):
-        origin = f", {observation.told}" if observation.told else ""
-        between = f" (between {_number(low)} and {_number(high)}{origin})"
-    return f"{claim.expected.unit}: {subject} give{s} {_number(value)}{between}; {_judged(claim, agrees)}."
+        scope = f" ({observation.told})" if observation.told else ""
+        source_says = _yes(bool(expected.value))
+        return f"{expected.unit}: {SHOWN_BY[basis]} {_yes(value)}{scope}. The source says {source_says}: {judged}."
+    low, high = (value if end is None else end for end in (observation.low, observation.high))
+    for digits in (3, DIGITS):  # more digits if a contradiction would otherwise not be visible
+        shown, source_says = _number(value, digits), _expectation(claim, digits)
+        ends = {_number(low, digits), _number(high, digits)}
+        if agrees is not False or shown not in source_says.split():
+            break
+    notes = [] if ends == {shown} else [f"{_number(low, digits)} to {_number(high, digits)}"]
+    notes += [observation.told] if is_of_others else []
+    scope = f" ({'; '.join(notes)})" if notes else ""
+    return f"{expected.unit}: {SHOWN_BY[basis]} {shown}{scope}. The source says {source_says}: {judged}."
 
 
-def _judged(claim: Claim, agrees: bool | None) -> str:
-    """Return a text that says whether the observation agrees with the source, and what the source led to expect."""
-    only_in = {ByOthers: " in these measurements", ByPublicRuns: " in these runs"}.get(type(claim.rule), "")
-    words = {
-        None: "this neither agrees with the source nor contradicts it",
-        True: f"this agrees with the source{only_in}",
-        False: "this contradicts the source",
-    }[agrees]
-    return f"{words} (expected: {_expectation(claim)})"
-
-
-def _expectation(claim: Claim) -> str:
+def _expectation(claim: Claim, digits: int) -> str:
+    """Return what the source says about a number: a value, a range, or a bound if the other end is open."""
     value, tolerance = claim.expected.value, claim.expected.tolerance
-    if isinstance(value, (str, bool)):
-        return value if isinstance(value, str) else _yes(value)
-    text = f"{_number(value[0])} to {_number(value[1])}" if isinstance(value, tuple) else _number(value)
-    if tolerance.relative is not None:
-        return f"{text} within {100 * tolerance.relative:g} %"
-    return text if tolerance.absolute is None else f"{text} within {_number(tolerance.absolute)}"
+    assert not isinstance(value, str)
+    low, high = claim.expected.band if tolerance.side else value if isinstance(value, tuple) else (value, value)
+    if low == high:
+        return f"{'' if tolerance.exact else 'about '}{_number(low, digits)}"
+    if low == 0:
+        return f"at most {_number(high, digits)}"
+    if low > 0 and high > OPEN_END * low:
+        return f"at least {_number(low, digits)}"
+    return f"{_number(low, digits)} to {_number(high, digits)}"
 
 
-def _number(value: float) -> str:
-    """Return a number as text with four digits.
+def _number(value: float, digits: int) -> str:
+    """Return a number as text with so many significant digits.
 
     Only numbers below 1e-4 or from 1e7 on get an exponent, and then three digits.
     """
     if value == 0 or 1e-4 <= abs(value) < 1e7:
-        rounded = float(f"{value:.4g}")
+        rounded = float(f"{value:.{digits}g}")
         return f"{rounded:,.0f}" if abs(rounded) >= 1000 else f"{rounded:g}"
     return f"{value:.3g}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
 

@@ -1,13 +1,16 @@
 """Compare predictions with the measurements of public runs, which others trained.
 
 The predictions in `PREDICTIONS`, `LATER` and `REST` were committed before a measured value of these trainings was read
-into the project. The limits that were expected are in `LIMITS`, and explained in the head comments of public_logs.yaml
-and later_public_logs.yaml.
+into the project. `predict_all` predicts the same trainings with the planner as it is today, whose constants were fitted
+again after the logs of `PREDICTIONS` were read. The limits that were expected are in `LIMITS`, and explained in the
+head comments of public_logs.yaml and later_public_logs.yaml.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -19,8 +22,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from study.files import ROOT
+from study.planner import choose
 from study.public_runs import archive, quantities
 from study.public_runs.schema import PublicRun
+from study.theory import measured_by_others, peaks, prediction, step_time
+from study.theory.measured_by_others import MeasuredCase
 
 PREDICTIONS = ROOT / "reports" / "predicted" / "public_logs.json"
 LATER = PREDICTIONS.with_name("later_public_logs.json")
@@ -42,6 +48,7 @@ SOURCES = {
     "ds_verify_loss": "ds-verify-loss",
     **{f"LLM Foundry, {gpu}": "llm-foundry" for gpu in ("a100-40gb", "a100-80gb", "h100-sxm")},
 }
+DIGITS = 4  # significant digits of predicted seconds and rates
 SKIPPED = 10  # steps of warm-up, as the conditions of the families say
 
 
@@ -65,10 +72,55 @@ class Compared(NamedTuple):
 
 
 @cache
-def compared(predictions: Path = PREDICTIONS) -> tuple[Compared, ...]:
-    """Return every prediction of a file that counts in the comparison, with the measured value."""
-    rows = json.loads(predictions.read_text(encoding="utf-8"))["predictions"]
+def compared(predictions: Path = PREDICTIONS, is_today: bool = False) -> tuple[Compared, ...]:
+    """Return every prediction of a file that counts in the comparison, with the measured value.
+
+    With `is_today`, the predictions are those of the planner as it is now, instead of the committed ones.
+    """
+    committed = json.loads(predictions.read_text(encoding="utf-8"))["predictions"]
+    rows = predict_all(cases(predictions.stem)) if is_today else committed
     return tuple(each for row in rows if row["is_judged"] for each in _of_row(row))
+
+
+def cases(name: str) -> list[MeasuredCase]:
+    """Return the trainings of a file of predictions, by the file's name, without what was measured."""
+    is_rest = name == REST.stem
+    return measured_by_others.rest_of_throughput() if is_rest else measured_by_others.public_logs(f"{name}.yaml")
+
+
+def predict_all(trainings: Iterable[MeasuredCase]) -> list[dict[str, Any]]:
+    """Predict trainings with the planner as it is now."""
+    by_training = itertools.groupby(trainings, key=lambda case: case.name)
+    return [_predict(list(members)) for _, members in by_training]
+
+
+def _predict(cases: Sequence[MeasuredCase]) -> dict[str, Any]:
+    """Predict one training. It has one case for each quantity that its log states."""
+    case = cases[0]
+    step = step_time.seconds(case.shape, case.engine, case.job, case.box)
+    is_short = choose.is_short(case.shape, case.engine, case.job, step)
+    has_no_end = is_short or math.isinf(step.high)
+    row: dict[str, Any] = {
+        "id": case.name,
+        "family": case.family,
+        "log": case.log,
+        "compare": [measurement.quantity for measurement in cases],
+        "is_judged": not case.outside,
+        "is_short": is_short,
+        "seconds_per_step": _short(step.total),
+        "interval": [_short(step.low), None if has_no_end else _short(step.high)],
+        "tokens_per_second_per_gpu": _short(step_time.tokens_per_second_per_gpu(case.job, step.total)),
+        "peak_allocated_bytes": round(float(peaks.peak(case.shape, case.engine, case.job).total)),
+    }
+    for measurement in cases:
+        if measurement.quantity not in (*row, *measured_by_others.TIMES):
+            value = prediction.predicted_memory(measurement)
+            row[measurement.quantity] = value if isinstance(value, bool) else round(value)
+    return row
+
+
+def _short(value: float) -> float:
+    return float(f"{float(value):.{DIGITS}g}")
 
 
 def _of_row(row: dict[str, Any]) -> Iterable[Compared]:
@@ -210,10 +262,10 @@ class Summary(NamedTuple):
     is_met: bool | None  # None if nothing was expected
 
 
-def summaries(predictions: Path = PREDICTIONS) -> list[Summary]:
+def summaries(predictions: Path = PREDICTIONS, is_today: bool = False) -> list[Summary]:
     """Return a summary for each group and quantity, in the order of the predictions."""
     groups: dict[tuple[str, str], list[Compared]] = {}
-    for each in compared(predictions):
+    for each in compared(predictions, is_today):
         groups.setdefault((group_of(each), each.quantity), []).append(each)
     return [_summary(*key, members) for key, members in groups.items()]
 

@@ -95,7 +95,24 @@ def _of_series(said: str, what: str, strategy: str) -> Number:
     )
 
 
+def largest_trained() -> str:
+    """Return the number of parameters of the largest model that one of our runs trained, in millions."""
+    return f"{max(file.record.num_params or 0 for file in records.find([CPU]) if file.record.status == 'ok') / 1e6:.0f}"
+
+
+def parameters_of_bits() -> str:
+    """Return the number of parameters of the GPT of the study `bits`, in millions."""
+    (count,) = {
+        run.num_params
+        for run in (file.record for file in records.find([CPU / "bits"]))
+        if run.workload == "gpt-wikitext"
+    }
+    return f"{count / 1e6:.1f}"
+
+
 NUMBERS = [
+    Number("1.6", "million parameters of the GPT whose weights were compared", "bits", parameters_of_bits),
+    Number("617", "million parameters of the largest model that we trained", "frontier", largest_trained),
     Number("0.56", "peak memory of tensors, `fsdp2` divided by DDP", "peaks-real", lambda: f"{_of_ddp()['fsdp2']:.2f}"),
     Number("124", "million parameters of DDP's largest model under 3 GiB", "frontier", lambda: largest_models()["ddp"]),
     _of_series("1.37", "time per step", "fsdp2"),

@@ -290,14 +290,14 @@ def peak(**arguments: Any) -> Observed:
 def peak_of_any_batch(**arguments: Any) -> Observed:
     """Return the range of a GPU's peak memory, in bytes, for a training whose batch size is not known.
 
-    The range is from one checkpointed sequence per GPU to the whole memory of the GPU.
+    The range is from one checkpointed sequence per GPU to the whole memory of the GPU. If already this sequence needs
+    more than the GPU has, the range is that of its prediction.
     """
     least = peak(**arguments, **_LEAST)
     card = float(Case.of({**arguments, **_LEAST}).box.gpu.memory_bytes)
     ends = (least.ends[0], max(least.ends[1], card))
-    return Observed(
-        least.value, least.evidence, ends, in_bytes=True, told="from the smallest batch to the full memory of the GPU"
-    )
+    told = "the smallest batch" if least.ends[1] > card else "from the smallest batch to the full memory of the GPU"
+    return Observed(least.value, least.evidence, ends, in_bytes=True, told=told)
 
 
 def memory_ratio(of: dict[str, Any], to: dict[str, Any]) -> Observed:

@@ -235,6 +235,7 @@ NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/losses.md", "planned"): bits_planned,
     ("docs/losses.md", "recorded"): bits_recorded,
     ("docs/losses.md", "short"): partial(largest_difference, "bits", "fp32"),
+    ("docs/losses.md", "autocast"): partial(largest_difference, "bits", "bf16-autocast"),
     ("docs/losses.md", "fp64"): partial(largest_difference, "bits-learned", "fp64"),
     ("docs/losses.md", "exact"): exact_trainings,
     ("docs/losses.md", "faults"): planted_faults,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 from wording import percent, tabulate, whole_percent
 
 from study.planner import public_errors
@@ -22,30 +23,33 @@ TIMES = ("seconds_per_step", "tokens_per_second_per_gpu")
 
 
 def public_predictions(predictions: Path = public_errors.PREDICTIONS) -> str:
-    """Compare the predictions that were committed before the logs were read with the logs."""
+    """Compare the predictions that were committed before the logs were read, and today's predictions, with the logs."""
     head = [
         "trainings",
         "what",
         "values",
-        "error: median / 90th percentile / worst",
+        "error as committed: median / 90th percentile / worst",
+        "error of today's planner",
         "inside the interval",
         "expected",
         "met",
     ]
     rows = []
-    for each in public_errors.summaries(predictions):
-        error = "" if each.median is None else (
-            f"{percent(each.median)} / {percent(each.ninetieth)} / {100 * each.worst:+.0f} %"
-        )  # fmt: skip
+    today_too = public_errors.summaries(predictions, is_today=True)
+    for each, today in zip(public_errors.summaries(predictions), today_too, strict=True):
         inside = f"{each.inside[0]} of {each.inside[1]}" if each.inside else ""
         if each.too_fast:
             inside = "; ".join(filter(None, [inside, f"no upper end: {each.too_fast[1]}"]))
-        right = f"right: {each.right[0]} of {each.right[1]}" if each.right else ""
         met = "" if each.is_met is None else "yes" if each.is_met else "**no**"
-        rows.append(
-            [each.group, PUBLIC_QUANTITIES[each.quantity], each.num, error or right, inside, _expected(each), met]
-        )
+        errors = [_errors(each), _errors(today)]
+        rows.append([each.group, PUBLIC_QUANTITIES[each.quantity], each.num, *errors, inside, _expected(each), met])
     return tabulate(head, rows)
+
+
+def _errors(each: public_errors.Summary) -> str:
+    if each.median is None:
+        return f"right: {each.right[0]} of {each.right[1]}" if each.right else ""
+    return f"{percent(each.median)} / {percent(each.ninetieth)} / {100 * each.worst:+.0f} %"
 
 
 def _expected(each: public_errors.Summary) -> str:
@@ -93,13 +97,18 @@ def blind_memory() -> str:
     return f"by {_range(_medians_by_source('peak_allocated_bytes'))} in the median, depending on the source"
 
 
-def _medians_by_source(*quantities: str) -> list[float]:
-    """Return the median of the absolute errors of each source, the smallest first."""
+def _errors_by_source(*quantities: str) -> list[list[float]]:
+    """Return the absolute errors of each source."""
     errors: dict[str, list[float]] = {}
     for row in public_errors.compared():
         if row.quantity in quantities and row.error is not None:
             errors.setdefault(public_errors.SOURCES[row.family], []).append(abs(row.error))
-    return sorted(statistics.median(of_source) for of_source in errors.values())
+    return list(errors.values())
+
+
+def _medians_by_source(*quantities: str) -> list[float]:
+    """Return the median of the absolute errors of each source, the smallest first."""
+    return sorted(map(statistics.median, _errors_by_source(*quantities)))
 
 
 GOOD_TIME = 0.3  # median error of the times of a source; the sources are far from it on either side
@@ -136,7 +145,7 @@ def trust() -> str:
     """Compare, in a few rows for README, what was predicted before the logs were read with the logs."""
     fits, num_failed = _fits()
     num_wrong = sum(row.predicted != row.measured for row in fits)
-    times = {each.group: each.median for each in public_errors.summaries() if each.quantity in TIMES}
+    times = {each.group: each for each in public_errors.summaries() if each.quantity in TIMES}
     of_benchmark = {
         machines: [times.pop(f"ptd_benchmark {engine}, {machines}") for engine in ("DDP", "FSDP")]
         for machines in ("one machine", "several machines")
@@ -144,25 +153,38 @@ def trust() -> str:
     experts = times.pop("prime-rl baselines, mixtures of experts")
     assert {*times} == {*PROGRAMS, *SPECIAL}
     assert all(_median_time_error(f"ptd_benchmark {engine}, several machines") < 0 for engine in ("DDP", "FSDP"))
-    one, several = ([whole_percent(each) for each in medians] for medians in of_benchmark.values())
-    of_programs, of_special = ([times[name] for name in names] for names in (PROGRAMS, SPECIAL))
+    peaks = _errors_by_source("peak_allocated_bytes")
+
+    def ranges(names: Sequence[str]) -> list[str]:
+        of_groups = [times[name] for name in names]
+        return [_range([each.median or 0 for each in of_groups]), _range([each.ninetieth or 0 for each in of_groups])]
+
+    def by_engine(machines: str) -> list[str]:
+        ddp, fsdp = of_benchmark[machines]
+        pairs = ((ddp.median, fsdp.median), (ddp.ninetieth, fsdp.ninetieth))
+        return [f"{whole_percent(first)} for DDP, {whole_percent(second)} for FSDP" for first, second in pairs]
+
     rows = [
-        ["whether it fits", f"wrong for {num_wrong} of {len(fits)} trainings, of which {num_failed} did not fit"],
-        ["peak of allocated memory", f"{_range(_medians_by_source('peak_allocated_bytes'))}, depending on the source"],
-        ["time: LoRA of a 70B model under ZeRO-3, QLoRA, prime-rl (dense), NeMo Automodel", _range(of_programs)],
-        ["time: prime-rl, mixtures of experts", whole_percent(experts)],
-        ["time: one machine with A100 (a benchmark of 2021)", f"{one[0]} for DDP, {one[1]} for FSDP"],
+        ["whether it fits", f"wrong for {num_wrong} of {len(fits)} trainings, of which {num_failed} did not fit", ""],
         [
-            "time: several such machines with 100 Gbit/s between them",
-            f"{several[0]} for DDP, {several[1]} for FSDP: predicted too short",
+            "peak of allocated memory, depending on the source",
+            _range([statistics.median(errors) for errors in peaks]),
+            _range([float(np.quantile(errors, 0.9)) for errors in peaks]),
         ],
-        ["time: very short steps, or specialized programs", _range(of_special)],
+        ["time: LoRA of a 70B model under ZeRO-3, QLoRA, prime-rl (dense), NeMo Automodel", *ranges(PROGRAMS)],
+        ["time: prime-rl, mixtures of experts", whole_percent(experts.median), whole_percent(experts.ninetieth)],
+        ["time: one machine with A100 (a benchmark of 2021)", *by_engine("one machine")],
+        [
+            "time: several such machines with 100 Gbit/s between them, predicted too short",
+            *by_engine("several machines"),
+        ],
+        ["time: very short steps, or specialized programs", *ranges(SPECIAL)],
     ]
-    return tabulate(["predicted before we read the logs", "error (median)"], rows)
+    return tabulate(["predicted before we read the logs", "error (median)", "nine in ten errors are below"], rows)
 
 
-def _range(medians: list[float]) -> str:
-    return f"{100 * min(medians):.0f} to {whole_percent(max(medians))}"
+def _range(values: Sequence[float]) -> str:
+    return f"{100 * min(values):.0f} to {whole_percent(max(values))}"
 
 
 TABLES: dict[tuple[str, str], Callable[[], str]] = {
