@@ -53,8 +53,8 @@ def cards() -> str:
         f"In {pairs.num} pairs of FSDP trainings on one machine with eight GPUs, a step takes {pairs.median:.2f} times "
         f"as long on A100 as on H100 in the median ({pairs.least:.2f} to {pairs.most:.2f}; MosaicML, one run each). "
         "The model, the batch and all other settings in its tables are equal; releases of software are not stated. "
-        "The ratio depends on the training and on the machines: in small tests of Megatron-LM, it is "
-        f"{_medians('megatron')} in the median, depending on the cluster with H100."
+        "The ratio depends on the training and on the machines: in small tests of Megatron-LM, the median is "
+        f"{_medians('megatron')}, depending on the cluster with H100."
     )
 
 
@@ -100,8 +100,17 @@ def lightning() -> str:
     return (
         "for a GPT with one billion parameters, the peak of allocated memory per GPU is "
         f"{', '.join(peaks[:-1])}, and {peaks[-1]}. A step takes {', '.join(seconds[:-1])} and {seconds[-1]} s. "
-        "DDP has weights in fp32 and DeepSpeed in fp16, which is a part of the difference in memory. With 0.25 and 0.5 "
-        "billion parameters, ZeRO-2 is faster than DDP."
+        "Under DDP, mixed precision keeps the weights in fp32, and DeepSpeed has them in fp16, which is a part of the "
+        "difference in memory. With 0.25 and 0.5 billion parameters, ZeRO-2 is faster than DDP. FairScale's sharded "
+        f"trainings of one billion parameters are faster than DDP, too ({_fairscale()})."
+    )
+
+
+def _fairscale() -> str:
+    runs = [_of_lightning("1", entry) for entry in ("Fully-Sharded-Training-Wrap", "Sharded-Training")]
+    return ", ".join(
+        f"{run.totals['seconds_per_step']:.2f} s and {run.totals['peak_allocated_bytes'] / 2**30:.1f} GiB"
+        for run in runs
     )
 
 
@@ -115,19 +124,31 @@ def one_and_two() -> str:
     (comparison,) = (each for each in public_comparisons.paired() if each.name == "fms-full-one-two")
     pairs = public_pairs.pairs_of(comparison, archive.source(comparison.source))
     nats = np.array([pair.nats for pair in pairs if pair.nats is not None])
-    mean, low, high = t_interval(nats)
+    models: dict[str, list[float]] = {}  # those that ran out of memory have no loss
+    for pair in pairs:
+        if pair.nats is not None:
+            models.setdefault(pair.entry.split("/")[2], []).append(pair.nats)
+    # The pairs of a model differ only in the batch and in kernels, so each model counts once.
+    mean, low, high = t_interval(np.array([np.mean(values) for values in models.values()]))
     assert low is not None
     assert high is not None
-    models = {pair.entry.split("/")[2] for pair in pairs if pair.nats is not None}  # the others ran out of memory
     time, peak = (_spread(comparison.name, quantity) for quantity in ("time", "peak"))
     return (
-        f"In {len(nats)} pairs of full fine-tunings in bf16 with accelerate ({len(models)} models, one run each, IBM's "
-        "fms-acceleration), FSDP on two A100 has the same mean training loss as one A100 with the same data and batch: "
-        f"it differs by {mean:+.4f} (95 % interval over pairs {low:+.4f} to {high:+.4f}, at most "
-        f"{np.abs(nats).max():.4f}). A step takes {time.median:.2f} times as long ({time.tenth:.2f} to "
-        f"{time.ninetieth:.2f} in eight of ten pairs), and the peak of tensors per GPU is {peak.median:.2f} times as "
-        "large."
+        f"The mean training losses of one A100 and of FSDP on two A100, with the same data and batch, differ by "
+        f"{mean:+.4f} nats (95 % interval over {len(models)} models {low:+.4f} to {high:+.4f}) in {len(nats)} pairs of "
+        f"full fine-tunings with accelerate, and by at most {np.abs(nats).max():.4f} in a pair (IBM's "
+        "fms-acceleration, 100 steps, weights in bf16, AdamW with an epsilon of 1e-4, each training run once). If FSDP has weights in "
+        f"fp32 instead, they differ by {_nats('fms-full-masters-one-two'):+.3f}. A step takes {time.median:.2f} times "
+        f"as long on two GPUs ({time.tenth:.2f} to {time.ninetieth:.2f} in eight of ten pairs), and each GPU needs "
+        f"{peak.median:.2f} times the memory for tensors."
     )
+
+
+def _nats(name: str) -> float:
+    """Return the mean difference of the losses of a comparison of pairs, in nats per token."""
+    (comparison,) = (each for each in public_comparisons.paired() if each.name == name)
+    pairs = public_pairs.pairs_of(comparison, archive.source(comparison.source))
+    return float(np.mean([pair.nats for pair in pairs if pair.nats is not None]))
 
 
 def eight() -> str:
@@ -142,8 +163,9 @@ def eight() -> str:
     return (
         f"modded-nanogpt takes {before:.1f} minutes on one H100 and {after:.1f} minutes on eight, with sharded "
         f"gradients and optimizer states ({len(seconds.control)} and {len(seconds.arm)} runs). The last held-out loss "
-        f"differs by {second}, and in an earlier version of the program by {first}: both 95 % intervals are within the "
-        f"margin of {percent(min(loss.margin or 0 for loss in losses))}. The eight GPUs need "
+        f"differs by {second}, and in an earlier version of the program by {first} (95 % intervals). Both intervals "
+        f"are within the margin of {percent(min(loss.margin or 0 for loss in losses))}, which was chosen when the "
+        "differences were known. The eight GPUs need "
         f"{percent(difference(MORE_GPUS, 'GPU seconds').relative)} more GPU time, and each needs "
         f"{percent(-difference(MORE_GPUS, 'peak of tensors').relative)} less memory for tensors. The releases of CUDA "
         "and PyTorch also differ."
@@ -155,17 +177,19 @@ def _fsdp() -> str:
     far = _spread("ptd-ddp-fsdp-four-nodes", "time")
     return (
         f"On eight A100 of one machine, FSDP takes {near.median:.2f} times as long as DDP ({near.tenth:.2f} to "
-        f"{near.ninetieth:.2f} in eight of ten settings), and needs {memory.median:.2f} times the memory "
-        f"({memory.tenth:.2f} to {memory.ninetieth:.2f}). On eight A100 of four machines with 100 Gbit/s between them, "
-        f"it takes {far.median:.2f} times as long (ptd_benchmark, 2021, one run each)."
+        f"{near.ninetieth:.2f} in eight of ten settings, of {near.num}), and needs {memory.median:.2f} times the "
+        f"memory ({memory.tenth:.2f} to {memory.ninetieth:.2f}). With eight A100 in four machines with 100 Gbit/s between "
+        f"them, it takes {far.median:.2f} times as long (ptd_benchmark, 2021, before FSDP's release; SGD without optimizer "
+        "states, one run each)."
     )
 
 
 def _machines() -> str:
     nodes = _spread("ptd-ddp-nodes", "time")
     return (
-        f"DDP on eight A100 takes {nodes.median:.1f} times as long on four machines as on one ({nodes.tenth:.1f} to "
-        f"{nodes.ninetieth:.1f} in eight of ten settings). Between the machines are 100 Gbit/s (ptd_benchmark)."
+        f"In settings that FSDP also has, DDP on eight A100 takes {nodes.median:.1f} times as long on four machines as "
+        f"on one ({nodes.tenth:.1f} to {nodes.ninetieth:.1f} in eight of ten settings). Between the machines are 100 "
+        "Gbit/s (ptd_benchmark)."
     )
 
 
