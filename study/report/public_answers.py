@@ -138,8 +138,8 @@ def one_and_two() -> str:
         f"{mean:+.4f} nats (95 % interval over {len(models)} models {low:+.4f} to {high:+.4f}) in {len(nats)} pairs of "
         f"full fine-tunings with accelerate, and by at most {np.abs(nats).max():.4f} in a pair (IBM's "
         "fms-acceleration, 100 steps, weights in bf16, AdamW with an epsilon of 1e-4, each training run once). If FSDP "
-        f"has weights in fp32 instead, they differ by {_nats('fms-full-masters-one-two'):+.3f}. A step takes {time.median:.2f} times "
-        f"as long on two GPUs ({time.tenth:.2f} to {time.ninetieth:.2f} in eight of ten pairs), and each GPU needs "
+        f"has weights in fp32 instead, they differ by {_nats('fms-full-masters-one-two'):+.3f}. A step takes "
+        f"{time.median:.2f} times as long on two GPUs ({time.tenth:.2f} to {time.ninetieth:.2f} in eight of ten pairs), and each GPU needs "
         f"{peak.median:.2f} times the memory for tensors."
     )
 
@@ -179,8 +179,8 @@ def _fsdp() -> str:
         f"On eight A100 of one machine, FSDP takes {near.median:.2f} times as long as DDP ({near.tenth:.2f} to "
         f"{near.ninetieth:.2f} in eight of ten settings, of {near.num}), and needs {memory.median:.2f} times the "
         f"memory ({memory.tenth:.2f} to {memory.ninetieth:.2f}). With eight A100 in four machines with 100 "
-        f"Gbit/s between them, it takes {far.median:.2f} times as long (ptd_benchmark, 2021, before FSDP's release; SGD "
-        "without optimizer states, one run each)."
+        f"Gbit/s between them, it takes {far.median:.2f} times as long (ptd_benchmark, 2021, before FSDP's release; "
+        "SGD without optimizer states, one run each)."
     )
 
 
