@@ -7,9 +7,23 @@ import inspect
 import pytest
 
 from study import cli
-from study.verdict import Checked, NotChecked, Verdict, combined
+from study.verdict import Checked, Inputs, NotChecked, Verdict
 
 TENSORS = Checked(20, "tensor", "compared with the file that transformers loads")
+
+
+def of_inputs(*verdicts: Verdict) -> Verdict:
+    inputs = Inputs(*(f"file {number}" for number in range(len(verdicts))))
+    for number, verdict in enumerate(verdicts):
+        inputs.end(f"file {number}", verdict)
+    return inputs.verdict()
+
+
+def test_an_input_without_a_verdict_is_a_fault_of_the_command():
+    inputs = Inputs("a.json", "b.json")
+    inputs.end("a.json", Verdict.of(0, [TENSORS]))
+    with pytest.raises(RuntimeError, match=r"b\.json"):
+        inputs.verdict()
 
 
 @pytest.mark.parametrize(
@@ -22,8 +36,11 @@ TENSORS = Checked(20, "tensor", "compared with the file that transformers loads"
         (Verdict.of(0, [Checked(0, "tensor")]), "unknown", 3),
         (Verdict.of(0, [TENSORS], [NotChecked("the tokenizer", "there is none")]), "sound", 0),
         (Verdict.of(0, [TENSORS], [NotChecked("the values", "the other file is damaged", True)]), "unknown", 3),
-        (combined([Verdict.of(0, [TENSORS]), Verdict.of(0)]), "unknown", 3),
-        (combined([]), "unknown", 3),
+        (of_inputs(Verdict.of(0, [TENSORS]), Verdict.of(0)), "unknown", 3),
+        (of_inputs(Verdict.of(0, [TENSORS]), Verdict.of(0, [], [NotChecked("the values")])), "unknown", 3),
+        (of_inputs(Verdict.of(0, [TENSORS]), Verdict.of(0, [TENSORS])), "sound", 0),
+        (of_inputs(Verdict.of(0, [TENSORS]), Verdict.of(1, [TENSORS])), "found", 1),
+        (of_inputs(), "unknown", 3),
     ],
 )
 def test_nothing_compared_is_never_sound(verdict, result, status):
