@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import os
+import shutil
+from pathlib import Path
 
 import pytest
 
 from study import cli
+from study.errors import Refusal
 from study.verdict import Checked, Inputs, NotChecked, Verdict
 
+ROOT = Path(__file__).resolve().parents[1]
 TENSORS = Checked(20, "tensor", "compared with the file that transformers loads")
 
 
@@ -56,6 +61,49 @@ def test_a_verdict_says_what_was_compared_and_what_was_not():
         "20 tensors compared with the file that transformers loads, 1 state; 1 check could not be made"
     )
     assert Verdict.of(0).coverage() == "nothing was compared"
+
+
+def sound(folder: Path) -> None:
+    """Write a sound input of each command into a folder."""
+    shutil.copy(ROOT / "accelerate_configs" / "ddp.yaml", folder / "a.yaml")
+    (folder / "a.txt").write_text("torch==2.13.0\n")
+    rows = [{"loss": 2 - step / 100, "grad_norm": 1.0, "learning_rate": 1e-4, "epoch": step / 20} for step in range(20)]
+    (folder / "a.log").write_text("".join(f"{row}\n" for row in rows))
+
+
+def garbage(path: Path) -> None:
+    path.write_bytes(b"\xff\xfe\x00{torch train_batch_size: [")
+
+
+@pytest.mark.parametrize("make", [garbage, os.mkfifo], ids=["garbage", "pipe"])
+@pytest.mark.parametrize(
+    ("words", "bad"),
+    [
+        (["check", "a.yaml"], "bad.yaml"),
+        (["check", "a.yaml"], "requirements.txt"),
+        (["doctor", "a.yaml"], "bad.yaml"),
+        (["upgrade", "a.txt"], "bad.txt"),
+        (["import", "--output", "runs", "a.log"], "bad.jsonl"),
+        (["why", "a.log"], "bad.log"),
+    ],
+)
+def test_an_input_that_cannot_be_read_is_named_and_never_passed_over(words, bad, make, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    sound(tmp_path)
+    make(tmp_path / bad)
+    if words[0] == "why" and make is garbage:
+        pytest.skip("every text is a log")
+    try:
+        status, said = cli.run([*words, bad]), capsys.readouterr().out
+    except Refusal as refusal:
+        status, said = 2, str(refusal)
+    assert status in (2, 3)
+    assert bad in said.replace("\n ", "")
+
+
+def test_options_after_a_strategy_are_not_taken_for_a_script():
+    with pytest.raises(Refusal, match="before STRATEGY"):
+        cli.run(["dry-run", "ddp", "--world", "2"])
 
 
 # Each command either ends with a verdict or does not check anything. `prove` starts a script as a process of its own,

@@ -56,8 +56,8 @@ def assert_same_training(
     for one process). A strategy is the name of a file in accelerate_configs, or the path of an accelerate file.
 
     Each training is recorded and compared in all of its optimizer steps, at most 50, as by `zero-study diff`, and its
-    third step is examined as by `zero-study prove`. Return how many steps were compared. The error names the first tensor that differs by more than rounding, the
-    step, the size of the difference, and likely causes.
+    third step is examined as by `zero-study prove`. Return how many steps were compared. The error names the first
+    tensor that differs by more than rounding, the step, the size of the difference, and likely causes.
 
     `arguments` are the arguments of the function or of the script. `gradient_clipping` is the norm at which the shipped
     strategies of DeepSpeed clip, which has to be that of `train`; None if it does not clip. `timeout` is the most

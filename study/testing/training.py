@@ -211,15 +211,19 @@ def _judge(
     result = comparing.compare(a, b)
     causes = [f"Cause: {line}" for line in _lines(proofs, "findings")]
     if result.verdict.num_findings:
-        return "\n".join(
-            [
-                f"{script}: {title} does not train as {REFERENCE} does.",
-                *_first_tensors(result.differences),
-                *(f"Ranks differ: {line}." for line in result.replicas),
-                *(causes or [f"Likely cause: {line}" for line in result.causes]),
-                f"The comparison, in which A is {REFERENCE} and B is {title}:\n{text.text(result)}",
-            ]
-        ), None, result.num_steps
+        return (
+            "\n".join(
+                [
+                    f"{script}: {title} does not train as {REFERENCE} does.",
+                    *_first_tensors(result.differences),
+                    *(f"Ranks differ: {line}." for line in result.replicas),
+                    *(causes or [f"Likely cause: {line}" for line in result.causes]),
+                    f"The comparison, in which A is {REFERENCE} and B is {title}:\n{text.text(result)}",
+                ]
+            ),
+            None,
+            result.num_steps,
+        )
     if causes:
         return "\n".join([f"{script}: {title} trains wrongly, in the same way as {REFERENCE}.", *causes]), None, 0
     if not result.is_same:
