@@ -179,7 +179,7 @@ def open_regular(path: Path) -> io.BufferedReader:
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))  # noqa: SIM115
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise OSError("it is no regular file")
+        raise OSError("it is no regular file; save its content in a file, and name that")
     return file
 
 

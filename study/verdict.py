@@ -96,16 +96,43 @@ class Verdict:
         }
 
 
-def combined(verdicts: Iterable[Verdict]) -> Verdict:
-    """Return one verdict for several things that were checked together, such as several files.
+class Inputs:
+    """What a command was asked to check, or found to check, and the verdict on each of these inputs.
 
-    If nothing was compared for one of them, the combined verdict treats that as a requested check that could not be
-    made.
+    An input is for instance a file, a lock file of a commit, a checkpoint or a rank. It is listed before it is read, so
+    that nothing that was named can be passed over.
     """
-    each = list(verdicts)
-    empty = [NotChecked("one of several inputs", "nothing was compared", True) for part in each if not part.num_checked]
-    return Verdict.of(
-        sum(part.num_findings for part in each),
-        (entry for part in each for entry in part.checked),
-        (*(entry for part in each for entry in part.not_checked), *empty),
-    )
+
+    def __init__(self, *names: str) -> None:
+        self._verdicts: dict[str, Verdict | None] = dict.fromkeys(names)
+
+    def end(self, name: str, verdict: Verdict) -> None:
+        """Record the verdict on an input, which need not be listed yet."""
+        self._verdicts[name] = verdict
+
+    def skip(self, name: str, why: str) -> None:
+        """Record that an input could not be checked."""
+        self.end(name, Verdict.of(0, not_checked=[NotChecked(name, why, True)]))
+
+    def ended(self, names: Iterable[str]) -> bool:
+        """Return whether one of these inputs has a verdict."""
+        return any(self._verdicts.get(name) is not None for name in names)
+
+    def verdict(self) -> Verdict:
+        """Return one verdict on all inputs. If nothing was compared for one of them, it could not be checked.
+
+        Raises RuntimeError if a listed input has no verdict, which is a fault of the command.
+        """
+        found = 0
+        checked: list[Checked] = []
+        not_checked: list[NotChecked] = []
+        for name, verdict in self._verdicts.items():
+            if verdict is None:
+                raise RuntimeError(f"{name} was neither checked nor reported as not checked")
+            found += verdict.num_findings
+            checked += verdict.checked
+            not_checked += verdict.not_checked
+            if not verdict.num_checked and not any(entry.is_requested for entry in verdict.not_checked):
+                why = str(verdict.not_checked[0]) if verdict.not_checked else "nothing was compared"
+                not_checked.append(NotChecked(name, why, True))
+        return Verdict.of(found, checked, not_checked)

@@ -78,6 +78,15 @@ def test_known_faults_of_the_pinned_release_are_looked_up(project):
     assert any("0.19.8" in each.why and "0.17.6" in each.why for each in report.not_checked)
 
 
+def test_a_file_that_another_file_names_is_reported_once(project):
+    Path("configs/ds.json").write_text('{"train_batch_size": 8, "comms_config": {"verbose": false}}')
+    Path("configs/sft.yaml").write_text(
+        "stage: sft\nfinetuning_type: lora\ndataset: d\ntemplate: q\ndeepspeed: configs/ds.json\n"
+    )
+    keys = [finding.key for finding in check.examine([Path("configs")]).findings if finding.severity != "note"]
+    assert keys.count("comms_config") == 1
+
+
 def test_git_decides_which_files_are_of_the_project(project):
     Path("ignored").mkdir()
     shutil.copy("configs/ds.json", "ignored/ds.json")
@@ -123,6 +132,11 @@ BROKEN = {
     "comment.json": b'{"zero_optimization": {"stage": 3, // all weights\n}}',
     "utf16.json": '{"train_batch_size": 8}'.encode("utf-16"),
     "tab.yaml": b"compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\n\tfsdp_config:\n",
+    "axolotl.yaml": b"base_model: m\nmicro_batch_size: 2\n\tnum_epochs: 1\n",
+    "llamafactory.yml": b"stage: sft\nfinetuning_type: lora\ntemplate: [qwen\n",
+    "titan.toml": b"[training]\nlocal_batch_size = 8\n[parallelism\n",
+    "hydra.yaml": b"defaults: [a]\nlearning_rate: 1e-3\nmax_steps: 10\nseed: 1\n  warmup_steps: 5\n",
+    "comment.jsonc": b'{"train_batch_size": 8, // in all\n "fp16": {"enabled": true}}',
     "brace.yaml": b"distributed_type: FSDP\nfsdp_config: {fsdp_version: 3",
     # accelerate's file can be read, and the DeepSpeed file that it names cannot.
     "names.yaml": b"compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\n"
@@ -238,6 +252,88 @@ def test_names_of_lock_files(name, expected):
     assert is_lock(Path(name)) == expected
 
 
+# ---------------------------------------------------------------- inputs that cannot be checked
+
+
+def lost(path: str) -> None:
+    Path(path).unlink()
+
+
+def moved(path: str) -> None:
+    Path("elsewhere").mkdir()
+    Path(path).rename(f"elsewhere/{Path(path).name}")
+
+
+def conflict(path: str) -> None:
+    Path(path).write_text('<<<<<<< HEAD\nversion = 1\n[[package]]\nname = "torch"\nversion = "2.3.0"\n')
+
+
+@pytest.mark.parametrize("since", [None, "HEAD"])
+@pytest.mark.parametrize("damage", [lost, moved, conflict])
+def test_a_lock_file_of_the_commit_is_not_passed_over(damage, since, project):
+    Path("configs/ds.json").unlink()
+    shutil.copy(ROOT / "accelerate_configs" / "ddp.yaml", "configs")
+    Path("uv.lock").write_text('version = 1\n[[package]]\nname = "torch"\nversion = "2.8.0"\n')
+    git("add", "-A")
+    git("commit", "-qm", "second")
+    assert check.examine([], since).verdict.status == 0
+    damage("uv.lock")
+    report = check.examine([], since)
+    assert report.verdict.status == 3
+    assert any(each.what == "uv.lock" and each.is_requested for each in report.verdict.not_checked)
+
+
+def accelerate_checkpoint(folder: Path) -> None:
+    (folder / "pytorch_model_fsdp_0").mkdir(parents=True)
+    (folder / "pytorch_model_fsdp_0" / "__0_0.distcp").write_text("x")
+
+
+def excluded(folder: Path) -> None:
+    folder.mkdir()
+    shutil.copy(ROOT / "accelerate_configs" / "zero2.yaml", folder / "zero2.yaml")
+    Path("pyproject.toml").write_text(f'[tool.zero-study]\nexclude = ["{folder}"]\n')
+
+
+@pytest.mark.parametrize("make", [accelerate_checkpoint, excluded, Path.mkdir])
+def test_a_named_folder_is_not_passed_over(make, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(ROOT / "accelerate_configs" / "zero2.yaml", "sound.yaml")
+    make(Path("named"))
+    report = check.examine([Path("sound.yaml"), Path("named")])
+    assert report.verdict.status in (1, 3)
+    assert "named" in check.text(report)
+
+
+@pytest.mark.parametrize("paths", [[], [Path()], [Path("out")]])
+@pytest.mark.parametrize("missing", ["", "torch", "out/final"])
+def test_a_listed_checkpoint_is_not_passed_over(paths, missing, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("out/final").mkdir(parents=True)
+    Path("out/final/model.safetensors").touch()
+    shutil.copy(ROOT / "accelerate_configs" / "zero2.yaml", "out/sound.yaml")
+    Path("pyproject.toml").write_text('[tool.zero-study]\ncheckpoints = ["out/final"]\n')
+    if missing == "torch":
+        monkeypatch.setitem(sys.modules, "study.saved", None)
+    elif missing:
+        shutil.rmtree(missing)
+    report = check.examine(paths)
+    assert report.verdict.status == (3 if missing else 1)
+    assert "final" in check.text(report)
+
+
+def test_ranges_of_releases_are_reported_once_and_can_be_accepted(project):
+    shutil.rmtree("configs")
+    Path("requirements.txt").write_text("torch>=2.4\naccelerate\n")
+    git("add", "-A")
+    git("commit", "-qm", "second")
+    report = check.examine([])
+    assert report.verdict.status == 3
+    assert [each.what for each in report.verdict.not_checked] == ["requirements.txt"]
+    assert {finding.id for finding in report.findings} == {"check/no-exact-release"}
+    accept(id="check/no-exact-release", reason="Users choose their releases.")
+    assert check.examine([]).verdict.status == 0
+
+
 # ---------------------------------------------------------------- outputs
 
 
@@ -299,7 +395,8 @@ def test_the_action_checks_a_project_and_decides(project, tmp_path_factory):
     launching.use()
     program.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m study "$@"\n')
     program.chmod(0o755)
-    done = run_step("Check the project", folder, PATHS=".", SINCE="0" * 40)
+    shutil.copy(ROOT / "accelerate_configs" / "zero2.yaml", "sound.yaml")
+    done = run_step("Check the project", folder, PATHS="sound.yaml\n.\n", SINCE="0" * 40)
     assert done.returncode == 0, done.stderr
     assert (folder / "output").read_text() == "status=1\n"
     assert "gradient_cliping" in (folder / "summary").read_text()

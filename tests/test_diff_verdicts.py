@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gzip
 import json
+import math
 import random
 import shutil
 import sys
@@ -26,23 +27,27 @@ from study.diff.text import content, text  # noqa: E402
 from study.errors import Refusal  # noqa: E402
 
 
-def put(folder: Path, steps: int = 2, **changes: Any) -> Path:
-    """Write a recording of one rank and one weight."""
+def put(folder: Path, steps: int = 2, *, first: int = 0, rate: float = 1.0, rows: int = 2, **changes: Any) -> Path:
+    """Write a recording of one rank and one weight, which begins after step `first` of a longer training.
+
+    `rate` is the change of each element of the weight in a step. `rows` is the number of rows of each batch.
+    """
     facts = {
         "format": FORMAT, "rank": 0, "world_size": 1, "token": "a", "of": None, "engine": "", "versions": {},
         "asked": steps, "steps": steps, "completed": steps, "raised": None, "backward": ["w"],
         "entries": [
-            [step, kind, name, 0, 1, "float32", [1.0 + step] * size, shape]
+            [step, kind, name, 0, 1, "float32", [1 + (first + step) * speed] * size, shape]
             for step in range(steps + 1)
-            for kind, name, size, shape in (
-                ("weights", "w", sketch.SIZE, []), ("batch", "", 2, []), ("unpadded", "", 2, [7]),
-                ("forward", "", sketch.SIZE, [2, 7]), ("gradient", "w", sketch.SIZE, []), ("norm", "", 1, []),
+            for kind, name, size, shape, speed in (
+                ("weights", "w", sketch.SIZE, [], rate), ("batch", "", rows, [], 1.0), ("unpadded", "", rows, [7], 1.0),
+                ("forward", "", sketch.SIZE, [2, 7], 1.0), ("gradient", "w", sketch.SIZE, [], 1.0),
+                ("norm", "", 1, [], 1.0),
             )
             if step or kind == "weights"
         ],
     }  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "rank-0.json.gz"
+    path = folder / f"rank-{changes.get('rank', 0)}.json.gz"
     path.write_bytes(gzip.compress(json.dumps(facts | changes).encode()))
     return path
 
@@ -69,6 +74,41 @@ def test_a_recording_of_one_step_is_only_compared_in_that_step(tmp_path: Path, c
     written = json.loads(output.read_text())
     assert (written["same"], written["verdict"], written["steps_compared"]) == (True, "sound", 1)
     assert {"number": 1, "what": "1 gradient"} in written["checked"]
+
+
+@pytest.mark.parametrize(("changes", "status"), [({}, 0), ({"rate": 1.5}, 1), ({"first": 7}, 1)])
+def test_a_resumed_training_is_compared_with_the_later_steps_of_a_whole_one(changes, status, tmp_path, capsys):
+    put(tmp_path / "whole", steps=4)
+    put(tmp_path / "resumed", **{"first": 2, **changes})
+    for pair in (("whole", "resumed"), ("resumed", "whole")):
+        assert status_of(*(tmp_path / name for name in pair)) == status
+        printed = " ".join(capsys.readouterr().out.split())
+        assert ("after step 2" in printed) == (changes == {})
+
+
+@pytest.mark.parametrize(("gradient", "status"), [(1.0, 0), (2.0, 1)])
+def test_ranks_that_get_parts_of_each_row_are_judged_by_their_gradients(gradient, status, tmp_path, capsys):
+    put(tmp_path / "whole")
+    for rank in range(2):
+        path = put(tmp_path / "parts", rank=rank, world_size=2)
+        content = json.loads(gzip.decompress(path.read_bytes()))
+        for entry in content["entries"]:
+            if entry[1] in ("batch", "unpadded"):
+                entry[6] = [0.25 + rank] * 2  # digests of halves
+            if entry[1] == "gradient":
+                entry[6] = [gradient * value for value in entry[6]]
+        path.write_bytes(gzip.compress(json.dumps(content).encode()))
+    assert status_of(tmp_path / "whole", tmp_path / "parts") == status
+    assert ("all gradients and updates agree" in " ".join(capsys.readouterr().out.split())) == (status == 0)
+
+
+def test_weights_that_move_in_one_training_only_are_found_below_every_bound(tmp_path, monkeypatch):
+    put(tmp_path / "a", rate=1e-3)
+    put(tmp_path / "b", rate=0.0)
+    monkeypatch.setattr("study.diff.bounds.Bounds._bound", lambda *_: math.inf)
+    for pair in (("a", "b"), ("b", "a")):
+        (difference,) = compare(*(Recording.read(tmp_path / name) for name in pair)).differences
+        assert (difference.step, difference.kind, difference.name) == (2, "update", "w")
 
 
 def test_recordings_without_an_update_are_not_sound(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import shutil
 
@@ -57,11 +59,28 @@ def test_the_skill_is_installed_and_replaced(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.run(["skills", "install"]) == 0
     place = tmp_path / ".agents" / "skills" / "zero-study"
-    (place / "references" / "old.md").touch()
+    earlier = place / "references" / "old.md"  # of an earlier release
+    earlier.touch()
+    digests = json.loads((place / skills.DIGESTS).read_text())
+    digests["references/old.md"] = hashlib.sha256(b"").hexdigest()
+    (place / skills.DIGESTS).write_text(json.dumps(digests))
     skills.install(tmp_path / ".agents" / "skills")
     assert {path.relative_to(place).as_posix() for path in place.rglob("*.md")} == set(skills.files())
     assert cli.run(["skills", "install", "--target", ".claude/skills"]) == 0
     assert (tmp_path / ".claude" / "skills" / "zero-study" / "SKILL.md").is_file()
+
+
+@pytest.mark.parametrize("has_digests", [True, False])
+@pytest.mark.parametrize("name", ["SKILL.md", "notes.md"])
+def test_what_the_user_changed_is_never_deleted(name, has_digests, tmp_path):
+    place = skills.install(tmp_path)
+    if not has_digests:  # installed by an earlier release
+        (place / skills.DIGESTS).unlink()
+        skills.install(tmp_path)
+    with open(place / name, "a") as file:
+        file.write("Our own rule.")
+    assert name in refusal(skills.install, tmp_path)
+    assert (place / name).read_text().endswith("Our own rule.")
 
 
 def test_what_is_not_a_copy_of_the_skill_stays(tmp_path):

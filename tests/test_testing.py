@@ -19,6 +19,7 @@ import pytest
 from study import testing
 from study.errors import Refusal
 from study.testing import calling, programs
+from study.testing.training import RECORDED_STEPS
 
 EXAMPLES = launching.ROOT / "docs" / "examples"
 PLUGIN = ["-p", "zero_study.testing.plugin", "-p", "no:cacheprovider", "-W", "error"]
@@ -30,7 +31,7 @@ def trainings() -> Any:
     return testing_trainings
 
 
-def failure(assertion: Callable[..., None], *arguments: Any, **options: Any) -> str:
+def failure(assertion: Callable[..., object], *arguments: Any, **options: Any) -> str:
     """Return the message of an assertion that fails."""
     launching.use()
     with pytest.raises(AssertionError) as caught:
@@ -49,6 +50,20 @@ def test_gradients_that_are_divided_twice():
     assert "First difference: step 1, gradient of 2.bias is 0.5 times as large in B" in message
     assert "the factor is 1/2, and 2 is the number of ranks" in message
     assert "ddp on 2 ranks" in message
+
+
+@pytest.mark.launches
+def test_a_training_that_becomes_wrong_after_many_steps():
+    message = failure(testing.assert_same_training, trainings().late, strategies=["ddp"])
+    assert "First difference: step 7, gradient of 2.bias is 0.5 times as large in B" in message
+
+
+@pytest.mark.slow
+@pytest.mark.launches
+def test_all_steps_of_a_long_sound_training_are_compared():
+    launching.use()
+    training = functools.partial(trainings().sound, steps=60)
+    assert testing.assert_same_training(training, strategies=["ddp", "zero2", "fsdp2"]) == RECORDED_STEPS
 
 
 @pytest.mark.slow

@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 import inspect
+import os
+import shutil
+from pathlib import Path
 
 import pytest
 
 from study import cli
-from study.verdict import Checked, NotChecked, Verdict, combined
+from study.errors import Refusal
+from study.verdict import Checked, Inputs, NotChecked, Verdict
 
+ROOT = Path(__file__).resolve().parents[1]
 TENSORS = Checked(20, "tensor", "compared with the file that transformers loads")
+
+
+def of_inputs(*verdicts: Verdict) -> Verdict:
+    inputs = Inputs(*(f"file {number}" for number in range(len(verdicts))))
+    for number, verdict in enumerate(verdicts):
+        inputs.end(f"file {number}", verdict)
+    return inputs.verdict()
+
+
+def test_an_input_without_a_verdict_is_a_fault_of_the_command():
+    inputs = Inputs("a.json", "b.json")
+    inputs.end("a.json", Verdict.of(0, [TENSORS]))
+    with pytest.raises(RuntimeError, match=r"b\.json"):
+        inputs.verdict()
 
 
 @pytest.mark.parametrize(
@@ -22,8 +41,11 @@ TENSORS = Checked(20, "tensor", "compared with the file that transformers loads"
         (Verdict.of(0, [Checked(0, "tensor")]), "unknown", 3),
         (Verdict.of(0, [TENSORS], [NotChecked("the tokenizer", "there is none")]), "sound", 0),
         (Verdict.of(0, [TENSORS], [NotChecked("the values", "the other file is damaged", True)]), "unknown", 3),
-        (combined([Verdict.of(0, [TENSORS]), Verdict.of(0)]), "unknown", 3),
-        (combined([]), "unknown", 3),
+        (of_inputs(Verdict.of(0, [TENSORS]), Verdict.of(0)), "unknown", 3),
+        (of_inputs(Verdict.of(0, [TENSORS]), Verdict.of(0, [], [NotChecked("the values")])), "unknown", 3),
+        (of_inputs(Verdict.of(0, [TENSORS]), Verdict.of(0, [TENSORS])), "sound", 0),
+        (of_inputs(Verdict.of(0, [TENSORS]), Verdict.of(1, [TENSORS])), "found", 1),
+        (of_inputs(), "unknown", 3),
     ],
 )
 def test_nothing_compared_is_never_sound(verdict, result, status):
@@ -39,6 +61,49 @@ def test_a_verdict_says_what_was_compared_and_what_was_not():
         "20 tensors compared with the file that transformers loads, 1 state; 1 check could not be made"
     )
     assert Verdict.of(0).coverage() == "nothing was compared"
+
+
+def sound(folder: Path) -> None:
+    """Write a sound input of each command into a folder."""
+    shutil.copy(ROOT / "accelerate_configs" / "ddp.yaml", folder / "a.yaml")
+    (folder / "a.txt").write_text("torch==2.13.0\n")
+    rows = [{"loss": 2 - step / 100, "grad_norm": 1.0, "learning_rate": 1e-4, "epoch": step / 20} for step in range(20)]
+    (folder / "a.log").write_text("".join(f"{row}\n" for row in rows))
+
+
+def garbage(path: Path) -> None:
+    path.write_bytes(b"\xff\xfe\x00{torch train_batch_size: [")
+
+
+@pytest.mark.parametrize("make", [garbage, os.mkfifo], ids=["garbage", "pipe"])
+@pytest.mark.parametrize(
+    ("words", "bad"),
+    [
+        (["check", "a.yaml"], "bad.yaml"),
+        (["check", "a.yaml"], "requirements.txt"),
+        (["doctor", "a.yaml"], "bad.yaml"),
+        (["upgrade", "a.txt"], "bad.txt"),
+        (["import", "--output", "runs", "a.log"], "bad.jsonl"),
+        (["why", "a.log"], "bad.log"),
+    ],
+)
+def test_an_input_that_cannot_be_read_is_named_and_never_passed_over(words, bad, make, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    sound(tmp_path)
+    make(tmp_path / bad)
+    if words[0] == "why" and make is garbage:
+        pytest.skip("every text is a log")
+    try:
+        status, said = cli.run([*words, bad]), capsys.readouterr().out
+    except Refusal as refusal:
+        status, said = 2, str(refusal)
+    assert status in (2, 3)
+    assert bad in said.replace("\n ", "")
+
+
+def test_options_after_a_strategy_are_not_taken_for_a_script():
+    with pytest.raises(Refusal, match="before STRATEGY"):
+        cli.run(["dry-run", "ddp", "--world", "2"])
 
 
 # Each command either ends with a verdict or does not check anything. `prove` starts a script as a process of its own,

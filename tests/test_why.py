@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import io
 import json
 import math
@@ -17,6 +18,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from refusing import refusal
 
 from study import cli
 from study.errors import Refusal
@@ -895,7 +897,81 @@ def test_a_trace_shows_where_the_time_goes(share, category, name, id, tmp_path):
     assert recordings.trace(tmp_path / "trace.json")[0].id == id
 
 
+SEGMENT = {"total_size": 100, "allocated_size": 90, "blocks": [{"size": 90, "state": "inactive"}]}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"total_size": value} for value in ("x", None, math.nan, -1, 10**5000, 1.5)]
+    + [{"blocks": value} for value in (5, None, [3], [{"size": [1], "state": "inactive"}])],
+    ids=lambda damage: "-".join(damage),
+)
+def test_a_damaged_snapshot_is_refused(damage, tmp_path):
+    (tmp_path / "dump").write_bytes(pickle.dumps({"segments": [SEGMENT]}))
+    assert recordings.snapshot(tmp_path / "dump")
+    (tmp_path / "dump").write_bytes(pickle.dumps({"segments": [SEGMENT | damage]}))
+    assert "dump" in refusal(recordings.snapshot, tmp_path / "dump")
+
+
+def kernels(**damage: float) -> str:
+    events = [{"cat": "kernel", "ts": number * 10, "dur": 5, **damage} for number in range(20)]
+    return json.dumps({"traceEvents": events})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        kernels(dur=-5), kernels(dur=math.nan), kernels(ts=math.inf), kernels(ts=10**400), kernels(ts=5, dur=0),
+        "[" * 100_000, gzip.compress(b" " * (1 << 24) + b"[]"),
+    ],
+    ids=["negative", "nan", "infinite", "huge", "no-time", "deep", "bomb"],
+)  # fmt: skip
+def test_a_damaged_trace_is_refused(content, tmp_path):
+    (tmp_path / "trace.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert "trace.json" in refusal(recordings.trace, tmp_path / "trace.json")
+
+
+def test_recordings_without_a_difference_do_not_show_the_cause(tmp_path, capsys):
+    call = {"process_group": "0", "collective_seq_id": 1, "profiling_name": "nccl:all_reduce", "state": "completed"}
+    for rank in range(2):
+        (tmp_path / f"rank_{rank}").write_bytes(pickle.dumps({"rank": rank, "entries": [call]}))
+    assert cli.run(["why", "--flight-recorder", str(tmp_path)]) == 3
+    assert "no difference" in capsys.readouterr().err
+    (tmp_path / "rank_2").write_bytes(pickle.dumps({"rank": 1, "entries": [call]}))
+    assert "rank 1" in refusal(recordings.flight_recordings, tmp_path)
+
+
 # ---------------------------------------------------------------- sound trainings, and anything else
+
+
+CRASHES = [
+    "Segmentation fault (core dumped)", "Aborted (core dumped)", "free(): invalid pointer", "Bus error",
+    "double free or corruption (!prev)", "malloc(): unaligned tcache chunk detected", "Illegal instruction",
+    "Process finished with exit code 1", "srun: error: Node failure on node7", "exited with status: 139", "Killed",
+    "Fatal Python error: Segmentation fault",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", CRASHES)
+def test_a_log_that_ends_in_a_native_crash_is_not_sound(line):
+    found = answer.answer_lines([*steps(100, loss=falling, grad_norm=norms), line])
+    assert not found.is_sound
+    assert found.verdict.status in (1, 3)
+    assert line in text.text(found)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"number": 2, "loss": lambda step: (1.93, 11.4)[step - 1]},
+        {"number": 3, "loss": falling},
+        {"number": 9, "loss": falling, "learning_rate": lambda step: 0.0, "grad_norm": lambda step: 0.0},
+        {"number": 9, "loss": lambda step: 1.0 + step},
+    ],
+    ids=["risen", "few", "zero", "rising"],
+)
+def test_numbers_that_show_no_sound_training(columns):
+    assert answer.answer_lines(steps(columns.pop("number"), **columns)).verdict.status in (1, 3)
 
 
 def test_a_sound_training_is_sound_and_says_what_was_not_checked():

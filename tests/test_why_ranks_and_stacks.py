@@ -183,7 +183,7 @@ def test_a_look_up_out_of_range_names_positions_and_tokens():
 
 def policy(loss: float, norm: float, spread: float) -> list[str]:
     line = {"loss": loss, "grad_norm": norm, "learning_rate": 1e-6, "reward": 0.4, "reward_std": spread, "kl": 2e-4}
-    return [str(line)] * 2
+    return [str(line)] * 4
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.0003, -1e-5])

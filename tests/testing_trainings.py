@@ -19,10 +19,11 @@ def sound(steps: int = 4, fault: str = "", clip: float | None = None) -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    for features, labels in loader:
+    for step, (features, labels) in enumerate(loader):
         called = model.module if fault == "not averaged" else model
         loss = nn.functional.cross_entropy(called(features), labels)
-        accelerator.backward(loss / accelerator.num_processes if fault == "divided twice" else loss)
+        divides = fault == "divided twice" or (fault == "late" and step > 5)
+        accelerator.backward(loss / accelerator.num_processes if divides else loss)
         if clip is not None:
             accelerator.clip_grad_norm_(model.parameters(), clip)
         if fault == "raises" and accelerator.num_processes > 1:
@@ -39,6 +40,10 @@ def not_averaged() -> None:
 
 def divided_twice() -> None:
     sound(fault="divided twice")
+
+
+def late() -> None:
+    sound(steps=8, fault="late")
 
 
 def hangs() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 IDS = {
     "advise/beyond-limits": "No machine trains within the budget and the deadline.",
     "advise/nothing-fits": "No strategy fits into the memory of the GPUs.",
+    "check/no-exact-release": "A lock file names no exact release of a package. This is a note.",
     "claims/differing-verdict": "The verdict on a claim differs from the committed verdict, or from the ledger.",
     "compare/not-shown-to-train-the-same": "A study does not show that a strategy trains to the same loss as the "
     "strategy with which it is compared.",

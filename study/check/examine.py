@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from study import terminal
 from study.answers.envelope import Finding
 from study.check import project as projects
 from study.check import settings as reading
@@ -18,11 +19,12 @@ from study.doctor.examine import Examined
 from study.errors import Refusal
 from study.upgrade import changes
 from study.upgrade import json_answer as of_upgrade
-from study.upgrade.locks import Lock
-from study.verdict import Checked, NotChecked, Verdict
+from study.upgrade.locks import Lock, PinsNothing
+from study.verdict import Checked, Inputs, NotChecked, Verdict
 
 DEEPSPEED = "deepspeed"
-OF_CHECKPOINTS = {".safetensors", ".bin", ".pt", ".distcp"}  # endings of files
+OF_CHECKPOINTS = {".safetensors", ".bin", ".pt", ".distcp", ".pkl"}  # endings of files
+NOTHING = "this folder has no configuration file of a known tool, no lock file that can be compared, and no checkpoint"
 # The ends of the ids of findings, and how their texts then begin.
 DIRECTIONS = {
     "fault-begins": "A fault begins: ", "fault-ends": "A fault ends: ", "fault-stays": "A fault stays: ",
@@ -43,13 +45,15 @@ class Report:
     checkpoints: list[str] = field(default_factory=list)
     since: str | None = None  # the commit with which lock files were compared
     release: str | None = None  # the release of DeepSpeed whose known faults were looked up
-    not_checked: list[NotChecked] = field(default_factory=list)
-    _checked: list[Checked] = field(default_factory=list)
+    inputs: Inputs = field(default_factory=Inputs)  # by path, as the user would write it
+    not_checked: list[NotChecked] = field(default_factory=list)  # that is about no input
 
     @property
     def verdict(self) -> Verdict:
         """The verdict on the project. Notes and accepted findings do not count."""
-        return Verdict.of(sum(f.severity != "note" for f in self.findings), self._checked, self.not_checked)
+        of_inputs = self.inputs.verdict()
+        number = sum(finding.severity != "note" for finding in self.findings)
+        return Verdict.of(number, of_inputs.checked, [*of_inputs.not_checked, *self.not_checked])
 
     @property
     def unused(self) -> list[Accepted]:
@@ -61,17 +65,19 @@ class Report:
         """Return the path of a finding's file relative to the project, or "" if the finding is not about a file."""
         return "" if finding.file is None else self.project.name_of(Path(finding.file))
 
-    def add(self, findings: Iterable[Finding], checked: Iterable[Checked], not_checked: Iterable[NotChecked]) -> None:
-        """Add to the report what a check compared and what it found, except findings that the project accepts."""
+    def end(self, path: Path, findings: Iterable[Finding], verdict: Verdict) -> None:
+        """Add what was found and compared in an input, except findings that the project accepts."""
+        known = {(finding.id, self.path_of(finding), finding.key, finding.text) for finding in self.findings}
         for finding in findings:
-            path = self.path_of(finding)
-            entry = next((accepted for accepted in self.settings.accepted if accepted.covers(finding, path)), None)
+            place = self.path_of(finding)
+            if finding.file and (finding.id, place, finding.key, finding.text) in known:
+                continue  # of a file that several files name
+            entry = next((accepted for accepted in self.settings.accepted if accepted.covers(finding, place)), None)
             if entry is None:
                 self.findings.append(finding)
             else:
                 self.accepted.append((finding, entry))
-        self._checked.extend(checked)
-        self.not_checked.extend(not_checked)
+        self.inputs.end(str(path), replace(verdict, num_findings=0))  # `findings` are counted without accepted ones
 
 
 def examine(paths: Sequence[Path], since: str | None = None) -> Report:
@@ -90,16 +96,30 @@ def examine(paths: Sequence[Path], since: str | None = None) -> Report:
     project, place = projects.find(first), reading.find(first.absolute())
     settings = Settings() if place is None else reading.read(place)
     report = Report(project, settings)
+    report.inputs = Inputs(*(str(path) for path in named if path.is_file()))
     files = list(_files(project, settings, named))
     locks = [path for path in files if projects.is_lock(path)]
-    pins = _read_locks(report, locks, set(named))
-    _check_locks(report, pins, since or settings.since, is_asked=since is not None)
+    pins = _check_locks(report, locks, named, since)
     _check_configs(report, [path for path in files if path not in locks], set(named), pins)
-    checkpoints = [path for path in named if path.is_dir() and _is_checkpoint(path)]
-    if place is not None and not paths:
-        checkpoints += [place.parent / folder for folder in settings.checkpoints]
-    _check_checkpoints(report, checkpoints)
+    listed = [] if place is None else [place.parent / folder for folder in settings.checkpoints]
+    checkpoints = [_relative(folder) for folder in listed if any(_is_in(folder, path) for path in named)]
+    checkpoints += [path for path in named if path.is_dir() and _is_checkpoint(path)]
+    _check_checkpoints(report, dict.fromkeys(checkpoints))
+    for folder in (path for path in named if path.is_dir()):
+        _check_folder(report, folder, [*files, *checkpoints])
     return report
+
+
+def _check_folder(report: Report, folder: Path, inside: Iterable[Path]) -> None:
+    """Check a named folder as a checkpoint if it has no other input."""
+    if report.inputs.ended(str(path) for path in inside if _is_in(path, folder)):
+        return
+    if any(path.suffix in OF_CHECKPOINTS for path in [*folder.glob("*"), *folder.glob("*/*")]):
+        _check_checkpoints(report, [folder])
+    elif report.settings.excludes(report.project.name_of(folder)):
+        report.inputs.skip(str(folder), f"{reading.FILE} excludes this folder")
+    else:
+        report.inputs.skip(str(folder), NOTHING)
 
 
 def _files(project: Project, settings: Settings, named: Sequence[Path]) -> Iterable[Path]:
@@ -120,51 +140,90 @@ def _relative(path: Path) -> Path:
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
+def _is_in(path: Path, folder: Path) -> bool:
+    return path.absolute().is_relative_to(folder.absolute())
+
+
 # ---------------------------------------------------------------- lock files
 
 
-def _read_locks(report: Report, paths: Sequence[Path], named: set[Path]) -> dict[Path, Lock]:
-    """Return what each lock file pins. Lock files that pin no known package are left out.
+def _check_locks(report: Report, paths: Sequence[Path], named: Sequence[Path], since: str | None) -> dict[Path, Lock]:
+    """Compare lock files with those of a commit, and return what each lock file pins.
 
-    A named lock file has to be readable.
+    Lock files that pin no known package, now and in the commit, are those of other programs. They are left out unless
+    they are named. Raises Refusal if git does not know the commit.
     """
+    commit = since or report.settings.since
+    has_commit = report.project.has_commit()
+    if since is not None or (has_commit and paths):
+        report.project.require_commit(commit)
+    earlier: dict[Path, Lock | str] = {}
+    if has_commit and (since is not None or paths):
+        earlier = _earlier_locks(report, commit, named)
     pins: dict[Path, Lock] = {}
-    for path in paths:
-        try:
-            pins[path] = changes.read_lock(path)
-        except Refusal as refusal:
-            if path in named:
-                report.not_checked.append(NotChecked(str(path), str(refusal), True))
+    for path in dict.fromkeys([*paths, *earlier]):
+        now, before = _read_lock(path), earlier.get(path)
+        if isinstance(now, Lock):
+            pins[path] = now
+            report.locks.append(report.project.name_of(path))
+            if before is None:
+                why = f"the commit {commit} does not have this file, or pins no known package in it"
+                why = why if has_commit else "the project has no commit with which to compare"
+                report.not_checked.append(NotChecked(str(path), why, since is not None and not has_commit))
+            elif isinstance(before, str):
+                report.inputs.skip(str(path), f"the file in the commit {commit} cannot be read: {before}")
+            else:
+                report.since = commit
+                compared = changes.compare_locks(before, now)
+                findings = [_of_file(finding, path, commit) for finding in of_upgrade.findings(compared, before, now)]
+                notes, verdict = _note_ranges(report, path, before, now, compared.verdict)
+                report.end(path, findings + notes, verdict)
+        elif before is not None and not path.is_file():
+            report.inputs.skip(str(path), f"the commit {commit} has this file, and the project does not")
+        elif now is not None or before is not None or path in named:
+            why = now or "this file pins no known package"
+            report.inputs.skip(str(path), why)
     return pins
 
 
-def _check_locks(report: Report, pins: dict[Path, Lock], since: str, is_asked: bool) -> None:
-    """Compare lock files with those of a commit. Raises Refusal if git does not know the commit."""
-    can_compare = bool(pins) and report.project.has_commit()
-    if is_asked or can_compare:
-        report.project.require_commit(since)
-    if not can_compare:
-        if pins:
-            why = "the project has no commit with which to compare"
-            report.not_checked.append(NotChecked("whether releases changed", why, is_asked))
-        return
-    report.since = since
+def _note_ranges(
+    report: Report, path: Path, before: Lock, now: Lock, verdict: Verdict
+) -> tuple[list[Finding], Verdict]:
+    """Replace what says that packages have no exact release, now or before, by one note that a project can accept."""
+    names = [name for name, reason in now.unread.items() if before.unread.get(name) == reason]
+    if not names:
+        return [], verdict
+    text = f"{terminal.listed(names)}: this file names no exact release, so it is unknown which release is installed"
+    note = Finding("check/no-exact-release", "note", text, "Pin exact releases, or check a lock file.", str(path))
+    others = [entry for entry in verdict.not_checked if entry.what not in names]
+    if any(entry.covers(note, report.path_of(note)) for entry in report.settings.accepted):
+        ranges = Checked(len(names), "range of releases", "that did not change", "ranges of releases")
+        return [note], replace(verdict, checked=(*verdict.checked, ranges), not_checked=tuple(others))
+    return [note], replace(verdict, not_checked=(*others, NotChecked(str(path), f"{text} [{note.id}]", True)))
+
+
+def _earlier_locks(report: Report, commit: str, named: Sequence[Path]) -> dict[Path, Lock | str]:
+    """Return what the lock files of a commit pin, or why they cannot be read, without those of other programs."""
+    names = {path: report.project.name_of(path) for path in report.project.earlier_locks(commit)}
+    wanted = [
+        path
+        for path, name in names.items()
+        if any(_is_in(path, place) for place in named) and (not report.settings.excludes(name) or path in named)
+    ]
     with tempfile.TemporaryDirectory(prefix="zero-study-") as folder:
-        earlier = report.project.write_earlier(pins, since, Path(folder))
-        for path, lock in pins.items():
-            report.locks.append(report.project.name_of(path))
-            if path not in earlier:
-                report.not_checked.append(NotChecked(str(path), f"the commit {since} does not have this file"))
-                continue
-            try:
-                before = changes.read_lock(earlier[path])
-            except Refusal:
-                why = f"the file in the commit {since} pins no known package"
-                report.not_checked.append(NotChecked(str(path), why))
-                continue
-            compared = changes.compare_locks(before, lock)
-            findings = [_of_file(finding, path, since) for finding in of_upgrade.findings(compared, before, lock)]
-            report.add(findings, compared.verdict.checked, compared.verdict.not_checked)
+        written = report.project.write_earlier(names, commit, Path(folder))  # all, because they include each other
+        locks = {_relative(path): _read_lock(written[path]) for path in wanted if path in written}
+    return {path: lock for path, lock in locks.items() if lock is not None}
+
+
+def _read_lock(path: Path) -> Lock | str | None:
+    """Return what a lock file pins, or why it cannot be read. None if it does not mention any known package."""
+    try:
+        return changes.read_lock(path)
+    except PinsNothing:
+        return None
+    except Refusal as refusal:
+        return str(refusal) if path.is_file() and changes.names_package(path) else None
 
 
 def _of_file(finding: Finding, path: Path, since: str) -> Finding:
@@ -198,29 +257,35 @@ def _check_configs(report: Report, paths: Sequence[Path], named: set[Path], pins
         is_known = isinstance(result, Examined) and result.kind is not None
         if not is_known and path not in named and not (isinstance(result, Refusal) and projects.names_settings(path)):
             continue  # some other YAML or JSON of the project
-        verdict = checked.verdicts[path]
         findings = of_doctor.findings(result) if isinstance(result, Examined) else ()
         if is_known:
             report.configs.append(report.project.name_of(path))
-        report.add(findings, verdict.checked, verdict.not_checked)
+        report.end(path, findings, checked.verdicts[path])
 
 
 def _is_checkpoint(folder: Path) -> bool:
-    """Return whether a folder contains a checkpoint or a saved model. Checking its files needs torch."""
+    """Return whether a folder itself seems to be a checkpoint or a saved model."""
     if not any(path.suffix in OF_CHECKPOINTS or path.name == "latest" for path in folder.iterdir()):
         return False
-    from study.saved import folders
-
+    try:
+        from study.saved import folders
+    except ImportError:  # of torch
+        return True
     return folders.is_checkpoint(folder)
 
 
-def _check_checkpoints(report: Report, folders: Sequence[Path]) -> None:
-    if not folders:
-        return
-    from study.saved import command, json_answer, text
-
+def _check_checkpoints(report: Report, folders: Iterable[Path]) -> None:
+    """Check checkpoints and saved models. This needs PyTorch."""
     for folder in folders:
-        saved, compared = command.examine(folder)
-        verdict = text.verdict(saved, compared, is_strict=False)
-        report.checkpoints.append(report.project.name_of(folder))
-        report.add(json_answer.findings(folder, saved, compared), verdict.checked, verdict.not_checked)
+        try:
+            from study.saved import command, json_answer, text
+
+            saved, compared = command.examine(folder)
+        except ImportError as error:
+            report.inputs.skip(str(folder), f"reading a checkpoint needs the package {error.name}")
+        except Refusal as refusal:
+            report.inputs.skip(str(folder), str(refusal))
+        else:
+            report.checkpoints.append(report.project.name_of(folder))
+            findings = json_answer.findings(folder, saved, compared)
+            report.end(folder, findings, text.verdict(saved, compared, is_strict=False))

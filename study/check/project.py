@@ -9,9 +9,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from study.doctor import kinds
 from study.errors import Refusal
 
-CONFIG_ENDINGS = (".yaml", ".yml", ".json", ".toml")
+CONFIG_ENDINGS = (".yaml", ".yml", ".json", ".jsonc", ".toml")
 LARGEST_CONFIG = 256 << 10  # bytes; people write these files
 # Names of files that pin releases. All of them are compared with those of the last commit.
 LOCK = re.compile(
@@ -19,11 +20,15 @@ LOCK = re.compile(
     r"|environment.*\.ya?ml)",
     re.IGNORECASE,
 )
-# Keys of accelerate, DeepSpeed and trainers. A file that has one of them and cannot be parsed is reported.
-_OF_TRAININGS = re.compile(
-    rb"zero_optimization|train_(?:micro_batch_size_per_gpu|batch_size)|distributed_type|deepspeed_config|fsdp_(?:config|version)"
-    rb"|per_device_train_batch_size|gradient_accumulation_steps"
-)
+# Keys that hardly any file has that does not configure a training. A file that has one of them, or several keys of
+# training tools, and cannot be parsed is reported.
+_DISTINCTIVE = frozenset({
+    "zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size", "distributed_type", "deepspeed_config",
+    "fsdp_version", "gradient_accumulation_steps", "finetuning_type", "micro_batch_size", *kinds.OF_TRAINER_ONLY,
+})  # fmt: skip
+_KEYS = kinds.ARGUMENTS | kinds.OF_TRL | kinds.OF_AXOLOTL | kinds.OF_LLAMAFACTORY | kinds.OF_MS_SWIFT
+_SEVERAL = 3
+_KEY = re.compile(r"""(\w+)["']?\s*[:=](?!=)""")
 # Folders of installed packages and of results, where there is no git that says which files belong to the project.
 LEFT_OUT = {"node_modules", "build", "dist", "site-packages", "__pycache__", "wandb", "mlruns"}
 
@@ -61,6 +66,12 @@ class Project:
     def has_commit(self) -> bool:
         return self.has_git and _resolves(self.root, "HEAD")
 
+    def earlier_locks(self, commit: str) -> list[Path]:
+        """Return the paths of the lock files that a commit has, whether or not the project still has them."""
+        listed = _git(self.root, "ls-tree", "-r", "-z", "--name-only", commit)
+        names = (os.fsdecode(name) for name in listed.stdout.split(b"\0") if name)
+        return [path for name in names if is_lock(path := self.root / name)]
+
     def write_earlier(self, paths: Iterable[Path], commit: str, folder: Path) -> dict[Path, Path]:
         """Write the versions that files had in a commit into a folder, at the same relative paths.
 
@@ -94,12 +105,15 @@ def is_config(path: Path) -> bool:
 
 
 def names_settings(path: Path) -> bool:
-    """Return whether a file's text contains names of training settings. False if the text cannot be read."""
+    """Return whether a file's text has keys that configure a training. False if the text cannot be read."""
     try:
         content = path.read_bytes()
     except OSError:
         return False
-    return _OF_TRAININGS.search(content.replace(b"\0", b"")) is not None  # UTF-16 has a zero in each letter
+    text = content.replace(b"\0", b"").decode(errors="replace")  # UTF-16 has a zero in each letter
+    keys = set(_KEY.findall(text))
+    of_torchtitan = kinds.OF_TORCHTITAN & set(re.findall(r"(?m)^\s*\[(\w+)", text))
+    return bool(keys & _DISTINCTIVE) or len(keys & _KEYS) >= _SEVERAL or len(of_torchtitan) > 1
 
 
 def is_lock(path: Path) -> bool:

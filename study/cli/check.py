@@ -184,6 +184,13 @@ def _prove(
     os.execv(sys.executable, words)
 
 
+def _script_first(_: click.Context, __: click.Parameter, words: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the script and its arguments. Raises Refusal if an option stands in the place of the script."""
+    if words and words[0].startswith("-"):
+        raise Refusal(f"{words[0]}: everything after STRATEGY belongs to a script. Write options before STRATEGY.")
+    return words
+
+
 @command(
     "dry-run",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
@@ -224,7 +231,11 @@ def _prove(
     "strategy", metavar="STRATEGY", help=f"Strategy: an accelerate file, or one of {', '.join(file.names())}."
 )
 @click.argument(
-    "script", nargs=-1, type=click.UNPROCESSED, help="A script to run instead of a model, and its arguments."
+    "script",
+    nargs=-1,
+    type=click.UNPROCESSED,
+    callback=_script_first,
+    help="A script to run instead of a model, and its arguments.",
 )
 def _dry_run(
     strategy: str, script: tuple[str, ...], world_size: int, ranks: str | None, per_machine: int, output: Path | None,
@@ -738,6 +749,7 @@ def _why(
     transformers and their launchers, and also uses the numbers in these messages and the logged steps. Nothing in a log
     is executed, no network is used, and tokens and passwords are masked in the answer.
     """
+    from study.answers import envelope
     from study.why import answer, json_answer, recordings, text
     from study.why.setting import Setting
 
@@ -749,6 +761,11 @@ def _why(
     if known["strategy"] is not None:
         file.find_strategy(known["strategy"])
     setting = Setting(**known)
+    if any((flight_recorder, snapshot, trace)) and not recorded and not logs:
+        reason = "The recordings show no difference between ranks. Name the log of the run, too."
+        terminal.print_error(reason)
+        unknown = Verdict.of(0, (), [NotChecked("the cause", reason, True)])
+        return envelope.error("why", "not checked", reason, unknown.status) if as_json else unknown
     if logs and logs != (Path("-"),):
         found = answer.answer(logs, setting, recorded)
     elif recorded and not logs:

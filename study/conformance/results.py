@@ -82,6 +82,10 @@ def verdict(matrix: Mapping[str, Any], earlier: Mapping[str, Any] | None = None)
         NotChecked(f"{terminal.count(number, 'configuration')} refused by the engine", message)
         for message, number in refusals(matrix).items()
     ]
+    if counts["refused"] > len(cells) / 2:
+        missing.append(
+            NotChecked("most configurations", f"the engines refused {counts['refused']} of {len(cells)}", True)
+        )
     if earlier is not None:
         missing += _not_compared(cells, earlier["cells"])
     return Verdict.of(len(failed_cells(matrix, earlier)), [compared], missing)
@@ -145,6 +149,8 @@ def _sound(counts: Mapping[str, int]) -> str:
     if not counts["same"]:
         return "No configuration could be compared, because the engines refused all of them"
     compared = "1 was" if counts["same"] == 1 else f"{counts['same']} were"
+    if counts["refused"] > counts["same"]:
+        return f"Most configurations were refused by the engines, and {compared} compared and found right"
     return f"No configuration is wrong ({compared} compared with a training without an engine)"
 
 

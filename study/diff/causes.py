@@ -6,11 +6,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from .bounds import ROUNDOFF
 from .recorded import Difference, Recording
 
 NEAR = 5e-3  # relative tolerance for comparing a factor with another number
 NOTHING = 1e-6  # a factor below this counts as zero
 ADAPTER = ".lora_"  # in the names of the parameters that PEFT adds
+REFERENCE = "`prove --reference` finds which training normalizes its loss wrongly."
 LOSS_SCALES_FROM = 128  # a power of two from here on may be a loss scale
 
 
@@ -121,7 +123,7 @@ def _of_gradients(pattern: _Pattern) -> Iterator[str]:
         yield (
             "sums or master weights are rounded to 16 bits."
             if first.distance < 0.05
-            else "the trainings compute different losses."
+            else f"the trainings compute different losses, or divide them by other numbers of targets. {REFERENCE}"
         )
     else:
         yield "clipping uses a different norm, or the norm of only a part of the gradients."
@@ -131,6 +133,8 @@ def _of_update(pattern: _Pattern) -> Iterator[str]:
     factor = pattern.factor
     if factor is not None:
         is_none = abs(factor) < NOTHING
+        if is_none and any(entry.kind == "weights" and entry.dtype in ROUNDOFF for entry in pattern.b.ranks[0]):
+            yield "the weights have 16 bits in B, without fp32 master weights, so that small updates round to nothing."
         yield (
             "B's optimizer does not have this parameter, or has not stepped."
             if is_none
@@ -182,6 +186,8 @@ def _of_factor(factor: float, pattern: _Pattern) -> Iterator[str]:
         yield "the losses, on which backward is called, differ by the same factor."
     elif pattern.is_in_adapters:
         yield f"the scale of the adapters, lora_alpha over the rank, is {factor:.4g} times as large in B."
+    elif pattern.first.kind == "gradient":
+        yield f"a scale of the loss differs, such as a division by ranks, micro batches or tokens. {REFERENCE}"
 
 
 def _of_count(factor: float, noun: str, counts: tuple[int, int]) -> Iterator[str]:

@@ -12,9 +12,10 @@ import numpy as np
 
 from ..verdict import Checked, NotChecked, Verdict
 from . import noise
-from .bounds import KINDS, Bounds, factor, norm
+from .bounds import FLOOR, KINDS, Bounds, factor, norm
 from .causes import explain
 from .inputs import (
+    continues_after,
     different_batches,
     different_weights,
     outputs_with_padding,
@@ -88,6 +89,8 @@ def compare(a: Recording, b: Recording) -> Result:
     for recording in (a, b):
         for draw in recording.noise:
             noise.check(recording, draw)
+    of_a, of_b = continues_after(a, b), continues_after(b, a)
+    a, b = a.after(of_a) if of_a else a, b.after(of_b) if of_b else b
     steps = min(a.facts["steps"], b.facts["steps"])
     by_call = a.cut == b.cut
     padded = padded_otherwise(a, b, steps)
@@ -102,13 +105,30 @@ def compare(a: Recording, b: Recording) -> Result:
     for pair in _pairs(ours, theirs, bounds, omitted):
         judge.judge(pair)
     start = [*different_batches(a, b, steps, padded), *different_weights(ours, theirs)]
-    differences = _merged(sorted([*start, *judge.differences], key=lambda difference: difference.step))
+    is_same = not judge.differences and judge.num_compared["gradient"] and judge.num_compared["whole"]
+    parts = [each for each in start if each.kind == "batch" and is_same and not by_call]  # of sequences, for instance
+    unmoved = [] if judge.differences else list(_unmoved(ours, theirs, steps))
+    start = [each for each in start if each not in parts]
+    differences = _merged(sorted([*start, *judge.differences, *unmoved], key=lambda difference: difference.step))
     num_weights = sum((key.step, key.kind) == (0, "weights") for key in ours.keys() & theirs.keys())
     return Result(
         a=a,
         b=b,
         is_marked=bounds.is_marked,
-        notes=[*_notes_of_cut(by_call, without_rows), *_notes_of_padding(padded, with_padding), *judge.notes()],
+        notes=[
+            *(
+                f"{side} goes on after step {step} of the other training, whose step {step + 1} is compared as step 1"
+                for side, step in (("B", of_a), ("A", of_b))
+                if step
+            ),
+            *(
+                f"the ranks get other rows or parts of rows in step {each.step}, and all gradients and updates agree"
+                for each in parts
+            ),
+            *_notes_of_cut(by_call, without_rows),
+            *_notes_of_padding(padded, with_padding),
+            *judge.notes(),
+        ],
         replicas=[*_unlike_ranks("A", a), *_unlike_ranks("B", b)],
         differences=differences,
         num_alike=judge.num_alike,
@@ -119,6 +139,22 @@ def compare(a: Recording, b: Recording) -> Result:
         num_compared={"weights": num_weights, **judge.num_compared},
         not_checked=[*_not_checked(a, b, steps, judge.num_compared, bool(omitted))],
     )
+
+
+def _unmoved(ours: dict[Key, Seen], theirs: dict[Key, Seen], steps: int) -> Iterator[Difference]:
+    """Yield the weights that move in one training, and in the other keep exactly their first value."""
+    for key, first in ours.items():
+        if (key.step, key.kind) != (0, "weights") or key not in theirs:
+            continue
+        last = key._replace(step=steps)
+        in_a, in_b = (
+            norm(side[last].sketch - side[key].sketch) if last in side else math.nan for side in (ours, theirs)
+        )
+        if max(in_a, in_b) > FLOOR * norm(first.sketch) and min(in_a, in_b) == 0:
+            factor_and_side = (0.0, None) if in_b == 0 else (None, "A")
+            yield Difference(
+                steps, "update", key.name, key.ranks, in_b / in_a if in_a else math.inf, 0.0, *factor_and_side
+            )
 
 
 def _notes_of_cut(by_call: bool, without_rows: Iterable[tuple[int, str]]) -> Iterator[str]:

@@ -122,6 +122,31 @@ def _has_rows(ours: Shapes, theirs: Shapes) -> bool:
     return len(counts) == 1 and bool(rows) and length % (rows or 1) == 0 and rows not in dimensions
 
 
+def continues_after(whole: Recording, resumed: Recording) -> int:
+    """Return after which step of a training a resumed one goes on: that with the weights with which it begins.
+
+    0 if it begins with the first weights of the other training, or with other weights than any recorded step has.
+    """
+    at_start, steps = _weights(resumed).get(0, {}), _weights(whole)
+    if not at_start or not different(steps.get(0, {}), at_start):
+        return 0
+    return next((step for step in sorted(steps) if not different(steps[step], at_start)), 0)
+
+
+def _weights(recording: Recording) -> dict[int, dict[Key, Seen]]:
+    """Return the weights after each step, as if the step were the start of the training."""
+    steps: dict[int, dict[Key, Seen]] = {}
+    for key, seen in recording.values(by_call=False).items():
+        if key.kind == "weights":
+            steps.setdefault(key.step, {})[key._replace(step=0)] = seen
+    return steps
+
+
+def different(ours: dict[Key, Seen], theirs: dict[Key, Seen]) -> bool:
+    """Return whether initial weights differ by more than rounding, or are not all in both trainings."""
+    return next(different_weights(ours, theirs), None) is not None
+
+
 def different_weights(ours: dict[Key, Seen], theirs: dict[Key, Seen]) -> Iterator[Difference]:
     """Yield initial weights that one recording lacks, or that differ by more than rounding in the coarser data type."""
     for key in ours | theirs:

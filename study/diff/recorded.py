@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -148,6 +148,20 @@ class Recording:
             return None
         reason = f"the script ended with {raised}" if raised else "the script ended"
         return f"{reason} after {completed} of the {num_requested} requested steps"
+
+    def after(self, step: int) -> Recording:
+        """Return the recording of the steps after this one, numbered from 1, as if the training had begun there."""
+        ranks = [
+            [
+                entry._replace(step=entry.step - step)
+                for entry in entries
+                if entry.step > step or (entry.step, entry.kind) == (step, "weights")
+            ]
+            for entries in self.ranks
+        ]
+        counts = {name: max(0, self.facts[name] - step) for name in ("steps", "asked", "completed")}
+        facts = {**self.facts, **counts, "rates": self.facts["rates"][step:]}
+        return replace(self, ranks=ranks, facts=facts, noise=[draw.after(step) for draw in self.noise])
 
     @property
     def world_size(self) -> int:

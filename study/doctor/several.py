@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import terminal
 from ..errors import Refusal
-from ..verdict import NotChecked, Verdict, combined
+from ..verdict import Inputs, NotChecked, Verdict
 from . import examine as examining
 from . import of_release
 from . import text as formatting
@@ -31,7 +31,10 @@ class Several:
     @property
     def verdict(self) -> Verdict:
         """The verdict on all files together. It is "sound" only if every file was checked and nothing was found."""
-        verdict = combined(self.verdicts.values())
+        inputs = Inputs(*map(str, self.results))
+        for path, each in self.verdicts.items():
+            inputs.end(str(path), each)
+        verdict = inputs.verdict()
         number = sum(entry.number for entry in verdict.checked)
         return replace(verdict, checked=tuple(entry._replace(number=number) for entry in verdict.checked[:1]))
 

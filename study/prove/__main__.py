@@ -25,7 +25,7 @@ from ..answers import envelope
 from ..engines import scripts
 from ..engines.hooks import wrap_function
 from ..engines.readback.facts import base_optimizer, inner_module, is_deepspeed
-from ..verdict import FOUND, REFUSED, UNKNOWN, Verdict, combined
+from ..verdict import FOUND, REFUSED, UNKNOWN, Inputs, Verdict
 from ..verdict import NotChecked as NotCheckedPart
 from . import findings, json_answer
 from .mismatch import ConfigMismatch, KnownFault, TrainingFault, Unverified
@@ -228,12 +228,14 @@ class _Pairs:
 
     def verdict(self) -> Verdict:
         """Return the verdict on all models of the script."""
-        verdicts = [watcher.verdict for watcher in self.watchers]
-        if self.waiting or not verdicts:
+        inputs = Inputs()
+        for number, watcher in enumerate(self.watchers, 1):
+            inputs.end(f"model {number}", watcher.verdict)
+        if self.waiting or not self.watchers:
             reason = self.why_not_made()
-            is_wrong = not verdicts and reason.startswith(WRONG)
-            verdicts.append(Verdict.of(is_wrong, (), [NotCheckedPart("the training", reason, True)]))
-        return combined(verdicts)
+            is_wrong = not self.watchers and reason.startswith(WRONG)
+            inputs.end("the training", Verdict.of(is_wrong, (), [NotCheckedPart("the training", reason, True)]))
+        return inputs.verdict()
 
     def leave(self) -> None:
         """Remove the hooks that find models and optimizers. Further calls have no effect."""

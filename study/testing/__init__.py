@@ -47,7 +47,7 @@ def assert_same_training(
     gradient_clipping: float | None = None,
     timeout: float = 120.0,
     missing: Missing | None = None,
-) -> None:
+) -> int:
     """Assert that `train` trains with each strategy on several CPU ranks as it does on one process.
 
     `train` is a function that can be imported, or the path of a script. It has to make at least four optimizer steps,
@@ -55,9 +55,9 @@ def assert_same_training(
     strategy from its launcher's variables, or it has a parameter `strategy`, which gets the strategy's name (`single`
     for one process). A strategy is the name of a file in accelerate_configs, or the path of an accelerate file.
 
-    Each training is recorded and compared in its first three optimizer steps as by `zero-study diff`, and its third
-    step is examined as by `zero-study prove`. The error names the first tensor that differs by more than rounding, the
-    step, the size of the difference, and likely causes.
+    Each training is recorded and compared in all of its optimizer steps, at most 50, as by `zero-study diff`, and its
+    third step is examined as by `zero-study prove`. Return how many steps were compared. The error names the first
+    tensor that differs by more than rounding, the step, the size of the difference, and likely causes.
 
     `arguments` are the arguments of the function or of the script. `gradient_clipping` is the norm at which the shipped
     strategies of DeepSpeed clip, which has to be that of `train`; None if it does not clip. `timeout` is the most
@@ -67,7 +67,7 @@ def assert_same_training(
     __tracebackhide__ = True
     from .training import compare
 
-    compare(train, ranks, strategies, arguments, mixed_precision, gradient_clipping, timeout, missing)
+    return compare(train, ranks, strategies, arguments, mixed_precision, gradient_clipping, timeout, missing)
 
 
 def assert_never_hangs(

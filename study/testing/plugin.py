@@ -41,7 +41,7 @@ def _restore(before: str | None) -> None:
 
 
 @pytest.fixture(scope="session")
-def assert_same_training() -> Callable[..., None]:
+def assert_same_training() -> Callable[..., int]:
     """Provide `zero_study.testing.assert_same_training`: training on several ranks equals that on one process."""
     return _same_training
 

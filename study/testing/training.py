@@ -15,7 +15,7 @@ from ..errors import Refusal, RunFailed
 from ..files import read_yaml
 from . import outcomes, programs
 
-RECORDED_STEPS = 3
+RECORDED_STEPS = 50  # at most; recording a step takes about as long as the step itself
 START_SECONDS = 240.0  # for importing the engines on a busy machine; they take about 10 s
 ENGINES = {"DEEPSPEED": "deepspeed"}  # accelerate's distributed_type -> the package of its engine
 NEEDED = ("torch", "accelerate")
@@ -55,8 +55,11 @@ def compare(
     gradient_clipping: float | None,
     seconds: float,
     missing: str | None,
-) -> None:
-    """Raise AssertionError unless a function trains with each strategy as on one process."""
+) -> int:
+    """Raise AssertionError unless a function trains with each strategy as on one process.
+
+    Return the number of steps that were compared with each strategy.
+    """
     __tracebackhide__ = True
     if ranks < 2:
         raise Refusal(f"ranks={ranks} compares one process with itself. Choose at least 2.")
@@ -76,10 +79,10 @@ def compare(
     with tempfile.TemporaryDirectory(prefix="zero-study-test-") as name:
         folder = Path(name)
         script = programs.script_of(train, arguments, folder)
-        faults, unknown = (
+        faults, unknown, num_steps = (
             _compare(script, present, ranks, precisions.pop(), gradient_clipping, seconds, folder)
             if present
-            else ([], [])
+            else ([], [], 0)
         )
     if faults:
         raise AssertionError("\n\n".join([*faults, *unknown]))
@@ -89,6 +92,7 @@ def compare(
         reasons = ", ".join(f"{strategy} ({packages})" for strategy, packages in absent.items())
         done = f" {terminal.names([strategy.name for strategy in present])} trained as one process." if present else ""
         outcomes.skip_or_fail(f"not checked: {reasons}.{done}", missing)
+    return num_steps
 
 
 def _compare(
@@ -99,8 +103,12 @@ def _compare(
     gradient_clipping: float | None,
     seconds: float,
     folder: Path,
-) -> tuple[list[str], list[str]]:
-    """Train and compare. Return a text for each strategy that trains differently, and for each that is not known."""
+) -> tuple[list[str], list[str], int]:
+    """Train and compare.
+
+    Return a text for each strategy that trains differently, a text for each of which it is not known, and the smallest
+    number of steps that were compared.
+    """
     __tracebackhide__ = True
     reference = folder / "one-process"
     clipping = gradient_clipping or 0.0
@@ -121,12 +129,14 @@ def _compare(
         )
     faults: list[str] = []
     unknown: list[str] = []
+    compared: list[int] = []
     for strategy, training, outcome in zip(strategies, trainings[2:], others[1:], strict=True):
         title = f"{strategy.name} on {ranks} ranks"
-        fault, reason = _judge(script.name, title, reference, Path(training["recording"]), outcome)
+        fault, reason, num_steps = _judge(script.name, title, reference, Path(training["recording"]), outcome)
         faults += [fault] if fault else []
         unknown += [reason] if reason else []
-    return faults, unknown
+        compared.append(num_steps)
+    return faults, unknown, min(compared)
 
 
 def _request(
@@ -174,8 +184,11 @@ def _train(script: programs.Script, trainings: Sequence[Mapping[str, Any]], seco
 
 def _judge(
     script: str, title: str, reference: Path, recording: Path, outcome: Mapping[str, Any]
-) -> tuple[str | None, str | None]:
-    """Return what is wrong with a strategy's training, and why it is not known. Both are None if it is sound."""
+) -> tuple[str | None, str | None, int]:
+    """Return what is wrong with a strategy's training, why it is not known, and how many steps were compared.
+
+    The first two are None if the training is sound.
+    """
     from ..diff import compare as comparing
     from ..diff import text
     from ..diff.recorded import Recording
@@ -183,13 +196,13 @@ def _judge(
     if failure := outcome["failure"]:
         if "not done after" in failure:  # it may wait forever, or it may be slow
             hint = "Pass a larger timeout, or find out with assert_never_hangs where ranks wait"
-            return None, f"{script}: {title} {failure}. {hint}."
-        return f"{script}: {title} fails: {failure}.", None
+            return None, f"{script}: {title} {failure}. {hint}.", 0
+        return f"{script}: {title} fails: {failure}.", None, 0
     proofs = outcome["proofs"]
     if other := _lines(proofs, "not_as_requested"):
-        return f"{script}: {title} was requested, but the script trained differently: {'; '.join(other)}.", None
+        return f"{script}: {title} was requested, but the script trained differently: {'; '.join(other)}.", None, 0
     if not any(recording.glob("rank-*")):
-        return None, f"{script}: {title} could not be compared with {REFERENCE}: {_why_no_proof(proofs)}."
+        return None, f"{script}: {title} could not be compared with {REFERENCE}: {_why_no_proof(proofs)}.", 0
     # The names of the folders are shown, and these are gone when somebody reads them.
     a, b = (
         replace(Recording.read(folder), folder=Path(name))
@@ -198,23 +211,27 @@ def _judge(
     result = comparing.compare(a, b)
     causes = [f"Cause: {line}" for line in _lines(proofs, "findings")]
     if result.verdict.num_findings:
-        return "\n".join(
-            [
-                f"{script}: {title} does not train as {REFERENCE} does.",
-                *_first_tensors(result.differences),
-                *(f"Ranks differ: {line}." for line in result.replicas),
-                *(causes or [f"Likely cause: {line}" for line in result.causes]),
-                f"The comparison, in which A is {REFERENCE} and B is {title}:\n{text.text(result)}",
-            ]
-        ), None
+        return (
+            "\n".join(
+                [
+                    f"{script}: {title} does not train as {REFERENCE} does.",
+                    *_first_tensors(result.differences),
+                    *(f"Ranks differ: {line}." for line in result.replicas),
+                    *(causes or [f"Likely cause: {line}" for line in result.causes]),
+                    f"The comparison, in which A is {REFERENCE} and B is {title}:\n{text.text(result)}",
+                ]
+            ),
+            None,
+            result.num_steps,
+        )
     if causes:
-        return "\n".join([f"{script}: {title} trains wrongly, in the same way as {REFERENCE}.", *causes]), None
+        return "\n".join([f"{script}: {title} trains wrongly, in the same way as {REFERENCE}.", *causes]), None, 0
     if not result.is_same:
         reasons = "; ".join(str(check) for check in result.not_checked if check.is_requested)
-        return None, f"{script}: {title} could not be compared with {REFERENCE}: {reasons or 'no tensor'}."
+        return None, f"{script}: {title} could not be compared with {REFERENCE}: {reasons or 'no tensor'}.", 0
     if any(proof["step"] is None for proof in proofs) or not proofs:
-        return None, f"{script}: it is not known whether the script trained with {title}: {_why_no_proof(proofs)}."
-    return None, None
+        return None, f"{script}: it is not known whether the script trained with {title}: {_why_no_proof(proofs)}.", 0
+    return None, None, result.num_steps
 
 
 def _lines(proofs: Sequence[Mapping[str, Any]], key: str) -> list[str]:

@@ -155,6 +155,14 @@ def read_lock(path: Path, python: str | None = None) -> Lock:
     return locks.read(path, tuple(index().packages), python)
 
 
+def names_package(path: Path) -> bool:
+    """Return whether the text of a file contains the name of a package in the index."""
+    names = "|".join(map(re.escape, index().packages))
+    return (
+        re.search(rf"(?im)(?:^|[\s\"'])(?:{names})(?:$|[\s\"'=<>~!@\[])", path.read_text(errors="replace")) is not None
+    )
+
+
 def not_compared(old: Lock, new: Lock, use: Use | None = None) -> list[NotChecked]:
     """Return each package and each included file that cannot be compared between two lock files, with the reason.
 

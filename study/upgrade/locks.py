@@ -65,6 +65,10 @@ class Lock:
     elsewhere: dict[str, str] = field(default_factory=dict)  # packages that are only for other platforms -> releases
 
 
+class PinsNothing(Refusal):
+    """A lock file can be read, and has none of the packages of interest."""
+
+
 @dataclass(frozen=True)
 class _Pin:
     """One mention of a package: a version, or the reason why there is none."""
@@ -91,7 +95,7 @@ def read(path: Path, packages: Collection[str], python: str | None = None) -> Lo
     for name, pins in mentions.items():
         _add(lock, name, pins, name in packages or name.startswith("-"), _chosen_pythons(python))
     if not (lock.pins or lock.unread or lock.elsewhere):
-        raise Refusal(
+        raise PinsNothing(
             f"{path}: this file pins none of {', '.join(packages)}. Name a lock file, or a file with "
             "exact releases (==) as `pip freeze` prints."
         )

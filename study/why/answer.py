@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from study.errors import Refusal
-from study.files import open_regular
+from study.files import open_regular, reading
 from study.logs import formats
 from study.upgrade.changes import known_faults
 from study.upgrade.faults import Fault
@@ -59,7 +59,14 @@ class Answer:
     def is_sound(self) -> bool:
         """Whether the log shows steps of a training and nothing that is wrong."""
         has_failure = self.log.failures or self.log.open_frames
-        return self.num_found == 0 and not has_failure and not self.has_signs and self.steps.num_steps > 0
+        return self.num_found == 0 and not has_failure and not self.has_signs and self.doubt is None
+
+    @property
+    def doubt(self) -> str | None:
+        """What in a log without a known cause does not fit a sound training. None if everything does."""
+        if crash := self.log.crash:
+            return f"line {crash.number:,} says: {mask(crash.text.strip())}"
+        return training.doubt(self.steps) if self.steps.num_steps else "it has no step of a training"
 
     @property
     def stopped_at(self) -> Bar | None:
@@ -78,7 +85,7 @@ class Answer:
         unknown = (
             []
             if self.num_found or self.is_sound
-            else [NotChecked("the cause", "the log has no known sign of one", True)]
+            else [NotChecked("the cause", self.doubt or "the log has no known sign of one", True)]
         )
         return Verdict.of(self.num_found, [Checked(self.log.num_lines, "line", "read")], unknown)
 
@@ -226,7 +233,7 @@ def _faults(setting: Setting) -> Iterator[Fault]:
 
 def _lines(path: Path) -> Iterator[str]:
     """Yield the lines of a file. Bytes that are not UTF-8 are replaced, and a very long line is read in parts."""
-    with open_regular(path) as file:
+    with reading(path, "a log"), open_regular(path) as file:
         while line := file.readline(LONGEST_LINE):
             yield line.decode("utf-8", errors="replace")
 

@@ -90,13 +90,19 @@ MATTERING = (
     "exit", "skipping", "expected", "unused", "deprecat", "cache flushes", "invalidate trace", "recompil",
     "falling back", "disk quota", "duplicate", "_dynamo", "hit config", " hang", "read-only", "due to preemption",
     "due to job requeue", "more processors", "trainable", "too many", "divisible", "not match", "killing subprocess",
-    "died", "dead", "xid", "fallen off", "visible_devices",
+    "died", "dead", "xid", "fallen off", "visible_devices", "dumped", "corrupt", "free()", "malloc()", "illegal",
 )  # fmt: skip
 _SIGNS = (
     "NCCL ", "Traceback (most", 'File "', ".py:", ".py in ", ".py](", "<ipython", "uring handling of the above",
     "was the direct cause of the",
     "Error", "Exception", "Interrupt", "Timeout", "Exit", "Failure", "Empty", "Refusal",
 )  # fmt: skip
+# What the system, a launcher or a scheduler prints if a process ended without an exception of Python.
+_CRASH = re.compile(
+    r"(?i)segmentation fault|core dumped|^\s*(?:aborted|killed|terminated)\b|bus error|illegal instruction|"
+    r"floating point exception|double free|corrupt(?:ed|ion)|(?:free|malloc)\(\): |node failure|fatal python error|"
+    r"exit(?:ed|s)?[ -]?(?:with )?(?:return |exit )?(?:code|status)\s*[:=]?\s*-?[1-9]|(?:terminated|killed) by signal"
+)
 _RAISES = ("Error", "Exception", "Interrupt", "Timeout", "Exit", "Failure", "Empty", "Refusal")  # names of exceptions
 
 
@@ -154,6 +160,7 @@ class Log:
     open_frames: tuple[Frame, ...] = ()  # of a traceback whose exception is not in the log
     open_code: tuple[str, ...] = ()  # the last lines of this traceback
     num_left_out: int = 0  # lines that may matter and were not kept
+    crash: Line | None = None  # the first line that says that a process ended without an exception of Python
     last: deque[Line] = field(default_factory=lambda: deque(maxlen=CONTEXT))
 
     def search(self, pattern: re.Pattern[str]) -> Iterator[tuple[Line, re.Match[str]]]:
@@ -291,6 +298,8 @@ class Reader:
             self._open.pop(rank, None)
             return
         log.last.append(line)
+        if log.crash is None and _CRASH.search(line.text):
+            log.crash = line
         text = _BOX.sub("", line.text) if line.text.lstrip()[:1] in "│╭╰|" else line.text
         if "Traceback (most" in text:
             self._begin_traceback(rank)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from study.errors import Refusal
-from study.files import open_regular, read_whole
-from study.terminal import bytes_text, count
+from study.files import read_whole
+from study.terminal import bytes_text, count, printable
 from study.why import hangs, plain_pickle
 from study.why.cause import Cause
 from study.why.known import conclude
@@ -20,7 +20,8 @@ from study.why.known import conclude
 GIB = 1 << 30
 IDLE, EXPOSED, COPIED = 0.35, 0.25, 0.15  # shares of the time from which a cause is named
 PIECES = 0.15  # share of the reserved memory that is free from which memory is called fragmented
-LARGEST_TRACE = 2 * GIB  # bytes
+LARGEST_TRACE = GIB // 2  # bytes
+LARGEST_RATIO = 100  # between a trace and its gzip file; JSON of a profiler has up to 30
 _RANK = re.compile(r"(\d+)(?:\.\w+)*$")
 
 
@@ -37,7 +38,12 @@ def flight_recordings(folder: Path) -> list[Cause]:
             )
         rank = content.get("rank")
         number = _RANK.search(path.name)
-        entries[rank if isinstance(rank, int) else int(number[1]) if number else len(entries)] = calls
+        rank = rank if isinstance(rank, int) else int(number[1]) if number else len(entries)
+        if rank in entries:
+            raise Refusal(
+                f"{path}: another file in the folder is of rank {rank}, too. Leave only one run's files in it."
+            )
+        entries[rank] = calls
     if len(entries) < 2:
         raise Refusal(f"{folder}: one recording alone cannot be compared. Collect those of all ranks in a folder.")
     return hangs.causes_of_recordings(entries)
@@ -51,17 +57,14 @@ def snapshot(path: Path) -> list[Cause]:
         raise Refusal(
             f"{path}: this is not a memory snapshot of PyTorch (torch.cuda.memory._dump_snapshot). Name its file."
         )
-    reserved = sum(int(each.get("total_size", 0)) for each in segments)
-    allocated = sum(int(each.get("allocated_size", 0)) for each in segments)
-    free = [
-        int(block.get("size", 0)) for each in segments for block in each.get("blocks", ())
-        if isinstance(block, dict) and block.get("state") == "inactive"
-    ]  # fmt: skip
+    reserved = sum(_size(path, each, "total_size") for each in segments)
+    allocated = sum(_size(path, each, "allocated_size") for each in segments)
+    blocks = [block for each in segments for block in _blocks(path, each)]
+    free = [_size(path, block, "size") for block in blocks if block.get("state") == "inactive"]
     by_place: Counter[str] = Counter()
-    for each in segments:
-        for block in each.get("blocks", ()):
-            if isinstance(block, dict) and str(block.get("state", "")).startswith("active"):
-                by_place[_place(block.get("frames"))] += int(block.get("size", 0))
+    for block in blocks:
+        if str(block.get("state", "")).startswith("active"):
+            by_place[_place(block.get("frames"))] += _size(path, block, "size")
     top = "; ".join(f"{bytes_text(size)} at {place}" for place, size in by_place.most_common(3))
     happened = f"{bytes_text(reserved)} were reserved, and {bytes_text(allocated)} of them allocated: {top}."
     unused = reserved - allocated
@@ -79,6 +82,21 @@ def snapshot(path: Path) -> list[Cause]:
     return [conclude("memory/snapshot", (), happened=happened)]
 
 
+def _size(path: Path, entry: Mapping[str, Any], name: str) -> int:
+    """Return a number of bytes in a snapshot. Raises Refusal if it is not one."""
+    value = entry.get(name, 0)
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise Refusal(f"{path}: the snapshot is damaged: {name} is not a number of bytes. Record it again.")
+    return value
+
+
+def _blocks(path: Path, segment: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    blocks = segment.get("blocks", [])
+    if not isinstance(blocks, list | tuple) or not all(isinstance(block, dict) for block in blocks):
+        raise Refusal(f"{path}: the snapshot is damaged: the blocks of a segment are not a list. Record it again.")
+    return list(blocks)
+
+
 def _place(frames: object) -> str:
     """Return the innermost line of the user's or a model's code at which a block was allocated."""
     if not isinstance(frames, list):
@@ -86,7 +104,7 @@ def _place(frames: object) -> str:
     for frame in frames:
         name = str(frame.get("filename", "")) if isinstance(frame, dict) else ""
         if name.endswith(".py") and "/torch/" not in name:
-            return f"{Path(name).name}:{frame.get('line')} ({frame.get('name')})"
+            return printable(f"{Path(name).name}:{frame.get('line')} ({frame.get('name')})")
     return "an unknown place"
 
 
@@ -98,7 +116,8 @@ def trace(path: Path) -> list[Cause]:
         raise Refusal(f"{path}: it has no kernels of a GPU. Profile with ProfilerActivity.CUDA, for some steps.")
     spans = [(float(each["ts"]), float(each["ts"]) + float(each.get("dur", 0)), each) for each in kernels]
     begin, end = min(start for start, _, _ in spans), max(stop for _, stop, _ in spans)
-    whole = end - begin
+    if (whole := end - begin) <= 0:
+        raise Refusal(f"{path}: all kernels of this trace take no time, so that it shows nothing. Record it again.")
     communication = _union((start, stop) for start, stop, each in spans if "nccl" in str(each.get("name", "")).lower())
     copies = _union(
         (start, stop)
@@ -135,15 +154,14 @@ def _of_shares(happened: str, shares: Mapping[str, float]) -> list[Cause]:
 
 
 def _events(path: Path) -> list[dict[str, Any]]:
-    with open_regular(path) as file:
-        head = file.read(2)
     try:
         raw = read_whole(path)
-        if head == b"\x1f\x8b":
-            with gzip.open(path) as packed:
-                raw = packed.read(LARGEST_TRACE)
+        if raw[:2] == b"\x1f\x8b":
+            most = min(LARGEST_TRACE, LARGEST_RATIO * len(raw))
+            if len(raw := zlib.decompressobj(16 + zlib.MAX_WBITS).decompress(raw, most + 1)) > most:
+                raise ValueError(f"its content has more than {bytes_text(most)}")
         content = json.loads(raw)
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, RecursionError, zlib.error) as error:
         raise Refusal(f"{path}: this is not a trace of PyTorch's profiler ({error}). Name the JSON file.") from None
     events = content.get("traceEvents") if isinstance(content, dict) else content
     if not isinstance(events, list):
@@ -151,9 +169,13 @@ def _events(path: Path) -> list[dict[str, Any]]:
             f"{path}: it has no traceEvents, so that it is not a trace of PyTorch's profiler. Name the JSON file."
         )
     return [
-        each for each in events if isinstance(each, dict) and isinstance(each.get("ts"), int | float)
-        and isinstance(each.get("dur", 0), int | float)
-    ]  # fmt: skip
+        each for each in events if isinstance(each, dict) and all(map(_is_time, (each.get("ts"), each.get("dur", 0))))
+    ]
+
+
+def _is_time(value: object) -> bool:
+    """Return whether a value is a time in microseconds that a trace may have."""
+    return isinstance(value, int | float) and 0 <= value < 1e18  # false for NaN
 
 
 def _union(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -116,6 +116,8 @@ def _unknown(answer: Answer) -> list[str]:
                 "failed, the message is in other output: pass the standard error and the logs of all ranks, too."
             )
         ]
+    if answer.steps.num_steps and answer.doubt:
+        return [terminal.wrap(f"The cause is not known, but the log does not show a sound training: {answer.doubt}.")]
     return [
         terminal.wrap(
             f"The cause is not known: none of the {lines} has a sign that this command knows. The most relevant lines "
@@ -140,7 +142,7 @@ def _large_norms(answer: Answer) -> str:
 def _note(answer: Answer, cause: Cause) -> list[str]:
     """Return the lines for a log without a known failure that has a note."""
     has_failure = answer.first_failure is not None or bool(answer.log.open_frames)
-    is_described = answer.is_sound or has_failure
+    is_described = answer.is_sound or has_failure or answer.log.crash is not None
     start = _unknown(answer) if is_described else [terminal.wrap("No failure was found in this log.")]
     changes = [f"If this matters: {cause.changes[0]}"] if cause.changes else []
     note = terminal.wrap(f"A note: {cause.happened} {cause.because}", "", "  ")

@@ -66,6 +66,21 @@ def causes(steps: Steps, setting: Setting) -> list[Cause]:
     return [*found, *_epoch(steps, setting), *_evaluation(steps, setting)]
 
 
+def doubt(steps: Steps) -> str | None:
+    """Return why the logged numbers do not show a sound training. None if they do."""
+    losses = [value for _, value in _with(steps.rows, "loss")]
+    few = len(steps.rows) if steps.rows else steps.num_steps  # a log of a progress bar has no rows
+    if few <= FEW_ROWS:
+        return f"it has only {few} step{'s' * (few != 1)}"
+    if losses and losses[-1] > RISEN * losses[0] > 0:
+        return f"the loss rises from {losses[0]:.4g} to {losses[-1]:.4g}"
+    for name, noun in (("rate", "learning rate"), ("norm", "gradient norm")):
+        values = [value for _, value in _with(steps.rows, name)]
+        if values and not any(values):
+            return f"the {noun} is 0 in every row"
+    return None
+
+
 def _evaluation(steps: Steps, setting: Setting) -> Iterator[Cause]:
     """Yield the cause that the loss of an evaluation is NaN although the training is sound."""
     bad = next((line for line, value in steps.evaluations if not math.isfinite(value)), None)
