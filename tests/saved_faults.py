@@ -332,6 +332,11 @@ def both_models(edit: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]
     return damage
 
 
+def zero_second_moments(states: dict[str, Any]) -> None:
+    for state in states["base_optimizer_state"]["state"].values():
+        state["exp_avg_sq"].zero_()
+
+
 def lose(part: str) -> Callable[[Any], None]:
     """Return what removes the entries of a distributed checkpoint whose names contain a text."""
     return lambda metadata: without(part)(metadata.state_dict_metadata)
@@ -440,8 +445,7 @@ FAULTS = [
     Fault("ZeRO-3: another number of ranks", "zero3", both_models(lambda c: c.update(dp_world_size=8)), "shards"),
     Fault("ZeRO-1: a learning rate that is NaN", "zero1", in_optimizer(
         lambda s: s["base_optimizer_state"]["param_groups"][0].update(lr=float("nan"))), "optimizer"),
-    Fault("ZeRO-1: no second moments on a rank", "zero1", in_optimizer(lambda s: [
-        state["exp_avg_sq"].zero_() for state in s["base_optimizer_state"]["state"].values()]), "optimizer"),
+    Fault("ZeRO-1: no second moments on a rank", "zero1", in_optimizer(zero_second_moments), "optimizer"),
     Fault("ZeRO-2: no `latest`", "zero2", lambda f: (f / "latest").unlink(), "missing"),
     Fault("ZeRO-2: `latest` is older than a whole checkpoint", "zero2", lambda f: shutil.copytree(
         f / STEP, f / "global_step9"), "missing"),

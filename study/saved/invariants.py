@@ -27,7 +27,7 @@ _RATES = ("base_lrs", "initial_lr")  # a rate may be zero at the end of a traini
 _ADAM = {
     "params", "param_names", "lr", "initial_lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "foreach",
     "capturable", "differentiable", "fused", "decoupled_weight_decay", "bias_correction", "step", "adam_w_mode",
-    "adamw_mode", "correct_bias", "swanlab", "name", "names", "group_name",
+    "adamw_mode", "correct_bias", "name",
 }  # fmt: skip
 _MOMENTS = {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"}
 _ROUNDING = 1.05  # relative, of a second moment in fp32
@@ -168,7 +168,7 @@ _CONTRADICTIONS = {
     "largest": (True, "The largest second moments of these weights are smaller than the second moments."),
     "first zero": (False, "The first moments of most weights are zero, although the second ones are not."),
     "both zero": (False, "All moments of most weights are zero, so nothing was trained or they were lost."),
-    "positive": (False, "The first moments of most weights have no negative values, as those of no training."),
+    "positive": (False, "The first moments of most weights have no negative values, which no training leaves."),
     "narrow": (True, "These moments have fewer bits than the weights, so a part of their values was rounded away."),
 }  # fmt: skip
 
