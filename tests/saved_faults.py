@@ -324,6 +324,31 @@ def fewer_states(content: dict[str, Any]) -> None:
         state["exp_avg"] = torch.zeros(7, 7)
 
 
+def both_models(edit: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        for rank in (0, 1):
+            in_model_file(edit, f"zero_pp_rank_{rank}_mp_rank_00")(folder)
+
+    return damage
+
+
+def zero_second_moments(states: dict[str, Any]) -> None:
+    for state in states["base_optimizer_state"]["state"].values():
+        state["exp_avg_sq"].zero_()
+
+
+def lose(part: str) -> Callable[[Any], None]:
+    """Return what removes the entries of a distributed checkpoint whose names contain a text."""
+    return lambda metadata: without(part)(metadata.state_dict_metadata)
+
+
+def same_moments(metadata: Any) -> None:
+    places = metadata.storage_data
+    for index in [index for index in places if index.fqn.endswith(f"{UP}.exp_avg")]:
+        second = next(i for i in places if i.fqn == f"{index.fqn}_sq" and i.offset == index.offset)
+        places[index] = places[second]
+
+
 FAULTS = [
     # ---- folders of transformers
     Fault("a shard is missing", "pretrained", lambda f: shard_with(f, UP).unlink(), "shards"),
@@ -417,6 +442,17 @@ FAULTS = [
     Fault("ZeRO-3: a copy of another rank", "zero3", copy_rank, "shards"),
     Fault("ZeRO-3: a copy of another rank, saved again", "zero3", lambda f: (copy_rank(f), save_again(f)), "shards"),
     Fault("ZeRO-2: a copy of another rank, saved again", "zero2", lambda f: (copy_rank(f), save_again(f)), "shards"),
+    Fault("ZeRO-3: another number of ranks", "zero3", both_models(lambda c: c.update(dp_world_size=8)), "shards"),
+    Fault("ZeRO-1: a learning rate that is NaN", "zero1", in_optimizer(
+        lambda s: s["base_optimizer_state"]["param_groups"][0].update(lr=float("nan"))), "optimizer"),
+    Fault("ZeRO-1: no second moments on a rank", "zero1", in_optimizer(zero_second_moments), "optimizer"),
+    Fault("ZeRO-2: no `latest`", "zero2", lambda f: (f / "latest").unlink(), "missing"),
+    Fault("ZeRO-2: `latest` is older than a whole checkpoint", "zero2", lambda f: shutil.copytree(
+        f / STEP, f / "global_step9"), "missing"),
+    Fault("DCP: no groups", "fsdp2-dcp", in_metadata(lose("param_groups")), "optimizer"),
+    Fault("DCP: no counters", "fsdp2-dcp", in_metadata(lose(".step")), "optimizer"),
+    Fault("DCP: no second moments", "fsdp2-dcp", in_metadata(lose("exp_avg_sq")), "optimizer"),
+    Fault("DCP: a first moment is the second one", "fsdp2-dcp", in_metadata(same_moments), "optimizer"),
     Fault("ZeRO-2: two ranks are swapped", "zero2", swap_ranks("optim"), "shards"),
     Fault("ZeRO-3: the optimizer is of another step", "zero3", both_ranks(far_step), "optimizer"),
     Fault("ZeRO-1: the optimizer is of another step", "zero1", both_ranks(far_step), "optimizer"),

@@ -118,6 +118,12 @@ SOUND: dict[str, Callable[[Path], Path]] = {
         optimizer=lambda p, lr: torch.optim.SGD(p, lr, momentum=0.9)
     ).trainer(f),
     "RMSprop": lambda f: Trained(optimizer=torch.optim.RMSprop).trainer(f),
+    "amsgrad": lambda f: Trained(optimizer=lambda p, lr: torch.optim.AdamW(p, lr, amsgrad=True)).trainer(f),
+    "NAdam": lambda f: Trained(optimizer=torch.optim.NAdam).trainer(f),
+    "Adam of other betas": lambda f: Trained(optimizer=lambda p, lr: torch.optim.Adam(p, lr, (0.98, 0.9))).trainer(f),
+    "Adam without a first moment": lambda f: Trained(
+        optimizer=lambda p, lr: torch.optim.Adam(p, lr, (0.0, 0.9))
+    ).trainer(f),
     "Adafactor of torch": lambda f: Trained(optimizer=torch.optim.Adafactor).trainer(f),
     "an expert without a gradient yet": lambda f: Trained("experts", unused=tuple(range(STEPS))).trainer(f),
     "an expert that some steps left out": lambda f: Trained("experts", unused=(1, 2)).accelerate(f / "x"),
@@ -174,6 +180,14 @@ def test_a_scheduler_that_counts_evaluations_is_not_compared(tmp_path):
 
 # ---------------------------------------------------------------- contradictions
 
+NAN, INF = float("nan"), float("inf")
+
+
+def of_states(edit: Callable[[dict[str, Any]], Any]) -> Callable[[Any], None]:
+    """Return what edits the state of each weight."""
+    return lambda content: [edit(state) for state in content["state"].values()]
+
+
 FAULTS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "an optimizer of another step": ("optimizer", lambda f: change(f / "optimizer.pt", set_step(2.0))),
     "an optimizer of a later step": ("optimizer", lambda f: change(f / "optimizer.pt", set_step(9.0))),
@@ -192,6 +206,43 @@ FAULTS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "no random states": ("missing", lambda f: [path.unlink() for path in f.glob("rng_state*")]),
     "no random states of a rank": ("missing", lambda f: (f / "rng_state_0.pth").unlink()),
     "random states of another rank": ("shards", lambda f: shutil.copy(f / "rng_state_0.pth", f / "rng_state_1.pth")),
+    **{
+        f"a group's {key} is {value}": ("optimizer", lambda f, key=key, value=value: change(
+            f / "optimizer.pt", lambda c: c["param_groups"][0].update({key: value})))
+        for key, value in (("lr", NAN), ("lr", -0.1), ("weight_decay", INF), ("betas", (1.0, 0.9)), ("initial_lr", 0.0),
+                           ("lr", 0.7), ("lr", torch.tensor(NAN)))
+    },
+    "base rates of zero": ("optimizer", lambda f: change(f / "scheduler.pt", lambda c: c.update(base_lrs=[0.0]))),
+    "a rate that is NaN": ("optimizer", lambda f: change(f / "scheduler.pt", lambda c: c.update(_last_lr=[NAN]))),
+    **{
+        f"a loss scale of {scale}": ("optimizer", lambda f, scale=scale: torch.save(
+            {"scale": scale, "growth_factor": 2.0, "backoff_factor": 0.5}, f / "scaler.pt"))
+        for scale in (0.0, INF, NAN)
+    },
+    "a counter that is NaN": ("optimizer", lambda f: change(f / "optimizer.pt", set_step(NAN, 3))),
+    "no counters": ("optimizer", lambda f: change(f / "optimizer.pt", of_states(lambda s: s.pop("step")))),
+    "second moments of zero": ("optimizer", lambda f: change(
+        f / "optimizer.pt", of_states(lambda s: s["exp_avg_sq"].zero_()))),
+    "second moments that are too small": ("optimizer", lambda f: change(
+        f / "optimizer.pt", of_states(lambda s: s["exp_avg_sq"].mul_(1e-3)))),
+    "second moments are first moments": ("optimizer", lambda f: change(
+        f / "optimizer.pt", of_states(lambda s: s.update(exp_avg_sq=s["exp_avg"].abs_().clone())))),
+    "first moments of zero": ("optimizer", lambda f: change(
+        f / "optimizer.pt", of_states(lambda s: s["exp_avg"].zero_()))),
+    "all moments are zero": ("optimizer", lambda f: change(
+        f / "optimizer.pt", of_states(lambda s: (s["exp_avg"].zero_(), s["exp_avg_sq"].zero_())))),
+    "no second moments": ("optimizer", lambda f: change(
+        f / "optimizer.pt", of_states(lambda s: s.pop("exp_avg_sq")))),
+    "a number is lost in a group": ("optimizer", lambda f: change(
+        f / "optimizer.pt", lambda c: c["param_groups"][0]["params"].pop())),
+    "numbers in another order": ("optimizer", lambda f: change(
+        f / "optimizer.pt", lambda c: c["param_groups"][0]["params"].reverse())),
+    "empty random states": ("partial", lambda f: torch.save({}, f / "rng_state_1.pth")),
+    "no random states of the CPU": ("partial", lambda f: change(
+        f / "rng_state_1.pth", lambda c: c.update(cpu=torch.empty(0, dtype=torch.uint8)))),
+    "an older step is empty": ("unreadable", lambda f: (
+        shutil.copytree(f, f.parent / "checkpoint-2"),
+        (f.parent / "checkpoint-2" / "model.safetensors").write_bytes(b""))),
     "a damaged scheduler": ("unreadable", lambda f: (f / "scheduler.pt").write_bytes(b"PK\x03\x04")),
 }  # fmt: skip
 
@@ -201,7 +252,7 @@ def test_files_of_trainer_that_contradict_one_another(name, tmp_path, capsys):
     folder = Trained().trainer(tmp_path, num_ranks=2)
     kind, edit = FAULTS[name]
     edit(folder)
-    assert kind in {finding.kind for finding in wrong(folder)}
+    assert kind in {finding.kind for finding in wrong(tmp_path)}
     assert cli.run(["saved", str(tmp_path)]) == 1
 
 
@@ -212,6 +263,9 @@ OF_ACCELERATE: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "random states of another rank": (
         "shards", lambda f: shutil.copy(f / "random_states_0.pkl", f / "random_states_1.pkl"),
     ),
+    "empty random states": ("partial", lambda f: torch.save({}, f / "random_states_1.pkl")),
+    "base rates that are NaN": ("optimizer", lambda f: change(
+        f / "scheduler.bin", lambda c: c.update(base_lrs=[NAN]))),
     "random states of another step": (
         "shards", lambda f: change(f / "random_states_1.pkl", lambda c: c.update(step=2)),
     ),
@@ -262,9 +316,10 @@ def test_an_engine_may_lack_one_step_per_epoch(tmp_path):
 def test_a_folder_of_only_an_optimizer_is_unknown(tmp_path, capsys):
     import torch.distributed.checkpoint as dcp
 
-    states = {"state": {"a.weight": {"exp_avg": torch.randn(8, 8), "exp_avg_sq": torch.rand(8, 8)}}}
+    states = {"a.weight": {"exp_avg": torch.randn(8, 8), "exp_avg_sq": torch.ones(8, 8), "step": torch.tensor(3.0)}}
+    optimizer = {"state": states, "param_groups": [{"lr": 0.1, "betas": (0.9, 0.999), "eps": 1e-8}]}
     with pytest.warns(UserWarning, match="torch.distributed is disabled"):
-        dcp.save({"optimizer": states}, checkpoint_id=tmp_path / "state" / "optimizer_0", no_dist=True)
+        dcp.save({"optimizer": optimizer}, checkpoint_id=tmp_path / "state" / "optimizer_0", no_dist=True)
     assert cli.run(["saved", str(tmp_path / "state" / "optimizer_0")]) == 3
     assert cli.run(["saved", str(tmp_path / "state")]) == 1  # beside it, the weights are missing
     assert "Nothing wrong" not in capsys.readouterr().out

@@ -195,6 +195,11 @@ def _check_lora(saved: Saved, config: dict[str, Any], model: Expected | None, is
         _check_tokens(saved, config)
     _check_saved_modules(saved, config)
     _check_training(saved, pairs)
+    patterns = config.get("alpha_pattern")
+    alphas = {"lora_alpha": config.get("lora_alpha"), **(patterns if isinstance(patterns, dict) else {})}
+    if odd := [f"{key} = {alpha:g}" for key, alpha in alphas.items() if alpha is not None and not alpha > 0]:
+        text = "The matrices are multiplied by a number that is not positive ({}), so the adapter is lost."
+        saved.wrong("zero", text.format(", ".join(odd)), ["adapter_config.json"])
     if model is None:
         saved.checked.append(Checked(len(pairs), "module", "compared with adapter_config.json"))
 

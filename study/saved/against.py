@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -32,6 +33,7 @@ class Comparison:
     extra: list[str] = field(default_factory=list)  # in what was saved only
     findings: list[Finding] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
+    is_requested: bool = False  # by --against, and not a comparison of files in one folder
     has_sketches: bool = False  # a recording has sketches of the tensors, and not their elements
 
     @property
@@ -51,7 +53,11 @@ def compare(saved: Saved, other: Saved | Mapping[str, torch.Tensor], title: str 
     else:
         theirs = {name: tensor.detach for name, tensor in named_alike(other).items()}
     result = Comparison(title)
+    scaled = with_scales(saved.tensors)
     for name in sorted(ours.keys() & theirs.keys()):
+        if ours[name].dtype not in WIDEST_FIRST and ours[name].name in scaled:
+            result.unchecked.append(f"the values of {name}, because they are quantized: compare them before that")
+            continue
         try:
             a, b = ours[name].read().detach(), theirs[name]().detach().cpu()
             _judge(result, name, a, b)
@@ -65,6 +71,16 @@ def compare(saved: Saved, other: Saved | Mapping[str, torch.Tensor], title: str 
         ignore_base_weights(result, saved)
     report(result)
     return result
+
+
+_SCALES = re.compile(r"scale|SCB|absmax|codebook", re.IGNORECASE)
+
+
+def with_scales(names: Iterable[str]) -> set[str]:
+    """Return the names of tensors next to which there are the scales of quantized values."""
+    names = list(names)
+    modules = {name.rpartition(".")[0] for name in names if _SCALES.search(name.rpartition(".")[2])}
+    return {name for name in names if name in modules or name.rpartition(".")[0] in modules}
 
 
 def named_alike(tensors: Mapping[str, Value]) -> dict[str, Value]:
@@ -87,11 +103,11 @@ def _judge(result: Comparison, name: str, a: torch.Tensor, b: torch.Tensor) -> N
 
 
 def _narrowed(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return two tensors in the narrower of their types."""
+    """Return two tensors in the narrower of their types. Types of less than 16 bits and integers are no rounding."""
     if a.dtype == b.dtype:
         return a, b
     if not all(dtype_name(tensor.dtype) in WIDEST_FIRST for tensor in (a, b)):
-        return a, b.to(a.dtype)
+        return a.double(), b.double()
     narrow = max((a, b), key=lambda tensor: WIDEST_FIRST.index(dtype_name(tensor.dtype))).dtype
     return a.to(narrow), b.to(narrow)
 

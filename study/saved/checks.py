@@ -5,19 +5,21 @@ from __future__ import annotations
 import contextlib
 import copy
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from ..engines.readback.parameters import ADAPTER_PREFIX, base_name, wrapper_of
 from ..verdict import Checked
-from . import expected, loading, pickles, vocabulary
+from . import expected, invariants, loading, pickles, vocabulary
 from .adapters import check_adapter as check_adapter
+from .against import WIDEST_FIRST
 from .content import Kind, Saved, Tensor
 from .expected import Expected, Layout
 from .number_types import check_types
+from .patterns import Patterns
 from .values import numbers, same, values_of
 
 # What may be zero for a whole training: biases, tokens and positions that are not used, and matrices of LoRA that
@@ -25,32 +27,25 @@ from .values import numbers, same, values_of
 _MAY_BE_ZERO = re.compile(
     r".*(?:bias\w*|_tokens?|_embeddings?|_embed)|.*\.lora_(?:B|embedding_A)(?:\.[^.]+?)??(?:\.weight)?"
 )
+_NEVER_ZERO = re.compile(r"running_var$|(?:scales?|scale_inv|SCB|absmax)$")  # variances, scales of quantized weights
 _LARGEST = 1e12  # of a weight; sums of squares of larger ones overflow, and no training has such weights
-_MOST_RANKS = 8
-_FEWEST = 16  # elements of a matrix whose parts are looked at
 # What can be wrong with the values of a tensor -> the kind of the finding, and its text.
 _WRONG_VALUES: dict[str, tuple[Kind, str]] = {
     "weight": ("not finite", "These weights have values that are NaN or infinite."),
     "state": ("not finite", "These optimizer states have values that are NaN or infinite."),
     "huge": ("not finite", f"These weights have values above {_LARGEST:g}, which is too large for a weight."),
     "negative": ("optimizer", "These second moments have negative values."),
+    "variance": ("not finite", "These variances of BatchNorm have negative values."),
+    "magnitude": ("zero", "Half of the values of these magnitudes of DoRA are zero, or all of them."),
     "zero": ("zero", "All values of these tensors are zero."),
 }
-
-
-class Part(NamedTuple):
-    """A rank's part of a matrix that was cut into equal parts."""
-
-    rank: int
-    world: int  # number of parts
-    kind: str  # what was divided: elements, rows or columns
 
 
 def check_values(saved: Saved) -> None:
     """Read every saved tensor, and report empty ones, zeros, and values that no trained weight has."""
     empty: list[str] = []
     names_of_kind: dict[str, list[str]] = defaultdict(list)
-    parts: dict[str, set[Part]] = {}
+    patterns = Patterns(saved)
     for name, tensor in [*saved.tensors.items(), *saved.states.items()]:
         is_state = name in saved.states
         if not tensor.size:
@@ -66,26 +61,30 @@ def check_values(saved: Saved) -> None:
         row = numbers(values)
         if row is None:
             continue
-        kind = _state_kind(name, row) if is_state else _weight_kind(name, row, values.ndim)
+        kind = _state_kind(name, row) if is_state else _weight_kind(name, row, values.ndim > 1)
         if kind:
             names_of_kind[kind].append(name)
-        elif not is_state and values.ndim > 1 and row.numel() >= _FEWEST and bool(row.any()):
-            parts[name] = _zero_parts(row, values.shape)
+        elif not is_state and tensor.dtype in WIDEST_FIRST:
+            patterns.add(name, row, values.shape)
     if empty:
         saved.wrong("empty", _empty_text(saved, empty), empty)
     for kind, (kind_of_finding, text) in _WRONG_VALUES.items():
         if names_of_kind[kind]:
             saved.wrong(kind_of_finding, text, names_of_kind[kind])
-    _report_parts(saved, parts)
+    patterns.report()
 
 
-def _weight_kind(name: str, row: torch.Tensor, num_dimensions: int) -> str:
+def _weight_kind(name: str, row: torch.Tensor, is_matrix: bool) -> str:
     """Return what is wrong with the values of a weight. Empty if nothing is wrong."""
     smallest, largest = map(float, torch.aminmax(row))
     if not abs(smallest) + abs(largest) < float("inf"):
         return "weight"
-    if not smallest and not largest and num_dimensions > 1 and not _MAY_BE_ZERO.fullmatch(name):
+    if not smallest and not largest and (_NEVER_ZERO.search(name) or (is_matrix and not _MAY_BE_ZERO.fullmatch(name))):
         return "zero"
+    if "lora_magnitude_vector" in name and 2 * int(torch.count_nonzero(row)) <= row.numel():
+        return "magnitude"
+    if smallest < 0 and name.endswith("running_var"):
+        return "variance"
     return "huge" if max(-smallest, largest) > _LARGEST and "mask" not in name else ""
 
 
@@ -94,39 +93,6 @@ def _state_kind(name: str, row: torch.Tensor) -> str:
     if not abs(smallest) + abs(largest) < float("inf"):
         return "state"
     return "negative" if name.endswith("/exp_avg_sq") and smallest < 0 else ""
-
-
-def _zero_parts(row: torch.Tensor, shape: torch.Size) -> set[Part]:
-    """Return the parts of a matrix in which all values are zero.
-
-    Engines cut a matrix into equal parts of its elements, of its rows or of its columns, one for each rank.
-    """
-    if int(torch.count_nonzero(row)) > row.numel() * (1 - 1 / (2 * _MOST_RANKS)):
-        return set()
-    is_used = row != 0
-    matrix = is_used.reshape(shape[0], -1)
-    cuts = {"elements": is_used, "rows": matrix.any(1), "columns": matrix.any(0)}
-    zero_parts = set()
-    for kind, line in cuts.items():
-        for world in range(2, min(_MOST_RANKS, line.numel()) + 1):
-            parts = torch.split(line, -(-line.numel() // world))
-            zero_parts |= {Part(rank, world, kind) for rank, part in enumerate(parts) if not bool(part.any())}
-    return zero_parts
-
-
-def _report_parts(saved: Saved, parts: dict[str, set[Part]]) -> None:
-    """Report that the same part of most matrices is zero, which happens if the part of a rank was not saved."""
-    counts = Counter(part for zero_parts in parts.values() for part in zero_parts)
-    if not counts:
-        return
-    part, count = max(counts.items(), key=lambda item: (item[1], -item[0].world))
-    if count > 2 and 2 * count > len(parts):
-        saved.wrong(
-            "zero",
-            f"Shard {part.rank + 1} of {part.world} of these matrices is zero, as if one of {part.world} "
-            "ranks had not saved its shard.",
-            [name for name, own in parts.items() if part in own],
-        )
 
 
 def _empty_text(saved: Saved, empty: list[str]) -> str:
@@ -149,6 +115,7 @@ def check_model(saved: Saved, config: dict[str, Any] | None) -> None:
     if config is None:
         saved.unchecked.append("names and shapes of the tensors, because there is no config.json (--model FOLDER)")
         check_types(saved, None, None)
+        invariants.check_scales(saved)
         return
     try:
         model = expected.from_config(config)
@@ -157,6 +124,7 @@ def check_model(saved: Saved, config: dict[str, Any] | None) -> None:
         if _is_for_transformers(saved):
             _report_wrapped(saved, _certainly_wrapped(saved, config))
         check_types(saved, config, None)
+        invariants.check_scales(saved)
         vocabulary.check_numbers(saved, config)
         return
     loaded = _load(saved, config) if _is_for_transformers(saved) else None
@@ -165,6 +133,7 @@ def check_model(saved: Saved, config: dict[str, Any] | None) -> None:
     if loaded is None and any(".lora_" in name for name in tensors):
         saved.unchecked.append("names and shapes of the tensors, because the model has an adapter")
         return
+    invariants.check_order(saved, [tuple(parameter.shape) for parameter in model.model.parameters()])
     layout = model.layout_of(tensors)
     _report(saved, _differences(saved, model, layout, tensors) if loaded is None else _unwrapped(saved, loaded, layout))
     if loaded is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from .. import progress
@@ -39,7 +40,8 @@ def examine(
         saved = folders.read(folder, trust, model)
         compared = _made(lambda: against.cross_check(saved), folder)
         if other is not None:
-            compared += _made(lambda: recorded.compare_all(saved, other, trust), other)
+            requested = _made(lambda: recorded.compare_all(saved, other, trust), other)
+            compared += [replace(comparison, is_requested=True) for comparison in requested]
     return saved, compared
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..errors import Refusal
-from . import foreign, pickles
+from . import foreign, invariants, pickles
 from .content import OptimizerFacts, Saved, names_text
 
 TRAINER_STATE, MANIFEST = "trainer_state.json", "manifest.json"
@@ -23,6 +23,7 @@ _RANDOM = {
     "accelerate": re.compile(r"random_states_(\d{1,6})\.pkl"),
 }
 _TRAINER_FILES = {"optimizer.pt", "scheduler.pt", "rng_state.pth", "rng_state_0.pth", "training_args.bin"}
+_SCALER = "scaler.pt"
 _SCHEDULERS = ("scheduler.pt", "scheduler.bin")
 _STATEFUL = ("betas", "beta1", "beta2", "scale_parameter", "alpha", "rho", "lr_decay", "momentum_decay")
 _OF_ENGINE = re.compile(r"pytorch_model.*|optimizer(?:_\d+)?|global_step\d+.*")
@@ -60,6 +61,7 @@ def facts_of(file: str, content: Mapping[str, Any]) -> OptimizerFacts:
         num_weights=len(numbers),
         without_state=[f"weight {number}" for number in numbers if not states.get(number)],
         needs_states=any(any(key in group for key in _STATEFUL) or group.get("momentum") for group in groups),
+        groups=groups,
     )
 
 
@@ -153,6 +155,7 @@ def check(saved: list[Saved], root: Path, trust: bool) -> None:
     for saved_part in saved:
         with foreign.guarded(saved_part, "The counters of the optimizer"):
             check_counters(saved_part)
+            invariants.check_optimizer(saved_part)
     folders = {saved_part.folder for saved_part in saved} | {
         saved_part.folder.parent for saved_part in saved if saved_part.folder != root
     }
@@ -160,7 +163,7 @@ def check(saved: list[Saved], root: Path, trust: bool) -> None:
         files = _files_of(folder, saved)
         if files is not None:
             with foreign.guarded(files.saved, f"Whether the files of {folder.name} belong together"):
-                _check_files(files, folder, trust)
+                _check_files(files, folder, root, trust)
     _check_lost_weights(saved, root)
 
 
@@ -178,20 +181,24 @@ def _files_of(folder: Path, saved: list[Saved]) -> _Files | None:
     return None if first is None else _Files(first, paths, engines)
 
 
-def _check_files(files: _Files, folder: Path, trust: bool) -> None:
+def _check_files(files: _Files, folder: Path, root: Path, trust: bool) -> None:
     names = files.paths.keys()
     is_trainers = bool(_CHECKPOINT.fullmatch(folder.name)) and bool(_TRAINER_FILES & names)
     if TRAINER_STATE in names or is_trainers:
         _check_trainer(files, folder, trust)
+        for name in sorted(name for name in names if name.startswith("rng_state")):
+            invariants.check_random_states(files.saved, name, _loaded(files.saved, files.paths[name], trust))
     elif any(_RANDOM["accelerate"].fullmatch(name) for name in names) or "optimizer.bin" in names:
         _check_accelerate(files, trust)
+    if _SCALER in names and isinstance(scaler := _loaded(files.saved, files.paths[_SCALER], trust), dict):
+        invariants.check_numbers(files.saved, _SCALER, [scaler])
     if MANIFEST in names:
         _check_manifest(files, folder)
     if files.saved.folder == folder:
-        _check_named(files.saved, folder)
+        _check_named(files.saved, folder, root)
 
 
-def _check_named(saved: Saved, folder: Path) -> None:
+def _check_named(saved: Saved, folder: Path, root: Path) -> None:
     """Compare the name of an engine's checkpoint with the step in its files."""
     match = re.fullmatch(r"global_step(\d{1,15})(?:_universal)?", folder.name)
     if match and saved.step is not None and saved.format.startswith("DeepSpeed") and int(match[1]) != saved.step:
@@ -200,7 +207,7 @@ def _check_named(saved: Saved, folder: Path) -> None:
         )
     has_latest = any((folder.parent / name).is_file() for name in ("latest", "latest_universal"))
     if match and saved.format.startswith("DeepSpeed") and not has_latest:
-        saved.note(
+        (saved.note if folder == root else saved.wrong)(
             "missing", "There is no file `latest` next to the folder, so DeepSpeed resumes only if it is given the tag "
             f"{folder.name}.", ["latest"],
         )  # fmt: skip
@@ -291,7 +298,7 @@ def _check_trainer_steps(files: _Files, step: int, num_epochs: int, trust: bool)
 
 def _may_skip(files: _Files) -> bool:
     """Return whether updates may have been skipped, because a gradient in fp16 was infinite."""
-    return "scaler.pt" in files.paths or any(engine.num_skipped for engine in files.engines)
+    return _SCALER in files.paths or any(engine.num_skipped for engine in files.engines)
 
 
 def _check_scheduler(files: _Files, scheduler: int | None, step: int, allowed: set[int | None], may_lag: bool) -> None:
@@ -324,6 +331,8 @@ def _scheduler_steps(files: _Files, trust: bool) -> int | None:
     """Return the number of steps that the learning rate schedule made; None if it does not count updates."""
     path = next((files.paths[name] for name in _SCHEDULERS if name in files.paths), None)
     content = None if path is None else _loaded(files.saved, path, trust)
+    if path is not None:
+        invariants.check_schedule(files.saved, path.name, content, is_certain=TRAINER_STATE in files.paths)
     return scheduler_steps(content)
 
 
@@ -395,6 +404,7 @@ def _check_micro_steps(saved: Saved, random: Mapping[str, Path], trust: bool) ->
     counts: dict[float, list[str]] = {}
     for name, path in random.items():
         content = _loaded(saved, path, trust)
+        invariants.check_random_states(saved, name, content)
         step = number_of(content.get("step")) if isinstance(content, dict) else None
         if step is not None:
             counts.setdefault(step, []).append(name)

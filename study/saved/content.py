@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -60,6 +60,7 @@ class OptimizerFacts(NamedTuple):
     num_weights: int
     without_state: list[str]
     needs_states: bool  # whether this kind of optimizer has a state of each weight after its first step
+    groups: Sequence[dict[str, Any]] = ()  # the settings of each group of weights
 
 
 @dataclass

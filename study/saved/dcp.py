@@ -18,6 +18,7 @@ from .content import Kind, OptimizerFacts, Saved, Tensor, names_text
 METADATA = ".metadata"
 _OPTIMIZER = {"optimizer", "optim", "optimizers", "optimizer_state", "optim_state"}
 _MODEL = {"model", "models", "module", "state_dict", "model_state_dict", "app"}
+_GROUPS = "param_groups"
 _MOST_PAIRS = 2000  # of parts of one tensor that are compared with one another
 
 
@@ -32,6 +33,7 @@ class _Storage(NamedTuple):
     trust: bool
     places: dict[str, list[tuple[Any, Any]]]  # an entry -> index and place of each of its parts
     is_whole: dict[str, bool]  # a file -> whether it has all that the metadata says
+    groups: dict[str, dict[str, Any]]  # of the optimizer: a group or a weight -> its settings
 
 
 def read(folder: Path, trust: bool) -> Saved:
@@ -43,7 +45,7 @@ def read(folder: Path, trust: bool) -> Saved:
     except (pickles.Unreadable, AttributeError) as reason:
         saved.wrong("unreadable", f"{METADATA} cannot be read: {reason}.", [METADATA])
         return saved
-    storage = _Storage(folder, trust, defaultdict(list), _check_files(saved, stored))
+    storage = _Storage(folder, trust, defaultdict(list), _check_files(saved, stored), defaultdict(dict))
     for index, info in stored.items():
         storage.places[index.fqn].append((index, info))
     paths = getattr(metadata, "planner_data", None) or {}
@@ -56,7 +58,7 @@ def read(folder: Path, trust: bool) -> Saved:
     if lost:
         saved.wrong("partial", "Parts of these tensors are in files that are missing or damaged.", lost)
     check_states(saved, saved.tensors)
-    _read_steps(saved)
+    _read_steps(saved, [*storage.groups.values()])
     return saved
 
 
@@ -88,6 +90,10 @@ def _check_value(saved: Saved, storage: _Storage, name: str, path: list[str], en
     _, short = _role(path)
     if short in ("step", "global_step", "epoch_step") and len(path) == 1:
         saved.step = _number(storage.folder, place, storage.trust)
+    if short.startswith(_GROUPS) and not is_lost:
+        with contextlib.suppress(pickles.Unreadable):
+            group, _, key = short.rpartition(".")
+            storage.groups[group][key] = _load_part(storage.folder, place, storage.trust)
     return is_lost
 
 
@@ -120,8 +126,9 @@ def _kind_of_problem(shape: tuple[int, ...], chunks: list[tuple[tuple[int, ...],
     return "partial" if any(math.prod(sizes) for _, sizes in chunks) else "empty"
 
 
-def _read_steps(saved: Saved) -> None:
+def _read_steps(saved: Saved, groups: list[dict[str, Any]]) -> None:
     """Read the optimizer's counters, and compare them with the step that the checkpoint says."""
+    has_groups = bool(groups) or any(name.startswith(_GROUPS) for name in saved.states)
     steps: dict[str, float] = {}
     for name, state in saved.states.items():
         weight, _, kind = name.rpartition("/")
@@ -129,9 +136,12 @@ def _read_steps(saved: Saved) -> None:
             with contextlib.suppress(pickles.Unreadable, OSError, RuntimeError, ValueError):  # check_values reports it
                 if (step := consistency.number_of(state.read())) is not None:
                     steps[weight] = step
-    if not steps:
+    if not any(name.endswith(("/exp_avg", "/exp_avg_sq", "/momentum_buffer")) for name in saved.states):
         return
-    saved.optimizer = OptimizerFacts("The optimizer's part", steps, len(steps), [], needs_states=True)
+    file = "The optimizer's part"
+    saved.optimizer = OptimizerFacts(file, steps, len(steps), [], needs_states=True, groups=groups)
+    if not has_groups:
+        saved.wrong("optimizer", f"{file} has no groups, so its learning rate is lost and resuming fails.", [_GROUPS])
     updates = consistency.updates_of(saved)
     # A script may count from 0, or count batches.
     if saved.step and updates is not None and updates > saved.step + 1:
@@ -154,7 +164,7 @@ def _role(path: list[str]) -> tuple[bool, str]:
     while len(inner) > 1 and inner[0] in _MODEL:
         inner = inner[1:]
     if len(inner) > 1 and inner[0] in _OPTIMIZER:
-        inner = inner[1:]
+        inner = inner[1:] if len(inner) > 2 else inner[1].split(".")  # torch can join the names of states by dots
         if len(inner) > 2 and inner[0] == "state":
             return True, f"{'.'.join(inner[1:-1])}/{inner[-1]}"
         return True, ".".join(inner)
@@ -259,7 +269,8 @@ def check_states(saved: Saved, weights: dict[str, Tensor]) -> None:
                 f"{kind} of {weight} has the shape {list(state.shape)}, but the weight has {list(own.shape)}.",
                 [weight],
             )
-    if weights and (unknown := [weight for weight in kinds if weight not in weights]):
+    # An optimizer's own state_dict numbers the weights.
+    if weights and (unknown := [weight for weight in kinds if weight not in weights and not weight.isdecimal()]):
         saved.wrong("optimizer", "The optimizer has states of weights that were not saved.", unknown)
     most = set().union(*kinds.values()) if kinds else set()
     lacking = [weight for weight, own in kinds.items() if own != most]

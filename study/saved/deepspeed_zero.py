@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..engines.readback.dtypes import dtype_name
-from . import consistency, pickles
+from . import consistency, invariants, pickles
 from .content import Kind, OptimizerFacts, Saved, Tensor, add_numbered_states, in_memory, names_text
 from .values import same
 
@@ -145,6 +145,11 @@ def _check_ranks(saved: Saved, files: _Files) -> None:
     """Check that there is a file of each rank, and none of other ranks."""
     stage, world_size = _stage_of(files), _world_size(files)
     saved.world_size = world_size
+    for rank, content in files.model.items() if stage else ():
+        said = content.get("dp_world_size")
+        if said and said != world_size and "mics_shard_size" not in repr(content.get("ds_config")):
+            text = f"The model file says that {said} ranks wrote the checkpoint, but the optimizer files {world_size}."
+            saved.wrong("shards", text, [files.paths["model", rank].name])
     saved.step = next((int(c["global_steps"]) for c in files.model.values() if "global_steps" in c), None)
     at = "" if saved.step is None else f", step {saved.step}"
     saved.format = f"DeepSpeed ZeRO-{stage}, {world_size} rank{'s' * (world_size > 1)}{at}"
@@ -249,7 +254,12 @@ def _read_counters(saved: Saved, files: _Files) -> None:
         return
     steps = {f"group {at}": step for at, step in enumerate(_steps_of(files.optimizer[first]))}
     file = files.paths["optim", first].name
-    saved.optimizer = OptimizerFacts(file, steps, len(steps), [], needs_states=True)
+    groups = [group for content in files.optimizer.values() for group in _groups_of(content)]
+    saved.optimizer = OptimizerFacts(file, steps, len(steps), [], needs_states=True, groups=groups)
+    for rank, content in files.optimizer.items():
+        scaler = content["optimizer_state_dict"].get("loss_scaler")
+        scale = vars(scaler) if isinstance(scaler, pickles.Plain) else {}
+        invariants.check_numbers(saved, files.paths["optim", rank].name, [scale, *_group_states(content)])
     lacks_states = not any(map(_group_states, files.optimizer.values())) and _has_layout(files.optimizer[first])
     if lacks_states and (saved.step or 0) > saved.num_skipped:
         saved.wrong(
@@ -272,6 +282,14 @@ def _check_scheduler(saved: Saved, scheduler: int, step: int, file: str) -> None
             "is right if the schedule was started again.",
             [file],
         )
+
+
+def _groups_of(content: Any) -> list[dict[str, Any]]:
+    """Return the settings of the groups in an optimizer's file."""
+    states = content["optimizer_state_dict"]
+    bases = (states.get(key) for key in _STATES)
+    base = next((base for base in bases if isinstance(base, dict) and "param_groups" in base), states)
+    return [group for group in base.get("param_groups") or [] if isinstance(group, dict)]
 
 
 def _has_layout(content: Any) -> bool:

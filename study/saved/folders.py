@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
+from .. import terminal
 from ..errors import Refusal
 from . import checks, consistency, dcp, deepspeed_zero, expected, foreign, hugging_face, universal
 from .content import Saved
@@ -137,12 +142,33 @@ def _find(folder: Path, trust: bool, depth: int) -> list[Saved]:
         unfinished.wrong("shards", "There are .distcp files, but no .metadata, so saving did not end.", [dcp.METADATA])
         return [unfinished]
     model = _read(hugging_face.read, folder, trust) if hugging_face.is_one(folder) else None
-    lost, chosen = _chosen(folder, model is not None)
+    lost, chosen, unread = _chosen(folder, model is not None)
     inner = [saved_part for path in chosen if depth for saved_part in _find(path, trust, depth - 1)]
+    if unread and inner:
+        named = terminal.names([path.name for path in unread], 3)
+        inner[-1].unchecked.append(f"the values of {named}, because only one step is read")
+        if damaged := [file for path in unread for file in sorted(path.rglob("*")) if _is_damaged(file)]:
+            text = "These files of a step that was not read are truncated or empty, so it cannot be resumed."
+            inner[-1].wrong("unreadable", text, [file.relative_to(folder).as_posix() for file in damaged])
     if not (model or lost or inner) and (file := next(filter(_is_optimizer, sorted(folder.iterdir())), None)):
         model = Saved(folder, "a checkpoint without its model")
         model.wrong("missing", f"There is {file.name}, but no file with the weights of the model.", [file.name])
     return [*([model] if model else []), *lost, *inner]
+
+
+def _is_damaged(path: Path) -> bool:
+    """Return whether a file with tensors is empty or truncated, without reading its values."""
+    if path.suffix not in (".safetensors", ".pt", ".pth", ".bin", ".distcp"):
+        return False
+    try:
+        if path.suffix == ".safetensors":
+            with safe_open(path, "pt"):
+                return False
+        with open(path, "rb") as file:
+            start = file.read(4)
+    except (OSError, SafetensorError):
+        return True
+    return not start or (start == b"PK\x03\x04" and not zipfile.is_zipfile(path))
 
 
 def _is_optimizer(path: Path) -> bool:
@@ -163,11 +189,11 @@ def _folders_in(folder: Path, has_model: bool) -> list[Path]:
     return [path for path in folders if _PART.fullmatch(path.name)] if has_model else folders
 
 
-def _chosen(folder: Path, has_model: bool) -> tuple[list[Saved], list[Path]]:
-    """Return the checkpoint that the file `latest` names if it is missing, and the folders in a folder to read.
+def _chosen(folder: Path, has_model: bool) -> tuple[list[Saved], list[Path], list[Path]]:
+    """Return what is wrong with the file `latest`, the folders in a folder to read, and those of other steps.
 
-    These are the folders of one step, and those that are of no step. If the folder has a model's files itself, only the
-    folders of an engine's checkpoint are read.
+    The folders to read are those of one step, and those that are of no step. If the folder has a model's files itself,
+    only the folders of an engine's checkpoint are read.
     """
     folders = _folders_in(folder, has_model)
     steps = {path: int(match[1]) for path in folders if (match := _STEP.fullmatch(path.name))}
@@ -179,7 +205,18 @@ def _chosen(folder: Path, has_model: bool) -> tuple[list[Saved], list[Path]]:
         tag = (folder / name).read_text(errors="replace")[:_LONGEST_NAME].strip()
         target = folder / tag
         if _is_inside(folder, target):
-            return lost, [*(path for path in chosen if path != target), target]
+            others = [path for path in steps if path != target]
+            later = [path for path in others if steps[path] > steps.get(target, math.inf)]
+            if whole := [path.name for path in later if _contents(path) >= _contents(target)]:
+                lost.append(Saved(folder, f"the file {name}"))
+                text = f"{name} names {tag}, but {whole[-1]} is a whole checkpoint too, so resuming loses its steps."
+                lost[-1].wrong("missing", text, whole)
+            return lost, [*(path for path in chosen if path != target), target], others
         lost.append(Saved(folder, f"the file {name}"))
         lost[-1].wrong("missing", f"{name} names the folder {tag}, which does not exist, so resuming fails.", [tag])
-    return lost, [*chosen, *sorted(steps, key=lambda path: steps[path])[-1:]]
+    in_order = sorted(steps, key=lambda path: steps[path])
+    return lost, [*chosen, *in_order[-1:]], in_order[:-1]
+
+
+def _contents(folder: Path) -> set[Path]:
+    return {path.relative_to(folder) for path in folder.rglob("*")}

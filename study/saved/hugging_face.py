@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from ..errors import Refusal
-from . import consistency, foreign, pickles
+from . import consistency, foreign, invariants, pickles
 from .content import Saved, Tensor, add_numbered_states, in_memory, names_text
 from .values import same, values_of
 
@@ -67,6 +67,13 @@ def read(folder: Path, trust: bool) -> Saved:
     saved.format = "PEFT adapter" if saved.is_adapter else saved.format
     saved.config = _read_config(saved, files.get(ADAPTER_CONFIG if saved.is_adapter else CONFIG))
     _read_tensors(saved, files, trust)
+    if saved.is_adapter and CONFIG in files and (whole := [name for name in _MODEL_FILES if name in files]):
+        base = str((saved.config or {}).get("base_model_name_or_path"))
+        if folder.resolve() not in (Path(base).resolve(), (folder / base).resolve()):
+            saved.wrong(
+                "different", f"There is a whole model next to the adapter. from_pretrained ignores {whole[0]} and "
+                "loads the adapter with its base model. Move one of them to another folder.", whole,
+            )  # fmt: skip
     if further := [name for name in files if _FURTHER.fullmatch(name)]:
         saved.unchecked.append(f"the further models of accelerate's save_state ({names_text(further)})")
     saved.step = _step(files.get("trainer_state.json"))
@@ -275,6 +282,8 @@ def _read_optimizer(saved: Saved, path: Path, trust: bool) -> None:
         saved.unchecked.append(f"the optimizer states in {path.name}, whose layout is unknown")
         return
     saved.optimizer = consistency.facts_of(path.name, content)
+    invariants.check_numbers(saved, path.name, (state for state in states.values() if isinstance(state, dict)))
+    invariants.check_ids(saved, path.name, saved.optimizer.groups, states)
     add_numbered_states(saved, states, path.name)
     numbers = [number for group in content["param_groups"] for number in group.get("params", [])]
     _check_kinds(saved, path.name, states, numbers)

@@ -131,7 +131,9 @@ def _answer(saved: Sequence[Saved], compared: Sequence[Comparison], is_strict: b
             "UNKNOWN: nothing wrong was found, but a necessary check could not be made. "
             f"{coverage[:1].upper()}{coverage[1:]}."
         )
-    return f"Nothing wrong: {result.coverage()}."
+    is_compared = any(comparison.is_requested for comparison in compared)
+    unseen = "" if is_compared else " Values were not compared with the trained ones: use --against."
+    return f"Nothing wrong: {result.coverage()}.{unseen}"
 
 
 def _line(finding: Finding, place: str = "") -> str:
