@@ -135,6 +135,17 @@ RunningAvgSamplesPerSec=172.6, CurrSamplesPerSec=171.4, MemAllocated=3.5GB, MaxM
 [2026-01-02 15:48:44,459] [INFO] [launch.py:460:main] Process 73584 exits successfully.
 """
 
+
+def beside_deepspeed(printed: Callable[[int], str], prefix: str = "") -> str:
+    """A log in which DeepSpeed logs each fourth of twelve steps, and a program prints a text in each step."""
+    log = "[2026-01-02 15:00:{:02},000] [INFO] [logging.py:128:log_dist] [Rank 0] step={}, skipped=0, lr=[0.5], mom=[9]"
+    lines = [log.format(0, 0)]
+    for step in range(1, 13):
+        lines += [log.format(step, step)] if step % 4 == 0 else []
+        lines += [printed(step)]
+    return "".join(f"{prefix}{line}\n" for text in lines for line in text.splitlines())
+
+
 PIPELINE = """\
 steps: 10 loss: 8.2041 iter time (s): 1.204 samples/sec: 26.5
 steps: 20 loss: 8.1 iter time (s): 1.2 samples/sec: 26.6
@@ -229,6 +240,37 @@ OLD_GOLDEN = {
     "iteration_timing_avg": 0.119,
 }
 
+SWIFT: list[dict[str, Any]] = [
+    {"loss": 2.5, "grad_norm": 1.5, "epoch": 0.5, "global_step/max_steps": "5/10", "percentage": "50.00%",
+     "elapsed_time": "1m 15s", "remaining_time": "1m 15s", "memory(GiB)": 15.5, "train_speed(s/it)": 15.0},
+    {"eval_loss": 2.25, "epoch": 1.0, "global_step/max_steps": "10/10", "percentage": "100.00%",
+     "elapsed_time": "1h 2m 3s", "remaining_time": "0s", "memory(GiB)": 16.0},
+    {"train_runtime": 3723.5, "train_loss": 9.5, "epoch": 1.0, "global_step/max_steps": "10/10",
+     "elapsed_time": "1h 2m 3s", "remaining_time": "0s", "memory(GiB)": 16.0},
+    {"best_metric": 2.25, "global_step": 10, "log_history": [{"loss": 2.5}]},
+]  # fmt: skip
+FACTORY: list[dict[str, Any]] = [
+    {"current_steps": 10, "total_steps": 20, "loss": 2.5, "eval_loss": None, "percentage": 50.0,
+     "elapsed_time": "23:59:50", "remaining_time": "1 day, 0:00:10", "throughput": 9.5, "total_tokens": 640,
+     "vram_allocated": 21.5, "vram_reserved": 24.0},
+    {"current_steps": 20, "total_steps": 20, "loss": 2.25, "percentage": 100.0,
+     "elapsed_time": "1 day, 0:00:10", "remaining_time": "0:00:00", "total_tokens": 0},
+    {"current_steps": 20, "total_steps": 20, "percentage": 100.0,
+     "elapsed_time": "1 day, 0:00:12", "remaining_time": "0:00:00", "throughput": "0.00"},
+]  # fmt: skip
+
+# One row per value, as MLflow exports it. The times are in milliseconds.
+MLFLOW = """\
+run_id,key,value,step,timestamp
+a,loss,3.5,10,1767225615000
+a,loss,3.25,20,1767225630000
+b,loss,4.5,10,1767225615000
+a,lr,0.5,10,1767225615500
+a,lr,0.25,20,1767225630500
+a,eval_loss,3.75,20,1767225631000
+a,system/cpu_utilization_percentage,99.5,0,1767225615500
+"""
+
 LOSSES = "1 8.049097061157227\n2 7.75183629989624\n3 7.032886028289795\n"
 
 
@@ -254,6 +296,9 @@ TEXTS = {
     "torchtitan.log": TORCHTITAN,
     "deepspeed.log": DEEPSPEED,
     "pipeline.log": PIPELINE,
+    "printed_losses.log": beside_deepspeed(lambda step: f"step {step} loss {step / 8}"),
+    "mlflow.csv": MLFLOW,
+    "logging.jsonl": json_lines(SWIFT),
     "printed.log": PRINTED,
     "trainer_state.json": json.dumps(TRAINER_STATE, indent=2),
     "metrics.csv": LIGHTNING,
@@ -444,6 +489,72 @@ def test_two_engines_in_one_program_log_the_same_steps(run_of):
     assert any("a step is logged more than once (2 times" in mark for mark in run.marks)
 
 
+@pytest.mark.parametrize(
+    ("printed", "prefix"),
+    [
+        (lambda step: f"step {step} loss {step / 8}", ""),
+        (lambda step: f"step {step} loss {step / 8}", "worker-1: "),
+        (lambda step: f"[Step {step}/12] Train Loss: tensor({step / 8}, device='cuda:0')", "[rank0]:"),
+        (lambda step: f"global_step = {step - 1}, loss = {step / 8}", ""),  # counts from 0
+        (lambda step: f" iteration {step:8}/ 12 | time (ms): 7.5 | lm loss: {step / 8:E} | loss scale: 1.0 |", ""),
+        (lambda step: f"step {step} loss {step / 8}\nvalidation at step {step} | lm loss value: 7.5 | PPL: 9.5", ""),
+    ],
+)
+def test_losses_that_a_program_prints_beside_deepspeeds_lines(printed, prefix, run_of):
+    run = run_of(beside_deepspeed(printed, prefix))
+    assert (run.log_format, columns(run)["step"]) == ("deepspeed", list(range(1, 13)))
+    assert columns(run)["loss"] == [step / 8 for step in range(1, 13)]
+    assert columns(run)["learning_rate"] == [None, None, None, 0.5] * 3
+    assert columns(run)["seconds"] == [None, None, None, 0.0, None, None, None, 4.0, None, None, None, 8.0]
+    if "validation" in printed(1):
+        assert columns(run, "evaluation")["evaluation_loss"] == [7.5] * 12
+    assert not any("missing" in mark or "left out" in mark for mark in run.marks)
+
+
+@pytest.mark.parametrize(
+    ("printed", "message"),
+    [
+        (lambda step: f"step {4 * step} loss 2.5", "counts its steps differently (12 times"),  # of micro batches
+        (lambda step: f"step {step % 4} loss 2.5", "counts its steps differently (12 times"),  # in each epoch
+        (lambda step: "loss: 2.5", "without the number of a step were left out (12 times"),
+    ],
+)
+def test_printed_losses_that_belong_to_no_step_of_deepspeed_are_in_the_verdict(printed, message, tmp_path):
+    ((run, not_read),) = imported.read([write(tmp_path, "log.txt", beside_deepspeed(printed))])
+    assert columns(run)["step"] == [4, 8, 12]
+    assert "loss" not in columns(run)
+    assert any(message in text for text in not_read)
+
+
+def test_printed_losses_without_a_step_of_deepspeed_may_have_other_steps(tmp_path):
+    text = beside_deepspeed(lambda step: "").partition("\n")[0] + "\nstep 40 loss 2.5\nstep 80 loss 2.25\n"
+    ((run, not_read),) = imported.read([write(tmp_path, "log.txt", text)])
+    assert (columns(run)["step"], columns(run)["loss"]) == ([40, 80], [2.5, 2.25])
+    assert any("may have other steps than the optimizer" in text for text in not_read)
+
+
+def test_what_the_trainer_prints_beside_deepspeeds_lines(tmp_path):
+    text = DEEPSPEED.rpartition("[2026")[0] + beside_deepspeed(
+        lambda step: f"{{'loss': {step / 8}, 'epoch': {step / 4}}}"
+    )
+    ((run, not_read),) = imported.read([write(tmp_path, "log.txt", text)])
+    assert columns(run)["loss"] == [step / 8 for step in range(1, 13)]
+    assert (run.setting.engine, run.setting.strategy, run.setting.num_gpus) == ("DeepSpeed", "zero2", 8)
+    assert any("DeepSpeed's lines about steps were left out" in text for text in not_read)
+
+
+def test_one_of_several_machines_fails(run_of):
+    log = "[2026-01-02 15:45:26,832] [INFO] [launch.py:460:main] Process 7 {}\n"
+    text = DEEPSPEED.rpartition("[2026")[0] + log.format("exits with return code = 1")
+    assert run_of(text + log.format("exits successfully.")).ending == "ended early"
+
+
+def test_a_host_before_each_line_of_nanogpt(run_of):
+    lines = NANOGPT.splitlines(keepends=True)
+    for prefix in ("node-1: ", "[rank0]:"):
+        assert columns(run_of("".join(prefix + line for line in lines))) == columns(run_of(NANOGPT))
+
+
 @pytest.mark.parametrize("indent", [None, 2])
 def test_trainer_state(indent, run_of):
     run = run_of(json.dumps(TRAINER_STATE, indent=indent), "trainer_state.json")
@@ -553,6 +664,54 @@ def test_the_first_of_two_columns_with_one_meaning_counts(run_of):
     assert columns(run) == {"step": [1], "loss": [3.5], "loss (2)": [4.5], "loss (2) (2)": [5.5], "mem GB": [2]}
 
 
+def test_ms_swift(run_of):
+    run = run_of(json_lines(SWIFT), "logging.jsonl")
+    assert (run.ending, run.marks, run.setting.planned_steps) == ("finished", [], 10)
+    assert columns(run) == {
+        "step": [5], "seconds": [75.0], "loss": [2.5], "gradient_norm": [1.5], "peak_reserved_bytes": [GIB * 31 // 2],
+        "epoch": [0.5], "train_speed(s/it)": [15.0],
+    }  # fmt: skip
+    evaluation = {"step": [10], "seconds": [3723.0], "evaluation_loss": [2.25], "epoch": [1.0]}
+    assert columns(run, "evaluation") == evaluation | {"eval_memory(GiB)": [16.0]}
+    assert (run.totals, run.setting.other["best_metric"]) == ({"seconds": 3723.5, "mean_training_loss": 9.5}, 2.25)
+    printed = run_of("".join(f"{row}\n" for row in SWIFT[:3]))
+    assert (printed.log_format, printed.ending, columns(printed)["step"]) == ("trainer output", "finished", [5])
+    assert (columns(printed)["seconds"], printed.setting.planned_steps) == ([75.0], 10)
+
+
+def test_llama_factory(run_of):
+    run = run_of(json_lines(FACTORY), "trainer_log.jsonl")
+    assert (run.ending, run.marks, run.setting.planned_steps) == ("finished", [], 20)
+    assert columns(run) == {
+        "step": [10, 20], "tokens": [640, None], "seconds": [86390.0, 86410.0], "loss": [2.5, 2.25],
+        "peak_allocated_bytes": [GIB * 43 // 2, None], "peak_reserved_bytes": [GIB * 24, None],
+        "throughput": [9.5, None],
+    }  # fmt: skip
+    in_unknown_unit = [row | {"elapsed_time": 7, "remaining_time": 7} for row in FACTORY[:2]]
+    assert "seconds" not in columns(run_of(json_lines(in_unknown_unit), "any.jsonl"))
+
+
+@pytest.mark.parametrize("name", ["mlflow.csv", "any.jsonl", "any.json"])
+def test_a_table_with_one_row_per_value(name, runs_of):
+    rows = [row | {"value": float(row["value"])} for row in csv.DictReader(io.StringIO(MLFLOW))]
+    text = {"mlflow.csv": MLFLOW, "any.jsonl": json_lines(rows), "any.json": json.dumps(rows)}[name]
+    a, b = runs_of(text, name)
+    assert columns(a) == {"step": [10, 20], "seconds": [0.0, 15.0], "loss": [3.5, 3.25], "learning_rate": [0.5, 0.25]}
+    assert columns(a, "evaluation") == {"step": [20], "seconds": [15.0], "evaluation_loss": [3.75]}
+    assert columns(b) == {"step": [10], "seconds": [0.0], "loss": [4.5]}
+    assert any("metrics of the system were left out" in mark for mark in a.marks)
+
+
+def test_a_long_table_with_values_that_repeat_or_are_not_finite(runs_of, tmp_path, monkeypatch):
+    text = "Step,Tag,Value,is_nan\n1,Loss,3.5,0\n2,Loss,0,1\n1,Loss,4.5,0\n2,Loss,4.25,0\n,Loss,9,0\n"
+    first, second = runs_of(text, "any.csv")
+    assert (columns(first), first.training.not_finite) == ({"step": [1, 2], "loss": [3.5, None]}, {"loss": [1]})
+    assert columns(second) == {"step": [1, 2], "loss": [4.5, 4.25]}
+    assert any("without a step" in mark for mark in first.marks)
+    monkeypatch.setattr("study.logs.columns.MOST_VALUES", 3)
+    assert "more than 3 values" in refusal(imported.read, [write(tmp_path, "long.csv", text)])
+
+
 def test_a_scalar_that_tensorboard_exported(run_of, tmp_path):
     run = run_of(TEXTS["run-ddp-tag-train_loss.csv"], "run-ddp-tag-train_loss.csv")
     assert columns(run) == {"step": [1, 2], "seconds": [0.0, 1.5], "loss": [3.5, 3.25]}
@@ -598,6 +757,40 @@ def test_event_files_of_tensorboard(run_of, tmp_path):
         damaged = content[:length] + b"\xff" + content[length + 1 :]
         attempt(write(tmp_path, "damaged.tfevents", damaged))
     assert time.monotonic() - began < 60
+
+
+def test_scalars_of_tensorboard_by_samples(run_of, tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    def run_with(*scalars: tuple[str, int, float]) -> PublicRun:
+        to = tmp_path / str(len(scalars))
+        writer = EventFileWriter(str(to))
+        for tag, step, value in scalars:
+            summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
+            writer.add_event(Event(wall_time=1.7e9, step=step, summary=summary))
+        writer.close()
+        (path,) = to.glob("*tfevents*")
+        return run_of(path.read_bytes(), "events.out.tfevents.1")
+
+    scalars: list[tuple[str, int, float]] = []
+    for step in (10, 20):
+        scalars += [("learning-rate", step, 0.5), ("learning-rate vs samples", 8 * step, 0.5)]
+        scalars += [("iteration-time", step, 0.25), ("lm loss", step, 5.0), ("lm loss vs samples", 8 * step, 5.0)]
+        scalars += [("lm loss vs gigaflos", 999 * step, 5.0), ("tokens vs gigaflos", 999 * step, 5.0)]
+    run = run_with(*scalars, ("lm loss validation", 20, 6.0))
+    values = {"seconds_per_step": [0.25] * 2, "loss": [5.0] * 2, "learning_rate": [0.5] * 2}
+    assert columns(run) == {"step": [10, 20], "samples": [80, 160], "seconds": [0.0] * 2, **values}
+    assert columns(run, "evaluation")["evaluation_loss"] == [6.0]
+    assert "values by gigaflos were left out (2 times, first at record 8)" in run.marks
+    of_deepspeed = run_with(
+        *[(f"Train/Samples/{name}", samples, 0.5) for samples in (8, 16) for name in ("lr", "loss")]
+    )
+    assert columns(of_deepspeed) == {
+        "samples": [8, 16], "seconds": [0.0] * 2, "learning_rate": [0.5] * 2, "loss": [0.5] * 2
+    }  # fmt: skip
 
 
 def test_without_tensorboard_one_sentence_says_what_to_install(tmp_path, monkeypatch):
@@ -841,6 +1034,7 @@ def test_a_line_of_any_length_is_read(tmp_path, monkeypatch):
 
 
 LONG = [
+    ("step 1 loss 2 ", DEEPSPEED), ("eval loss ", DEEPSPEED), ("a_a_", DEEPSPEED), ("'elapsed_time': '1", PRINTED),
     ("CUDA capacity: ", TORCHTITAN), ("Model x ", TORCHTITAN), ("step: ", TORCHTITAN), ("step:  1  ", TORCHTITAN),
     ("[config.py:1:print] zero_config . offload_param=device ", DEEPSPEED), ("steps: 1 loss: 2 ", DEEPSPEED),
     ("MA 1 GB ", DEEPSPEED), ("step=1, skipped=1, lr=[", DEEPSPEED), ("|   0  x", NANOGPT), (" ", NANOGPT),
@@ -887,6 +1081,18 @@ def test_ten_times_as_many_lines_need_no_more_memory(form, tmp_path, monkeypatch
     peak(100)
     few, many = peak(1_000), peak(10_000)
     assert many < 1.3 * few + 100_000
+
+
+def test_restarts_in_a_file_share_the_memory_of_one_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(draft, "MOST_ROWS", 200)
+    restart = "".join(f"{step},3.5\n" for step in range(1, 1_002))
+    runs = [run for run, _ in imported.read([write(tmp_path, "any.csv", "step,loss\n" + 7 * restart)])]
+    assert len(runs) == 7
+    assert sum(len(run.training) for run in runs) <= 200 + len(runs)  # and the last step of each run
+    for run in runs:
+        steps = columns(run)["step"]
+        assert (steps[0], steps[-1], len(steps) > 10) == (1, 1_001, True)
+        assert any("logged training steps was imported, and the last one" in mark for mark in run.marks)
 
 
 # ---------------------------------------------------------------- the command
@@ -985,7 +1191,38 @@ def test_what_could_not_be_read_is_in_the_verdict(tmp_path, monkeypatch, capsys)
     assert run_command("log.txt", "--output", "runs") == 0
     printed = capsys.readouterr().out
     assert "  a damaged line of MLLOG was left out (line 19)\n" in printed
-    assert printed.endswith("Wrote 1 run to runs. Parts of 1 run could not be read.\n")
+    assert printed.endswith("Wrote 1 run to runs. Parts of 1 run are missing or could not be read.\n")
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("1,4\n2,4\n3,4\n7,4\n8,4\n", "steps are missing in the middle: some logged steps are further apart than most"),
+        ("10,4\n20,4\n30,4\n50,4\n60,4\n65,4\n", "steps are missing in the middle"),
+        ("-1,4\n0,4\n1,4\n", "the number of a step is negative (line 2)"),
+        ("1,a\n2,b\n", "columns without numbers were left out: x"),
+        ("1,4\n10,4\n20,4\n30,4\n35,4\n", None),
+        ("1,4\n2,4\n3,4\n4,4\n5,4\n10,4\n15,4\n", None),  # less often from here on
+        ("1,4\n4,4\n9,4\n13,4\n30,4\n31,4\n", None),  # not regular
+        ("10,4\n20,4\n30,4\n20,4\n30,4\n40,4\n", None),  # resumed
+    ],
+)
+def test_what_is_missing_in_a_log_is_in_the_verdict(rows, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    lines = [f"{row},3.5" for row in rows.splitlines()]
+    write(tmp_path, "any.csv", "\n".join(["step,x,loss", *lines, ""]))
+    assert run_command("any.csv", "--output", "runs", "--json") == 0
+    reasons = [each["what"] for each in json.loads(capsys.readouterr().out)["could_not_check"]]
+    assert [message in reason for reason in reasons] == ([True] if message else [])
+
+
+def test_what_json_lines_have_beside_numbers_is_in_the_verdict(run_of):
+    row = {"step": 1, "loss": 2.5, "flag": True, "lists": [1], "a": {"b": {"c": {"d": 1}}}, "none": None, "empty": []}
+    run = run_of(json_lines([row, row | {"step": 2}]), "any.jsonl")
+    assert run.marks == ["columns without numbers were left out: a/b/c, flag, lists"]
+    entries = [{"step": step, "loss": 1} if step % 3 else {"step": step, "eval_loss": 1} for step in range(1, 30)]
+    history = [{"_step": row.pop("step"), "_runtime": 1, **row} for row in entries]
+    assert not any("missing" in mark for mark in run_of(json_lines(history), "history.jsonl").marks)
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def _written(new: Sequence[PublicRun], found: Sequence[Imported], output: Path) 
     if there:
         parts.append(f"{terminal.count(there, 'run')} {'was' if there == 1 else 'were'} there already.")
     if incomplete:
-        parts.append(f"Parts of {terminal.count(incomplete, 'run')} could not be read.")
+        parts.append(f"Parts of {terminal.count(incomplete, 'run')} are missing or could not be read.")
     return " ".join(parts)
 
 

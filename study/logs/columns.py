@@ -14,12 +14,12 @@ from typing import Literal, NamedTuple, TypeVar
 
 from study.errors import Refusal
 from study.logs import draft as draft_module
-from study.logs.draft import EXACT, MOST_COLUMNS, Draft, Place, Runs
-from study.logs.reading import GIB, MIB, Number, cleaned, number, seconds_since_1970
+from study.logs.draft import EXACT, MISSING_STEPS, MOST_COLUMNS, Draft, Place, Runs, Space
+from study.logs.reading import GIB, MIB, Number, cleaned, duration, number, seconds_since_1970
 from study.public_runs.schema import COLUMNS
 
 # A position is the number of the step or the time, for instance. Training steps and evaluations have it.
-Role = Literal["position", "date", "run", "training", "evaluation", "internal"]
+Role = Literal["position", "date", "run", "planned", "training", "evaluation", "internal"]
 
 
 class Meaning(NamedTuple):
@@ -31,12 +31,15 @@ class Meaning(NamedTuple):
 
 
 _POSITIONS = {
-    "step": ("step", "steps", "global_step", "current_step", "current_steps", "iter", "iter_num", "iteration"),
+    "step": (
+        "step", "steps", "global_step", "current_step", "current_steps", "iter", "iter_num", "iteration",
+        "global_step_max_steps",
+    ),
     "samples": ("samples", "consumed_samples", "samples_seen"),
     "tokens": ("tokens", "consumed_tokens", "tokens_seen", "num_input_tokens_seen"),
     "seconds": ("seconds", "runtime", "elapsed_seconds"),
     "epoch": ("epoch",),
-}
+}  # fmt: skip
 _DATES = ("timestamp", "wall_time")
 _TRAINING = {
     "loss": ("loss", "lm_loss", "loss_step", "global_avg_loss"),
@@ -63,6 +66,8 @@ _MEMORY = {
     ),
 }  # fmt: skip
 Row = TypeVar("Row")
+NAMES_OF_METRICS = ("key", "metric", "metric_name", "tag", "variable")  # the column of a long table that names metrics
+MOST_VALUES = 1_000_000  # of a long table, because all of them are in memory
 MOST_REVERSED = 200_000  # rows, because all of them are in memory
 REVERSED = "the newest row was first, so the rows were read in reverse order"
 LONGEST_COLUMN = 1_000  # characters of a name
@@ -81,7 +86,9 @@ _MEMORY_OF = {
     for unit, factor in _UNITS.items()
 }
 _OF_EVALUATION = re.compile(r"(?:eval|evaluation|val|valid|validation|validation_metrics|test)_(.+)")
-_OF_RUN = re.compile("(?:run|experiment|exp|trial|job)(?:_?(?:id|name|number))?|seed")
+_OF_RUN = re.compile("(?:run|experiment|exp|trial|job)(?:_?(?:id|uuid|name|number))?|seed")
+_PROGRESS = re.compile(r"([0-9]{1,15}) ?/ ?([0-9]{1,15})")  # 10/300, for a step and the planned number of steps
+LATEST = 1e11  # seconds since 1970; a larger time is in milliseconds, microseconds or nanoseconds
 _OF_TRAINING = re.compile(r"(?:train|training|trainer|loss_metrics)_(.+)")
 
 
@@ -119,8 +126,9 @@ class Rows:
     `known` are names that a format defines differently from `meaning`.
     """
 
-    def __init__(self, known: Mapping[str, Meaning] | None = None) -> None:
-        self.runs = Runs()
+    def __init__(self, known: Mapping[str, Meaning] | None = None, space: Space | None = None) -> None:
+        self._space = space or Space()
+        self.runs = Runs(self._space)
         self._known = known or {}
         self._meanings: dict[str, Meaning] = {}
         self._taken: set[str] = set()
@@ -160,6 +168,7 @@ class Rows:
         evaluated: dict[str, Number] = {}
         rows = {"position": position, "training": trained, "evaluation": evaluated}
         time: float | None = None
+        planned: Number | None = None
         label: dict[str, str] = {}
         for name, value in values:
             known = self._meanings.get(name) or self.meaning(name)
@@ -170,12 +179,21 @@ class Rows:
                     label[name] = text
                 continue
             converted = value if type(value) is float else as_number(value)
+            if converted is None and isinstance(value, str):
+                if known.column == "seconds":
+                    converted = duration(value)
+                elif known.column == "step" and (match := _PROGRESS.fullmatch(value.strip())):
+                    converted, planned = int(match[1]), int(match[2])
             if known.role == "date":
                 time = seconds_since_1970(value) if converted is None and isinstance(value, str) else converted
+                while time is not None and LATEST < time < math.inf:
+                    time /= 1_000
+            elif known.role == "planned":
+                planned = converted
             elif converted is not None:
                 is_same = known.factor == 1
                 rows[known.role][known.column] = converted if is_same else _in_unit(converted, known.factor)
-            elif isinstance(value, str) and value.strip():
+            elif value not in (None, [], {}) and not (isinstance(value, str) and not value.strip()):
                 first, count = self._texts.get(known.column, (where, 0))
                 self._texts[known.column] = first, count + 1
         if "_step" in position and "step" not in self._taken:
@@ -187,6 +205,9 @@ class Rows:
             self.runs.train(position | trained, where, time)
         if evaluated:
             self.runs.evaluate(position | evaluated, where, time)
+        if isinstance(planned, int) and planned > 0 and (trained or evaluated):
+            self.runs.current.state("planned_steps", planned)
+            self.runs.current.last_planned = planned
         return self.runs.current
 
     def _choose(self, label: dict[str, str]) -> None:
@@ -199,7 +220,7 @@ class Rows:
                     f"its column {cleaned(names)} has more than {draft_module.MOST_RUNS:,} values, which "
                     "would be too many runs. Rename the column if its values are not names of runs"
                 )
-            self._by_label[key] = Runs() if self._by_label else self.runs
+            self._by_label[key] = Runs(self._space) if self._by_label else self.runs
         self.runs, self._label = self._by_label[key], label
 
     def finish(self) -> list[Draft]:
@@ -212,6 +233,8 @@ class Rows:
                 "names, such as step, loss and learning_rate"
             )
         drafts = self._finished()
+        for draft in drafts if self._counts_entries else ():  # entries of evaluations are counted, too
+            draft.not_read.remove(MISSING_STEPS)
         for draft in drafts[:1]:
             self._mark(draft, drafts)
         own = {known.column: name for name, known in self._meanings.items() if name not in self._known}
@@ -259,7 +282,60 @@ class Rows:
             if column in with_numbers:
                 draft.not_read.add(f"values of {column} that are not numbers were left out", where, count)
         if texts := sorted(self._texts.keys() - with_numbers):
-            draft.marks.add(cleaned(f"columns without numbers were left out: {', '.join(texts)}"))
+            draft.not_read.add(cleaned(f"columns without numbers were left out: {', '.join(texts)}"))
+
+
+class LongRows(Rows):
+    """A collector of the rows of a long table, which has one row per value, as MLflow exports it.
+
+    The rows of each run and step are joined. A value that a run has twice for a step begins another row.
+    """
+
+    def __init__(self, metric: str, value: str) -> None:
+        super().__init__()
+        self._metric, self._value = metric, value
+        self._joined: dict[tuple[int, int, Number], tuple[Place, dict[str, object]]] = {}
+        self._runs_of: dict[tuple[object, ...], int] = {}
+        self._times: dict[tuple[int, str, Number], int] = {}
+        self._num_values = 0
+
+    def add(self, values: Iterable[tuple[str, object]], where: Place, is_trained: bool = False) -> Draft:
+        row = dict(values)
+        metric, value = str(row.pop(self._metric, None) or ""), row.pop(self._value, None)
+        known = {name: meaning(name) for name in row}
+        step = next((as_number(row[name]) for name, each in known.items() if each.column == "step"), None)
+        if metric.startswith("system/"):
+            kind = "metrics of the system were left out, because MLflow counts its measurements and not the steps"
+            self.runs.current.not_read.add(kind, where)
+        elif step is None or not metric:
+            self.runs.current.not_read.add("a value without a step or without a name was left out", where)
+        else:
+            label = tuple(str(row[name]) for name, each in known.items() if each.role == "run")
+            run = self._runs_of.setdefault(label, len(self._runs_of))
+            repeated = self._times[run, metric, step] = self._times.get((run, metric, step), -1) + 1
+            kept = {name: row[name] for name, each in known.items() if each.role in ("run", "date", "position")}
+            joined = self._joined.setdefault((run, repeated, step), (where, kept))[1]
+            joined[metric] = "nan" if str(row.get("is_nan")).lower() in ("1", "true") else value
+            self._num_values += 1
+            if self._num_values > MOST_VALUES:
+                raise Refusal(f"it has more than {MOST_VALUES:,} values. Write a column for each metric instead")
+        return self.runs.current
+
+    def finish(self) -> list[Draft]:
+        for place in sorted(self._joined):
+            where, row = self._joined[place]
+            super().add(row.items(), where)
+        self._joined.clear()
+        return super().finish()
+
+
+def rows_for(names: Iterable[str], known: Mapping[str, Meaning] | None = None) -> Rows:
+    """Return an empty collector for a table with columns of these names, which may be a long table."""
+    by_plain = {name.strip().lower(): name for name in names}
+    metric = next((by_plain[name] for name in NAMES_OF_METRICS if name in by_plain), None)
+    if metric is None or "value" not in by_plain or not any(meaning(name).column == "step" for name in by_plain):
+        return Rows(known)
+    return LongRows(metric, by_plain["value"])
 
 
 def is_newest_first(rows: Iterable[Iterable[tuple[str, object]]]) -> bool:

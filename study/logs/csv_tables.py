@@ -10,7 +10,7 @@ from pathlib import Path
 
 from study.errors import Refusal
 from study.logs import reading
-from study.logs.columns import REVERSED, Meaning, Rows, is_newest_first, meaning, reverse
+from study.logs.columns import REVERSED, Meaning, Rows, is_newest_first, meaning, reverse, rows_for
 from study.logs.draft import Draft
 from study.public_runs.schema import COLUMNS
 
@@ -82,10 +82,10 @@ def read(path: Path, known: Mapping[str, Meaning] | None = None, names: list[str
 
     `names` replaces the names in its first line.
     """
-    rows = Rows(known)
     file = table(path)
     _, own_names, _ = next(file)
     names = names or own_names
+    rows = rows_for(names, known)
     for name in filter(None, names):
         rows.meaning(name)
     num_whole = num_longer = 0

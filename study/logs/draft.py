@@ -14,13 +14,16 @@ from study.errors import Refusal
 from study.logs.reading import Number, cleaned
 from study.public_runs.schema import COLUMNS, Ending, Series, Setting
 
-MOST_ROWS = 200_000  # of a table; if there are more, every second row is dropped
-MOST_CELLS = 2_000_000  # rows times columns
+MOST_ROWS = 200_000  # of all tables of a file; if there are more, the largest table drops every second row
+MOST_CELLS = 2_000_000  # rows times columns, likewise
 MOST_COLUMNS = 1_000
 MOST_NOTES = 200  # values of a setting in the log's own words
 MOST_RUNS = 1_000  # in one file
 MOST_FALLS = 0.1  # of the changes of a clock; a resumed training may set it back
 CLOCK_JUMPS = "the clock jumps back"
+MISSING_STEPS = "steps are missing in the middle: some logged steps are further apart than most"
+MOST_INTERVALS = 64  # between steps, of different lengths
+MOST_GAPS = 1 / 3  # longer intervals per usual interval; a log with more of them has no regular steps
 
 _ORDER = {name: place for place, name in enumerate(COLUMNS)}  # of the columns in a public run
 EXACT = 1 << 53  # larger integers cannot be stored as floats
@@ -30,13 +33,31 @@ _NOT_FINITE = math.inf  # stands for every value that is no finite number
 Place = str | int | None  # the number of a line, or another place in a file
 
 
-class Table:
-    """Columns of numbers that grow row by row. If there are too many rows, every second row is dropped."""
+class Space:
+    """The tables of a file, which share MOST_ROWS and MOST_CELLS, so that restarts need no more memory."""
 
     def __init__(self) -> None:
+        self.tables: list[Table] = []
+        self.num_rows = self.num_cells = 0
+
+    def shrink(self) -> None:
+        """Let the largest tables drop every second row until all tables have enough space."""
+        while self.num_rows > MOST_ROWS or self.num_cells > MOST_CELLS:
+            largest = max(self.tables, key=lambda table: table.num_cells)
+            if largest.num_kept < 2:
+                return
+            largest.halve()
+
+
+class Table:
+    """Columns of numbers that grow row by row. If its file has too many rows, every second row is dropped."""
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        space.tables.append(self)
         self._columns: dict[str, array[float]] = {}
         self._with_fractions: set[str] = set()  # columns that do not consist of integers
-        self._num_kept = 0
+        self.num_kept = 0
         self._stride = 1  # every row whose number is a multiple of it is kept
         self._last: Mapping[str, Number] | None = None  # the last row, if it is not kept
         self.num_rows = 0  # that were added
@@ -51,25 +72,42 @@ class Table:
         else:
             self._last = None
             self._keep(row)
-            if self._num_kept > min(MOST_ROWS, MOST_CELLS // len(self._columns)):  # drop every second row
-                self._columns = {name: column[::2] for name, column in self._columns.items()}
-                self._num_kept = (self._num_kept + 1) // 2
-                self._stride *= 2
+            self._space.shrink()
+
+    @property
+    def num_cells(self) -> int:
+        return self.num_kept * len(self._columns)
+
+    def halve(self) -> None:
+        """Drop every second row, but keep the last one for `series`."""
+        if self._last is None and self.num_kept % 2 == 0:
+            last = {name: column[-1] for name, column in self._columns.items() if not math.isnan(column[-1])}
+            whole = {name for name, value in last.items() if math.isfinite(value)} - self._with_fractions
+            self._last = {name: int(value) if name in whole else value for name, value in last.items()}
+        rows, cells = self.num_kept, self.num_cells
+        self._columns = {name: column[::2] for name, column in self._columns.items()}
+        self.num_kept = (self.num_kept + 1) // 2
+        self._stride *= 2
+        self._space.num_rows += self.num_kept - rows
+        self._space.num_cells += self.num_cells - cells
 
     def _keep(self, row: Mapping[str, Number]) -> None:
+        cells = self.num_cells
         for name, value in row.items():
             if name not in self._columns:
-                self._columns[name] = array("d", [_MISSING]) * self._num_kept
+                self._columns[name] = array("d", [_MISSING]) * self.num_kept
             if not math.isfinite(value):
                 self._columns[name].append(_NOT_FINITE)
                 continue
             if isinstance(value, float) or abs(value) > EXACT:
                 self._with_fractions.add(name)
             self._columns[name].append(value)
-        self._num_kept += 1
+        self.num_kept += 1
         for column in self._columns.values():
-            if len(column) < self._num_kept:
+            if len(column) < self.num_kept:
                 column.append(_MISSING)
+        self._space.num_rows += 1
+        self._space.num_cells += self.num_cells - cells
 
     def rename(self, name: str, to: str) -> None:
         """Give a column another name."""
@@ -97,7 +135,7 @@ class Table:
         if self._last is not None:
             self._keep(self._last)
             self._last = None
-        if not self._num_kept:
+        if not self.num_kept:
             return None
         not_finite = {
             name: [place for place, value in enumerate(column) if value == _NOT_FINITE]
@@ -149,8 +187,9 @@ class Draft:
     ending: Ending = "unknown"
     last_planned: int | None = None  # the number of the last step, if the log states it
     label: str = ""  # the name of this run in its file, if the file has several
-    training: Table = field(default_factory=Table)
-    evaluation: Table = field(default_factory=Table)
+    space: Space = field(default_factory=Space)
+    training: Table = field(init=False)
+    evaluation: Table = field(init=False)
     marks: Marks = field(default_factory=Marks)
     not_read: Marks = field(default_factory=Marks)  # the marks of what could not be read
     first_line: int | None = None
@@ -163,6 +202,11 @@ class Draft:
     _last_seconds: Number = -math.inf
     _clock_rises: int = 0
     _clock_falls: int = 0  # while the step did not fall
+    _intervals: dict[Number, tuple[Place, int]] = field(default_factory=dict)  # between steps -> first place and count
+    _last_interval: Number = 0
+
+    def __post_init__(self) -> None:
+        self.training, self.evaluation = Table(self.space), Table(self.space)
 
     # ------------------------------------------------ setting
 
@@ -248,6 +292,11 @@ class Draft:
                 self.marks.add("a step is logged more than once", where)
             elif step < self._last_trained:
                 self.marks.add("the steps go back: the training was resumed, or logged out of order", where)
+            elif math.isfinite(step):
+                self._last_interval = step - self._last_trained
+                if len(self._intervals) < MOST_INTERVALS or self._last_interval in self._intervals:
+                    first, count = self._intervals.get(self._last_interval, (where, 0))
+                    self._intervals[self._last_interval] = first, count + 1
         self._last_trained = step if step is not None and math.isfinite(step) else self._last_trained
         self.training.add(row)
 
@@ -272,6 +321,8 @@ class Draft:
         if math.isfinite(step):
             self._first_step = step if self._first_step is None else min(step, self._first_step)
             self._last_step = step
+            if step < 0:
+                self.not_read.add("the number of a step is negative", where)
         for name, value in row.items():
             if not math.isfinite(value):
                 self.marks.add(f"{name} is not a finite number", where)
@@ -292,12 +343,22 @@ class Draft:
                 f"times. The column is imported as {to}"
             )
 
+    def _note_missing_steps(self) -> None:
+        """Note whether regular steps are interrupted. A log that goes on with longer intervals is not."""
+        usual = max(self._intervals, key=lambda each: self._intervals[each][1], default=0)
+        gaps = [self._intervals[each] for each in self._intervals if each > usual]
+        num_gaps, num_usual = sum(count for _, count in gaps), self._intervals.get(usual, (None, 0))[1]
+        is_regular = 2 * num_usual > sum(count for _, count in self._intervals.values())
+        if gaps and is_regular and num_gaps <= MOST_GAPS * num_usual and self._last_interval <= usual:
+            self.not_read.add(MISSING_STEPS, gaps[0][0], num_gaps)
+
     @property
     def has_rows(self) -> bool:
         return bool(self.training.num_rows or self.evaluation.num_rows)
 
     def finish(self) -> None:
-        """Conclude how the run ended, and note whether rows were dropped."""
+        """Conclude how the run ended, and note whether steps are missing and whether rows were dropped."""
+        self._note_missing_steps()
         if self.ending == "unknown" and self.last_planned is not None and self._last_step is not None:
             self.ending = "finished" if self._last_step >= self.last_planned else "ended early"
         for table, noun in ((self.training, "training step"), (self.evaluation, "evaluation")):
@@ -310,8 +371,9 @@ class Draft:
 class Runs:
     """The runs in one log. A run begins when a format says so, or when the step numbers restart."""
 
-    def __init__(self) -> None:
-        self.current = Draft()
+    def __init__(self, space: Space | None = None) -> None:
+        self._space = space or Space()
+        self.current = Draft(space=self._space)
         self._before: list[Draft] = []
         self._next: Draft | None = None  # what is stated after rows: it belongs to the next run, if there is one
 
@@ -320,7 +382,7 @@ class Runs:
         """The run to which a statement in the log belongs. A statement after logged rows may begin another run."""
         if not self.current.has_rows:
             return self.current
-        self._next = self._next or Draft()
+        self._next = self._next or Draft(space=self._space)
         return self._next
 
     @property
@@ -336,7 +398,7 @@ class Runs:
                 "Divide it into several files"
             )
         self._before.append(self.current)
-        self.current, self._next = self._next or Draft(), None
+        self.current, self._next = self._next or Draft(space=self._space), None
         return self.current
 
     def train(self, row: Mapping[str, Number], where: Place, time: float | None = None) -> Draft:

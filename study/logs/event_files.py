@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 from study.errors import Refusal
+from study.logs import megatron
 from study.logs.columns import Meaning, Rows
 from study.logs.draft import Draft
+from study.logs.reading import cleaned
 
 BEGIN, LONGEST_BEGIN = b"brain.Event:", 64  # in the first bytes of every event file
 _FRAME = 16  # bytes of a record beside its content
-_KNOWN = {"wall_time": Meaning("wall_time", "date")}
+_KNOWN = megatron.KNOWN | {"wall_time": Meaning("wall_time", "date")}
+# Megatron-LM logs "lm loss" by steps and "lm loss vs samples" by samples. DeepSpeed logs "Train/Samples/lr" by samples.
+_BY = re.compile(r"(.+) vs (\w+)|Train/Samples/(.+)")
+_POSITIONS = ("step", "samples", "tokens")
 
 
 def read(path: Path) -> list[Draft]:
@@ -42,10 +48,17 @@ def read(path: Path) -> list[Draft]:
             scalar = _scalar(value)
             if scalar is None:
                 continue
-            if row.get("step") != event.step or value.tag in row:  # each scalar is a record of its own
-                _add(rows, row, num_records)
-                row = {"step": event.step, "wall_time": event.wall_time}
-            row[value.tag] = scalar
+            match = _BY.fullmatch(value.tag)
+            tag, by = (match[1] or match[3], match[2] or "samples") if match else (value.tag, "step")
+            if match and match[1] and tag in row and row.get(by, event.step) == event.step:
+                row |= {by: event.step} if by in _POSITIONS else {}  # a repetition of a value in this row
+            elif by not in _POSITIONS:
+                rows.runs.current.not_read.add(cleaned(f"values by {by} were left out"), f"record {num_records:,}")
+            else:
+                if row.get(by) != event.step or tag in row:  # each scalar is a record of its own
+                    _add(rows, row, num_records)
+                    row = {by: event.step, "wall_time": event.wall_time}
+                row[tag] = scalar
     _add(rows, row, num_records)
     if num_bytes < path.stat().st_size:
         rows.runs.current.not_read.add("the file is damaged or cut off", f"record {num_records + 1:,}")

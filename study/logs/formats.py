@@ -62,6 +62,7 @@ CSV = Format("csv", "CSV with named columns", csv_tables.read)
 JSON = Format("json", "JSON with named columns", json_tables.read)
 JSON_LINES = Format("json lines", "JSON lines with named columns", json_tables.read_lines)
 
+ENTRIES = f'"{trainer.ENTRIES}"'
 OWN_STEPS = {"step", "loss", "grad_norm", "learning_rate", "seconds", "tokens"}
 _JSON = re.compile(r'\s*(?:\{\s*["}]|\[\s*[\[{\]])')
 
@@ -110,13 +111,13 @@ def recognize(path: Path) -> Format:
 def _json(path: Path, head: str) -> Format:
     if megatron.is_begin(head.lstrip()):
         return MEGATRON
-    if '"log_history"' in head:
+    if ENTRIES in head.lstrip().partition("\n")[0]:
         return TRAINER
     first, second, *_ = (*itertools.islice(filter(str.strip, (line.text for line in reading.lines(path))), 2), "")
     row = _object(first)
     is_document = row is None or any(isinstance(each, list) or json_tables.is_column(each) for each in row.values())
     if is_document and not (first.startswith("{") and _object(second)):
-        return JSON
+        return TRAINER if ENTRIES in head else JSON
     row = row or {}
     if row.keys() >= OWN_STEPS and ("data_wait_seconds" in row or path.name == "steps.jsonl"):
         raise Refusal(
@@ -153,15 +154,20 @@ def _csv(path: Path, names: list[str]) -> Format | None:
 
 def _lines(path: Path) -> Format:
     searched = 0
+    forms: tuple[Format, ...] = LINES
     for line in reading.parts(path):
         if searched == 0 and torchtitan.is_loss(line.text):
             return LOSSES
-        for form in LINES:
+        for form in forms:
             if form.is_line and form.is_line(line.text):
-                return form
+                if form is not DEEPSPEED:
+                    return form
+                forms = (PRINTED,)  # DeepSpeed logs no loss, and the Trainer may print some beside its lines
         searched += len(line.text) + 1
         if searched > SEARCHED:
             break
+    if forms != LINES:
+        return DEEPSPEED
     raise Refusal(
         "the import knows the format of none of its lines, and its first line does not name columns. "
         "`zero-study import --help` lists the known formats"

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from study.errors import Refusal
-from study.logs import json_parts, reading
-from study.logs.columns import REVERSED, Meaning, Rows, as_number, is_newest_first, reverse
+from study.logs import json_parts, reading, trainer
+from study.logs.columns import REVERSED, Meaning, Rows, as_number, is_newest_first, reverse, rows_for
 from study.logs.draft import MOST_NOTES, Draft
 from study.logs.reading import GIB, cleaned
 
@@ -30,9 +30,8 @@ _AUTOMODEL_KNOWN = {
 def flat(row: Mapping[str, Any], prefix: str = "", depth: int = 1) -> Iterator[tuple[str, Any]]:
     """Yield the names and values of a row. A name in a nested object begins with the object's name and a slash."""
     for name, value in row.items():
-        if isinstance(value, dict):
-            if depth < DEEPEST:
-                yield from flat(value, f"{prefix}{name}/", depth + 1)
+        if isinstance(value, dict) and depth < DEEPEST:
+            yield from flat(value, f"{prefix}{name}/", depth + 1)
         else:
             yield f"{prefix}{name}", value
 
@@ -48,15 +47,28 @@ def read_lines(path: Path) -> list[Draft]:
     content: Iterable[tuple[reading.Line, Any]] = _entries(path)
     is_reversed = is_newest_first(flat(entry) for _, entry in _entries(path) if isinstance(entry, dict))
     for line, entry in reverse(content) if is_reversed else content:
-        rows = rows or Rows(_AUTOMODEL_KNOWN if isinstance(entry, dict) and entry.keys() >= AUTOMODEL else None)
-        if isinstance(entry, dict):
-            rows.add(flat(entry), line.number)
+        rows = rows or _rows_for(entry)
+        if isinstance(entry, dict) and trainer.ENTRIES in entry:  # the last line of ms-swift
+            for name, value in flat(entry):
+                rows.runs.current.note(name, value)
+        elif isinstance(entry, dict):
+            trainer.add(rows, flat(entry), line.number)
         else:
             kind = "a line that is not a JSON object was left out" if line.is_whole else "the last line is cut off"
             rows.runs.current.not_read.add(kind, line.number)
     if rows is None:
         raise Refusal("it is empty")
     return _finished(rows, is_reversed)
+
+
+def _rows_for(entry: object) -> Rows:
+    """Return an empty collector for rows with the names of this one."""
+    entry = entry if isinstance(entry, dict) else {}
+    names = entry.keys()
+    if set(names) >= AUTOMODEL:
+        return Rows(_AUTOMODEL_KNOWN)
+    is_progress = set(names) >= trainer.OF_PROGRESS and isinstance(entry["elapsed_time"], str)
+    return rows_for(names, trainer.PROGRESS if is_progress else None)
 
 
 def _entries(path: Path) -> Iterator[tuple[reading.Line, Any]]:
@@ -79,7 +91,8 @@ def _finished(rows: Rows, is_reversed: bool) -> list[Draft]:
 
 def read(path: Path) -> list[Draft]:
     """Return the runs in a JSON document: a list of objects, an object with such a list, or an object of columns."""
-    rows = Rows()
+    documents = (part.value for part in json_parts.parts(path) if part.is_element and isinstance(part.value, dict))
+    rows = _rows_for(next(documents, None))
     columns: dict[str, array[float]] = {}
     key_of_rows: str | None = ""  # the key of the list whose elements are rows; None if the document is this list
     notes: list[tuple[str, Any]] = []
@@ -91,7 +104,7 @@ def read(path: Path) -> list[Draft]:
     for place, (key, value, is_element) in reverse(content) if is_reversed else content:
         if is_element and isinstance(value, dict) and key_of_rows in ("", key):
             key_of_rows = key
-            rows.add(flat(value), f"entry {place:,}")
+            trainer.add(rows, flat(value), f"entry {place:,}")
         elif is_element and key is not None and not isinstance(value, (dict, list)):
             num_values += 1
             _append(columns, key, value)

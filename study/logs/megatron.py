@@ -14,7 +14,7 @@ from study.logs import json_parts
 from study.logs.columns import Meaning, Rows, as_number
 from study.logs.draft import Draft
 
-_KNOWN = {
+KNOWN = {
     "iteration-time": Meaning("seconds_per_step"),
     "mem-allocated-bytes": Meaning("allocated_bytes"),
     "mem-max-allocated-bytes": Meaning("peak_allocated_bytes"),
@@ -35,7 +35,7 @@ def read(path: Path) -> list[Draft]:
     """Return the run in a file with golden values of Megatron-LM."""
     by_step: dict[int, list[tuple[str, object]]] = {}
     totals: list[tuple[str, Any]] = []
-    rows, num_values = Rows(_KNOWN), 0
+    rows, num_values = Rows(KNOWN), 0
     for part in json_parts.parts(path):
         name = part.key or ""
         if isinstance(part.value, dict) and "values" in part.value:

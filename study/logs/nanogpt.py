@@ -27,6 +27,7 @@ _VERSION = re.compile(
     r"Running (?i:(python|pytorch|triton))(?: version)? ([0-9]\S*)(?:.* compiled for CUDA ([0-9.]+))?"
 )
 _CARD = re.compile(r"\| +([0-9]{1,4}) +(\S.{1,60}?) {1,60}(?:On|Off) +\|")  # a line of nvidia-smi
+_HOST = re.compile(r"(?:[\w.-]{1,64}: |\[\w{1,40}\]:? ?)(?=\S)")  # pdsh and torchrun write it before each line
 _FIRST_LETTERS = ("s", "i", "p", "R", "|")  # of all patterns
 
 _KNOWN = {
@@ -44,14 +45,19 @@ _TIME = re.compile(r"([-+.0-9e]+)(ms|s)")
 
 
 def is_line(text: str) -> bool:
-    return any(pattern.match(text) for pattern in (_STEP, _ITERATION, _ESTIMATE, _SHORT))
+    return any(pattern.match(_without_host(text)) for pattern in (_STEP, _ITERATION, _ESTIMATE, _SHORT))
+
+
+def _without_host(text: str) -> str:
+    match = _HOST.match(text)
+    return text[match.end() :] if match else text
 
 
 def read(path: Path) -> list[Draft]:
     """Return the runs in a log of nanoGPT or a derivative."""
     rows = Rows(_KNOWN)
     for line in reading.parts(path):
-        text = line.text
+        text = _without_host(line.text)
         if not text.startswith(_FIRST_LETTERS):
             continue
         if not line.is_whole and not text.endswith(_UNITS_AT_END):

@@ -20,6 +20,8 @@ _WHOLE = re.compile(r"[-+]?[0-9]{1,18}")
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?(?:nan|inf|infinity)", re.IGNORECASE)
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[ T][0-9]{2}:[0-9]{2}:[0-9]{2}(?:[.,][0-9]{1,6})?(?:Z|[-+][0-9:]{4,6})?")
+_CLOCK = re.compile(r"(?:([0-9]{1,6}) days?, )?([0-9]{1,6}):([0-9]{2}):([0-9]{2}(?:\.[0-9]{1,9})?)")
+_UNITS_OF_TIME = re.compile(r"(?:([0-9]{1,6})d ?)?(?:([0-9]{1,6})h ?)?(?:([0-9]{1,6})m ?)?(?:([0-9.]{1,9})s)?")
 
 Number = float | int  # may be NaN or infinite
 
@@ -81,6 +83,22 @@ def seconds_since_1970(text: str) -> float | None:
     if date is None:
         return None
     return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
+
+
+def date_in(text: str) -> float | None:
+    """Return the date in the first characters of a line, as `seconds_since_1970`. A name of a host may precede it."""
+    match = _DATE.search(text[:120])
+    return seconds_since_1970(match[0]) if match else None
+
+
+def duration(text: str) -> float | None:
+    """Return a text such as 0:01:30, 1 day, 2:00:00 or 1m 30s in seconds. None if the text is not a duration."""
+    match = _CLOCK.fullmatch(text.strip()) or _UNITS_OF_TIME.fullmatch(text.strip())
+    if match is None or not any(match.groups()):
+        return None
+    return sum(
+        (number(part or "0") or 0) * unit for part, unit in zip(match.groups(), (86_400, 3_600, 60, 1), strict=True)
+    )
 
 
 def cleaned(text: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from study.errors import Refusal
 from study.logs import csv_tables
 from study.logs.columns import Meaning, Rows
-from study.logs.draft import MOST_RUNS, Draft
+from study.logs.draft import MOST_RUNS, Draft, Space
 
 # The columns of a chart are the position, and "RUN - METRIC", "RUN - METRIC__MIN" and "RUN - METRIC__MAX" of each run.
 _OF_CHART = re.compile(r"(.+) - (.+?)(__MIN|__MAX)?", re.DOTALL)
@@ -42,7 +42,8 @@ def read_chart(path: Path) -> list[Draft]:
     file = csv_tables.table(path)
     _, names, _ = next(file)
     places = [(place, match) for place, name in enumerate(names) if (match := _OF_CHART.fullmatch(name))]
-    runs = {match[1]: Rows(_KNOWN) for _, match in places}
+    space = Space()
+    runs = {match[1]: Rows(_KNOWN, space) for _, match in places}
     if len(runs) > MOST_RUNS:
         raise Refusal(f"it has more than {MOST_RUNS:,} runs")
     for line, cells, is_whole in file:
