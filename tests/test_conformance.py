@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 import os
 import re
 from pathlib import Path
 from typing import Any
 
+import add_cells
 import conformance_faults
+import effects
 import launching
 import plain_training
 import pytest
@@ -19,7 +22,7 @@ import torch
 from study import cli
 from study import run as run_module
 from study.config import build_config
-from study.conformance import cells, judge, matrix_file, probe, reference, refusals, results, toy
+from study.conformance import adapters, cells, judge, matrix_file, probe, reference, refusals, results, toy
 from study.conformance import matrix as conformance_matrix
 from study.conformance.cells import Cell
 from study.engines import optimizer_formulas
@@ -39,7 +42,23 @@ def test_the_matrix_asks_each_cell_once():
     requested = cells.matrix((1, 2, 4))
     assert len({cell.name for cell in requested}) == len(set(requested)) == len(requested)
     assert {cell.engine for cell in requested} == set(cells.ENGINES)
-    assert {cell.variation for cell in requested} == {cells.PLAIN, *cells.VARIATIONS, *cells.NEWER_VARIATIONS}
+    variations = {cells.PLAIN, *cells.VARIATIONS, *cells.NEWER_VARIATIONS, *cells.LOSS_SCALE_VARIATIONS}
+    assert {cell.variation for cell in requested} == variations
+
+
+def test_clipping_of_every_kind_is_asked_under_every_loss_scale():
+    requested = cells.of_loss_scales((1, 2), tuple(cells.ENGINES))
+    asked = {(cell.engine, cell.precision, cell.num_ranks, cell.accumulation, cell.max_norm) for cell in requested}
+    norms = (cells.MAX_NORM, cells.DEFAULT_MAX_NORM, cells.HIGH_MAX_NORM, math.inf)
+    stages = ("zero0", "zero1", "zero2", "zero3")
+    assert asked >= set(itertools.product(stages, cells.WITH_LOSS_SCALE, (2,), (1, 2), norms))
+    assert asked >= set(itertools.product(stages, cells.WITH_LOSS_SCALE, (1,), (1,), norms))
+    for cell in requested:
+        settings = adapters.config(cell, Path())
+        written = settings.get("gradient_clipping", cells.DEFAULT_MAX_NORM)
+        assert (written or math.inf) == cell.max_norm
+        assert ("gradient_clipping" in settings) is not cell.does("clipping_absent")
+        assert {"fp16", "torch_autocast"} & set(settings) == {"fp16" if cell.precision == "fp16" else "torch_autocast"}
 
 
 def test_every_optimizer_is_asked_what_its_engines_offer():
@@ -124,6 +143,33 @@ def test_the_formula_is_what_the_library_does(optimizer):
             assert distance <= way * float(expected.bounds[f"masters/{name}"][step])
             moved += float(way)
     assert moved > 0
+
+
+@pytest.mark.parametrize("precision", ["autocast", "autocast_fp16"])
+@pytest.mark.parametrize("factor", [1.0, 0.9])
+def test_the_reference_is_what_torch_gives_under_autocast(precision, factor):
+    """Gradients of plain PyTorch are within the bound, and those that are a tenth too short are not."""
+    cell = dataclasses.replace(PLAIN, num_ranks=1, accumulation=1, precision=precision)
+    expected = reference.expect(cell.reference_key)
+    model = toy.Toy(cell)
+    optimizer = torch.optim.AdamW(model.parameters(), **toy.settings(cell))
+    dtype = reference.COMPUTED_IN.get(precision, torch.bfloat16)
+    trace = _trace(expected, losses=[], weights=[], norms=[])
+    scale = 2.0**16 if dtype == torch.float16 else 1.0
+    for step in range(cells.NUM_STEPS):
+        tokens = toy.tokens(cell, step)
+        with torch.autocast("cpu", dtype):
+            outputs = model(tokens[:, :-1])
+        (loss,) = toy.losses(cell, model, outputs, tokens)
+        (loss * scale).backward()
+        for parameter in model.parameters():
+            parameter.grad *= factor / scale
+        trace["losses"].append(float(loss.detach()))
+        trace["norms"].append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), math.inf)))
+        optimizer.step()
+        optimizer.zero_grad()
+        trace["weights"].append({name: probe.sampled(value) for name, value in model.named_parameters()})
+    assert judge.judge(cell, expected, [trace])["verdict"] == ("same" if factor == 1 else "wrong")
 
 
 @pytest.mark.launches
@@ -751,3 +797,48 @@ def test_modules_are_imported_in_the_order_of_the_training(monkeypatch):
     monkeypatch.setattr(probe.worlds, "freeze", lambda: None)
     probe._import_what_it_did({0: {"modules": ["sys", *names]}, 1: {"modules": names[:20]}})
     assert imported == names
+
+
+# ---------------------------------------------------------------- what was added, and effects
+
+
+def test_added_cells_leave_the_others_as_they_are(monkeypatch, tmp_path):
+    plain = {cell.name: SAME for cell in cells.of_release(["deepspeed"]) if cell.precision in cells.PRECISIONS}
+    for version, kept in (("0.19.0", plain), ("0.19.1", plain)):
+        content = {"versions": {"deepspeed": version}, "seconds": {"training": 1}, "cells": kept}
+        (tmp_path / f"{version}.json").write_text(json.dumps(content))
+
+    def run(requested: list[Cell], say: Any, *, chosen: dict[str, str]) -> dict[str, Any]:
+        assert chosen == {"deepspeed": "0.19.0"}
+        return {
+            "versions": chosen, "examined_at": "now", "seconds": {}, "cells": {cell.name: WRONG for cell in requested}
+        }  # fmt: skip
+
+    monkeypatch.setattr(add_cells, "PLACE", tmp_path)
+    monkeypatch.setattr(conformance_matrix, "run", run)
+    add_cells.main(["0.19.0"])
+    record = json.loads((tmp_path / "0.19.0.json").read_text())
+    assert {name: record["cells"][name] for name in plain} == plain
+    added = {name for name, cell in record["cells"].items() if cell == WRONG}
+    assert added == {
+        cell.name
+        for cell in cells.of_release(["deepspeed"], (cells.PLAIN, *cells.LOSS_SCALE_VARIATIONS))
+        if cell.name not in plain
+    }
+    record["versions"]["deepspeed"] = "0.19.9"
+    with pytest.raises(AssertionError):
+        add_cells.add(record, run([], print, chosen={"deepspeed": "0.19.0"}))
+
+
+def test_every_fault_has_a_measured_effect():
+    """In a release that conformance calls wrong, and beside an engine that is right with the same optimizer."""
+    record = json.loads(effects.RECORD.read_text())["faults"]
+    assert {fault.id for fault in known_faults.measured()} <= set(effects.CASES)
+    assert set(record) == set(effects.CASES)
+    for name, case in effects.CASES.items():
+        assert (record[name]["release"], record[name]["cell"]) == (case.release, case.cell.name)
+        assert MATRICES[case.release]["cells"][case.cell.name]["verdict"] == "wrong"
+        for setting in effects.SETTINGS:
+            assert set(record[name][setting]["moved"]) == {str(step) for step in effects.STEPS}
+            if right := record[name][setting]["right_engine"]:
+                assert all(abs(scale - 1) < 0.02 for scale in right.values()), name
