@@ -81,7 +81,7 @@ CLIPPING_ABSENT = {"clipping_absent": "gradient_clipping is not written in DeepS
 LOSS_SCALE_VARIATIONS = {
     **CLIPPING_ABSENT,
     "clipping_above": "gradients are clipped at a norm that none of them reaches, so that nothing may change",
-    "scale_grows": "the loss scale of fp16 doubles at the third step, as it otherwise does after a thousand steps",
+    "scale_grows": "the loss scale of fp16 doubles in the fourth step, as it does by default after a thousand steps",
 }
 # What a script may do in addition in the cells of optimizers.
 OPTIMIZER_VARIATIONS = {

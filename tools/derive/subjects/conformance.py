@@ -234,6 +234,12 @@ def _affected(fault: faults.Fault) -> str:
     return f"{stages_in_words(fault.engines)}{PRECISIONS_IN_WORDS[tuple(fault.precisions)]}{accumulation}{models}"
 
 
+def first_move(variation: str) -> str:
+    """Return how far the first step moved the weights with the newest DeepSpeed in float16 under its autocast."""
+    cell = results.newest()["cells"][f"zero2/autocast_fp16/2-ranks/accumulation-1/{variation}"]
+    return f"{cell['update_scale'][0]:.4f}"
+
+
 def minutes() -> float:
     """Return how long all cells of the newest installation took, including those that were added to its file."""
     newest = results.newest()
@@ -308,6 +314,8 @@ NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/releases.md", "all"): cells,
     ("docs/releases.md", "minutes"): lambda: f"{minutes():.1f}",
     ("reports/conformance/README.md", "lacking"): loss_scales_lacking,
+    ("reports/conformance/README.md", "moved_above"): partial(first_move, "clipping_above"),
+    ("reports/conformance/README.md", "moved_absent"): partial(first_move, "clipping_absent"),
     ("docs/known-faults.md", "right_engines"): right_engines,
     ("reports/conformance/README.md", "all"): cells,
     ("reports/conformance/README.md", "all_wrong"): partial(cells, "", "wrong"),
