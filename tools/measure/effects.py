@@ -51,7 +51,7 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "autocast-fp16-norm": Case(
+    "autocast-fp16-clipping": Case(
         "`torch_autocast` in float16 at stages 1 to 3, with clipping",
         "0.19.8",
         Cell("zero2", "autocast_fp16", 2, 1, True),
@@ -61,7 +61,7 @@ CASES = {
         "0.19.8",
         Cell("zero0", "fp16", 2, 1, False),
     ),
-    "fp16-scale-growth": Case(
+    "fp16-growing-scale": Case(
         "fp16 at stages 1 to 3, if the loss scale doubles in every third step (by default, in every thousandth)",
         "0.19.8",
         Cell("zero2", "fp16", 2, 1, False, "scale_grows"),

@@ -42,10 +42,10 @@ def supported() -> str:
         cell_names = {cell.name for cell in of_release([package])}
         findings: list[tuple[str, str, str]] = []
         for version, matrix in results.read(package).items():
-            verdicts = Counter(matrix["cells"][name]["verdict"] for name in cell_names)
+            verdicts = Counter(matrix["cells"][name]["verdict"] for name in cell_names & set(matrix["cells"]))
             bad = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in FAILED if verdicts[verdict])
             is_new = faults.base_release(version) >= faults.base_release(lower_bound(package))
-            findings.append((f"{bad or 'none'} of {len(cell_names)}", "yes" if is_new else "no", version))
+            findings.append((f"{bad or 'none'} of {verdicts.total()}", "yes" if is_new else "no", version))
         groups = [
             (finding, [version for *_, version in group]) for finding, group in groupby(findings, lambda row: row[:2])
         ]
@@ -70,13 +70,13 @@ def _optimizer_result(
 ) -> str:
     """Say how many of an optimizer's cells under some engines are wrong, and how."""
     names = [cell.name for cell in of_optimizers([optimizer], engines)]
+    names = [name for name in names if name in cells] or names
     return _result_of(cells, names) if names else ""
 
 
 def _result_of(cells: Mapping[str, Any], names: Collection[str]) -> str:
-    """Say how many of these cells are wrong, and how. Cells that a file does not have are left out."""
-    names = [name for name in names if name in cells]
-    if not names:
+    """Say how many of these cells are wrong, and how."""
+    if not set(names) <= set(cells):
         return "not tested"
     verdicts = Counter(cells[name]["verdict"] for name in names)
     if verdicts["refused"] == len(names):
