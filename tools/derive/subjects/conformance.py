@@ -279,6 +279,11 @@ def _scale(number: float) -> str:
     return f"{number:.2f}" if abs(number) >= 0.1 or not number else f"{number:.2g}"
 
 
+def effect(fault: str, setting: str, step: str) -> str:
+    """Return how far the weights moved with a fault, relative to a right training."""
+    return _scale(files.load(EFFECTS, "a record of effects")["faults"][fault][setting]["moved"][step])
+
+
 def right_engines() -> str:
     """Return the smallest and the largest distance of the right engines in the record of effects."""
     record = files.load(EFFECTS, "a record of effects")
@@ -317,6 +322,11 @@ NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
     ("reports/conformance/README.md", "moved_above"): partial(first_move, "clipping_above"),
     ("reports/conformance/README.md", "moved_absent"): partial(first_move, "clipping_absent"),
     ("docs/known-faults.md", "right_engines"): right_engines,
+    ("docs/known-faults.md", "bf16_first"): partial(effect, "zero0-bf16-step", "adamw", "1"),
+    ("docs/known-faults.md", "bf16_twenty"): partial(effect, "zero0-bf16-step", "adamw", "20"),
+    ("docs/known-faults.md", "bf16_sensitive"): partial(effect, "zero0-bf16-step", "conformance", "1"),
+    ("docs/known-faults.md", "fp16_small"): partial(effect, "fp16-stage-0", "adamw", "20"),
+    ("docs/known-faults.md", "fp16_large"): partial(effect, "fp16-stage-0", "adamw_large", "20"),
     ("reports/conformance/README.md", "all"): cells,
     ("reports/conformance/README.md", "all_wrong"): partial(cells, "", "wrong"),
     ("reports/conformance/README.md", "deepspeed"): partial(cells, "zero"),
