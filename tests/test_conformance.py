@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 import os
 import re
 from pathlib import Path
 from typing import Any
 
+import add_cells
 import conformance_faults
+import effects
 import launching
 import plain_training
 import pytest
@@ -19,7 +22,7 @@ import torch
 from study import cli
 from study import run as run_module
 from study.config import build_config
-from study.conformance import cells, judge, matrix_file, probe, reference, refusals, results, toy
+from study.conformance import adapters, cells, judge, matrix_file, probe, reference, refusals, results, toy
 from study.conformance import matrix as conformance_matrix
 from study.conformance.cells import Cell
 from study.engines import optimizer_formulas
@@ -39,7 +42,23 @@ def test_the_matrix_asks_each_cell_once():
     requested = cells.matrix((1, 2, 4))
     assert len({cell.name for cell in requested}) == len(set(requested)) == len(requested)
     assert {cell.engine for cell in requested} == set(cells.ENGINES)
-    assert {cell.variation for cell in requested} == {cells.PLAIN, *cells.VARIATIONS, *cells.NEWER_VARIATIONS}
+    variations = {cells.PLAIN, *cells.VARIATIONS, *cells.NEWER_VARIATIONS, *cells.LOSS_SCALE_VARIATIONS}
+    assert {cell.variation for cell in requested} == variations
+
+
+def test_clipping_of_every_kind_is_asked_under_every_loss_scale():
+    requested = cells.of_loss_scales((1, 2), tuple(cells.ENGINES))
+    asked = {(cell.engine, cell.precision, cell.num_ranks, cell.accumulation, cell.max_norm) for cell in requested}
+    norms = (cells.MAX_NORM, cells.DEFAULT_MAX_NORM, cells.HIGH_MAX_NORM, math.inf)
+    stages = ("zero0", "zero1", "zero2", "zero3")
+    assert asked >= set(itertools.product(stages, cells.WITH_LOSS_SCALE, (2,), (1, 2), norms))
+    assert asked >= set(itertools.product(stages, cells.WITH_LOSS_SCALE, (1,), (1,), norms))
+    for cell in requested:
+        settings = adapters.config(cell, Path())
+        written = settings.get("gradient_clipping", cells.DEFAULT_MAX_NORM)
+        assert (written or math.inf) == cell.max_norm
+        assert ("gradient_clipping" in settings) is not cell.does("clipping_absent")
+        assert {"fp16", "torch_autocast"} & set(settings) == {"fp16" if cell.precision == "fp16" else "torch_autocast"}
 
 
 def test_every_optimizer_is_asked_what_its_engines_offer():
@@ -124,6 +143,33 @@ def test_the_formula_is_what_the_library_does(optimizer):
             assert distance <= way * float(expected.bounds[f"masters/{name}"][step])
             moved += float(way)
     assert moved > 0
+
+
+@pytest.mark.parametrize("precision", ["autocast", "autocast_fp16"])
+@pytest.mark.parametrize("factor", [1.0, 0.9])
+def test_the_reference_is_what_torch_gives_under_autocast(precision, factor):
+    """Gradients of plain PyTorch are within the bound, and those that are a tenth too short are not."""
+    cell = dataclasses.replace(PLAIN, num_ranks=1, accumulation=1, precision=precision)
+    expected = reference.expect(cell.reference_key)
+    model = toy.Toy(cell)
+    optimizer = torch.optim.AdamW(model.parameters(), **toy.settings(cell))
+    dtype = reference.COMPUTED_IN.get(precision, torch.bfloat16)
+    trace = _trace(expected, losses=[], weights=[], norms=[])
+    scale = 2.0**16 if dtype == torch.float16 else 1.0
+    for step in range(cells.NUM_STEPS):
+        tokens = toy.tokens(cell, step)
+        with torch.autocast("cpu", dtype):
+            outputs = model(tokens[:, :-1])
+        (loss,) = toy.losses(cell, model, outputs, tokens)
+        (loss * scale).backward()
+        for parameter in model.parameters():
+            parameter.grad *= factor / scale
+        trace["losses"].append(float(loss.detach()))
+        trace["norms"].append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), math.inf)))
+        optimizer.step()
+        optimizer.zero_grad()
+        trace["weights"].append({name: probe.sampled(value) for name, value in model.named_parameters()})
+    assert judge.judge(cell, expected, [trace])["verdict"] == ("same" if factor == 1 else "wrong")
 
 
 @pytest.mark.launches
@@ -231,7 +277,7 @@ def test_only_a_named_error_refuses_after_the_engine_was_built(message, stage, o
 
 @pytest.mark.parametrize("path", sorted(results.PLACE.rglob("*.json")), ids=lambda path: path.stem)
 def test_the_committed_verdicts_follow_the_rule_of_refusals(path):
-    if path.parent.name == "fuzzing":
+    if path.parent.name in ("fuzzing", "effects"):
         return
     matrix = matrix_file.load(path)
     for name, cell in matrix["cells"].items():
@@ -652,14 +698,22 @@ def test_engines_that_hand_on_what_they_get_are_right_with_every_optimizer():
 def test_every_release_was_asked_what_it_has_a_part_in(package):
     """The newest installation every cell, and so were those that have been it."""
     assert {cell.name for cell in cells.matrix()} == set(NEWEST["cells"])
-    names = {cell.name for cell in cells.of_release([package])}
-    assert all(names <= set(matrix["cells"]) for matrix in results.read(package).values())
+    of_release = cells.of_release([package], (cells.PLAIN, *cells.LOSS_SCALE_VARIATIONS))
+    without = {
+        cell.name
+        for cell in of_release
+        if cell.precision not in cells.WITH_LOSS_SCALE and cell.variation == cells.PLAIN
+    }
+    names = {cell.name for cell in of_release}
+    for matrix in results.read(package).values():
+        assert (names if "loss_scales" in matrix else without) <= set(matrix["cells"])
 
 
 def _wrong(matrix: dict[str, Any], variations: str = "clipped|accumulation-[^/]*") -> set[tuple[str, ...]]:
-    """Engines and classes of which a plain cell is wrong, or one with such a variation."""
+    """Engines and classes without a loss scale of which a plain cell is wrong, or one with such a variation."""
     wrong = [name for name, cell in matrix["cells"].items() if cell["verdict"] == "wrong"]
-    return {tuple(name.split("/")[:2]) for name in wrong if re.search(f"/({variations})$", name)}
+    classes = {tuple(name.split("/")[:2]) for name in wrong if re.search(f"/({variations})$", name)}
+    return {(engine, precision) for engine, precision in classes if precision not in cells.WITH_LOSS_SCALE}
 
 
 @pytest.mark.parametrize("version", MATRICES)
@@ -671,12 +725,12 @@ def test_what_is_known_to_be_wrong_is_what_was_found(version):
         for engine in fault.engines
         for precision in fault.precisions
     }
-    wrong, cells = _wrong(MATRICES[version]), MATRICES[version]["cells"]
+    wrong, result = _wrong(MATRICES[version]), MATRICES[version]["cells"]
     assert wrong <= known
     # What is known of the releases around, this one may refuse, or stop at: but it trains none of it right.
     for engine, precision in known - wrong:
         verdicts = [
-            cell["verdict"] for name, cell in cells.items() if name.startswith(f"{engine}/{precision}/2-ranks/")
+            cell["verdict"] for name, cell in result.items() if name.startswith(f"{engine}/{precision}/2-ranks/")
         ]
         assert set(verdicts) <= {"refused", "crashed"}, (engine, precision)
 
@@ -710,7 +764,7 @@ def test_a_fault_is_of_every_release_between_its_ends(fault):
 def test_what_is_refused_of_one_micro_batch_is_wrong_with_one(version):
     for engine, precision in {tuple(name.split("/")[:2]) for name in MATRICES[version]["cells"]}:
         name = StrategyName.parse(engine)
-        if name.zero_stage is None:
+        if name.zero_stage is None or precision in cells.WITH_LOSS_SCALE:
             continue
         precise = {"autocast": "bf16-autocast", "bf16_fp32_sum": "bf16"}.get(precision, precision)
         result = known_faults.find(
@@ -752,3 +806,72 @@ def test_modules_are_imported_in_the_order_of_the_training(monkeypatch):
     monkeypatch.setattr(probe.worlds, "freeze", lambda: None)
     probe._import_what_it_did({0: {"modules": ["sys", *names]}, 1: {"modules": names[:20]}})
     assert imported == names
+
+
+@pytest.mark.parametrize("version", [version for version, matrix in MATRICES.items() if "loss_scales" in matrix])
+def test_faults_of_the_loss_scale_are_where_they_are_known(version):
+    """Each wrong cell has a known fault, and each cell with a known fault is wrong."""
+    num_compared = 0
+    for cell in cells.of_loss_scales((1, 2), tuple(cells.ENGINES)):
+        verdict = MATRICES[version]["cells"].get(cell.name, {}).get("verdict")
+        if verdict in ("same", "wrong"):
+            num_compared += 1
+            is_known = _has_known_fault(cell, known_faults.base_release(version))
+            # With several micro batches, faults of accumulation make further cells wrong.
+            assert (verdict == "wrong") == is_known or (cell.accumulation > 1 and not is_known), cell.name
+    assert num_compared > 0
+
+
+def _has_known_fault(cell: Cell, release: Any) -> bool:
+    since_0_17_6 = release >= known_faults.base_release("0.17.6")
+    stage = StrategyName.parse(cell.engine).zero_stage
+    if cell.precision == "fp16":
+        return stage == 0 or cell.does("scale_grows")
+    if cell.precision == "autocast_fp16":
+        return stage in (1, 2) or (stage == 3 and since_0_17_6)
+    return stage in (1, 2) and not since_0_17_6
+
+
+# ---------------------------------------------------------------- what was added, and effects
+
+
+def test_added_cells_leave_the_others_as_they_are(monkeypatch, tmp_path):
+    plain = {cell.name: SAME for cell in cells.of_release(["deepspeed"]) if cell.precision in cells.PRECISIONS}
+    for version, kept in (("0.19.0", plain), ("0.19.1", plain)):
+        content = {"versions": {"deepspeed": version}, "seconds": {"training": 1}, "cells": kept}
+        (tmp_path / f"{version}.json").write_text(json.dumps(content))
+
+    def run(requested: list[Cell], say: Any, *, chosen: dict[str, str]) -> dict[str, Any]:
+        assert chosen == {"deepspeed": "0.19.0"}
+        return {
+            "versions": chosen, "examined_at": "now", "seconds": {}, "cells": {cell.name: WRONG for cell in requested}
+        }  # fmt: skip
+
+    monkeypatch.setattr(add_cells, "PLACE", tmp_path)
+    monkeypatch.setattr(conformance_matrix, "run", run)
+    add_cells.main(["0.19.0"])
+    record = json.loads((tmp_path / "0.19.0.json").read_text())
+    assert {name: record["cells"][name] for name in plain} == plain
+    added = {name for name, cell in record["cells"].items() if cell == WRONG}
+    assert added == {
+        cell.name
+        for cell in cells.of_release(["deepspeed"], (cells.PLAIN, *cells.LOSS_SCALE_VARIATIONS))
+        if cell.name not in plain
+    }
+    record["versions"]["deepspeed"] = "0.19.9"
+    with pytest.raises(AssertionError):
+        add_cells.add(record, run([], print, chosen={"deepspeed": "0.19.0"}))
+
+
+def test_every_fault_has_a_measured_effect():
+    """In a release that conformance calls wrong, and beside an engine that is right with the same optimizer."""
+    record = json.loads(effects.RECORD.read_text())["faults"]
+    assert {fault.id for fault in known_faults.measured()} <= set(effects.CASES)
+    assert set(record) == set(effects.CASES)
+    for name, case in effects.CASES.items():
+        assert (record[name]["release"], record[name]["cell"]) == (case.release, case.cell.name)
+        assert MATRICES[case.release]["cells"][case.cell.name]["verdict"] == "wrong"
+        for setting in effects.SETTINGS:
+            assert set(record[name][setting]["moved"]) == {str(step) for step in effects.STEPS}
+            if right := record[name][setting]["right_engine"]:
+                assert all(abs(scale - 1) < 0.02 for scale in right.values()), name

@@ -580,7 +580,7 @@ def _cells_to_examine(
         engines = [engine for package in chosen_releases for engine in cells.OPTIMIZERS_UNDER[package]]
         matrix = cells.of_optimizers(_chosen_optimizers(optimizers), engines or cells.UNDER)
     elif chosen_releases:
-        matrix = cells.of_release(chosen_releases, (cells.PLAIN, *cells.NEWER_VARIATIONS))
+        matrix = cells.of_release(chosen_releases, (cells.PLAIN, *cells.NEWER_VARIATIONS, *cells.LOSS_SCALE_VARIATIONS))
     else:
         matrix = cells.matrix(sorted({int(number) for number in (ranks or "1,2").split(",")}))
     chosen = [cell for cell in matrix if all(_is_named(cell, text) for text in only)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,7 +22,7 @@ from ..engines.readback import full_tensors
 from ..engines.readback.parameters import full_value
 from ..engines.strategy_names import StrategyName
 from . import optimizers, toy
-from .cells import ADAMW, MAX_NORM, NUM_STEPS, Cell
+from .cells import ADAMW, NUM_STEPS, Cell
 from .optimizers import NotOffered
 
 # The masters, if the engine shows them, and the weights used in computation, as full tensors by parameter name.
@@ -214,7 +215,7 @@ class DeepSpeed:
             optimizer = optimizers.build(cell, self.model)
             own = {"optimizer": optimizer, "lr_scheduler": _schedule(cell, optimizer)}
         self.engine, self.optimizer, *_ = deepspeed.initialize(model=self.model, config=settings, **own)
-        if cell.precision == "autocast" and not hasattr(self.engine, "torch_autocast_enabled"):
+        if "torch_autocast" in settings and not hasattr(self.engine, "torch_autocast_enabled"):
             raise NotOffered("this release has no torch_autocast")
 
     def run(self, tokens: torch.Tensor, is_last: bool) -> float:
@@ -427,7 +428,8 @@ def config(cell: Cell, scratch: Path) -> dict[str, Any]:
         "gradient_accumulation_steps": cell.accumulation,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
-        "gradient_clipping": MAX_NORM if cell.clipping else 0.0,  # without this key, some releases clip at 1.0
+        # Without this key, some releases clip at 1.0.
+        "gradient_clipping": 0.0 if math.isinf(cell.max_norm) else cell.max_norm,
     }
     if cell.does("clipping_absent"):
         del settings["gradient_clipping"]
@@ -435,10 +437,13 @@ def config(cell: Cell, scratch: Path) -> dict[str, Any]:
         settings["optimizer"] = optimizer
     if name.offload != "none" and cell.optimizer != ADAMW:
         settings["zero_force_ds_cpu_optimizer"] = False  # otherwise only DeepSpeed's Adam is accepted
-    if cell.precision == "autocast":
-        settings["torch_autocast"] = {"enabled": True, "dtype": "bfloat16"}
+    if cell.precision.startswith("autocast"):
+        dtype = "float16" if cell.precision == "autocast_fp16" else "bfloat16"
+        settings["torch_autocast"] = {"enabled": True, "dtype": dtype}
     if cell.precision == "fp16":
         settings["fp16"] = {"enabled": True, "initial_scale_power": 8, "hysteresis": 1}
+        if cell.does("scale_grows"):
+            settings["fp16"]["loss_scale_window"] = 3
     if cell.precision.startswith("bf16"):
         settings["bf16"] = {"enabled": True}
     if cell.precision == "bf16_fp32_sum":

@@ -17,6 +17,7 @@ BATCH_SIZE = 12  # sequences per step: divisible by 1, 2 and 3 micro batches on 
 BATCH_SIZE_BY_FOUR = 16  # with four micro batches
 ODD_BATCH_SIZE = 11  # not divisible by any of these products but 1
 MAX_NORM = 0.1  # below every gradient norm of the toy: clipping always acts
+HIGH_MAX_NORM = 100.0  # above every gradient norm of the toy: clipping must not act
 DEFAULT_MAX_NORM = 1.0  # at which DeepSpeed clips since 0.19.3, if gradient_clipping is not written in its file
 
 # The type of parameters, forward and backward passes, and the type of gradient sums. Master weights are always fp32.
@@ -24,8 +25,12 @@ DEFAULT_MAX_NORM = 1.0  # at which DeepSpeed clips since 0.19.3, if gradient_cli
 #   autocast       fp32 parameters, matrix products in bf16
 #   bf16           bf16 parameters and gradients, summed in bf16
 #   bf16_fp32_sum  bf16 parameters and gradients, summed in fp32
-# One more class, fp16, belongs to the cells of optimizers: fp16 parameters and gradients, with a loss scale.
 PRECISIONS = ("fp32", "autocast", "bf16", "bf16_fp32_sum")
+# Classes with a loss scale, which have their own cells, with DeepSpeed only.
+#   fp16           fp16 parameters and gradients
+#   autocast_fp16  fp32 parameters, matrix products in fp16
+# With DeepSpeed, autocast and autocast_fp16 use its key torch_autocast, and no torch.autocast in the script.
+WITH_LOSS_SCALE = ("fp16", "autocast_fp16")
 
 # The engines, and the precision classes that each offers. DDP has no masters. FSDP2's are its sharded parameters.
 # Engines named accelerate_* are used through accelerate, as its documentation shows. Its policy for FSDP2 sums
@@ -71,9 +76,16 @@ NEWER_VARIATIONS = {
     **dict.fromkeys(("frozen+checkpointing", "frozen+reentrant"), "both"),
     **dict.fromkeys(("used_twice+reentrant", "dropout+checkpointing"), "both"),
 }
+CLIPPING_ABSENT = {"clipping_absent": "gradient_clipping is not written in DeepSpeed's file"}
+# What DeepSpeed's file says in addition in the cells with a loss scale and, for clipping, under autocast.
+LOSS_SCALE_VARIATIONS = {
+    **CLIPPING_ABSENT,
+    "clipping_above": "gradients are clipped at a norm that none of them reaches, so that nothing may change",
+    "scale_grows": "the loss scale of fp16 doubles in the fourth step, as it does by default after a thousand steps",
+}
 # What a script may do in addition in the cells of optimizers.
 OPTIMIZER_VARIATIONS = {
-    "clipping_absent": "gradient_clipping is not written in DeepSpeed's file",
+    **CLIPPING_ABSENT,
     "zero_init": "the model is built under deepspeed.zero.Init",
     "skipped": "the gradients of the second step overflow in fp16, so this step has to be skipped",
 }
@@ -89,6 +101,7 @@ PLAIN = "plain"
 WITHOUT_BUCKETS = ("fsdp2", "zero0", "accelerate_ddp", "accelerate_fsdp2")  # no bucket size is set for them
 # These change no number.
 OF_NO_REFERENCE = {"checkpointing", "reentrant", "resume", "buckets", "one_output", "loader", "zero_init"}
+OF_NO_REFERENCE |= {"clipping_above", "scale_grows"}
 SAVED_AFTER = 2  # steps
 SKIPPED = 1  # the index of the step whose gradients overflow
 
@@ -186,6 +199,8 @@ class Cell:
         """The gradient norm at which this configuration clips. Infinity if it does not clip."""
         if self.clipping:
             return MAX_NORM
+        if self.does("clipping_above"):
+            return HIGH_MAX_NORM
         return DEFAULT_MAX_NORM if self.does("clipping_absent") else math.inf
 
     @property
@@ -235,9 +250,9 @@ def matrix(num_ranks: Sequence[int] = (1, 2), engines: Sequence[str] = tuple(ENG
     Plain cells have 1, 2 or 3 micro batches, with and without clipping. Each variation has one cell per precision class
     and number of ranks, with two micro batches. The variation `two_backward` has one micro batch, so that both backward
     passes belong to the last one. The variation `one_output` also has a cell with three. Newer variations only have
-    cells on several ranks and in two precision classes.
+    cells on several ranks and in two precision classes. Classes with a loss scale have the cells of `of_loss_scales`.
     """
-    cells = []
+    cells = of_loss_scales(num_ranks, engines)
     for engine in engines:
         for precision, ranks in itertools.product(ENGINES[engine], num_ranks):
             plain = itertools.product((1, 2, 3), (False, True))
@@ -252,6 +267,29 @@ def matrix(num_ranks: Sequence[int] = (1, 2), engines: Sequence[str] = tuple(ENG
                 newer = [variation for variation in NEWER_VARIATIONS if variation not in without]
                 cells += [Cell(engine, precision, ranks, 2, False, variation) for variation in newer]
                 cells.append(Cell(engine, precision, ranks, 3, False, "one_output"))
+    return cells
+
+
+def of_loss_scales(num_ranks: Collection[int], engines: Collection[str]) -> list[Cell]:
+    """Return the configurations that test DeepSpeed's loss scale, and its clipping under autocast.
+
+    In both classes with a loss scale, stages 0 to 3 are tested without clipping, with clipping that acts and that must
+    not act, and without a key for it. Cells on one rank have one micro batch, the others also two. Autocast in bf16 has
+    cells for what its other cells lack. CPU offload has cells with and without clipping.
+    """
+    clipping = [(False, PLAIN), (True, PLAIN), (False, "clipping_absent"), (False, "clipping_above")]
+    cells = []
+    for engine, ranks in itertools.product(engines, sorted(num_ranks)):
+        if engine in ("zero0", "zero1", "zero2", "zero3"):
+            for precision, accumulation in itertools.product(WITH_LOSS_SCALE, (1, 2) if ranks > 1 else (1,)):
+                cells += [Cell(engine, precision, ranks, accumulation, *settings) for settings in clipping]
+            if ranks > 1:
+                cells.append(Cell(engine, "fp16", ranks, 1, False, "scale_grows"))
+                for accumulation, settings in itertools.product((1, 2), clipping[2:]):
+                    cells.append(Cell(engine, "autocast", ranks, accumulation, *settings))
+        elif engine in ("zero1_cpu_offload", "zero2_cpu_offload", "zero3_cpu_offload") and ranks > 1:
+            for precision, clips in itertools.product(WITH_LOSS_SCALE, (False, True)):
+                cells.append(Cell(engine, precision, ranks, 1, clips))
     return cells
 
 
@@ -312,7 +350,11 @@ def of_adapters() -> list[Cell]:
 
 # The engines and classes that are tested with other releases of a package: those that use it, in minutes.
 OF_RELEASE = {
-    "deepspeed": {engine: classes for engine, classes in ENGINES.items() if engine.startswith("zero")},
+    "deepspeed": {
+        engine: classes if "offload" in engine else (*classes, *WITH_LOSS_SCALE)
+        for engine, classes in ENGINES.items()
+        if engine.startswith("zero")
+    },
     "accelerate": {engine: classes for engine, classes in ENGINES.items() if engine.startswith("accelerate_")},
     "torch": {
         "ddp": ENGINES["ddp"],

@@ -70,7 +70,7 @@ def _how_wrong(
         "first_step": min([*steps, difference["step"]] if difference else steps, default=None),
         "beyond": sorted(quantity for quantity, by_step in shares.items() if max(by_step) > 1),
         "norm_scale": [None if norm is None else _four_digits(norm / float(right)) for norm, right in norms],
-        "update_scale": _update_scale(expected, trace),
+        "update_scale": update_scale(expected, trace),
         "ranks_apart": difference or False,
         "not_finite": _not_finite(ranks),
     }
@@ -146,7 +146,7 @@ def _ratio(deviation: float, bound: float) -> float:
     return deviation / bound if bound else (math.inf if deviation else 0.0)
 
 
-def _update_scale(expected: Expected, trace: dict[str, Any]) -> list[float | None]:
+def update_scale(expected: Expected, trace: dict[str, Any]) -> list[float | None]:
     """Return, after each step, how far the weights moved in the reference's direction, relative to the reference.
 
     1 means that they moved as far as the reference.
@@ -164,7 +164,7 @@ def _update_scale(expected: Expected, trace: dict[str, Any]) -> list[float | Non
 
 
 def _unseen(cell: Cell, expected: Expected, ranks: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the quantities that a rank does not show: `norm`, or `masters` of trained parameters in bf16.
+    """Return the quantities that a rank does not show: `norm`, or `masters` of trained parameters in 16 bits.
 
     Masters are not required in fp32 and under autocast: the optimizer may update the weights themselves, which are
     compared with the reference.
@@ -173,7 +173,7 @@ def _unseen(cell: Cell, expected: Expected, ranks: Sequence[dict[str, Any]]) -> 
     lacks_masters = any(trained - set(masters) for trace in ranks for masters in trace["masters"])
     unseen = {
         "norm": any(None in trace["norms"] for trace in ranks),
-        "masters": lacks_masters and cell.reference_key.precision == "bf16",
+        "masters": lacks_masters and cell.reference_key.precision in reference.IN_16_BITS,
     }
     return [quantity for quantity, is_unseen in unseen.items() if is_unseen]
 

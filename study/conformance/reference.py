@@ -18,8 +18,10 @@ from . import reference_update, toy
 from .cells import IN_8_BITS, NUM_STEPS, SKIPPED, Cell
 
 ROUNDOFF_FP32, ROUNDOFF_FP16, ROUNDOFF_BF16 = 2.0**-24, 2.0**-11, 2.0**-8
-ROUNDOFF = {"fp32": ROUNDOFF_FP32, "fp16": ROUNDOFF_FP16}  # of the classes that do not use bf16
+# Of the classes that do not use bf16.
+ROUNDOFF = {"fp32": ROUNDOFF_FP32, "fp16": ROUNDOFF_FP16, "autocast_fp16": ROUNDOFF_FP16}
 IN_16_BITS = {"bf16": torch.bfloat16, "fp16": torch.float16}  # the type of the weights, if it is not fp32
+COMPUTED_IN = IN_16_BITS | {"autocast_fp16": torch.float16}  # the type of matrix products, if it is not bf16 or fp32
 MARGIN = 8
 # The Newton-Schulz iteration amplifies rounding in bf16 up to a hundred times. With MARGIN, a matrix could deviate by
 # as much as it moves. Correct engines deviate by about as much as the draws.
@@ -169,7 +171,7 @@ def _losses(
 
     This is the test model's forward pass, implemented again with random rounding errors.
     """
-    dtype = IN_16_BITS.get(cell.precision, torch.bfloat16)
+    dtype = COMPUTED_IN.get(cell.precision, torch.bfloat16)
     is_rounded = cell.precision != "fp32"
 
     def rounded(tensor: torch.Tensor, unit: float = roundoff) -> torch.Tensor:

@@ -5,15 +5,24 @@ from __future__ import annotations
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any
 
 from wording import first_and_last, tabulate
 
+from study import files
 from study.conformance import results
-from study.conformance.cells import OPTIMIZERS, OPTIMIZERS_UNDER, PACKAGES, of_optimizers, of_release
+from study.conformance.cells import (
+    LOSS_SCALE_VARIATIONS,
+    OPTIMIZERS,
+    OPTIMIZERS_UNDER,
+    PACKAGES,
+    PLAIN,
+    of_optimizers,
+    of_release,
+)
 from study.conformance.results import FAILED
 from study.files import ROOT
 from study.upgrade import faults
@@ -33,10 +42,10 @@ def supported() -> str:
         cell_names = {cell.name for cell in of_release([package])}
         findings: list[tuple[str, str, str]] = []
         for version, matrix in results.read(package).items():
-            verdicts = Counter(matrix["cells"][name]["verdict"] for name in cell_names)
+            verdicts = Counter(matrix["cells"][name]["verdict"] for name in cell_names & set(matrix["cells"]))
             bad = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in FAILED if verdicts[verdict])
             is_new = faults.base_release(version) >= faults.base_release(lower_bound(package))
-            findings.append((f"{bad or 'none'} of {len(cell_names)}", "yes" if is_new else "no", version))
+            findings.append((f"{bad or 'none'} of {verdicts.total()}", "yes" if is_new else "no", version))
         groups = [
             (finding, [version for *_, version in group]) for finding, group in groupby(findings, lambda row: row[:2])
         ]
@@ -60,9 +69,15 @@ def _optimizer_result(
     cells: Mapping[str, Any], optimizer: str, engines: Sequence[str] = OPTIMIZERS_UNDER["deepspeed"]
 ) -> str:
     """Say how many of an optimizer's cells under some engines are wrong, and how."""
-    names = [cell.name for cell in of_optimizers([optimizer], engines) if cell.name in cells]
-    if not names:
-        return "not tested" if of_optimizers([optimizer], engines) else ""
+    names = [cell.name for cell in of_optimizers([optimizer], engines)]
+    names = [name for name in names if name in cells] or names
+    return _result_of(cells, names) if names else ""
+
+
+def _result_of(cells: Mapping[str, Any], names: Collection[str]) -> str:
+    """Say how many of these cells are wrong, and how."""
+    if not set(names) <= set(cells):
+        return "not tested"
     verdicts = Counter(cells[name]["verdict"] for name in names)
     if verdicts["refused"] == len(names):
         return "refused"
@@ -92,6 +107,40 @@ def installed_optimizers() -> str:
         for optimizer, what in OPTIMIZERS.items()
     ]
     return tabulate(["optimizer", *groups], rows)
+
+
+# The groups of test cases with a loss scale or clipping under autocast, by precision and whether the scale grows.
+LOSS_SCALES = {
+    "`fp16`": ("fp16", False),
+    "`fp16`, loss scale doubles": ("fp16", True),
+    "`torch_autocast`, float16": ("autocast_fp16", False),
+    "`torch_autocast`, bfloat16": ("autocast", False),
+}
+
+
+def loss_scales_by_release() -> str:
+    """Count the wrong and crashed cells of fp16 and DeepSpeed's autocast by stage, by release of DeepSpeed."""
+    engines = ("zero0", "zero1", "zero2", "zero3")
+    rows = []
+    for words, (precision, grows) in LOSS_SCALES.items():
+        members = [
+            cell
+            for cell in of_release(["deepspeed"], (PLAIN, *LOSS_SCALE_VARIATIONS))
+            if (cell.precision, cell.does("scale_grows")) == (precision, grows)
+        ]
+        findings = []
+        for version, matrix in results.read().items():
+            by_stage = [[cell.name for cell in members if cell.engine == engine] for engine in engines]
+            findings.append((tuple(_result_of(matrix["cells"], names) for names in by_stage), version))
+        rows += [[words, *row] for row in _by_release(findings)]
+    return tabulate(["precision", "DeepSpeed", "stage 0", "stage 1", "stage 2", "stage 3"], rows)
+
+
+def loss_scales_lacking() -> str:
+    """Name the releases whose files lack cells with a loss scale."""
+    names = {cell.name for cell in of_release(["deepspeed"], (PLAIN, *LOSS_SCALE_VARIATIONS))}
+    lacking = [version for version, matrix in results.read().items() if not names <= set(matrix["cells"])]
+    return ", ".join(lacking) or "none"
 
 
 MUON_CASES = {
@@ -152,7 +201,7 @@ def older_faults() -> str:
         last = fault.last or max((each for each in versions if fault.is_in(each)), key=faults.base_release)
         first = fault.introduced or f"{versions[0]} or older"
         if fault.engines:
-            who, what = _affected(fault), fault.what.partition("; in our test model")[0]
+            who, what = _affected(fault), fault.what.partition("; in our test model")[0] + _effect_in_words(fault)
         else:
             who, _, what = re.sub(r" \(seen in [^)]*\)$", "", fault.summary).partition(": ")
         threads = ", ".join(map(_link_to_thread, fault.threads))
@@ -161,6 +210,15 @@ def older_faults() -> str:
         rows.append((faults.base_release(last), row))
     ordered = sorted(rows, key=lambda row: row[0], reverse=True)
     return tabulate(["DeepSpeed", "who is affected", "what goes wrong"], [row for _, row in ordered])
+
+
+def _effect_in_words(fault: faults.Fault) -> str:
+    """Return how far the weights of the small model moved with a fault and the default AdamW, as the end of a text."""
+    entry = files.load(EFFECTS, "a record of effects")["faults"].get(fault.id)
+    if entry is None:
+        return ""
+    moved = _moved(entry["adamw"]["moved"])
+    return f"; with the default AdamW, the weights moved {moved} times the right distance after 1, 5 and 20 steps"
 
 
 def _link_to_thread(url: str) -> str:
@@ -185,6 +243,68 @@ def _affected(fault: faults.Fault) -> str:
     return f"{stages_in_words(fault.engines)}{PRECISIONS_IN_WORDS[tuple(fault.precisions)]}{accumulation}{models}"
 
 
+def first_move(variation: str) -> str:
+    """Return how far the first step moved the weights with the newest DeepSpeed in float16 under its autocast."""
+    cell = results.newest()["cells"][f"zero2/autocast_fp16/2-ranks/accumulation-1/{variation}"]
+    return f"{cell['update_scale'][0]:.4f}"
+
+
+def minutes() -> float:
+    """Return how long all cells of the newest installation took, including those that were added to its file."""
+    newest = results.newest()
+    parts = [newest, *(newest[key] for key in ("loss_scales",) if key in newest)]
+    return sum(second for part in parts for second in part["seconds"].values()) / 60
+
+
+EFFECTS = results.PLACE / "effects" / "effects.json"
+HIDDEN_WITHIN = 0.1  # of the right distance, after every measured step
+
+
+def effects_of_faults() -> str:
+    """Say how far the weights moved with each fault, by optimizer, relative to a right training."""
+    record = files.load(EFFECTS, "a record of effects")
+    parameters = [f"{record['settings'][name]['parameters']:,}" for name in ("adamw", "adamw_large")]
+    rows = []
+    for entry in record["faults"].values():
+        moved = {setting: entry[setting]["moved"] for setting in record["settings"]}
+        of_adamw = [moved["adamw"], moved["adamw_large"]]
+        scales = [scale for each in of_adamw if not isinstance(each, str) for scale in each.values()]
+        is_hidden = bool(scales) and all(scale is not None and abs(scale - 1) <= HIDDEN_WITHIN for scale in scales)
+        words = [_moved(moved[name]) for name in ("adamw", "adamw_large", "sgd", "conformance")]
+        rows.append([entry["who"], entry["release"], *words, "nearly hidden" if is_hidden else "visible"])
+    small, large = parameters
+    head = ["training", "DeepSpeed", f"AdamW, {small} parameters", f"AdamW, {large} parameters"]
+    return tabulate([*head, "SGD", "AdamW, eps = 0.1", "with default AdamW"], rows)
+
+
+def _moved(scales: Mapping[str, float | None] | str) -> str:
+    """Return how far weights moved after 1, 5 and 20 steps."""
+    if isinstance(scales, str):
+        return "stopped"
+    return ", ".join("not a number" if scales[step] is None else _scale(scales[step]) for step in ("1", "5", "20"))
+
+
+def _scale(number: float) -> str:
+    return f"{number:.2f}" if abs(number) >= 0.1 or not number else f"{number:.2g}"
+
+
+def effect(fault: str, setting: str, step: str) -> str:
+    """Return how far the weights moved with a fault, relative to a right training."""
+    return _scale(files.load(EFFECTS, "a record of effects")["faults"][fault][setting]["moved"][step])
+
+
+def right_engines() -> str:
+    """Return the smallest and the largest distance of the right engines in the record of effects."""
+    record = files.load(EFFECTS, "a record of effects")
+    scales = [
+        scale
+        for entry in record["faults"].values()
+        for setting in record["settings"]
+        for scale in (entry[setting]["right_engine"] or {}).values()
+    ]
+    return f"{min(scales):.3f} to {max(scales):.3f}"
+
+
 def cells(engines: str = "", *outcomes: str) -> str:
     """Count the tests of the newest installation with engines whose names begin so, and with these verdicts."""
     of_engines = [
@@ -199,12 +319,23 @@ TABLES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/known-faults.md", "older_faults"): older_faults,
     ("reports/conformance/README.md", "optimizers"): optimizers_by_release,
     ("reports/conformance/README.md", "muon"): muon_by_release,
+    ("reports/conformance/README.md", "loss_scales"): loss_scales_by_release,
+    ("docs/known-faults.md", "effects"): effects_of_faults,
 }
 
 
 NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/releases.md", "all"): cells,
-    ("docs/releases.md", "minutes"): lambda: f"{sum(results.newest()['seconds'].values()) / 60:.1f}",
+    ("docs/releases.md", "minutes"): lambda: f"{minutes():.1f}",
+    ("reports/conformance/README.md", "lacking"): loss_scales_lacking,
+    ("reports/conformance/README.md", "moved_above"): partial(first_move, "clipping_above"),
+    ("reports/conformance/README.md", "moved_absent"): partial(first_move, "clipping_absent"),
+    ("docs/known-faults.md", "right_engines"): right_engines,
+    ("docs/known-faults.md", "bf16_first"): partial(effect, "zero0-bf16-step", "adamw", "1"),
+    ("docs/known-faults.md", "bf16_twenty"): partial(effect, "zero0-bf16-step", "adamw", "20"),
+    ("docs/known-faults.md", "bf16_sensitive"): partial(effect, "zero0-bf16-step", "conformance", "1"),
+    ("docs/known-faults.md", "fp16_small"): partial(effect, "fp16-stage-0", "adamw", "20"),
+    ("docs/known-faults.md", "fp16_large"): partial(effect, "fp16-stage-0", "adamw_large", "20"),
     ("reports/conformance/README.md", "all"): cells,
     ("reports/conformance/README.md", "all_wrong"): partial(cells, "", "wrong"),
     ("reports/conformance/README.md", "deepspeed"): partial(cells, "zero"),
