@@ -139,8 +139,8 @@ def one_and_two() -> str:
         f"full fine-tunings with accelerate, and by at most {np.abs(nats).max():.4f} in a pair (IBM's "
         "fms-acceleration, 100 steps, weights in bf16, AdamW with an epsilon of 1e-4, each training run once). If FSDP "
         f"has weights in fp32 instead, they differ by {_nats('fms-full-masters-one-two'):+.3f}. A step takes "
-        f"{time.median:.2f} times as long on two GPUs ({time.tenth:.2f} to {time.ninetieth:.2f} in eight of ten pairs), "
-        f"and each GPU needs {peak.median:.2f} times the memory for tensors."
+        f"{time.median:.2f} times as long on two GPUs ({time.tenth:.2f} to {time.ninetieth:.2f} in eight of ten "
+        f"pairs), and each GPU needs {peak.median:.2f} times the memory for tensors."
     )
 
 
