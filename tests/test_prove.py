@@ -33,7 +33,7 @@ from study.engines import scripts
 from study.engines.hooks import before_updates
 from study.engines.readback.states import count_states
 from study.prove import findings as prove_findings
-from study.prove import json_answer
+from study.prove import json_answer, norms
 from study.prove.__main__ import main
 from study.prove.checksums import checksums, first_difference
 from study.prove.demands import by_json, by_launcher, processes_of
@@ -729,6 +729,87 @@ def test_what_deepspeed_built_is_read_back_and_gradients_that_it_loses_are_found
     # ZeRO clips what it has orthogonalized (DeepSpeed #8439).
     (found,) = proof(str(tmp_path / "muon-2-1.0.json"))["findings"]
     assert found.startswith("the update is not Muon's: the update of ")
+
+
+NORMS = """
+import os
+import torch, deepspeed
+from deepspeed.accelerator import get_accelerator
+from study.engines import extensions, prove
+extensions.use_own_folder()
+extensions.use_built()
+get_accelerator().is_fp16_supported = lambda: True
+deepspeed.init_distributed("gloo")
+OF = {"fp16": {"fp16": {"enabled": True, "initial_scale_power": 8}}, "bf16": {"bf16": {"enabled": True}},
+      "autocast": {"torch_autocast": {"enabled": True, "dtype": "float16"}}}
+
+def train(precision, stage, clipping):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+    settings = {"train_micro_batch_size_per_gpu": 2, "gradient_clipping": clipping, **OF[precision],
+                "zero_optimization": {"stage": stage}, "optimizer": {"type": "AdamW", "params": {"torch_adam": True}}}
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=settings)
+    prove.watch(engine, output=f"{precision}-{stage}-{clipping}.json", allow_known_bad=True)
+    torch.manual_seed(int(os.environ["RANK"]))
+    for _ in range(4):
+        inputs = torch.randn(2, 8, dtype={"fp16": torch.half, "bf16": torch.bfloat16}.get(precision))
+        engine.backward(engine(inputs).float().square().mean())
+        engine.step()
+    engine.destroy()
+
+for case in (("fp16", 0, 1.0), ("fp16", 2, 0.01), ("fp16", 3, 0.0), ("bf16", 1, 0.01), ("autocast", 2, 1.0)):
+    train(*case)
+"""
+
+
+@pytest.mark.launches
+def test_a_norm_that_is_not_that_of_the_gradients_is_a_fault(tmp_path):
+    """In DeepSpeed 0.19.8, fp16 at stage 0 and torch_autocast in float16 use gradients that are too small."""
+    (tmp_path / "script.py").write_text(NORMS)
+    completed = launching.torchrun(["script.py"], tmp_path)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    findings = {path.stem: proof(str(path))["findings"] for path in tmp_path.glob("*.json")}
+    for name in ("fp16-2-0.01", "fp16-3-0.0", "bf16-1-0.01"):
+        assert findings.pop(name) == []
+    assert findings.keys() == {"fp16-0-1.0", "autocast-2-1.0"}
+    assert [json_answer.fault_id(text) for (text,) in findings.values()] == ["prove/wrong-norm"] * 2
+    assert ["torch_autocast" in text for (text,) in findings.values()] == [name[0] == "a" for name in findings]
+
+
+@pytest.mark.parametrize(
+    ("used", "reported", "limit", "stage", "num_findings"),
+    [
+        ([3.0, 4.0], 5.0, 0.0, 1, 0),
+        ([3.0, 4.0], 5.0, 0.0, 0, 1),  # without ZeRO, every rank has all gradients
+        ([5.0, 5.0], 5.0, 0.0, 0, 0),
+        ([0.06, 0.08], 100.0, 0.1, 3, 0),  # clipped strongly
+        ([0.06, 0.08], 100.0, 0.1 * 65536, 3, 1),
+        ([3.0, 4.0], 10.0, 0.0, 2, 1),  # half of the gradient
+        ([3.0, 4.0], 10.0, 20.0, 2, 1),
+        ([3.0, 4.0], None, 1.0, 2, 0),
+        ([3.0, 4.0], math.inf, 1.0, 2, 0),
+    ],
+)
+def test_the_norm_of_the_update_is_the_reported_one_or_the_limit(used, reported, limit, stage, num_findings):
+    facts = {**STAGE_2, "gradient_clipping": limit, "zero_stage": stage, "num_trainable_params": 10}
+    facts |= {"data_parallel_ranks": [0, 1]}
+    elements = 5 if stage else 10
+    reports = [norms.NormReport(reported=reported, squares=each**2, elements=elements) for each in used]
+    assert len(norms.judge(reports, facts).findings) == num_findings
+    unseen = [{**report, "elements": elements - 1} for report in reports]
+    for case in (
+        (unseen, facts),
+        (reports, {**facts, "data_parallel_ranks": [0]}),
+        (reports, {**facts, "engine": "DDP"}),
+    ):
+        assert norms.judge(*case) == ([], [])
+
+
+def test_a_norm_with_the_loss_scale_in_it_is_a_note_if_nothing_is_clipped():
+    facts = {**STAGE_2, "precision": "fp16-autocast", "num_trainable_params": 10, "data_parallel_ranks": [0, 1]}
+    reports = [norms.NormReport(reported=65536.0, squares=0.5, elements=5)] * 2
+    findings, notes = norms.judge(reports, {**facts, "gradient_clipping": 0.0})
+    assert (len(findings), len(notes)) == (0, 1)
 
 
 def test_the_padding_of_a_shard_is_no_weight(group):

@@ -909,6 +909,50 @@ def test_doctor_names_what_a_release_makes_of_a_file(monkeypatch, file, release,
         examine.examine(path, "trl==1")
 
 
+AUTOCAST = {"enabled": True, "dtype": "float16"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "stage", "affected"),
+    [
+        ({"torch_autocast": AUTOCAST}, 1, {"0.19.3", "0.19.8"}),
+        ({"torch_autocast": AUTOCAST, "gradient_clipping": 1.0}, 2, {"0.17.2", "0.17.6", "0.19.2", "0.19.3", "0.19.8"}),
+        ({"torch_autocast": AUTOCAST, "gradient_clipping": 1.0}, 3, {"0.17.6", "0.19.2", "0.19.3", "0.19.8"}),
+        ({"torch_autocast": {**AUTOCAST, "dtype": "fp16"}, "gradient_clipping": 0}, 3, set()),
+        ({"torch_autocast": {**AUTOCAST, "enabled": False}, "gradient_clipping": 1.0}, 2, set()),
+        ({"torch_autocast": {**AUTOCAST, "dtype": "bfloat16"}, "gradient_clipping": 1.0}, 2, set()),
+        ({"torch_autocast": AUTOCAST, "gradient_clipping": 1.0}, 0, set()),
+        ({"gradient_clipping": 1.0}, 2, set()),
+        ({"fp16": {"enabled": True}, "gradient_clipping": 1.0}, 2, set()),
+    ],
+)
+def test_fp16_under_deepspeeds_autocast_is_named_for_files_that_have_it(settings, stage, affected, tmp_path):
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps({**settings, "zero_optimization": {"stage": stage}, "train_batch_size": 4}))
+    said = "clipped while they are multiplied by the loss scale"
+    for version in ("0.17.1", "0.17.2", "0.17.6", "0.19.2", "0.19.3", "0.19.8"):
+        found = examine.examine(path, f"deepspeed=={version}").findings
+        assert any(said in finding.message for finding in found) == (version in affected), version
+        if "gradient_clipping" in settings:  # a program may fill it in, so upgrade names all faults otherwise
+            shown = between("0.17.1", version, config=path).shown
+            assert any(said in change.summary for change in shown) == (version in affected), version
+    now = [finding for finding in examine.examine(path).findings if finding.key == "torch_autocast.dtype"]
+    assert any(finding.matters for finding in now) == ("0.19.8" in affected)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", None])
+def test_bf16_under_deepspeeds_autocast_is_named_for_files_that_have_it(dtype, tmp_path):
+    path = tmp_path / "ds.json"
+    section = {"torch_autocast": {"enabled": True, "dtype": dtype}} if dtype else {}
+    path.write_text(json.dumps({**section, "zero_optimization": {"stage": 1}, "gradient_clipping": 1.0}))
+    found = [finding.message for finding in examine.examine(path, "deepspeed==0.17.5").findings]
+    assert any("65,536 times too large" in message for message in found) == (dtype == "bfloat16")
+    ended = [change.id for change in between("0.17.5", "0.17.6", config=path).shown if change.how == "goes"]
+    assert (
+        {"autocast-norm", "autocast-bf16-scaler"} <= {*ended} if dtype == "bfloat16" else "autocast-norm" not in ended
+    )
+
+
 MUON = {"optimizer": {"type": "Muon", "params": {"lr": 0.02}}, "zero_optimization": {"stage": 0}}
 
 
@@ -942,11 +986,13 @@ OFFLOADED = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
         ("Lion", {"zero_optimization": {"stage": 2}}, "gradient and momentum are zero", False),
         ("Adafactor", {"zero_optimization": {"stage": 1}}, "one flat vector", True),
         ("Adafactor", {"zero_optimization": {"stage": 0}}, "one flat vector", False),
-        ("SGD", {"fp16": {"enabled": True}}, "loss scale", True),
-        ("SGD", {"fp16": {"enabled": "auto"}, "zero_optimization": {"stage": "0"}}, "loss scale", True),
-        ("Muon", {"fp16": {"enabled": True}, "zero_optimization": {"stage": "2"}}, "the loss scale", True),
-        ("Muon", {"fp16": {"enabled": True}, "zero_optimization": OFFLOADED}, "the loss scale", False),
-        ("SGD", {"fp16": {"enabled": True}, "zero_optimization": {"stage": 1}}, "loss scale", False),
+        ("SGD", {"fp16": {"enabled": True}}, "SGD almost stops", True),
+        ("SGD", {"fp16": {"enabled": "auto"}, "zero_optimization": {"stage": "0"}}, "SGD almost stops", True),
+        ("Muon", {"fp16": {"enabled": True}, "zero_optimization": {"stage": "2"}}, "momentum contains", True),
+        ("Muon", {"fp16": {"enabled": True}, "zero_optimization": OFFLOADED}, "momentum contains", False),
+        ("SGD", {"fp16": {"enabled": True}, "zero_optimization": {"stage": 1}}, "SGD almost stops", False),
+        ("SGD", {"fp16": {"enabled": True}, "zero_optimization": {"stage": 1}}, "loss scale doubles", True),
+        ("SGD", {"bf16": {"enabled": True}, "zero_optimization": {"stage": 1}}, "loss scale doubles", False),
     ],
 )
 def test_doctor_names_listed_faults_of_optimizers(tmp_path, optimizer, more, fact, is_affected):

@@ -49,6 +49,7 @@ def findings_of(
     tested_faults = [
         replace(finding, message=faults.summary_of(fault, [engine]))
         for fault in faults.faults_of(version, engine, classes)
+        if not fault.needs or _is_affected(json_content, fault.needs)
     ]
     return tested_faults + [
         replace(finding, key=next(iter(fault.file)), value=None, message=fault.summary)
@@ -91,7 +92,9 @@ def _training_of(
     if json_content is not None:
         json_file = config_files.DeepSpeedFile(json_content)
         stage, offload = json_file.stage, json_file.get("zero_optimization.offload_optimizer.device")
-        if json_file.precision:
+        if json_file.get("torch_autocast.enabled") is True:
+            classes = {"autocast"}
+        elif json_file.precision:
             classes = {"bf16_fp32_sum" if json_file.get("data_types.grad_accum_dtype") == "fp32" else "bf16"}
     device: OffloadDevice = "cpu" if offload == "cpu" else "nvme" if offload == "nvme" else "none"
     return stage, device, classes

@@ -19,6 +19,7 @@ FAULTS = {
     "clipped too early": "prove/clipped-too-early",
     "clipped too often": "prove/clipped-too-often",
     "clipped nothing": "prove/clipped-nothing",
+    "the norm of the gradients is wrong": "prove/wrong-norm",
     "not unscaled": "prove/not-unscaled",
     "gradients were lost": "prove/lost-gradients",
     "zero_grad is missing": "prove/missing-zero-grad",

@@ -102,6 +102,7 @@ class Update:
         has_formula = any(rules.rule_of(base, group) is not None for group in base.param_groups)
         with_formula = inner if isinstance(inner, torch.optim.Optimizer) and not has_formula else base
         self._model, self._optimizer, self._base = model, optimizer, with_formula
+        self.squares, self.num_elements = 0.0, 0  # of the gradients that the optimizer got on this rank
         self._reason = "its states are on a disk" if has_states_on_disk else None  # why nothing is checked
         self._error: str | None = None
         self._fragments: dict[int, list[Fragment]] = {}  # of the tensors of the optimizer, by their id
@@ -147,6 +148,7 @@ class Update:
     def _note_group(self, optimizer: Any, index: int, group: dict[str, Any]) -> None:
         rule = rules.rule_of(optimizer, group)
         tensors = [t for t in group["params"] if t.grad is not None and id(t) not in self._tensors]
+        self._add_squares(optimizer, tensors)
         smallest = _smallest(tensors)
         quota = max(LEAST_ELEMENTS, MOST_ELEMENTS // max(1, len(self._fragments)))
         for position, tensor in enumerate(tensors):
@@ -166,6 +168,13 @@ class Update:
                     reason = self._note_part(optimizer, group, rule, tensor, fragment, stride)
                 if reason:
                     self._unchecked[fragment.name] = reason
+
+    def _add_squares(self, optimizer: Any, tensors: Sequence[Any]) -> None:
+        scale = getattr(optimizer, "grad_scale", None)  # that a fused optimizer divides the gradients by
+        for gradient in (local(tensor.grad) for tensor in tensors):
+            norm = float(torch.linalg.vector_norm(gradient, dtype=torch.float32))
+            self.squares += (norm if scale is None else norm / float(scale)) ** 2
+            self.num_elements += gradient.numel()
 
     def _note_part(
         self, optimizer: Any, group: dict[str, Any], rule: Rule, tensor: Any, fragment: Fragment, stride: int

@@ -39,7 +39,7 @@ from ..engines.readback.parameters import whole_size
 from ..engines.readback.states import count_states
 from ..engines.scripts import rank
 from ..verdict import Checked, Verdict
-from . import findings, mismatch, reference, schedules, store_exchange, text, update
+from . import findings, mismatch, norms, reference, schedules, store_exchange, text, update
 from .checksums import Checksum, of_batch, of_weights
 from .demands import Request, by_arguments, by_file, by_json, by_launcher, content_of, requested_processes
 from .mismatch import ConfigMismatch, KnownFault, TrainingFault, Unverified
@@ -471,7 +471,9 @@ class StepWatcher:
             notes.append(f"{text.NOT_CHECKED}faults of the step ({type(error).__name__}: {error})")
         if not self._is_compared():
             notes += findings.uneven_targets(step.losses.targets)
-            wrong = report["findings"] + self._with_reference([of_reference], notes)
+            of_norms = norms.judge([report["norm"]], self._facts) if "norm" in report else norms.NormJudgment([], [])
+            notes += of_norms.notes
+            wrong = report["findings"] + of_norms.findings + self._with_reference([of_reference], notes)
             return self._with_update(wrong, notes, self._judge([of_update]))
         mine = [report, of_update, of_reference] if "ranks" in report else None
         agreed = store_exchange.agree(self._name, self._steps, mine, self._decide)
@@ -499,7 +501,9 @@ class StepWatcher:
     def _decide(self, posted: Sequence[Any]) -> list[Any]:
         """Return the findings, notes and judgment of the update from what all ranks posted."""
         reports, of_updates, of_references = ([entry[i] for entry in posted] for i in (0, 1, 2))
-        return [*findings.check_ranks(reports), self._judge(of_updates), of_references]
+        wrong, notes = findings.check_ranks(reports)
+        of_norms = norms.judge([report["norm"] for report in reports], self._facts)
+        return [wrong + of_norms.findings, notes + of_norms.notes, self._judge(of_updates), of_references]
 
     def _judge(self, reports: Sequence[update.UpdateReport]) -> update.Judgment:
         try:
@@ -541,6 +545,7 @@ class StepWatcher:
         batches = self._batches[-2:] if len(self._batches) > 1 else step.batches
         report = findings.rank_report(self._model, self._facts, self._optimizer, step, batches, step.weights or after)
         report["findings"] = [*wrong, *report["findings"]]
+        report["norm"] = norms.report(self._model, step.update.squares, step.update.num_elements)
         return report
 
     def _trained(self) -> list[Any]:

@@ -65,7 +65,7 @@ OPTIMIZERS = (
     "Rprop", "SGD", "SparseAdam",
 )  # fmt: skip
 # Sections of a DeepSpeed JSON whose missing keys have DeepSpeed's defaults. Programs fill in other missing keys.
-DECIDED = ("zero_optimization.", "data_types.")
+DECIDED = ("zero_optimization.", "data_types.", "torch_autocast.")
 _OF_DEEPSPEED = {
     "zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "bf16",
     "fp16", "optimizer", "scheduler", "gradient_clipping", "zero_allow_untested_optimizer", "activation_checkpointing",

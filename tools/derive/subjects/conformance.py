@@ -184,10 +184,10 @@ def _by_release(findings: Sequence[tuple[tuple[str, ...], str]]) -> list[list[st
 OF_MUON = ("muon-micro-batches", "muon-stage-0", "muon-zero-init")
 PRECISIONS_IN_WORDS = {
     ("fp32", "autocast", "bf16", "bf16_fp32_sum"): "",
-    ("autocast",): ", under autocast",
-    ("bf16",): ", in bf16",
-    ("bf16_fp32_sum",): ", in bf16 with gradients accumulated in fp32",
-    ("bf16", "bf16_fp32_sum"): ", in bf16, also with gradients accumulated in fp32",
+    ("autocast",): ", with the key `torch_autocast` in bfloat16",
+    ("bf16",): ", with the key `bf16`",
+    ("bf16_fp32_sum",): ", with the keys `bf16` and `data_types.grad_accum_dtype` (fp32)",
+    ("bf16", "bf16_fp32_sum"): ", with the key `bf16`, also with `data_types.grad_accum_dtype` (fp32)",
 }
 
 
@@ -199,14 +199,14 @@ def older_faults() -> str:
     rows = []
     for fault in listed:
         last = fault.last or max((each for each in versions if fault.is_in(each)), key=faults.base_release)
-        first = fault.introduced or f"{versions[0]} or older"
+        first = fault.introduced or f"{versions[0]} (the oldest tested)"
         if fault.engines:
             who, what = _affected(fault), fault.what.partition("; in our test model")[0] + _effect_in_words(fault)
         else:
             who, _, what = re.sub(r" \(seen in [^)]*\)$", "", fault.summary).partition(": ")
         threads = ", ".join(map(_link_to_thread, fault.threads))
         sentence = f"{what[0].upper()}{what[1:]}{f' ({threads})' if threads else ''}."
-        row = [f"{first} to {last}", f"{who[0].upper()}{who[1:]}", sentence]
+        row = [f"{first} to {last}{_not_tested(fault)}", f"{who[0].upper()}{who[1:]}", sentence]
         rows.append((faults.base_release(last), row))
     ordered = sorted(rows, key=lambda row: row[0], reverse=True)
     return tabulate(["DeepSpeed", "who is affected", "what goes wrong"], [row for _, row in ordered])
@@ -219,6 +219,28 @@ def _effect_in_words(fault: faults.Fault) -> str:
         return ""
     moved = _moved(entry["adamw"]["moved"])
     return f"; with the default AdamW, the weights moved {moved} times the right distance after 1, 5 and 20 steps"
+
+
+def _not_tested(fault: faults.Fault) -> str:
+    """Return, in parentheses, the releases within a range whose tests with a fault's engines all stop with an error."""
+    gaps: dict[tuple[str, ...], list[str]] = {}
+    for version, matrix in results.read("deepspeed").items():
+        if fault.engines and faults.affects(fault, version):
+            crashed = [engine for engine in fault.engines if _crashes(matrix["cells"], fault, engine)]
+            gaps.setdefault(tuple(crashed), []).append(version)
+    parts = []
+    for engines, versions in gaps.items():
+        which = "" if engines == tuple(fault.engines) else f"{stages_in_words(engines)}: " if engines else None
+        if which is not None:
+            names = versions[0] if len(versions) == 1 else f"{versions[0]} to {versions[-1]}"
+            parts.append(f"{which}{names} stop with an error")
+    return f" ({'; '.join(parts)})" if parts else ""
+
+
+def _crashes(cells: Mapping[str, Any], fault: faults.Fault, engine: str) -> bool:
+    names = [faults.cell(fault, engine, precision) for precision in fault.precisions]
+    verdicts = {cells[name]["verdict"] for name in names if name in cells}
+    return "crashed" in verdicts and verdicts <= {"crashed", "refused"}
 
 
 def _link_to_thread(url: str) -> str:
@@ -238,7 +260,7 @@ def stages_in_words(engines: Sequence[str]) -> str:
 
 
 def _affected(fault: faults.Fault) -> str:
-    accumulation = ", with gradient accumulation" if fault.several_micro_batches else ""
+    accumulation = ", with `gradient_accumulation_steps` above 1" if fault.several_micro_batches else ""
     models = f", for {fault.models}" if fault.models else ""
     return f"{stages_in_words(fault.engines)}{PRECISIONS_IN_WORDS[tuple(fault.precisions)]}{accumulation}{models}"
 
