@@ -20,6 +20,7 @@ from . import of_release
 from .findings import KEEP, REMOVE, Finding, Instead, Settings
 from .kinds import ALL_TITLES, OF_DDP, TITLES, Kind, kind_of
 from .named_files import CONFIGS, is_json, read, with_keys
+from .of_release import NO_RELEASES, Releases
 from .parts import examine_parts, overridden
 from .shipped_files import is_shipped
 
@@ -41,6 +42,7 @@ class Examined:
     kind: Kind | None = None  # None if doctor does not know this kind of file
     not_checked: tuple[NotChecked, ...] = ()
     deepspeed: dict[str, Any] | None = None  # the content of the DeepSpeed file that the file is, contains or names
+    releases: Releases = NO_RELEASES  # by which the file was judged
 
     @property
     def matters(self) -> bool:
@@ -66,7 +68,7 @@ class Examined:
             [
                 *of_file,
                 *(NotChecked(f"{f.key} in {f.file}", f.message.rstrip(".")) for f in open_keys),
-                *(NotChecked("the known faults of the release", f.message, True) for f in open_releases),
+                *(NotChecked(f.release, f.message, True) for f in open_releases),
             ],
         )
 
@@ -76,21 +78,20 @@ class Examined:
         return {"file": str(self.path), "kind": self.kind, "findings": findings, **self.verdict.content()}
 
 
-def examine(path: Path, release: str | None = None) -> Examined:
+def examine(path: Path, *releases: str) -> Examined:
     """Read and examine a configuration file, and return it with its findings.
 
-    If `release` is given, for example "deepspeed==0.18.1", the findings include the known faults of that release that
-    affect the training of this file. Raises Refusal if the file cannot be read, or if the release is not one of
-    DeepSpeed. A file of an unknown kind has no findings that matter.
+    With `releases`, for example "deepspeed==0.18.1", the file is judged as these releases read it, and the findings
+    include their known faults that affect the training of this file. Raises Refusal if the file cannot be read, or for
+    another package. A file of an unknown kind has no findings that matter.
     """
-    examined = examine_content(path, read(path))
-    if release is None:
-        return examined
-    release_findings = of_release.findings_of(release, path, examined.content, examined.deepspeed)
-    return examined if examined.kind is None else replace(examined, findings=release_findings + examined.findings)
+    chosen = Releases.of(releases)
+    return examine_content(path, read(path), releases=chosen)
 
 
-def examine_content(path: Path, content: dict[str, Any], kind: Kind | None = None) -> Examined:
+def examine_content(
+    path: Path, content: dict[str, Any], kind: Kind | None = None, releases: Releases = NO_RELEASES
+) -> Examined:
     """Examine a configuration file as if it had this content, and return it with its findings.
 
     `kind` is the kind of the file. If it is None, the content decides.
@@ -100,11 +101,14 @@ def examine_content(path: Path, content: dict[str, Any], kind: Kind | None = Non
         message = f"This is {UNKNOWN_KIND}. {KNOWN_KINDS}"
         unknown = Finding(file=str(path), key="", value=ABSENT, effect="not examined", message=message)
         return Examined(path, content, [unknown])
-    parts = examine_parts(path, content, kind)
-    findings = (overridden(path, content) if kind != "torchtitan" else []) + parts.findings
+    parts = examine_parts(path, content, kind, releases)
+    gone = list(of_release.of_arguments(str(path), content, kind, releases))
+    kept = [finding for finding in parts.findings if (finding.file, finding.key) not in {(f.file, f.key) for f in gone}]
+    findings = (overridden(path, content) if kind != "torchtitan" else []) + gone + kept
     contents = {str(path): content} | ({} if parts.deepspeed is None else {"": parts.deepspeed})
     findings = [_as_shipped(finding, contents) for finding in _join_typos(findings)]
-    return Examined(path, content, findings, kind, tuple(parts.not_checked), parts.deepspeed)
+    of_releases = of_release.findings_of(releases, path, content, kind, parts.deepspeed)
+    return Examined(path, content, of_releases + findings, kind, tuple(parts.not_checked), parts.deepspeed, releases)
 
 
 def _join_typos(findings: Sequence[Finding]) -> list[Finding]:
@@ -132,12 +136,13 @@ def _as_shipped(finding: Finding, contents: Mapping[str, dict[str, Any]]) -> Fin
 
     `contents` has the content of the examined file by its name, and of the DeepSpeed file that it names under "".
     """
-    if not (finding.matters and finding.key.endswith(FILLED_IN) and finding.effect != "overridden"):
+    is_shown = finding.matters or finding.is_note
+    if not (is_shown and finding.key.endswith(FILLED_IN) and finding.effect != "overridden"):
         return finding
     if not is_shipped(contents.get(finding.file, contents.get("", {}))):
         return finding
     message = f"zero-study sets this itself. In other programs: {finding.message}"
-    return replace(finding, matters=False, message=message)
+    return replace(finding, matters=False, is_note=False, message=message)
 
 
 def mended(examined: Examined) -> dict[str, Any]:
@@ -150,7 +155,8 @@ def mended(examined: Examined) -> dict[str, Any]:
     for _ in range(5):
         before = copy.deepcopy(content)
         findings = [
-            finding for finding in examine_content(examined.path, before, examined.kind).findings
+            finding
+            for finding in examine_content(examined.path, before, examined.kind, examined.releases).findings
             if finding.matters and finding.file == str(examined.path)
         ]  # fmt: skip
         # Misspelt keys come first, because each of them also causes a finding that the right name is missing.
