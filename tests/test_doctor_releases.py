@@ -278,7 +278,8 @@ def test_the_default_launcher_of_two_machines_starts_two_trainings():
 
     def command(path: Path) -> tuple[list[str] | None, str]:
         arguments = launch_command_parser().parse_args(["--config_file", str(path), "train.py"])
-        arguments, *_ = _validate_launch_command(arguments)
+        arguments, defaults, _ = _validate_launch_command(arguments)
+        arguments.deepspeed_fields_from_accelerate_config = ",".join(defaults.deepspeed_config)
         words, _ = prepare_deepspeed_cmd_env(arguments)
         return words, str(getattr(arguments, "nnodes", None))
 

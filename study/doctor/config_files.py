@@ -195,7 +195,25 @@ def of_json(name: str, content: Mapping[str, Any]) -> list[Finding]:
 
     `name` is the name of the file in the findings.
     """
-    return examine(name, DeepSpeedFile(content), "json", partial(_unknown_in_json, name))
+    findings = examine(name, DeepSpeedFile(content), "json", partial(_unknown_in_json, name))
+    # DeepSpeed also converts the values of keys that it then ignores.
+    is_read = ("ignored", False)
+    return [
+        (_wrong_value(name, each.key, each.value) if (each.effect, each.matters) == is_read else None) or each
+        for each in findings
+    ]
+
+
+def _wrong_value(file: str, key: str, value: Any) -> Finding | None:
+    """Return the finding for a value that DeepSpeed cannot convert to the type of its key. None if it can."""
+    above, _, name = key.rpartition(".")
+    expected = _not_coerced(above, name, value)
+    if expected is None or value == "auto":
+        return None
+    return Finding(
+        file=file, key=key, value=value, effect="crashes", matters=True, error=NOT_COERCED,
+        message=f"DeepSpeed expects {expected} here, and cannot convert this value.", remedy=f"Write {expected}.",
+    )  # fmt: skip
 
 
 def _unknown_in_json(file: str, key: str, value: Any) -> Finding | None:
@@ -241,11 +259,8 @@ def _misread_by_deepspeed(file: str, key: str, value: Any) -> Finding | None:
     is_strict = section is not None and section.is_strict
     top: Collection[str] = {*known_keys.read()["named"]["top"], *sections}
     valid_names = section.keys if section else () if above else top
-    if is_strict and name in valid_names and (expected := _not_coerced(above, name, value)):
-        return Finding(
-            file=file, key=key, value=value, effect="crashes", matters=True, error=NOT_COERCED,
-            message=f"DeepSpeed expects {expected} here, and cannot convert this value.", remedy=f"Write {expected}.",
-        )  # fmt: skip
+    if is_strict and name in valid_names and (finding := _wrong_value(file, key, value)):
+        return finding
     if not valid_names or name in valid_names:
         return None
     if is_strict:

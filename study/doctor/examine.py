@@ -16,10 +16,10 @@ import yaml
 from ..engines.keys.patterns import ABSENT
 from ..errors import Refusal
 from ..verdict import Checked, NotChecked, Verdict
-from . import of_release
+from . import job_files, of_release
 from .findings import KEEP, REMOVE, Finding, Instead, Settings
 from .kinds import ALL_TITLES, OF_DDP, TITLES, Kind, kind_of
-from .named_files import CONFIGS, is_json, read, with_keys
+from .named_files import CONFIGS, find, is_json, read, with_keys
 from .of_release import NO_RELEASES, Releases
 from .parts import examine_parts, overridden
 from .shipped_files import is_shipped
@@ -86,7 +86,24 @@ def examine(path: Path, *releases: str) -> Examined:
     another package. A file of an unknown kind has no findings that matter.
     """
     chosen = Releases.of(releases)
+    if path.suffix in job_files.ENDINGS:
+        return _examine_job(path, *releases)
     return examine_content(path, read(path), releases=chosen)
+
+
+def _examine_job(path: Path, *releases: str) -> Examined:
+    """Examine what a job script makes of the accelerate file that it names. Findings in that file are left out."""
+    flags = job_files.first_launch(path)
+    named = find(flags["config_file"], path)
+    if named is None:
+        raise Refusal(f"{path}: it names {flags['config_file']}, and there is no such file. Nothing was checked.")
+    of_file = examine(named.path, *releases)
+    if of_file.kind != "accelerate":
+        raise Refusal(f"{path}: {named.path} is not a file of accelerate. Nothing was checked.")
+    changed = job_files.with_flags(of_file.content, flags)
+    job = examine_content(path, changed, "accelerate", of_file.releases)
+    known = {(finding.key, finding.message) for finding in of_file.findings if finding.effect != "honoured"}
+    return replace(job, findings=[finding for finding in job.findings if (finding.key, finding.message) not in known])
 
 
 def examine_content(
@@ -229,7 +246,8 @@ def _is_section(value: Any) -> bool:
 
 def can_mend(examined: Examined) -> bool:
     """Return whether --fix would change anything in a file."""
-    return examined.kind not in (None, "torchtitan") and mended(examined) != examined.content
+    is_written = examined.kind not in (None, "torchtitan") and examined.path.suffix not in job_files.ENDINGS
+    return is_written and mended(examined) != examined.content
 
 
 def write_mended(examined: Examined, out: Path) -> list[KeyChange]:
@@ -240,8 +258,8 @@ def write_mended(examined: Examined, out: Path) -> list[KeyChange]:
     """
     if examined.kind is None:
         raise Refusal(f"--fix {out}: {examined.path} is {UNKNOWN_KIND}. Nothing was written. {KNOWN_KINDS}")
-    if examined.kind == "torchtitan":
-        raise Refusal(f"--fix {out}: TOML files cannot be corrected. Change {examined.path} by hand.")
+    if examined.kind == "torchtitan" or examined.path.suffix in job_files.ENDINGS:
+        raise Refusal(f"--fix {out}: a TOML file or a script cannot be corrected. Change {examined.path} by hand.")
     if os.path.lexists(out):
         raise Refusal(f"--fix {out}: this file exists, and is not overwritten. Name a new file.")
     if out.suffix != examined.path.suffix:
