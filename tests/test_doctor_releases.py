@@ -11,7 +11,7 @@ import pytest
 import yaml
 from refusing import refusal
 
-from study import cli
+from study import check, cli
 from study.doctor import examine, several, text
 from study.doctor.findings import Finding, Settings
 
@@ -263,6 +263,25 @@ def test_a_written_norm_that_has_no_effect_is_found():
     assert (finding.key, finding.mend) == ("gradient_clipping", "auto")
 
 
+def test_a_file_of_another_program_is_no_deepspeed_file(capsys):
+    """It has one key of DeepSpeed among its own."""
+    own = {
+        "data_dir": "d",
+        "num_workers": 4,
+        "learning_rate": 1e-4,
+        "max_steps": 10,
+        "amp": True,
+        "seed": 1,
+        "bf16": True,
+    }
+    path = written(own | {"train_micro_batch_size_per_gpu": 4}, "train.yaml")
+    assert cli.run(["doctor", str(path)]) == 3
+    assert examine.examine(path).kind is None
+    assert (
+        examine.examine(written({"train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": True}})).kind == "deepspeed"
+    )
+
+
 # ---------------------------------------------------------------- several machines
 
 
@@ -293,5 +312,17 @@ def test_the_default_launcher_of_two_machines_starts_two_trainings():
     examine._put(content, finding.key, finding.mend)
     assert command(written(content)) == (None, "2")  # torchrun with two machines
     assert not wrong(content)
+    one_machine = TWO | {"num_machines": 1, "num_processes": 2}
+    written(one_machine, "ds.yaml")
+    flags = "--num_machines $SLURM_NNODES --num_processes 16 --machine_rank $RANK --main_process_ip $HOST"
+    for more, is_found in (("", True), ("--deepspeed_multinode_launcher standard", False)):
+        command = f"accelerate launch --config_file ds.yaml {flags} \\\n {more} train.py"
+        Path("job.sbatch").write_text(f"#!/bin/bash\n#SBATCH --nodes=2\nsrun {command}\n")
+        found = [each.key for each in examine.examine(Path("job.sbatch")).findings if each.matters]
+        assert found == ([finding.key] if is_found else [])
+    assert "job.sbatch" in check.examine([Path()]).configs
+    Path("other.sh").write_text("accelerate launch train.py\n")
+    assert "no `accelerate launch`" in refusal(cli.run, ["doctor", "other.sh"])
+    assert "other.sh" not in check.examine([Path()]).configs
     with_hosts = Settings(TWO | {"deepspeed_config": {"zero_stage": 3, "deepspeed_hostfile": "hosts"}}).content
     assert "alone" not in next(iter(wrong(dict(with_hosts)).values())).message

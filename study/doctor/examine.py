@@ -124,7 +124,8 @@ def examine_content(
     findings = (overridden(path, content) if kind != "torchtitan" else []) + gone + kept
     contents = {str(path): content} | ({} if parts.deepspeed is None else {"": parts.deepspeed})
     findings = [_as_shipped(finding, contents) for finding in _join_typos(findings)]
-    of_releases = of_release.findings_of(releases, path, content, kind, parts.deepspeed)
+    named = parts.deepspeed_file or str(path)
+    of_releases = of_release.findings_of(releases, named, content, kind, parts.deepspeed)
     return Examined(path, content, of_releases + findings, kind, tuple(parts.not_checked), parts.deepspeed, releases)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import yaml
@@ -258,18 +257,18 @@ def of_arguments(file: str, content: Mapping[str, Any], kind: Kind, releases: Re
 
 
 def findings_of(
-    releases: Releases, path: Path, content: Mapping[str, Any], kind: Kind, json_content: dict[str, Any] | None
+    releases: Releases, file: str, content: Mapping[str, Any], kind: Kind, json_content: dict[str, Any] | None
 ) -> list[Finding]:
     """Return findings about releases: their known faults that affect a training with this file, or why none is known.
 
-    `json_content` is the DeepSpeed file that the file is, contains or names. The stage, offload and precision decide
-    which faults of DeepSpeed there are.
+    `json_content` is the DeepSpeed file that the file is, contains or names, and `file` its name. The stage, offload and
+    precision decide which faults of DeepSpeed there are.
     """
     found: list[Finding] = []
     readers = _readers_of(content, kind, json_content)
     for package, version in releases.pins.items():
         finding = Finding(
-            file=str(path), key="stage", value=None, effect="means something else", matters=True,
+            file=file, key="stage", value=None, effect="means something else", matters=True,
             release=f"{package}=={version}",
         )  # fmt: skip
         reason = changes.why_unknown(package, version)

@@ -33,6 +33,7 @@ class Parts:
     findings: list[Finding] = field(default_factory=list)
     not_checked: list[NotChecked] = field(default_factory=list)
     deepspeed: dict[str, Any] | None = None  # the content of the DeepSpeed file that the file is, contains or names
+    deepspeed_file: str = ""  # the name of that file in findings
     releases: Releases = NO_RELEASES  # by which the file is judged
 
     def add_accelerate(self, file: str, content: Mapping[str, Any]) -> None:
@@ -43,7 +44,7 @@ class Parts:
 
     def of_json(self, file: str, content: dict[str, Any]) -> list[Finding]:
         """Return the findings about the DeepSpeed file that the examined file is, contains or names."""
-        self.deepspeed = content
+        self.deepspeed, self.deepspeed_file = content, file
         found, not_checked = Judge(self.releases, "deepspeed").findings(file, content, config_files.of_json)
         self.not_checked += not_checked
         return found
