@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from refusing import refusal
 from study import check, cli
 from study.doctor import examine, several, text
 from study.doctor.findings import Finding, Settings
+from study.engines import cpu_launch
 
 FSDP = {"distributed_type": "FSDP", "num_processes": 8}
 FSDP2 = FSDP | {"fsdp_config": {"version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}}
@@ -326,3 +330,59 @@ def test_the_default_launcher_of_two_machines_starts_two_trainings():
     assert "other.sh" not in check.examine([Path()]).configs
     with_hosts = Settings(TWO | {"deepspeed_config": {"zero_stage": 3, "deepspeed_hostfile": "hosts"}}).content
     assert "alone" not in next(iter(wrong(dict(with_hosts)).values())).message
+
+
+# ---------------------------------------------------------------- CPUs
+
+
+TRAINER = """
+from accelerate import PartialState
+PartialState(backend="gloo")
+import torch
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+arguments = TrainingArguments(output_dir="o", per_device_train_batch_size=2, max_steps=1, report_to="none",
+    save_strategy="no", disable_tqdm=True, accelerator_config={"use_configured_state": True})
+sizes = {"vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+rows = [{"input_ids": torch.ones(4, dtype=torch.long), "labels": torch.tensor(0)} for _ in range(8)]
+trainer = Trainer(BertForSequenceClassification(BertConfig(**sizes)), arguments, train_dataset=rows)
+trainer.train()
+engine = trainer.model_wrapped
+print("TRAINED", arguments.world_size, engine.zero_optimization_stage(), trainer.state.global_step, flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.launches
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_trainer_uses_zero_on_cpus_as_the_hint_says(stage):
+    assert 'PartialState(backend="gloo")' in cpu_launch.OF_FILE
+    assert '{"use_configured_state": True}' in cpu_launch.OF_FILE
+    section = {"zero_stage": stage, "gradient_clipping": 1.0}
+    written({"distributed_type": "DEEPSPEED", "num_processes": 2, "deepspeed_config": section})
+    Path("train.py").write_text(TRAINER)
+    words = ["accelerate.commands.launch", "--config_file", "mine.yaml", "--main_process_port", "0", "train.py"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, "-m", *words], capture_output=True, text=True, env=environment, timeout=600, check=False
+    )
+    assert done.stdout.count(f"TRAINED 2 {stage} 1") == 2, done.stderr[-2000:]
+
+
+@pytest.mark.slow
+@pytest.mark.launches
+def test_accelerate_starts_several_processes_on_cpus_as_the_rule_says():
+    Path("train.py").write_text(
+        "from accelerate import Accelerator\nprint('OF', Accelerator().num_processes, flush=True)\n"
+    )
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+    def output(words: list[str], **variables: str) -> str:
+        command = [sys.executable, "-m", *words]
+        return subprocess.run(
+            command, capture_output=True, text=True, env=environment | variables, timeout=600, check=False
+        ).stdout
+
+    assert output(torchrun, ACCELERATE_USE_CPU="true").count("OF 2") == 2
+    launcher = ["accelerate.commands.launch", "--cpu", "--num_processes", "2", "train.py"]
+    assert output(launcher).count("OF 1") == 1

@@ -261,8 +261,8 @@ def findings_of(
 ) -> list[Finding]:
     """Return findings about releases: their known faults that affect a training with this file, or why none is known.
 
-    `json_content` is the DeepSpeed file that the file is, contains or names, and `file` its name. The stage, offload and
-    precision decide which faults of DeepSpeed there are.
+    `json_content` is the DeepSpeed file that the file is, contains or names, and `file` its name. The stage, offload
+    and precision decide which faults of DeepSpeed there are.
     """
     found: list[Finding] = []
     readers = _readers_of(content, kind, json_content)
@@ -282,9 +282,11 @@ def findings_of(
 
 def _rules_of(package: str) -> str:
     """Return the release whose rules the table of keys has."""
-    engines: list[Literal["accelerate", "deepspeed"]] = ["accelerate", "deepspeed"]
-    own = {engine: f"{engine} {known_keys.engine_schema(engine, 'release')}" for engine in engines}
-    return own.get(package, f"the newest releases of {package}")
+    own = {
+        "accelerate": known_keys.engine_schema("accelerate", "release"),
+        DEEPSPEED: known_keys.engine_schema("deepspeed", "release"),
+    }
+    return f"{package} {own[package]}" if package in own else f"the newest releases of {package}"
 
 
 def _readers_of(content: Mapping[str, Any], kind: Kind, json_content: dict[str, Any] | None) -> set[str]:
