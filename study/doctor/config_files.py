@@ -156,8 +156,8 @@ class DeepSpeedFile(Settings):
     def warm_up_falls(self) -> bool:
         return self._is_above("scheduler.params.warmup_min_lr", "scheduler.params.warmup_max_lr")
 
-    def _is_above(self, key: str, other: str) -> bool:
-        value, limit = self.get(key), self.get(other)
+    def _is_above(self, key: str, limit_key: str) -> bool:
+        value, limit = self.get(key), self.get(limit_key)
         return isinstance(value, (int, float)) and isinstance(limit, (int, float)) and value > limit
 
 
@@ -197,10 +197,11 @@ def of_json(name: str, content: Mapping[str, Any]) -> list[Finding]:
     """
     findings = examine(name, DeepSpeedFile(content), "json", partial(_unknown_in_json, name))
     # DeepSpeed also converts the values of keys that it then ignores.
-    is_read = ("ignored", False)
+    harmless = ("ignored", False)
     return [
-        (_wrong_value(name, each.key, each.value) if (each.effect, each.matters) == is_read else None) or each
-        for each in findings
+        (_wrong_value(name, finding.key, finding.value) if (finding.effect, finding.matters) == harmless else None)
+        or finding
+        for finding in findings
     ]
 
 

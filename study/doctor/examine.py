@@ -102,8 +102,10 @@ def _examine_job(path: Path, *releases: str) -> Examined:
         raise Refusal(f"{path}: {named.path} is not a file of accelerate. Nothing was checked.")
     changed = job_files.with_flags(of_file.content, flags)
     job = examine_content(path, changed, "accelerate", of_file.releases)
-    known = {(finding.key, finding.message) for finding in of_file.findings if finding.effect != "honoured"}
-    return replace(job, findings=[finding for finding in job.findings if (finding.key, finding.message) not in known])
+    of_content = {(finding.key, finding.message) for finding in of_file.findings if finding.effect != "honoured"}
+    return replace(
+        job, findings=[finding for finding in job.findings if (finding.key, finding.message) not in of_content]
+    )
 
 
 def examine_content(
@@ -119,13 +121,15 @@ def examine_content(
         unknown = Finding(file=str(path), key="", value=ABSENT, effect="not examined", message=message)
         return Examined(path, content, [unknown])
     parts = examine_parts(path, content, kind, releases)
-    gone = list(of_release.of_arguments(str(path), content, kind, releases))
-    kept = [finding for finding in parts.findings if (finding.file, finding.key) not in {(f.file, f.key) for f in gone}]
-    findings = (overridden(path, content) if kind != "torchtitan" else []) + gone + kept
+    removed = list(of_release.of_arguments(str(path), content, kind, releases))
+    remaining = [
+        finding for finding in parts.findings if (finding.file, finding.key) not in {(f.file, f.key) for f in removed}
+    ]
+    findings = (overridden(path, content) if kind != "torchtitan" else []) + removed + remaining
     contents = {str(path): content} | ({} if parts.deepspeed is None else {"": parts.deepspeed})
     findings = [_as_shipped(finding, contents) for finding in _join_typos(findings)]
-    named = parts.deepspeed_file or str(path)
-    of_releases = of_release.findings_of(releases, named, content, kind, parts.deepspeed)
+    place = parts.deepspeed_file or str(path)
+    of_releases = of_release.findings_of(releases, place, content, kind, parts.deepspeed)
     return Examined(path, content, of_releases + findings, kind, tuple(parts.not_checked), parts.deepspeed, releases)
 
 
@@ -154,8 +158,8 @@ def _as_shipped(finding: Finding, contents: Mapping[str, dict[str, Any]]) -> Fin
 
     `contents` has the content of the examined file by its name, and of the DeepSpeed file that it names under "".
     """
-    is_shown = finding.matters or finding.is_note
-    if not (is_shown and finding.key.endswith(FILLED_IN) and finding.effect != "overridden"):
+    is_listed = finding.matters or finding.is_note
+    if not (is_listed and finding.key.endswith(FILLED_IN) and finding.effect != "overridden"):
         return finding
     if not is_shipped(contents.get(finding.file, contents.get("", {}))):
         return finding
@@ -247,8 +251,8 @@ def _is_section(value: Any) -> bool:
 
 def can_mend(examined: Examined) -> bool:
     """Return whether --fix would change anything in a file."""
-    is_written = examined.kind not in (None, "torchtitan") and examined.path.suffix not in job_files.ENDINGS
-    return is_written and mended(examined) != examined.content
+    has_format = examined.kind not in (None, "torchtitan") and examined.path.suffix not in job_files.ENDINGS
+    return has_format and mended(examined) != examined.content
 
 
 def write_mended(examined: Examined, out: Path) -> list[KeyChange]:

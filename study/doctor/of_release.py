@@ -88,7 +88,7 @@ def _of_json(key: str) -> History | None:
 def _of_accelerate(key: str) -> History | None:
     """Return the history of a key of an accelerate file: the launcher's flag, or the first flag of a section."""
     if keys := known_keys.accelerate_sections().get(key):
-        histories = [each for name in keys if (each := _history("accelerate", "launch", f"--{name}"))]
+        histories = [history for name in keys if (history := _history("accelerate", "launch", f"--{name}"))]
         return min(histories, key=lambda history: Version(history.values[0][0]), default=None)
     return _history("accelerate", "launch", f"--{key.rpartition('.')[2]}")
 
@@ -121,8 +121,8 @@ class Releases:
     @cached_property
     def examined(self) -> dict[str, str]:
         """The releases that are in the tables, by package and under the name that they have there."""
-        found = {package: changes.examined_release(package, version) for package, version in self.pins.items()}
-        return {package: version for package, version in found.items() if version is not None}
+        releases = {package: changes.examined_release(package, version) for package, version in self.pins.items()}
+        return {package: version for package, version in releases.items() if version is not None}
 
 
 NO_RELEASES = Releases({})
@@ -162,10 +162,12 @@ class Judge:
         unknown, num_open = self._unknown_keys(file, content)
         names = {finding.key for finding in unknown}
         findings = examine(file, _without(content, names, self.kind))
-        findings = [self._adapted(each) for each in findings if not (each.value is ABSENT and each.key in names)]
-        why = f"the tables of {self.kind} {self.version} do not have them, so the rules of {self.own} were used"
-        what = f"{terminal.count(num_open, 'key')} of {file}"
-        return unknown + findings, [NotChecked(what, why)] if num_open else []
+        findings = [
+            self._adapted(finding) for finding in findings if not (finding.value is ABSENT and finding.key in names)
+        ]
+        reason = f"the tables of {self.kind} {self.version} do not have them, so the rules of {self.own} were used"
+        keys = f"{terminal.count(num_open, 'key')} of {file}"
+        return unknown + findings, [NotChecked(keys, reason)] if num_open else []
 
     def _unknown_keys(self, file: str, content: Mapping[str, Any]) -> tuple[list[Finding], int]:
         """Return findings about the keys that the release does not have, and the number of keys without a history."""
@@ -238,10 +240,14 @@ def of_arguments(file: str, content: Mapping[str, Any], kind: Kind, releases: Re
     if not needed or not {*needed} <= releases.examined.keys():
         return
     classes = [(package, name) for package in needed for name in changes.index().packages[package].defaults]
-    readers = [each for each in classes if each[1] == "TrainingArguments" or (each[0] == "trl" and "." not in each[1])]
+    readers = [
+        (package, name)
+        for package, name in classes
+        if name == "TrainingArguments" or (package == "trl" and "." not in name)
+    ]
     for key, value in content.items():
         histories = [history for reader in readers if (history := _history(*reader, str(key)))]
-        if not histories or any(each.at(releases.examined[each.package]) is not None for each in histories):
+        if not histories or any(history.at(releases.examined[history.package]) is not None for history in histories):
             continue
         package, version = histories[0].package, releases.examined[histories[0].package]
         change = histories[0].change(version)
@@ -264,7 +270,7 @@ def findings_of(
     `json_content` is the DeepSpeed file that the file is, contains or names, and `file` its name. The stage, offload
     and precision decide which faults of DeepSpeed there are.
     """
-    found: list[Finding] = []
+    findings: list[Finding] = []
     readers = _readers_of(content, kind, json_content)
     for package, version in releases.pins.items():
         finding = Finding(
@@ -274,10 +280,10 @@ def findings_of(
         reason = changes.why_unknown(package, version)
         if reason and package in readers:
             message = f"{reason}; the rules of {_rules_of(package)} were used"
-            found.append(replace(finding, effect="not examined", message=message, matters=False))
+            findings.append(replace(finding, effect="not examined", message=message, matters=False))
         elif not reason:
-            found += _faults_of(package, version, finding, content, json_content)
-    return found
+            findings += _faults_of(package, version, finding, content, json_content)
+    return findings
 
 
 def _rules_of(package: str) -> str:
@@ -305,11 +311,11 @@ def _faults_of(
     if package == DEEPSPEED:
         stage, device, classes = _training_of(content, json_content)
         engine = "not DeepSpeed" if stage is None else str(StrategyName.of_zero(stage, device))
-        for fault in faults.faults_of(version, engine, classes):
-            yield replace(finding, value=stage, message=faults.summary_of(fault, [engine]))
-    for known in changes.known_faults():
-        if known.package == package and known.is_in(version) and _is_affected(json_content, known.file):
-            yield replace(finding, key=next(iter(known.file)), message=known.summary)
+        for measured in faults.faults_of(version, engine, classes):
+            yield replace(finding, value=stage, message=faults.summary_of(measured, [engine]))
+    for fault in changes.known_faults():
+        if fault.package == package and fault.is_in(version) and _is_affected(json_content, fault.file):
+            yield replace(finding, key=next(iter(fault.file)), message=fault.summary)
 
 
 def _is_affected(json_content: dict[str, Any] | None, affected: Mapping[str, Sequence[Any]]) -> bool:

@@ -38,16 +38,16 @@ class Parts:
 
     def add_accelerate(self, file: str, content: Mapping[str, Any]) -> None:
         """Add the findings about an accelerate file."""
-        found, not_checked = Judge(self.releases, "accelerate").findings(file, content, config_files.of_accelerate)
-        self.findings += found
+        findings, not_checked = Judge(self.releases, "accelerate").findings(file, content, config_files.of_accelerate)
+        self.findings += findings
         self.not_checked += not_checked
 
     def of_json(self, file: str, content: dict[str, Any]) -> list[Finding]:
         """Return the findings about the DeepSpeed file that the examined file is, contains or names."""
         self.deepspeed, self.deepspeed_file = content, file
-        found, not_checked = Judge(self.releases, "deepspeed").findings(file, content, config_files.of_json)
+        findings, not_checked = Judge(self.releases, "deepspeed").findings(file, content, config_files.of_json)
         self.not_checked += not_checked
-        return found
+        return findings
 
 
 def examine_parts(path: Path, content: Mapping[str, Any], kind: Kind | None, releases: Releases = NO_RELEASES) -> Parts:
@@ -80,9 +80,11 @@ def _of_accelerate(parts: Parts, path: Path, content: Mapping[str, Any]) -> None
 
 
 def _of_json(parts: Parts, path: Path, content: Mapping[str, Any]) -> None:
-    found = parts.of_json(str(path), dict(content))
+    findings = parts.of_json(str(path), dict(content))
     # What reads the file is unknown.
-    parts.findings += [replace(each, matters=False, is_note=True) if each.reader else each for each in found]
+    parts.findings += [
+        replace(finding, matters=False, is_note=True) if finding.reader else finding for finding in findings
+    ]
 
 
 def _of_ddp(parts: Parts, path: Path, content: Mapping[str, Any]) -> None:
@@ -208,8 +210,8 @@ def _of_axolotl(parts: Parts, path: Path, content: Mapping[str, Any]) -> None:
             )
         else:
             parts.findings.append(_plain(path, "deepspeed", content["deepspeed"]))
-        named = {"deepspeed": content["deepspeed"]}
-        _deepspeed_of_trainer(parts, path, Arguments(str(path), "axolotl", settings | precision | named))
+        engine = {"deepspeed": content["deepspeed"]}
+        _deepspeed_of_trainer(parts, path, Arguments(str(path), "axolotl", settings | precision | engine))
     _count_others(parts, content)
 
 

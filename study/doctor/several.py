@@ -76,11 +76,11 @@ def _as_used(result: Examined | Refusal, candidates: Sequence[Examined]) -> Exam
     if isinstance(result, Refusal) or result.kind != "deepspeed":
         return result
     place = result.path.resolve()
-    for candidate in sorted(candidates, key=lambda each: each.kind not in {*OF_TRAINERS, "axolotl"}):
-        found = [finding for finding in candidate.findings if Path(finding.file).resolve() == place]
-        if candidate is not result and found:
+    for candidate in sorted(candidates, key=lambda result: result.kind not in {*OF_TRAINERS, "axolotl"}):
+        findings = [finding for finding in candidate.findings if Path(finding.file).resolve() == place]
+        if candidate is not result and findings:
             own = [finding for finding in result.findings if finding.is_about_release]
-            return replace(result, findings=own + [replace(finding, file=str(result.path)) for finding in found])
+            return replace(result, findings=own + [replace(finding, file=str(result.path)) for finding in findings])
     return result
 
 

@@ -34,6 +34,7 @@ COMPARED = {
     "bf16.enabled": "bf16",
 }
 OF_STEPS = ("scheduler.params.warmup_num_steps", "scheduler.params.total_num_steps")
+OPPOSITE = {"bf16": "fp16", "fp16": "bf16"}
 MISMATCH = "Please correct the following DeepSpeed config values that mismatch TrainingArguments"
 # What Trainer puts in the place of "auto" where a program with accelerate alone would do something else.
 FILLED_BY_TRAINER = {
@@ -76,12 +77,12 @@ def of_arguments(arguments: Arguments) -> list[Finding]:
 
     Of the other arguments, only those whose value stops a training, or contradicts another one, have a finding.
     """
-    found = [
+    findings = [
         finding for key, rule in _RULES.items() if arguments.content.get(key) is not None
         if (finding := rule(arguments, key)) is not None
     ]  # fmt: skip
     wrong = {finding.key: finding for finding in [*_wrong_values(arguments), *_contradictions(arguments)]}
-    return [finding for finding in found if finding.key not in wrong] + list(wrong.values())
+    return [finding for finding in findings if finding.key not in wrong] + list(wrong.values())
 
 
 # What Trainer, DataLoaders and torch's optimizers accept, by argument. With another value, they stop or train nothing.
@@ -286,8 +287,8 @@ def mismatches(file: str, json_file: Settings, arguments: Arguments, above: str 
             continue
         if key in OF_STEPS and number < 1:  # a share of the steps, or all steps
             continue
-        other = {"bf16": "fp16", "fp16": "bf16"}.get(name) if arguments.content.get(name) is None else None
-        stated = f"{name} is {argument}" if other is None else f"{other} is true, and {name} therefore false,"
+        precision = OPPOSITE.get(name) if arguments.content.get(name) is None else None
+        stated = f"{name} is {argument}" if precision is None else f"{precision} is true, and {name} therefore false,"
         message = f"Trainer stops, because {stated} in {arguments.file}."
         yield Finding(
             file=file, key=f"{above}{key}", value=value, effect="crashes", matters=True, error=MISMATCH,
@@ -297,8 +298,7 @@ def mismatches(file: str, json_file: Settings, arguments: Arguments, above: str 
 
 def _with_other_precision(arguments: Arguments) -> dict[str, Any]:
     """Return the arguments with bf16 and fp16. If one of them is true, the other one is false, or Trainer stops."""
-    others = {"bf16": "fp16", "fp16": "bf16"}
-    implied = {other: False for name, other in others.items() if arguments.is_true(name)}
+    implied = {name: False for name, precision in OPPOSITE.items() if arguments.is_true(precision)}
     return {**implied, **{name: value for name, value in arguments.content.items() if value is not None}}
 
 
