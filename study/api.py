@@ -90,10 +90,11 @@ def diff(a: str | Path, b: str | Path) -> DiffAnswer:
     return _ask(DiffAnswer, "diff", [a, b])
 
 
-def doctor(*files: str | Path, release: str | None = None) -> DoctorAnswer:
+def doctor(*files: str | Path, release: str | Sequence[str] = ()) -> DoctorAnswer:
     """Report what the engine does with each key of configuration files. Without files, check this machine.
 
-    With `release`, such as "deepspeed==0.18.2", also look up the known faults of that release.
+    With `release`, such as "deepspeed==0.18.2" or a list of releases of several packages, the files are judged as these
+    releases read them, and their known faults are looked up.
     """
     return _ask(DoctorAnswer, "doctor", files, **{"for": release})
 

@@ -510,6 +510,24 @@ KEYS = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
+        ({"auto_map": {"AutoModelForCausalLM": "modeling_x.X"}}, "auto_map"),
+        ({"n_routed_experts": 8, "num_experts_per_tok": 2}, "n_routed_experts"),
+        ({"num_local_experts": 0}, None),
+        ({}, None),
+    ],
+)
+def test_the_short_answer_says_what_of_a_config_json_is_ignored(changes, words, tmp_path):
+    content = {"model_type": "llama", **config_json._DEFAULTS["llama"]["defaults"], **changes}
+    (path := tmp_path / "config.json").write_text(json.dumps(content))
+    answer = " ".join(advice_text.text(planner.advise(str(path), Request("h100-sxm", 8))).split())
+    assert ("Note: " in answer) == (words is not None)
+    assert words is None or words in answer
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_odd_configurations_are_answered_or_refused_in_one_sentence(seed, tmp_path, monkeypatch):
     def not_traced(name: str, not_known: str, asked: object) -> None:

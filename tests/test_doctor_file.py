@@ -95,7 +95,7 @@ def test_what_the_launcher_never_reads():
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
     content = {
-        "distributed_type": "MULTI_GPU", "num_processes": 4, "num_machines": 2, "main_process_ip": "127.0.0.1",
+        "distributed_type": "MULTI_GPU", "num_processes": 4, "num_machines": 2, "main_process_ip": "10.0.0.1",
         "main_process_port": 29500, "rdzv_backend": "c10d", "same_network": True, "enable_cpu_affinity": True,
         "machine_rank": 1, "downcast_bf16": "yes",
     }  # fmt: skip
@@ -129,7 +129,7 @@ def test_claims_are_what_the_engines_had(verdicts):
 def test_every_trap_is_seen(verdicts):
     """What the file of one trap does is what doctor says of it; some do what no engine can be asked."""
     for name in (name for name in verdicts if name.startswith("trap ")):
-        matter = [(f, verdict) for f, verdict in verdicts[name] if f is not None and f.matters]
+        matter = [(f, verdict) for f, verdict in verdicts[name] if f is not None and (f.matters or f.is_note)]
         own_fault = name.removeprefix("trap ") in ("clipping_zero_in_json", "optimizer_twice")
         assert own_fault or "right" in {verdict for _, verdict in matter}, name
 
@@ -139,7 +139,9 @@ def test_mended_files_start(verdicts):
     observed = doctor_observed.committed()
     for name in (name for name in verdicts if name.startswith("mended ")):
         assert not [f for f, _ in verdicts[name] if f is not None and f.matters and f.mend is not KEEP]
-        assert "error" not in observed[name] or name in MISSED, observed[name]
+        noted = [f.error for f, _ in verdicts[name] if f is not None and f.is_note and f.error]
+        error = observed[name].get("error")
+        assert error is None or any(text in error for text in noted) or name in MISSED, error
 
 
 @pytest.mark.nightly
@@ -290,7 +292,7 @@ def test_fix_writes_a_file_in_which_nothing_is_left_to_change(capsys):
     assert Path("mine.yaml").read_bytes() == before
     assert yaml.safe_load(Path("mended.yaml").read_text()) == {
         "distributed_type": "DEEPSPEED", "num_processes": 2, "use_cpu": False,
-        "deepspeed_config": {"zero_stage": 3, "gradient_clipping": 1.0},
+        "deepspeed_config": {"zero_stage": 3, "gradient_clipping": "auto"},
     }  # fmt: skip
     assert cli.run(["doctor", "mended.yaml"]) == 0
     reasons = {"mended.yaml": "exists", "mended.json": "ends in .yaml", "gone/mended.yaml": "cannot be written"}
@@ -472,26 +474,27 @@ def test_a_typo_is_one_finding(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "stage", "clipping", "mended"),
+    ("optimizer", "stage", "clipping", "is_found"),
     [
-        ("Muon", 2, None, 0.0),
-        ("MUON", 2, None, 0.0),
-        ("Muon", "2", 1.0, 0.0),
-        ("Muon", 2, "auto", 0.0),
-        ("Muon", 2, 0.0, None),
-        ("Muon", 0, None, 1.0),
-        ("Muon", 0, 1.0, None),
-        ("AdamW", 2, None, 1.0),
-        ("AdamW", 2, 1.0, None),
+        ("Muon", 2, None, True),
+        ("MUON", 2, None, True),
+        ("Muon", "2", 1.0, True),
+        ("Muon", 2, "auto", True),
+        ("Muon", 2, 0.0, False),
+        ("Muon", 0, None, False),
+        ("Muon", 0, 1.0, False),
+        ("AdamW", 2, None, False),
+        ("AdamW", 2, 1.0, False),
     ],
 )
-def test_clipping_acts_on_the_update_of_muon(tmp_path, optimizer, stage, clipping, mended):
+def test_clipping_acts_on_the_update_of_muon(tmp_path, optimizer, stage, clipping, is_found):
     content = {"optimizer": {"type": optimizer, "params": {"lr": 0.02}}, "zero_optimization": {"stage": stage}}
     content |= {} if clipping is None else {"gradient_clipping": clipping}
     (tmp_path / "ds.json").write_text(json.dumps(content))
     findings = examine.examine(tmp_path / "ds.json").findings
-    result = [finding.mend for finding in findings if finding.key == "gradient_clipping" and finding.matters]
-    assert result == ([] if mended is None else [mended])
+    clipping_findings = [finding for finding in findings if finding.key == "gradient_clipping" and finding.matters]
+    assert len(clipping_findings) == is_found
+    assert all(finding.mend is KEEP for finding in clipping_findings)  # a Trainer with another norm would stop
 
 
 @pytest.mark.parametrize(

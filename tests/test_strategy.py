@@ -218,14 +218,14 @@ REFUSED_JSON = [
     ({ZERO: {"stage": 3, "allgather_bucket_size": "auto"}}, "allgather_bucket_size is auto", "replaces auto"),
     ({ZERO: {"stage": 3, "sub_group_size": 0.5}}, "sub_group_size is 0.5", "a whole number"),
     ({ZERO: {"stage": 3, "overlap_comm": 1}}, "overlap_comm is 1", "true or false"),
-    ({ZERO: {"stage": 3}, "gradient_clipping": "none"}, "gradient_clipping is 'none'", "a number >= 0"),
-    ({ZERO: {"stage": 3}, "gradient_accumulation_steps": 0}, "gradient_accumulation_steps is 0", ">= 1"),
+    ({ZERO: {"stage": 3}, "gradient_clipping": "none"}, "gradient_clipping is none", "Write a number"),
+    ({ZERO: {"stage": 3}, "gradient_accumulation_steps": 0}, "gradient_accumulation_steps is 0", "at least 1"),
     ({ZERO: {"stage": 2, "zero_hpz_partition_size": 2}}, "zero_hpz_partition_size", "only at stage 3"),
     ({ZERO: {"stage": 3, "zero_hpz_partition_size": 0}}, "zero_hpz_partition_size is 0", "> 0"),
     ({ZERO: {"stage": 3, "zero_quantized_gradients": True}}, "zero_quantized_gradients is not accepted", "Remove it"),
     ({ZERO: {"stage": 3, "mics_shard_size": 2}}, "zero_optimization.mics_shard_size is 2", "has removed this key"),
     ({ZERO: {"stage": 3, "offload_optimizer": {"ratio": 0.5}}}, "offload_optimizer.ratio", "second AdamW"),
-    ({ZERO: {"stage": 3}, "train_batch_size": 8}, "train_batch_size is 8", 'Write "auto"'),
+    ({ZERO: {"stage": 3}, "train_batch_size": 8}, "train_batch_size is 8", 'write "auto"'),
     *(
         ({ZERO: {"stage": 3}, key: {"type": "x"}}, f"{key} is not accepted in this file. The run sets this")
         for key in ("scheduler", "data_types")

@@ -312,7 +312,9 @@ class CheckAnswer(Answer):
     lock_files_compared_with: str | None
     """The commit whose lock files were compared with those of the project."""
     deepspeed_release: str | None
-    """The release whose known faults were looked up, such as deepspeed==0.19.8."""
+    """The release whose known faults were looked up, such as deepspeed==0.19.8. None if there is none, or several."""
+    releases: list[str]
+    """The releases by which configuration files were judged."""
     accepted_findings: list[dict[str, Any]]
     accepted_without_finding: list[dict[str, Any]]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,13 +16,13 @@ from study.check.settings import Accepted, Settings
 from study.doctor import json_answer as of_doctor
 from study.doctor import several
 from study.doctor.examine import Examined
+from study.doctor.of_release import PACKAGES
 from study.errors import Refusal
 from study.upgrade import changes
 from study.upgrade import json_answer as of_upgrade
 from study.upgrade.locks import Lock, PinsNothing
 from study.verdict import Checked, Inputs, NotChecked, Verdict
 
-DEEPSPEED = "deepspeed"
 OF_CHECKPOINTS = {".safetensors", ".bin", ".pt", ".distcp", ".pkl"}  # endings of files
 NOTHING = "this folder has no configuration file of a known tool, no lock file that can be compared, and no checkpoint"
 # The ends of the ids of findings, and how their texts then begin.
@@ -44,7 +44,7 @@ class Report:
     locks: list[str] = field(default_factory=list)
     checkpoints: list[str] = field(default_factory=list)
     since: str | None = None  # the commit with which lock files were compared
-    release: str | None = None  # the release of DeepSpeed whose known faults were looked up
+    releases: list[str] = field(default_factory=list)  # by which configuration files were judged
     inputs: Inputs = field(default_factory=Inputs)  # by path, as the user would write it
     not_checked: list[NotChecked] = field(default_factory=list)  # that is about no input
 
@@ -54,6 +54,12 @@ class Report:
         of_inputs = self.inputs.verdict()
         number = sum(finding.severity != "note" for finding in self.findings)
         return Verdict.of(number, of_inputs.checked, [*of_inputs.not_checked, *self.not_checked])
+
+    @property
+    def deepspeed_release(self) -> str | None:
+        """The release of DeepSpeed by which files were judged. None if there is none, or several."""
+        releases = [release for release in self.releases if release.startswith("deepspeed==")]
+        return releases[0] if len(releases) == 1 else None
 
     @property
     def unused(self) -> list[Accepted]:
@@ -233,16 +239,16 @@ def _of_file(finding: Finding, path: Path, since: str) -> Finding:
     return replace(finding, file=str(path), text=f"{begin}{finding.text}", remedy=remedy)
 
 
-def _release(report: Report, pins: dict[Path, Lock]) -> str | None:
-    """Return the DeepSpeed release that the lock files pin. None if they pin none, or different releases."""
-    versions = {str(path): lock.pins[DEEPSPEED] for path, lock in pins.items() if DEEPSPEED in lock.pins}
-    if len(set(versions.values())) > 1:
-        different = ", ".join(f"{version} in {path}" for path, version in versions.items())
-        report.not_checked.append(
-            NotChecked("the known faults of DeepSpeed", f"the lock files pin different releases: {different}")
-        )
-        return None
-    return next(iter(versions.values()), None)
+def _releases_of(path: Path, pins: Mapping[Path, Lock]) -> list[tuple[str, ...]]:
+    """Return the releases by which a configuration file is judged, once for each lock file that differs.
+
+    These are the lock files in the nearest folder above the file that has any, and otherwise all lock files.
+    """
+    folders = {lock.absolute().parent for lock in pins}
+    nearest = next((folder for folder in path.absolute().parents if folder in folders), None)
+    chosen = [lock for place, lock in pins.items() if nearest in (None, place.absolute().parent)]
+    pinned = (tuple(f"{name}=={lock.pins[name]}" for name in PACKAGES if name in lock.pins) for lock in chosen)
+    return list(dict.fromkeys(filter(None, pinned))) or [()]
 
 
 # ---------------------------------------------------------------- configuration files and checkpoints
@@ -250,17 +256,32 @@ def _release(report: Report, pins: dict[Path, Lock]) -> str | None:
 
 def _check_configs(report: Report, paths: Sequence[Path], named: set[Path], pins: dict[Path, Lock]) -> None:
     """Check the configuration files of known training tools. All other files are checked only if they are named."""
-    release = _release(report, pins)
-    report.release = None if release is None else f"{DEEPSPEED}=={release}"
-    checked = several.examine(paths, report.release)
-    for path, result in checked.results.items():
-        is_known = isinstance(result, Examined) and result.kind is not None
-        if not is_known and path not in named and not (isinstance(result, Refusal) and projects.names_settings(path)):
-            continue  # some other YAML or JSON of the project
-        findings = of_doctor.findings(result) if isinstance(result, Examined) else ()
-        if is_known:
-            report.configs.append(report.project.name_of(path))
-        report.end(path, findings, checked.verdicts[path])
+    by_releases: dict[tuple[str, ...], list[Path]] = {}
+    for path in paths:
+        for releases in _releases_of(path, pins):
+            by_releases.setdefault(releases, []).append(path)
+    verdicts: dict[Path, list[Verdict]] = {}
+    for releases, group in by_releases.items():
+        checked = several.examine(group, *releases)
+        for path, result in checked.results.items():
+            is_known = isinstance(result, Examined) and result.kind is not None
+            if (
+                not is_known
+                and path not in named
+                and not (isinstance(result, Refusal) and projects.names_settings(path))
+            ):
+                continue  # some other YAML or JSON of the project
+            findings = of_doctor.findings(result) if isinstance(result, Examined) else ()
+            if is_known:
+                report.configs += {report.project.name_of(path)} - {*report.configs}
+                report.releases += [release for release in releases if release not in report.releases]
+            verdicts.setdefault(path, []).append(checked.verdicts[path])
+            report.end(path, findings, _together(verdicts[path]))
+
+
+def _together(verdicts: Sequence[Verdict]) -> Verdict:
+    """Return one verdict on a file that was judged by several sets of releases. Its keys are counted once."""
+    return Verdict.of(0, verdicts[0].checked, [entry for verdict in verdicts for entry in verdict.not_checked])
 
 
 def _is_checkpoint(folder: Path) -> bool:

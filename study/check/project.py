@@ -6,10 +6,12 @@ import os
 import re
 import subprocess
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from study.doctor import kinds
+from study.doctor import job_files, kinds
+from study.doctor.named_files import find as find_named
 from study.errors import Refusal
 
 CONFIG_ENDINGS = (".yaml", ".yml", ".json", ".jsonc", ".toml")
@@ -101,7 +103,16 @@ def find(folder: Path) -> Project:
 
 def is_config(path: Path) -> bool:
     """Return whether a file may be a handwritten configuration file, judged by its name and size."""
-    return path.suffix.lower() in CONFIG_ENDINGS and not is_lock(path) and path.stat().st_size <= LARGEST_CONFIG
+    if is_lock(path) or path.stat().st_size > LARGEST_CONFIG:
+        return False
+    return path.suffix.lower() in CONFIG_ENDINGS or _is_job(path)
+
+
+def _is_job(path: Path) -> bool:
+    """Return whether a file is a script that starts `accelerate launch` with a configuration file that exists."""
+    with suppress(Refusal):
+        return any(find_named(flags["config_file"], path) for flags in job_files.launches(path)[:1])
+    return False
 
 
 def names_settings(path: Path) -> bool:

@@ -53,7 +53,8 @@ def _fields(report: Report) -> dict[str, Any]:
         "lock_files": report.locks,
         "checkpoints": report.checkpoints,
         "lock_files_compared_with": report.since,
-        "deepspeed_release": report.release,
+        "deepspeed_release": report.deepspeed_release,
+        "releases": report.releases,
         "accepted_findings": [{**finding.content(), "reason": entry.reason} for finding, entry in report.accepted],
         "accepted_without_finding": [entry.model_dump() for entry in report.unused],
     }
@@ -96,8 +97,8 @@ def _summary(report: Report) -> str:
     sentences = [f"Checked {checked}: {terminal.listed(counted) if counted else 'nothing needs a change'}."]
     if report.since is not None:
         sentences.append(f"Lock files were compared with those of {report.since}.")
-    if report.release is not None:
-        sentences.append(f"The configuration files were also checked for the known faults of {report.release}.")
+    if report.releases:
+        sentences.append(f"The configuration files were judged by {terminal.listed(report.releases)}.")
     if report.accepted:
         sentences.append(f"{terminal.count(len(report.accepted), 'finding')} accepted in {settings.FILE}.")
     return " ".join(sentences)

@@ -54,13 +54,16 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--for",
-    "release",
-    metavar="deepspeed==VERSION",
-    help="Also list the known faults of this DeepSpeed release that affect FILE.",
+    "releases",
+    multiple=True,
+    metavar="PACKAGE==VERSION",
+    help="Judge FILE by this release of accelerate, deepspeed, torch, transformers or trl, and list its known faults. "
+    "Can be repeated.",
 )
 def _doctor(
-    paths: tuple[Path, ...], everything: bool, as_json: bool, fix: Path | None, disk: Path | None, release: str | None
-) -> Verdict | Answer:
+    paths: tuple[Path, ...], everything: bool, as_json: bool, fix: Path | None, disk: Path | None,
+    releases: tuple[str, ...],
+) -> Verdict | Answer:  # fmt: skip
     """Check configuration files, or this machine.
 
     For each FILE, the command says what every key really does in the supported versions of accelerate, DeepSpeed and
@@ -69,17 +72,17 @@ def _doctor(
     Without FILE, the command looks for problems of this machine that would stop a run.
     """
     if not paths:
-        about_a_file = {"--all": everything, "--fix": fix, "--for": release}
+        about_a_file = {"--all": everything, "--fix": fix, "--for": releases}
         if given := [flag for flag, value in about_a_file.items() if value]:
             raise Refusal(f"{given[0]} needs a file. Name an accelerate file or a DeepSpeed JSON.")
         return _check_machine(disk or Path(), as_json)
     if disk is not None:
         raise Refusal(f"--disk {disk} is only for the check of this machine. Remove --disk, or remove the files.")
     if len(paths) == 1:
-        return _check_file(paths[0], release, fix, everything, as_json)
+        return _check_file(paths[0], releases, fix, everything, as_json)
     if fix is not None:
         raise Refusal(f"--fix {fix} writes the corrected copy of one file, and you named {len(paths)}. Name one file.")
-    return _check_files(paths, release, everything, as_json)
+    return _check_files(paths, releases, everything, as_json)
 
 
 def _check_machine(disk: Path, as_json: bool) -> Verdict | Answer:
@@ -96,33 +99,37 @@ def _check_machine(disk: Path, as_json: bool) -> Verdict | Answer:
     return checkup.verdict(checks)
 
 
-def _check_file(file: Path, release: str | None, fix: Path | None, everything: bool, as_json: bool) -> Verdict | Answer:
+def _check_file(
+    file: Path, releases: tuple[str, ...], fix: Path | None, everything: bool, as_json: bool
+) -> Verdict | Answer:
     """Print what the keys of a file do, write the corrected file to `fix`, and return the verdict.
 
     `fix` is None if no file is to be written.
     """
     from study.doctor import examine, json_answer, text
 
-    examined = examine.examine(file, release)
+    examined = examine.examine(file, *releases)
     fixed = None if fix is None else (fix, examine.write_mended(examined, fix))
     if not as_json:
-        print(text.text(examined, everything, release, names_fix=fixed is None))
+        print(text.text(examined, everything, names_fix=fixed is None))
     if fixed is not None:  # with --json, standard error has it
         print(("" if as_json else "\n") + text.changes_text(examined, *fixed))
     return json_answer.of_file(examined, fixed) if as_json else examined.verdict
 
 
-def _check_files(paths: tuple[Path, ...], release: str | None, everything: bool, as_json: bool) -> Verdict | Answer:
+def _check_files(
+    paths: tuple[Path, ...], releases: tuple[str, ...], everything: bool, as_json: bool
+) -> Verdict | Answer:
     """Print what the keys of several files do, then a summary, and return the verdict on all files.
 
     A file that cannot be read does not stop the check of the others.
     """
     from study.doctor import json_answer, several
 
-    checked = several.examine(paths, release)
+    checked = several.examine(paths, *releases)
     if as_json:
         return json_answer.of_files(checked)
-    print(checked.text(everything, release))
+    print(checked.text(everything))
     return checked.verdict
 
 

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from ..engines.keys import known_keys
+from ..engines.keys.patterns import in_words, matches
 from .findings import REMOVE, Finding, Settings, examine, misspelt
 
 STAGES = (0, 1, 2, 3)
@@ -67,6 +68,22 @@ class AccelerateFile(Settings):
         """Whether DeepSpeed's own launcher starts the processes of several machines."""
         launcher = self.get("deepspeed_config.deepspeed_multinode_launcher", None)
         return self.kind == "DEEPSPEED" and self.machines > 1 and launcher in (None, "pdsh")
+
+    @property
+    def rank_fits(self) -> bool:
+        """Whether machine_rank is the number of one of several machines. True for one machine, which ignores it."""
+        rank = self.get("machine_rank", 0)
+        return self.machines <= 1 or (isinstance(rank, int) and 0 <= rank < self.machines)
+
+    @property
+    def has_placeholder_ip(self) -> bool:
+        """Whether main_process_ip cannot be the address by which other machines reach the first one."""
+        address = self.get("main_process_ip", None)
+        if address is None:
+            return False
+        is_name = re.fullmatch(r"[\w.:-]+", str(address)) is not None and not re.fullmatch(r"[A-Z_]+", str(address))
+        is_own = str(address) in ("localhost", "0.0.0.0", "127.0.0.1", "::1")
+        return not is_name or is_own or re.search(r"(?i)x\.x|your_|_ip$", str(address)) is not None
 
     @property
     def is_uneven(self) -> bool:
@@ -126,6 +143,23 @@ class DeepSpeedFile(Settings):
         offloads = offloads or bool(self.get("zero_optimization.cpu_offload", False))
         return not offloads and self.optimizer_name in ("adam", "adamw")
 
+    @property
+    def clips_update(self) -> bool:
+        """Whether DeepSpeed would clip the update of Muon instead of the gradient."""
+        return self.optimizer_name == "muon" and self.stage > 0
+
+    @property
+    def warms_up_too_long(self) -> bool:
+        return self._is_above("scheduler.params.warmup_num_steps", "scheduler.params.total_num_steps")
+
+    @property
+    def warm_up_falls(self) -> bool:
+        return self._is_above("scheduler.params.warmup_min_lr", "scheduler.params.warmup_max_lr")
+
+    def _is_above(self, key: str, limit_key: str) -> bool:
+        value, limit = self.get(key), self.get(limit_key)
+        return isinstance(value, (int, float)) and isinstance(limit, (int, float)) and value > limit
+
 
 def of_accelerate(name: str, content: Mapping[str, Any]) -> list[Finding]:
     """Return findings about what accelerate's launcher does with each key of an accelerate file.
@@ -161,7 +195,26 @@ def of_json(name: str, content: Mapping[str, Any]) -> list[Finding]:
 
     `name` is the name of the file in the findings.
     """
-    return examine(name, DeepSpeedFile(content), "json", partial(_unknown_in_json, name))
+    findings = examine(name, DeepSpeedFile(content), "json", partial(_unknown_in_json, name))
+    # DeepSpeed also converts the values of keys that it then ignores.
+    harmless = ("ignored", False)
+    return [
+        (_wrong_value(name, finding.key, finding.value) if (finding.effect, finding.matters) == harmless else None)
+        or finding
+        for finding in findings
+    ]
+
+
+def _wrong_value(file: str, key: str, value: Any) -> Finding | None:
+    """Return the finding for a value that DeepSpeed cannot convert to the type of its key. None if it can."""
+    above, _, name = key.rpartition(".")
+    expected = _not_coerced(above, name, value)
+    if expected is None or value == "auto":
+        return None
+    return Finding(
+        file=file, key=key, value=value, effect="crashes", matters=True, error=NOT_COERCED,
+        message=f"DeepSpeed expects {expected} here, and cannot convert this value.", remedy=f"Write {expected}.",
+    )  # fmt: skip
 
 
 def _unknown_in_json(file: str, key: str, value: Any) -> Finding | None:
@@ -207,11 +260,8 @@ def _misread_by_deepspeed(file: str, key: str, value: Any) -> Finding | None:
     is_strict = section is not None and section.is_strict
     top: Collection[str] = {*known_keys.read()["named"]["top"], *sections}
     valid_names = section.keys if section else () if above else top
-    if is_strict and name in valid_names and (expected := _not_coerced(above, name, value)):
-        return Finding(
-            file=file, key=key, value=value, effect="crashes", matters=True, error=NOT_COERCED,
-            message=f"DeepSpeed expects {expected} here, and cannot convert this value.", remedy=f"Write {expected}.",
-        )  # fmt: skip
+    if is_strict and name in valid_names and (finding := _wrong_value(file, key, value)):
+        return finding
     if not valid_names or name in valid_names:
         return None
     if is_strict:
@@ -221,7 +271,7 @@ def _misread_by_deepspeed(file: str, key: str, value: Any) -> Finding | None:
     return misspelt(file, key, value, valid_names, effect="ignored", message=message)
 
 
-NOT_COERCED = "Input should be a valid"  # pydantic's message if it cannot convert a value
+NOT_COERCED = "Input should be"  # pydantic's message if it cannot convert a value
 # The strings that pydantic, which reads DeepSpeed's strict sections, converts to true or false.
 _BOOLEANS = {"0", "off", "f", "false", "n", "no", "1", "on", "t", "true", "y", "yes"}
 
@@ -229,14 +279,18 @@ _BOOLEANS = {"0", "off", "f", "false", "n", "no", "1", "on", "t", "true", "y", "
 def _not_coerced(section: str, key: str, value: Any) -> str | None:
     """Return the type that DeepSpeed expects for a key, if it cannot convert a string or a number to it.
 
-    None if it can. For example, a whole number may be written as 1e9 or "1000000000", but not as "1e9" or 5.5.
+    None if it can. For example, a whole number may be written as 1e9 or "1000000000", but not as "1e9" or 5.5. A number
+    outside the bounds of the key is not converted either.
     """
-    kind = str(known_keys.engine_schema("deepspeed", "strict").get(section, {}).get(key, {}).get("type", ""))
-    if kind.startswith("<count"):
-        is_whole = isinstance(value, float) and value.is_integer()
-        is_digits = isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d+(\.0+)?\s*", value)
-        return "a whole number" if isinstance(value, (str, float)) and not (is_whole or is_digits) else None
-    if kind == "<bool>" and isinstance(value, str):
+    kind = known_keys.engine_schema("deepspeed", "strict").get(section, {}).get(key, {}).get("type", "")
+    word = str(kind)
+    if word.startswith(("<count", "<number")):
+        is_text = isinstance(value, str)
+        is_digits = is_text and re.fullmatch(r"\s*[+-]?\d+(\.0+)?\s*", value)
+        number = float(value) if is_digits else value
+        is_of_type = number is None or isinstance(number, bool) or matches(kind, number)
+        return None if is_of_type else in_words(kind)
+    if word == "<bool>" and isinstance(value, str):
         return None if value.strip().lower() in _BOOLEANS else "true or false"
     return None
 

@@ -16,10 +16,11 @@ import yaml
 from ..engines.keys.patterns import ABSENT
 from ..errors import Refusal
 from ..verdict import Checked, NotChecked, Verdict
-from . import of_release
+from . import job_files, of_release
 from .findings import KEEP, REMOVE, Finding, Instead, Settings
 from .kinds import ALL_TITLES, OF_DDP, TITLES, Kind, kind_of
-from .named_files import CONFIGS, is_json, read, with_keys
+from .named_files import CONFIGS, find, is_json, read, with_keys
+from .of_release import NO_RELEASES, Releases
 from .parts import examine_parts, overridden
 from .shipped_files import is_shipped
 
@@ -41,6 +42,7 @@ class Examined:
     kind: Kind | None = None  # None if doctor does not know this kind of file
     not_checked: tuple[NotChecked, ...] = ()
     deepspeed: dict[str, Any] | None = None  # the content of the DeepSpeed file that the file is, contains or names
+    releases: Releases = NO_RELEASES  # by which the file was judged
 
     @property
     def matters(self) -> bool:
@@ -66,7 +68,7 @@ class Examined:
             [
                 *of_file,
                 *(NotChecked(f"{f.key} in {f.file}", f.message.rstrip(".")) for f in open_keys),
-                *(NotChecked("the known faults of the release", f.message, True) for f in open_releases),
+                *(NotChecked(f.release, f.message, True) for f in open_releases),
             ],
         )
 
@@ -76,21 +78,39 @@ class Examined:
         return {"file": str(self.path), "kind": self.kind, "findings": findings, **self.verdict.content()}
 
 
-def examine(path: Path, release: str | None = None) -> Examined:
+def examine(path: Path, *releases: str) -> Examined:
     """Read and examine a configuration file, and return it with its findings.
 
-    If `release` is given, for example "deepspeed==0.18.1", the findings include the known faults of that release that
-    affect the training of this file. Raises Refusal if the file cannot be read, or if the release is not one of
-    DeepSpeed. A file of an unknown kind has no findings that matter.
+    With `releases`, for example "deepspeed==0.18.1", the file is judged as these releases read it, and the findings
+    include their known faults that affect the training of this file. Raises Refusal if the file cannot be read, or for
+    another package. A file of an unknown kind has no findings that matter.
     """
-    examined = examine_content(path, read(path))
-    if release is None:
-        return examined
-    release_findings = of_release.findings_of(release, path, examined.content, examined.deepspeed)
-    return examined if examined.kind is None else replace(examined, findings=release_findings + examined.findings)
+    chosen = Releases.of(releases)
+    if path.suffix in job_files.ENDINGS:
+        return _examine_job(path, *releases)
+    return examine_content(path, read(path), releases=chosen)
 
 
-def examine_content(path: Path, content: dict[str, Any], kind: Kind | None = None) -> Examined:
+def _examine_job(path: Path, *releases: str) -> Examined:
+    """Examine what a job script makes of the accelerate file that it names. Findings in that file are left out."""
+    flags = job_files.first_launch(path)
+    named = find(flags["config_file"], path)
+    if named is None:
+        raise Refusal(f"{path}: it names {flags['config_file']}, and there is no such file. Nothing was checked.")
+    of_file = examine(named.path, *releases)
+    if of_file.kind != "accelerate":
+        raise Refusal(f"{path}: {named.path} is not a file of accelerate. Nothing was checked.")
+    changed = job_files.with_flags(of_file.content, flags)
+    job = examine_content(path, changed, "accelerate", of_file.releases)
+    of_content = {(finding.key, finding.message) for finding in of_file.findings if finding.effect != "honoured"}
+    return replace(
+        job, findings=[finding for finding in job.findings if (finding.key, finding.message) not in of_content]
+    )
+
+
+def examine_content(
+    path: Path, content: dict[str, Any], kind: Kind | None = None, releases: Releases = NO_RELEASES
+) -> Examined:
     """Examine a configuration file as if it had this content, and return it with its findings.
 
     `kind` is the kind of the file. If it is None, the content decides.
@@ -100,11 +120,17 @@ def examine_content(path: Path, content: dict[str, Any], kind: Kind | None = Non
         message = f"This is {UNKNOWN_KIND}. {KNOWN_KINDS}"
         unknown = Finding(file=str(path), key="", value=ABSENT, effect="not examined", message=message)
         return Examined(path, content, [unknown])
-    parts = examine_parts(path, content, kind)
-    findings = (overridden(path, content) if kind != "torchtitan" else []) + parts.findings
+    parts = examine_parts(path, content, kind, releases)
+    removed = list(of_release.of_arguments(str(path), content, kind, releases))
+    remaining = [
+        finding for finding in parts.findings if (finding.file, finding.key) not in {(f.file, f.key) for f in removed}
+    ]
+    findings = (overridden(path, content) if kind != "torchtitan" else []) + removed + remaining
     contents = {str(path): content} | ({} if parts.deepspeed is None else {"": parts.deepspeed})
     findings = [_as_shipped(finding, contents) for finding in _join_typos(findings)]
-    return Examined(path, content, findings, kind, tuple(parts.not_checked), parts.deepspeed)
+    place = parts.deepspeed_file or str(path)
+    of_releases = of_release.findings_of(releases, place, content, kind, parts.deepspeed)
+    return Examined(path, content, of_releases + findings, kind, tuple(parts.not_checked), parts.deepspeed, releases)
 
 
 def _join_typos(findings: Sequence[Finding]) -> list[Finding]:
@@ -132,12 +158,13 @@ def _as_shipped(finding: Finding, contents: Mapping[str, dict[str, Any]]) -> Fin
 
     `contents` has the content of the examined file by its name, and of the DeepSpeed file that it names under "".
     """
-    if not (finding.matters and finding.key.endswith(FILLED_IN) and finding.effect != "overridden"):
+    is_listed = finding.matters or finding.is_note
+    if not (is_listed and finding.key.endswith(FILLED_IN) and finding.effect != "overridden"):
         return finding
     if not is_shipped(contents.get(finding.file, contents.get("", {}))):
         return finding
     message = f"zero-study sets this itself. In other programs: {finding.message}"
-    return replace(finding, matters=False, message=message)
+    return replace(finding, matters=False, is_note=False, message=message)
 
 
 def mended(examined: Examined) -> dict[str, Any]:
@@ -150,7 +177,8 @@ def mended(examined: Examined) -> dict[str, Any]:
     for _ in range(5):
         before = copy.deepcopy(content)
         findings = [
-            finding for finding in examine_content(examined.path, before, examined.kind).findings
+            finding
+            for finding in examine_content(examined.path, before, examined.kind, examined.releases).findings
             if finding.matters and finding.file == str(examined.path)
         ]  # fmt: skip
         # Misspelt keys come first, because each of them also causes a finding that the right name is missing.
@@ -223,7 +251,8 @@ def _is_section(value: Any) -> bool:
 
 def can_mend(examined: Examined) -> bool:
     """Return whether --fix would change anything in a file."""
-    return examined.kind not in (None, "torchtitan") and mended(examined) != examined.content
+    has_format = examined.kind not in (None, "torchtitan") and examined.path.suffix not in job_files.ENDINGS
+    return has_format and mended(examined) != examined.content
 
 
 def write_mended(examined: Examined, out: Path) -> list[KeyChange]:
@@ -234,8 +263,8 @@ def write_mended(examined: Examined, out: Path) -> list[KeyChange]:
     """
     if examined.kind is None:
         raise Refusal(f"--fix {out}: {examined.path} is {UNKNOWN_KIND}. Nothing was written. {KNOWN_KINDS}")
-    if examined.kind == "torchtitan":
-        raise Refusal(f"--fix {out}: TOML files cannot be corrected. Change {examined.path} by hand.")
+    if examined.kind == "torchtitan" or examined.path.suffix in job_files.ENDINGS:
+        raise Refusal(f"--fix {out}: a TOML file or a script cannot be corrected. Change {examined.path} by hand.")
     if os.path.lexists(out):
         raise Refusal(f"--fix {out}: this file exists, and is not overwritten. Name a new file.")
     if out.suffix != examined.path.suffix:

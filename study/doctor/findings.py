@@ -50,8 +50,13 @@ class Finding:
     mend: Any = field(default=KEEP, repr=False)
     engine_has: Any = NOT_STATED  # the value that the engine has for this key
     error: str = ""  # a piece of the error, if training fails at start-up
-    is_about_release: bool = False  # the finding is about a release, and not about a key
+    release: str = ""  # the finding is about this release, and not about a key
     is_note: bool = False  # the finding is listed although it does not matter
+    reader: str = ""  # the finding matters if this program reads the file
+
+    @property
+    def is_about_release(self) -> bool:
+        return bool(self.release)
 
     def as_json(self) -> dict[str, Any]:
         """Return the finding in the form that --json prints. The finding for a missing key has no value."""
@@ -113,7 +118,7 @@ class Rule:
 
     def finding(self, file: str, key: str, value: Any) -> Finding:
         """Return the finding for a key to which this rule applies."""
-        entry = self.entry
+        entry, is_note = self.entry, bool(self.entry.get("note"))
         mend = REMOVE if entry.get("mend") == "remove" else entry.get("mend", KEEP)
         if "instead" in entry:
             right = entry["instead"]
@@ -125,7 +130,9 @@ class Rule:
             effect=self.effect,
             message=_filled_in(entry.get("says", ""), key, value),
             remedy=_filled_in(entry.get("remedy", ""), key, value),
-            matters=not entry.get("minor") and self.effect not in ("honoured", "not examined"),
+            matters=not (entry.get("minor") or is_note) and self.effect not in ("honoured", "not examined"),
+            is_note=is_note,
+            reader=entry.get("reader", ""),
             mend=mend,
             engine_has=entry.get("has", value if self.effect == "honoured" else NOT_STATED),
             error=entry.get("error", ""),

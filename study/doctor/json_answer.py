@@ -91,7 +91,7 @@ def findings(examined: Examined) -> Iterator[envelope.Finding]:
         yield envelope.Finding(
             id_of(finding),
             _severity(finding),
-            finding.message,
+            f"{finding.release}: {finding.message}" if finding.is_about_release else finding.message,
             finding.remedy,
             file=finding.file,
             line=None if finding.value is ABSENT else lines[finding.file].get(finding.key),

@@ -125,7 +125,7 @@ def kind_of(content: Mapping[str, Any], is_toml: bool = False) -> Kind | None:
     tool = _tool_of(content, names)
     if tool is not None:
         return tool
-    if "zero_optimization" in names or "train_micro_batch_size_per_gpu" in names:
+    if "zero_optimization" in names:
         return "deepspeed"
     if _is_fsdp_section(names):
         return "fsdp_config"

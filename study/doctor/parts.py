@@ -17,6 +17,7 @@ from . import config_files, fsdp_sections, torchtitan_files, trainer_files
 from .findings import KEEP, Finding, Settings
 from .kinds import Kind, kind_of
 from .named_files import CONFIGS, Named, Section, find, parse_inline, read_json
+from .of_release import NO_RELEASES, Judge, Releases
 from .shipped_files import is_shipped
 from .trainer_files import Arguments
 
@@ -32,11 +33,26 @@ class Parts:
     findings: list[Finding] = field(default_factory=list)
     not_checked: list[NotChecked] = field(default_factory=list)
     deepspeed: dict[str, Any] | None = None  # the content of the DeepSpeed file that the file is, contains or names
+    deepspeed_file: str = ""  # the name of that file in findings
+    releases: Releases = NO_RELEASES  # by which the file is judged
+
+    def add_accelerate(self, file: str, content: Mapping[str, Any]) -> None:
+        """Add the findings about an accelerate file."""
+        findings, not_checked = Judge(self.releases, "accelerate").findings(file, content, config_files.of_accelerate)
+        self.findings += findings
+        self.not_checked += not_checked
+
+    def of_json(self, file: str, content: dict[str, Any]) -> list[Finding]:
+        """Return the findings about the DeepSpeed file that the examined file is, contains or names."""
+        self.deepspeed, self.deepspeed_file = content, file
+        findings, not_checked = Judge(self.releases, "deepspeed").findings(file, content, config_files.of_json)
+        self.not_checked += not_checked
+        return findings
 
 
-def examine_parts(path: Path, content: Mapping[str, Any], kind: Kind | None) -> Parts:
+def examine_parts(path: Path, content: Mapping[str, Any], kind: Kind | None, releases: Releases = NO_RELEASES) -> Parts:
     """Examine the parts of a file that engines read. A file of an unknown kind has none."""
-    parts = Parts()
+    parts = Parts(releases=releases)
     if kind is not None:
         if kind not in ENGINES:  # a template, such as ${DEEPSPEED} or {{ output }}, fills in some values
             content = {k: v for k, v in content.items() if not (isinstance(v, str) and _TEMPLATE.search(v))}
@@ -45,7 +61,7 @@ def examine_parts(path: Path, content: Mapping[str, Any], kind: Kind | None) -> 
 
 
 def _of_accelerate(parts: Parts, path: Path, content: Mapping[str, Any]) -> None:
-    parts.findings += config_files.of_accelerate(str(path), content)
+    parts.add_accelerate(str(path), content)
     name = config_files.AccelerateFile(content).json_named
     if name is None:
         return
@@ -60,13 +76,15 @@ def _of_accelerate(parts: Parts, path: Path, content: Mapping[str, Any]) -> None
         parts.findings[:] = [*remaining, _elsewhere(path, DEEPSPEED_FILE, name)]
     inner = read_json(referenced.path)
     label = name if referenced.is_seen else str(referenced.path)
-    parts.deepspeed = inner
-    parts.findings += _overridden(label, inner) + config_files.of_json(label, inner)
+    parts.findings += _overridden(label, inner) + parts.of_json(label, inner)
 
 
 def _of_json(parts: Parts, path: Path, content: Mapping[str, Any]) -> None:
-    parts.deepspeed = dict(content)
-    parts.findings += config_files.of_json(str(path), content)
+    findings = parts.of_json(str(path), dict(content))
+    # What reads the file is unknown.
+    parts.findings += [
+        replace(finding, matters=False, is_note=True) if finding.reader else finding for finding in findings
+    ]
 
 
 def _of_ddp(parts: Parts, path: Path, content: Mapping[str, Any]) -> None:
@@ -120,9 +138,8 @@ def _deepspeed_of_trainer(parts: Parts, path: Path, arguments: Arguments, key: s
     label, inner = source
     if not label:
         return
-    parts.deepspeed = inner
     differing = list(trainer_files.mismatches(label, Settings(inner), arguments))
-    findings = _overridden(label, inner) + config_files.of_json(label, inner)
+    findings = _overridden(label, inner) + parts.of_json(label, inner)
     replaced = {finding.key for finding in differing}
     findings = [finding for finding in findings if finding.key not in replaced]
     findings = trainer_files.under_trainer(findings, arguments.content) + differing
@@ -171,8 +188,8 @@ def _of_axolotl(parts: Parts, path: Path, content: Mapping[str, Any]) -> None:
     }
     settings = {name: value for name, value in values.items() if value is not None}
     precision = {name: content[name] for name in ("bf16", "fp16") if content.get(name) is not None}
-    arguments = Arguments(str(path), "axolotl", settings | precision)
-    parts.findings += trainer_files.of_arguments(arguments)
+    accumulation = {key: value for key, value in settings.items() if key == "gradient_accumulation_steps"}
+    parts.findings += trainer_files.of_arguments(Arguments(str(path), "axolotl", accumulation | precision))
     if isinstance(section, dict) and section:
         inner = section.get("version", section.get("fsdp_version"))
         parts.findings += fsdp_sections.of_section(str(path), section, "fsdp_config.", version or inner or 1)
@@ -193,9 +210,8 @@ def _of_axolotl(parts: Parts, path: Path, content: Mapping[str, Any]) -> None:
             )
         else:
             parts.findings.append(_plain(path, "deepspeed", content["deepspeed"]))
-        _deepspeed_of_trainer(
-            parts, path, Arguments(str(path), "axolotl", settings | {"deepspeed": content["deepspeed"]})
-        )
+        engine = {"deepspeed": content["deepspeed"]}
+        _deepspeed_of_trainer(parts, path, Arguments(str(path), "axolotl", settings | precision | engine))
     _count_others(parts, content)
 
 

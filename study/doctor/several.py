@@ -11,11 +11,10 @@ from .. import terminal
 from ..errors import Refusal
 from ..verdict import Inputs, NotChecked, Verdict
 from . import examine as examining
-from . import of_release
 from . import text as formatting
 from .examine import Examined
 from .kinds import OF_TRAINERS
-from .trainer_files import under_trainer
+from .of_release import Releases
 
 
 @dataclass(frozen=True)
@@ -38,14 +37,14 @@ class Several:
         number = sum(entry.number for entry in verdict.checked)
         return replace(verdict, checked=tuple(entry._replace(number=number) for entry in verdict.checked[:1]))
 
-    def text(self, everything: bool, release: str | None) -> str:
+    def text(self, everything: bool) -> str:
         """Return the results as text for a terminal: the summary, then each file."""
         blocks = [formatting.summary_of_several(self.verdicts, self.verdict)]
         for result in self.results.values():
             if isinstance(result, Refusal):
                 blocks.append(terminal.wrap(terminal.printable(str(result))))
             else:
-                blocks.append(formatting.text(result, everything, release))
+                blocks.append(formatting.text(result, everything))
         return "\n\n".join(blocks)
 
     def content(self) -> list[dict[str, Any]]:
@@ -53,17 +52,16 @@ class Several:
         return [_content(path, result) for path, result in self.results.items()]
 
 
-def examine(paths: Sequence[Path], release: str | None = None) -> Several:
+def examine(paths: Sequence[Path], *releases: str) -> Several:
     """Examine several files, and return their results. The result for a file that cannot be read is a Refusal.
 
-    Raises Refusal if `release` is not a release of DeepSpeed, because that concerns all files.
+    Raises Refusal if one of `releases` is not one that doctor knows how to judge, because that concerns all files.
     """
-    if release is not None:
-        of_release.version_of(release)
+    Releases.of(releases)
     results: dict[Path, Examined | Refusal] = {}
     for path in dict.fromkeys(paths):
         try:
-            results[path] = examining.examine(path, release)
+            results[path] = examining.examine(path, *releases)
         except Refusal as refusal:
             results[path] = refusal
     examined = [result for result in results.values() if isinstance(result, Examined)]
@@ -71,18 +69,18 @@ def examine(paths: Sequence[Path], release: str | None = None) -> Several:
 
 
 def _as_used(result: Examined | Refusal, candidates: Sequence[Examined]) -> Examined | Refusal:
-    """Return the result for a DeepSpeed file as Trainer reads it, if the file of a Trainer names it.
+    """Return the result for a DeepSpeed file as the program reads it whose file names it, preferably a Trainer.
 
     `candidates` are the other examined files.
     """
     if isinstance(result, Refusal) or result.kind != "deepspeed":
         return result
     place = result.path.resolve()
-    for candidate in candidates:
-        if candidate.kind in {*OF_TRAINERS, "axolotl"} and any(
-            Path(f.file).resolve() == place for f in candidate.findings
-        ):
-            return replace(result, findings=under_trainer(result.findings, candidate.content))
+    for candidate in sorted(candidates, key=lambda result: result.kind not in {*OF_TRAINERS, "axolotl"}):
+        findings = [finding for finding in candidate.findings if Path(finding.file).resolve() == place]
+        if candidate is not result and findings:
+            own = [finding for finding in result.findings if finding.is_about_release]
+            return replace(result, findings=own + [replace(finding, file=str(result.path)) for finding in findings])
     return result
 
 

@@ -27,18 +27,19 @@ VERDICTS: dict[Effect, str] = {
 }
 
 
-def text(examined: Examined, everything: bool = False, release: str | None = None, names_fix: bool = True) -> str:
+def text(examined: Examined, everything: bool = False, names_fix: bool = True) -> str:
     """Return the findings in a configuration file as text for a terminal.
 
-    It has the known faults of the release, the summary, and the findings by verdict. Harmless findings are only
-    counted, unless `everything` is True. `release` is the release whose known faults were looked up, or None. With
-    `names_fix`, the text ends with the command that writes a corrected copy, if doctor can correct anything.
+    It has the known faults of the releases, the summary, and the findings by verdict. Harmless findings are only
+    counted, unless `everything` is True. With `names_fix`, the text ends with the command that writes a corrected copy,
+    if doctor can correct anything.
     """
     if examined.kind is None:
         return _wrapped(f"{examined.path}: {UNKNOWN_KIND}. {KNOWN_KINDS}")
     visible = [f for f in examined.findings if everything or f.matters or f.is_note or f.effect == "not examined"]
     of_release = [finding for finding in visible if finding.is_about_release]
-    lines = [*(_release_lines(release, of_release) if release else ()), _wrapped(_summary(examined))]
+    lines = [line for release in examined.releases.names for line in _release_lines(release, of_release)]
+    lines.append(_wrapped(_summary(examined)))
     for effect, verdict in VERDICTS.items():
         of_verdict = [f for f in visible if f.effect == effect and not f.is_about_release]
         if of_verdict:
@@ -52,7 +53,7 @@ def text(examined: Examined, everything: bool = False, release: str | None = Non
         else:
             lines += ["", _wrapped(_hidden_summary(hidden))]
     lines += [_wrapped(line) for line in (*_unchecked_lines(examined), *_cpu_lines(examined))]
-    return "\n".join([*lines, *(_fix_lines(examined, release) if names_fix else ())])
+    return "\n".join([*lines, *(_fix_lines(examined) if names_fix else ())])
 
 
 def summary_of_several(results: Mapping[Path, Verdict], verdict: Verdict) -> str:
@@ -118,22 +119,24 @@ def _hidden_summary(hidden: Sequence[Finding]) -> str:
 
 def _release_lines(release: str, findings: Sequence[Finding]) -> list[str]:
     """Return lines about the known faults of a release that affect a training with the file."""
+    findings = [finding for finding in findings if finding.release == release]
     if not findings:
-        return [_wrapped(f"{release}: no known fault affects this configuration.")]
+        is_deepspeed = release.startswith("deepspeed==")  # the known faults of other packages depend on the program
+        return [_wrapped(f"{release}: no known fault affects this configuration.")] if is_deepspeed else []
     if findings[0].effect == "not examined":
         return [_wrapped(f"{release} was not checked: {findings[0].message}."), ""]
     lines = [_wrapped(f"{release} trains this configuration wrongly:")]
     return [*lines, *(_wrapped(finding.message, "  - ", "    ") for finding in findings), ""]
 
 
-def _fix_lines(examined: Examined, release: str | None) -> list[str]:
+def _fix_lines(examined: Examined) -> list[str]:
     """Return the command that writes a corrected copy of a file. Empty if --fix can correct nothing."""
     if not any(finding.matters for finding in examined.findings) or not can_mend(examined):
         return []
     path, number = examined.path, 1
     while (out := path.with_stem(f"{path.stem}-fixed{number if number > 1 else ''}")).exists():
         number += 1
-    options = ["--for", release] if release else []
+    options = [word for release in examined.releases.names for word in ("--for", release)]
     words = ["zero-study", "doctor", str(path), *options, "--fix", str(out)]
     return ["", "To write a corrected copy:", terminal.command(map(terminal.printable, words), "  ")]
 
@@ -170,7 +173,8 @@ def changes_text(examined: Examined, out: Path, changes: Sequence[KeyChange]) ->
     if changes and _has_comments(examined.path):
         lines.append(_wrapped(f"The comments of {examined.path} were not copied to {out}."))
     own = str(examined.path)
-    remaining = [f for f in examine_content(examined.path, mended(examined), examined.kind).findings if f.matters]
+    fixed = examine_content(examined.path, mended(examined), examined.kind, examined.releases)
+    remaining = [f for f in fixed.findings if f.matters and not f.is_about_release]
     if undecided := [f.key for f in remaining if f.file == own]:
         lines.append(_wrapped(f"You must decide what to write for: {', '.join(undecided)}."))
     if other_files := sorted({f.file for f in remaining if f.file != own}):

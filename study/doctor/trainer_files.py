@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..engines.keys.patterns import ABSENT
+from ..engines.keys.patterns import ABSENT, in_words, matches
 from .findings import Effect, Finding, Settings
 from .fsdp_sections import STRATEGIES
 from .kinds import Kind
@@ -29,9 +29,12 @@ COMPARED = {
     "optimizer.params.weight_decay": "weight_decay",
     "scheduler.params.warmup_max_lr": "learning_rate",
     "scheduler.params.warmup_num_steps": "warmup_steps",
+    "scheduler.params.total_num_steps": "max_steps",
     "fp16.enabled": "fp16",
     "bf16.enabled": "bf16",
 }
+OF_STEPS = ("scheduler.params.warmup_num_steps", "scheduler.params.total_num_steps")
+OPPOSITE = {"bf16": "fp16", "fp16": "bf16"}
 MISMATCH = "Please correct the following DeepSpeed config values that mismatch TrainingArguments"
 # What Trainer puts in the place of "auto" where a program with accelerate alone would do something else.
 FILLED_BY_TRAINER = {
@@ -70,11 +73,80 @@ class Arguments:
 
 
 def of_arguments(arguments: Arguments) -> list[Finding]:
-    """Return a finding for each argument that accelerate, DeepSpeed or FSDP read. Named files are not examined."""
-    return [
+    """Return a finding for each argument that accelerate, DeepSpeed or FSDP read. Named files are not examined.
+
+    Of the other arguments, only those whose value stops a training, or contradicts another one, have a finding.
+    """
+    findings = [
         finding for key, rule in _RULES.items() if arguments.content.get(key) is not None
         if (finding := rule(arguments, key)) is not None
     ]  # fmt: skip
+    wrong = {finding.key: finding for finding in [*_wrong_values(arguments), *_contradictions(arguments)]}
+    return [finding for finding in findings if finding.key not in wrong] + list(wrong.values())
+
+
+# What Trainer, DataLoaders and torch's optimizers accept, by argument. With another value, they stop or train nothing.
+_WHOLE, _NOT_NEGATIVE = ("<int >= 1>", "<number >= 0>")
+_ACCEPTED: dict[str, Any] = {
+    **dict.fromkeys(("per_device_train_batch_size", "gradient_accumulation_steps"), _WHOLE),
+    **dict.fromkeys(("learning_rate", "adam_epsilon", "warmup_steps", "dataloader_num_workers"), _NOT_NEGATIVE),
+    **dict.fromkeys(("weight_decay", "max_grad_norm", "max_steps", "save_steps", "eval_steps"), "<number>"),
+    **dict.fromkeys(("adam_beta1", "adam_beta2"), "<number between 0 and 1>"),
+    "num_train_epochs": "<number > 0>",
+    "warmup_ratio": "<number between 0 and 1>",
+    "ddp_backend": "<a backend>",
+}
+_BACKENDS = {"nccl", "gloo", "mpi", "xccl", "ccl", "hccl", "cncl", "mccl", "ucc", "hpu_backend", "neuron"}
+
+
+def _wrong_values(arguments: Arguments) -> Iterator[Finding]:
+    """Yield findings about values with which a training stops, or trains nothing."""
+    has_steps = _is_above(arguments.content.get("max_steps"), 0)
+    for key, pattern in _ACCEPTED.items():
+        value = arguments.content.get(key)
+        if value is None or _is_accepted(pattern, value) or (key == "num_train_epochs" and has_steps):
+            continue
+        number = _number(value) if isinstance(value, str) else None
+        words = "a name of a backend of torch.distributed" if key == "ddp_backend" else in_words(pattern)
+        if number is None or not _is_accepted(pattern, number):
+            yield arguments.finding(key, "crashes", f"The training needs {words} here.", f"Write {words}.")
+        elif arguments.kind == "training_arguments":  # the parsers of other tools convert text
+            message = (
+                "This value is text. HfArgumentParser does not convert it, and the training stops. Other parsers do "
+                "convert it, and YAML reads a number such as 2e-5 without a point as text."
+            )
+            is_quoted = arguments.file.endswith(".json") or number == number // 1
+            yield arguments.finding(
+                key, "crashes", message, f"Write {number!r}.", matters=is_quoted, is_note=not is_quoted
+            )
+
+
+def _is_accepted(pattern: str, value: Any) -> bool:
+    if pattern == "<a backend>":
+        return all(part.rpartition(":")[2].lower() in _BACKENDS for part in str(value).split(","))
+    if pattern == "<number between 0 and 1>":
+        return matches("<number >= 0>", value) and value <= 1
+    return matches(pattern, value)
+
+
+def _contradictions(arguments: Arguments) -> Iterator[Finding]:
+    """Yield findings about numbers that contradict each other."""
+    content = arguments.content
+    if _is_above(content.get("max_steps"), 0) and _is_above(content.get("warmup_steps"), content["max_steps"]):
+        message = (
+            f"The warm-up is longer than the training of {content['max_steps']} steps, so the learning rate never "
+        )
+        yield arguments.finding("warmup_steps", "means something else", f"{message}reaches its maximum.", "Write less.")
+    schedule = content.get("lr_scheduler_kwargs")
+    least = schedule.get("min_lr") if isinstance(schedule, dict) else None
+    if _is_above(least, content.get("learning_rate")):
+        message = f"min_lr {least} is above the learning_rate {content['learning_rate']}, so the rate rises to it."
+        yield arguments.finding("lr_scheduler_kwargs", "means something else", message, "Write a smaller min_lr.")
+
+
+def _is_above(value: Any, limit: Any) -> bool:
+    """Return whether a number is above another one. False if one of them is no number."""
+    return matches("<number>", value) and matches("<number>", limit) and value > limit
 
 
 def _precision(arguments: Arguments, key: str) -> Finding:
@@ -84,13 +156,6 @@ def _precision(arguments: Arguments, key: str) -> Finding:
             key, "crashes", message, "Write true for only one of them.", error="At most one of fp16"
         )
     return arguments.finding(key, "honoured")
-
-
-def _accumulation(arguments: Arguments, key: str) -> Finding:
-    value = arguments.content[key]
-    if isinstance(value, (int, str)) and str(value).isdigit() and int(value) > 0 and not isinstance(value, bool):
-        return arguments.finding(key, "honoured")
-    return arguments.finding(key, "not examined", "Doctor expected a whole number.")
 
 
 def _deepspeed(arguments: Arguments, key: str) -> Finding | None:
@@ -165,7 +230,7 @@ def _fsdp_config(arguments: Arguments, key: str) -> Finding | None:
 _RULES: dict[str, Callable[[Arguments, str], Finding | None]] = {
     "bf16": _precision,
     "fp16": _precision,
-    "gradient_accumulation_steps": _accumulation,
+    "gradient_accumulation_steps": lambda arguments, key: arguments.finding(key, "honoured"),
     "use_cpu": lambda arguments, key: arguments.finding(key, "honoured"),
     "deepspeed": _deepspeed,
     "fsdp": _fsdp,
@@ -187,16 +252,23 @@ def under_trainer(findings: list[Finding], arguments: Mapping[str, Any]) -> list
 def _under_trainer(finding: Finding, arguments: Mapping[str, Any]) -> Finding:
     if finding.value == "auto" and finding.key in FILLED_BY_TRAINER:
         message = f"Trainer replaces auto by its {FILLED_BY_TRAINER[finding.key]}."
-        return replace(finding, effect="honoured", message=message, remedy="", matters=False, error="")
-    if (
-        finding.value is ABSENT
-        and finding.key == "gradient_clipping"
-        and _number(arguments.get("max_grad_norm", 1)) == 1
-    ):
-        return replace(finding, matters=False)
+        return replace(finding, effect="honoured", message=message, remedy="", matters=False, is_note=False, error="")
+    if finding.value is ABSENT and finding.key == "gradient_clipping" and not finding.matters:
+        return _without_clipping(finding, arguments)
     if finding.value is ABSENT and finding.key == "gradient_accumulation_steps":
         return replace(finding, matters=_number(arguments.get(finding.key, 1)) != 1)
     return finding
+
+
+def _without_clipping(finding: Finding, arguments: Mapping[str, Any]) -> Finding:
+    """Return the finding about a missing gradient_clipping. It matters if a written max_grad_norm has no effect."""
+    norm, clips_at = _number(arguments.get("max_grad_norm")), _number(finding.engine_has)
+    if norm is None or clips_at is None or norm == clips_at:
+        return replace(finding, effect="honoured", is_note=False)
+    message = f"Without this key, DeepSpeed's default of {clips_at} counts, and max_grad_norm: {norm} has no effect."
+    return replace(
+        finding, effect="means something else", message=message, remedy='Write "auto".', matters=True, mend="auto"
+    )
 
 
 def mismatches(file: str, json_file: Settings, arguments: Arguments, above: str = "") -> Iterator[Finding]:
@@ -205,17 +277,29 @@ def mismatches(file: str, json_file: Settings, arguments: Arguments, above: str 
     Trainer refuses such a pair. Arguments that the file does not contain are not compared, because they may be on the
     command line. `above` is the dotted name of the section that holds the DeepSpeed file, with a dot at its end.
     """
+    content = _with_other_precision(arguments)
     for key, name in COMPARED.items():
-        value, argument = json_file.get(key, None), arguments.content.get(name)
+        value, argument = json_file.get(key, None), content.get(name)
         if value in (None, "auto") or argument is None or _number(value) == _number(argument):
             continue
-        if _number(value) is None or _number(argument) is None:
+        number = _number(argument)
+        if _number(value) is None or number is None:
             continue
-        message = f"Trainer stops, because {name} is {argument} in {arguments.file}."
+        if key in OF_STEPS and number < 1:  # a share of the steps, or all steps
+            continue
+        precision = OPPOSITE.get(name) if arguments.content.get(name) is None else None
+        stated = f"{name} is {argument}" if precision is None else f"{precision} is true, and {name} therefore false,"
+        message = f"Trainer stops, because {stated} in {arguments.file}."
         yield Finding(
             file=file, key=f"{above}{key}", value=value, effect="crashes", matters=True, error=MISMATCH,
             message=message, remedy='Write "auto". Trainer then fills in its own value.', mend="auto",
         )  # fmt: skip
+
+
+def _with_other_precision(arguments: Arguments) -> dict[str, Any]:
+    """Return the arguments with bf16 and fp16. If one of them is true, the other one is false, or Trainer stops."""
+    implied = {name: False for name, precision in OPPOSITE.items() if arguments.is_true(precision)}
+    return {**implied, **{name: value for name, value in arguments.content.items() if value is not None}}
 
 
 def _number(value: Any) -> float | None:

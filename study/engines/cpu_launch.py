@@ -12,7 +12,11 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 
-GLOO = 'kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")] to Accelerator'
+GLOO = (
+    'kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")] to Accelerator. A script with transformers\' Trainer '
+    'has to call accelerate.PartialState(backend="gloo") first, and pass '
+    'accelerator_config={"use_configured_state": True} to TrainingArguments'
+)
 DEEPSPEED = (
     "There is no GPU, and accelerate does not select gloo by itself under DeepSpeed, so the processes "
     f"cannot connect. In the script, pass {GLOO}."

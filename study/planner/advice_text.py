@@ -20,6 +20,7 @@ from study.strategy import file
 from study.theory import adapters, frozen, hardware, intervals, model_states, peaks, prediction
 from study.theory.adapters import AdapterKind
 from study.theory.prediction import ALLOCATOR_SLACK
+from study.theory.shapes.config_json import unread_settings
 
 if TYPE_CHECKING:
     from study.planner.choose import Advice, FewestGpus, LargestModels, Remedy, StrategyPrediction
@@ -43,6 +44,7 @@ def text(advice: Advice, path: Path | None = None) -> str:
     start = advice.to_start
     lines = [reasons.answer(advice), *filter(None, [whole_training_sentence(start)])]
     lines += ["", f"{setting(advice)}. {_basis(start)}.", *adapter_lines(start.shape)]
+    lines += [f"Note: {note}." for note in unread_settings(start.shape.config or {})]
     chosen = short_list(start)
     has_price, unit = start.box.gpu.price_per_hour is not None, unit_of(start.shape)
     # 80 columns have space for only one of these.

@@ -109,15 +109,16 @@ def assert_saved_is_complete(
     check(Path(folder), trained, None if model is None else Path(model), missing)
 
 
-def assert_does_what_it_says(config_file: PathLike, *, release: str | None = None) -> None:
+def assert_does_what_it_says(config_file: PathLike, *, release: str | Sequence[str] = ()) -> None:
     """Assert that each key of a configuration file works as written. `zero-study doctor FILE` checks the same.
 
-    `release`, such as "deepspeed==0.18.1", also asserts that no known fault of this release affects the file.
+    `release`, such as "deepspeed==0.18.1" or a list of releases of several packages, also asserts that this release has
+    each key, and that none of its known faults affects the file.
     """
     __tracebackhide__ = True
     from .configuration import check
 
-    check(Path(config_file), release)
+    check(Path(config_file), [release] if isinstance(release, str) else release)
 
 
 def __getattr__(name: str) -> Any:

@@ -33,7 +33,7 @@ def of_accelerate() -> dict[str, Any]:
     import accelerate
     from accelerate.commands.config.config_args import ClusterConfig
     from accelerate.commands.launch import launch_command_parser
-    from accelerate.utils import DeepSpeedPlugin, DistributedType
+    from accelerate.utils import DeepSpeedPlugin, DistributedType, DynamoBackend
 
     parser = launch_command_parser()
     flags = {action.dest: action for action in parser._actions if action.option_strings}
@@ -58,6 +58,7 @@ def of_accelerate() -> dict[str, Any]:
         },
         "not_beside_a_json": sorted({name.lower() for name in ignored} & ({*flags})),
         "distributed_types": sorted(kind.value for kind in DistributedType),
+        "dynamo_backends": sorted(kind.value.lower() for kind in DynamoBackend),
     }
 
 

@@ -11,6 +11,9 @@ Pattern = Any  # a literal, a word in <>, a list of patterns, {not: a pattern}; 
 Place = Literal["accelerate", "json"]  # an accelerate file, a DeepSpeed JSON
 
 
+OF_ACCELERATE = ("distributed_types", "dynamo_backends")  # lists; all others are DeepSpeed's
+
+
 class Section(NamedTuple):
     """The keys that a section of a DeepSpeed JSON may have."""
 
@@ -35,7 +38,7 @@ def engine_list(name: str) -> list[str]:
 
     `name` is the kind: optimizers, schedulers, distributed_types and so on.
     """
-    engine: Literal["accelerate", "deepspeed"] = "accelerate" if name == "distributed_types" else "deepspeed"
+    engine: Literal["accelerate", "deepspeed"] = "accelerate" if name in OF_ACCELERATE else "deepspeed"
     names: list[str] = engine_schema(engine, name)
     return names
 

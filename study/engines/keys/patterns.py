@@ -34,6 +34,7 @@ _WORDS: dict[str, Callable[[Any], bool]] = {
     "list": lambda value: "," in str(value),
     "int": lambda value: isinstance(value, int) and not isinstance(value, bool),
     "count": lambda value: _is_number(value) and value == value // 1,
+    "positive": lambda value: str(value).isdecimal() and int(value) > 0,  # also as text
     "number": lambda value: _is_number(value),
 }
 _NAMES = {"bool": "true or false", "text": "text", "int": "a whole number", "count": "a whole number"}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -447,17 +448,35 @@ def _class(content: dict[str, Any], model_type: ModelType, source: str) -> tuple
     return classes[0], labels
 
 
-def ignored_settings(settings: Mapping[str, Any], window_switch: str | None) -> Iterator[str]:
-    """Yield notes on settings of a file that are ignored.
+_EXPERTS = re.compile(r"^(n|num|moe|n_routed|n_shared)\w*experts?\b|^moe_|^num_experts_per_tok$")
 
-    `window_switch` is the key that switches sliding_window on. None if the model has no such key.
-    """
+
+def unread_settings(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Yield notes on settings of a file that can make it another model than the one that is predicted."""
     if quantization := settings.get("quantization_config"):
         method = quantization.get("quant_method") if isinstance(quantization, dict) else None
         yield (
             f"its quantization_config{f' ({method})' if isinstance(method, str) else ''} is ignored: "
             "quantized weights are not trained in 16 bits, so the model without quantization is predicted"
         )
+    name = settings.get("model_type")
+    if settings.get("auto_map"):
+        yield f"its config.json names its own code (auto_map), which is not read: transformers' {name} is predicted"
+    model_type = MODEL_TYPES.get(str(name))
+    experts = sorted(key for key in settings if _EXPERTS.search(key) and settings[key])
+    if experts and model_type is not None and "experts" not in model_type.keys:
+        yield (
+            f"its config.json has experts ({', '.join(experts)}), and transformers' {name} has none: a model without "
+            "experts is predicted"
+        )
+
+
+def ignored_settings(settings: Mapping[str, Any], window_switch: str | None) -> Iterator[str]:
+    """Yield notes on settings of a file that are ignored.
+
+    `window_switch` is the key that switches sliding_window on. None if the model has no such key.
+    """
+    yield from unread_settings(settings)
     window = settings.get("sliding_window")
     if isinstance(window, int) and window and (window_switch is None or settings.get(window_switch)):
         yield f"its sliding_window of {window:,} tokens is ignored: attention is counted over the whole sequence"
