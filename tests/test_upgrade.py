@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import launching
+import pages
 import pytest
 import release_defaults
 import releases
@@ -871,6 +872,36 @@ def test_entries_without_effect_name_keys_that_exist():
         }
         assert {*entry["keys"]} <= keys
         assert entry["reason"]
+
+
+# ---------------------------------------------------------------- the site's page of faults
+
+
+def test_the_page_of_faults_says_what_is_measured_hidden_and_not_reproduced(monkeypatch, tmp_path):
+    moved = {"1": 1.0, "5": 0.99, "20": 0.98}
+    record = {"autocast-fp16-clipping": {"1": 0.84, "5": 0.91, "20": 0.95}, "fp16-growing-scale": moved}
+    effects = {
+        name: {"release": "0.19.8", "adamw": {"moved": each}, "adamw_large": {"moved": each}}
+        for name, each in record.items()
+    }
+    (tmp_path / "effects.json").write_text(json.dumps({"faults": effects}))
+    for path, number in ((tmp_path / "effects.json", 4), (tmp_path / "none.json", 0)):
+        monkeypatch.setattr(pages, "EFFECTS", path)
+        of_release = dict(part.split("\n", 1) for part in pages.faults_of_deepspeed().split("\n## DeepSpeed ")[1:])
+        assert of_release.keys() == set(changes.index().packages["deepspeed"].releases)
+        rows = of_release["0.19.8"].splitlines()[3:]
+        assert sum("(0.19.8)" in row for row in rows) == number
+        assert sum("*nearly hidden*" in row for row in rows) == (number > 0)
+        assert "*never reproduced here*" in of_release["0.17.5"]
+        assert "--release deepspeed==0.18.2 --only zero2/fp32/2-ranks/accumulation-2" in of_release["0.18.2"]
+        faults_of_release = [fault for fault in pages._faults_of_deepspeed() if fault.is_in("0.19.8")]
+        assert len(rows) == len(faults_of_release)
+
+
+def test_programs_that_show_faults_exist():
+    named = {fault.program for fault in faults.read() if fault.program}
+    assert named
+    assert all((launching.ROOT / name).is_file() for name in named)
 
 
 # ---------------------------------------------------------------- held-out pairs

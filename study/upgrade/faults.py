@@ -57,6 +57,7 @@ class Fault:
     # What goes wrong: gradients, weights or the loss; other data; what is saved or resumed; only memory, time or text.
     effect: Literal["training", "data", "checkpoint", "cost"] = "training"
     factor: str = ""  # a sentence with a measured factor, which is true with and without the fault
+    program: str = ""  # a program of this repository that shows it
     evidence: Literal["", "read"] = ""  # read: known from the thread and the source code, not measured here
     # Only of a fault that conformance found. Engines, precisions and variation are named as in the matrix.
     engines: Sequence[str] = ()

@@ -9,9 +9,11 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import click
 import nbformat
@@ -20,7 +22,7 @@ import web_page
 from study import cli, skills
 from study.command_line import ALL
 from study.records.schema import Record
-from study.upgrade import changes
+from study.upgrade import changes, faults
 from study.upgrade.locks import Lock
 from study.version import REPOSITORY
 
@@ -142,6 +144,73 @@ def releases() -> Iterator[tuple[str, str]]:
             yield f"{package}-{version}", "\n\n".join([*lines, f"```text\n{report}\n```"])
 
 
+EFFECTS = ROOT / "reports" / "conformance" / "effects" / "effects.json"
+HIDDEN_WITHIN = 0.1  # of the right distance, after every measured step
+ABOUT_FAULTS = """# Faults of each DeepSpeed release
+
+Each table lists the known faults of a release that make a training wrong without an error. The faults that `zero-study
+conformance` finds come first. The same list for programs, in the OSV format, is
+[deepspeed-faults.json](deepspeed-faults.json).
+
+- **With default AdamW** says how far the weights moved after 1, 5 and 20 steps, relative to a right training (1.00), in
+  the release in parentheses, first for a small model and then for a larger one (see *Known faults of releases*). A
+  fault is *nearly hidden* if this is within 10 % of the right distance after each step. An empty field means that we
+  did not measure it.
+- **Shown by** is a program in this repository. *Never reproduced here* means that we only read about the fault.
+  *No program* means that this repository has none, and that most of these faults are known from their threads.
+"""
+
+
+def faults_of_deepspeed() -> str:
+    """Return the page with a table of known faults for each examined release of DeepSpeed."""
+    effects = json.loads(EFFECTS.read_text(encoding="utf-8"))["faults"] if EFFECTS.is_file() else {}
+    parts = [ABOUT_FAULTS]
+    for version in reversed(changes.index().packages["deepspeed"].releases):
+        found = [fault for fault in _faults_of_deepspeed() if fault.is_in(version)]
+        rows = []
+        for fault in sorted(found, key=lambda fault: not fault.engines):
+            who, _, what = fault.summary.partition(": ")
+            threads = " ".join(f"<{url}>" for url in fault.threads)
+            row = [who, f"{what} {threads}".strip(), _effect(effects, fault.id), _shown_by(fault, version)]
+            rows.append(f"| {' | '.join(text.replace('|', chr(92) + '|') for text in row)} |")
+        head = "| who is affected | what is wrong | with default AdamW | shown by |\n| --- | --- | --- | --- |"
+        parts.append("\n".join([f"## DeepSpeed {version}\n", head, *rows]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _faults_of_deepspeed() -> list[changes.Change]:
+    return [
+        replace(fault, how="there")
+        for fault in changes.known_faults()
+        if (fault.package, fault.kind) == ("deepspeed", "fault")
+    ]
+
+
+def _effect(effects: Mapping[str, Any], name: str) -> str:
+    """Return the measured effect of a fault with the default AdamW, by the longest name in the record that fits it."""
+    entry = effects.get(max((key for key in effects if name.startswith(key)), key=len, default=""))
+    given = [entry[setting]["moved"] for setting in ("adamw", "adamw_large")] if entry else []
+    of_models = [moved for moved in given if isinstance(moved, dict)]  # a text says why there is none
+    if not of_models:
+        return ""
+    scales = [scale for each in of_models for scale in each.values()]
+    is_hidden = all(scale is not None and abs(scale - 1) <= HIDDEN_WITHIN for scale in scales)
+    words = "; ".join(
+        ", ".join("not a number" if moved[step] is None else f"{moved[step]:.2f}" for step in ("1", "5", "20"))
+        for moved in of_models
+    )
+    return f"{words} ({entry['release']}){', *nearly hidden*' if is_hidden else ''}"
+
+
+def _shown_by(fault: changes.Change, version: str) -> str:
+    if fault.program:
+        return f"`{fault.program}`"
+    if fault.engines:
+        cell = faults.cell(fault, fault.engines[0], fault.precisions[0])
+        return f"`zero-study conformance --release deepspeed=={version} --only {cell}`"
+    return "*never reproduced here*" if fault.evidence == "read" else "*no program*"
+
+
 def llms(guides: str) -> str:
     """Return llms.txt, the list of pages for language models (https://llmstxt.org), from the tables of docs/README.md.
 
@@ -182,6 +251,9 @@ def main() -> None:
         (reference / "releases" / f"{name}.md").write_text(text, encoding="utf-8")
     listed = "\n".join(f"- [{name.replace('-', ' ')}](releases/{name}.md)" for name in names)
     (reference / "releases.md").write_text(f"# Releases\n\n{listed}", encoding="utf-8")
+    (reference / "deepspeed-faults.md").write_text(faults_of_deepspeed(), encoding="utf-8")
+    listed_faults = {"vulns": [fault.as_osv() for fault in _faults_of_deepspeed()]}
+    (reference / "deepspeed-faults.json").write_text(json.dumps(listed_faults, indent=1), encoding="utf-8")
     (reference / "commands.md").write_text("\n".join(commands()), encoding="utf-8")
     web_page.write(PAGES / "docs" / "web")
     (PAGES / "llms.txt").write_text(llms(pages["docs/README.md"].read_text(encoding="utf-8")), encoding="utf-8")
