@@ -134,14 +134,13 @@ def one_and_two() -> str:
     assert high is not None
     time, peak = (_spread(comparison.name, quantity) for quantity in ("time", "peak"))
     return (
-        f"The mean training losses of one A100 and of FSDP on two A100, with the same data and batch, differ by "
-        f"{mean:+.4f} nats (95 % interval over {len(models)} models {low:+.4f} to {high:+.4f}) in {len(nats)} pairs of "
-        f"full fine-tunings with accelerate, and by at most {np.abs(nats).max():.4f} in a pair (IBM's "
-        "fms-acceleration, 100 steps, weights in bf16, AdamW with an epsilon of 1e-4, each training run once). If FSDP "
-        f"has weights in fp32 instead, they differ by {_nats('fms-full-masters-one-two'):+.3f}. A step takes "
-        f"{time.median:.2f} times as long on two GPUs ({time.tenth:.2f} to {time.ninetieth:.2f} in eight of ten "
-        f"pairs), and each GPU needs {peak.median:.2f} times the memory for tensors."
-    )
+        f"In {len(nats)} pairs of full fine-tunings with accelerate (IBM's fms-acceleration, {len(models)} models, 100 "
+        "steps, weights in bf16, one run each), the mean training loss with FSDP on two A100 differs from that on one "
+        f"A100 by {mean:+.4f} nats (95 % interval over models {low:+.4f} to {high:+.4f}). A step takes "
+        f"{time.median:.2f} times as long ({time.tenth:.2f} to {time.ninetieth:.2f} in eight of ten pairs), and each "
+        f"GPU needs {peak.median:.2f} times the memory for tensors. If FSDP has weights in fp32 instead, the loss "
+        f"differs by {_nats('fms-full-masters-one-two'):+.3f}."
+    ).replace("-0", "\N{MINUS SIGN}0")
 
 
 def _nats(name: str) -> float:
@@ -154,21 +153,31 @@ def _nats(name: str) -> float:
 def eight() -> str:
     """Say how the training of modded-nanogpt on one H100 and on eight H100 differs: its loss, time and memory."""
     seconds = difference(MORE_GPUS, "seconds in all")
-    losses = [difference(name, "last evaluation loss") for name in VERSIONS]
-    assert {each.verdict for each in losses} == {"equivalent"}
-    first, second = (
-        f"{signed(loss.relative)} ({signed(loss.low or 0)} to {signed(loss.high or 0)})" for loss in losses
-    )
     before, after = (sum(values) / len(values) / 60 for values in (seconds.control, seconds.arm))
     return (
         f"modded-nanogpt takes {before:.1f} minutes on one H100 and {after:.1f} minutes on eight, with sharded "
         f"gradients and optimizer states ({len(seconds.control)} and {len(seconds.arm)} runs). The last held-out loss "
-        f"differs by {second}, and in an earlier version of the program by {first} (95 % intervals). Both intervals "
-        f"are within the margin of {percent(min(loss.margin or 0 for loss in losses))}, which was chosen when the "
-        "differences were known. The eight GPUs need "
+        f"differs by {_change(MORE_GPUS)}. The eight GPUs need "
         f"{percent(difference(MORE_GPUS, 'GPU seconds').relative)} more GPU time, and each needs "
         f"{percent(-difference(MORE_GPUS, 'peak of tensors').relative)} less memory for tensors. The releases of CUDA "
         "and PyTorch also differ."
+    )
+
+
+def _change(name: str) -> str:
+    loss = difference(name, "last evaluation loss")
+    assert loss.low is not None
+    assert loss.high is not None
+    return f"{signed(loss.relative)} (95 % interval {signed(loss.low)} to {signed(loss.high)})"
+
+
+def _margin() -> str:
+    losses = [difference(name, "last evaluation loss") for name in VERSIONS]
+    assert {each.verdict for each in losses} == {"equivalent"}
+    return (
+        f"In an earlier version of the program, the loss differs by {_change(VERSIONS[0])}. Both intervals are within "
+        f"the margin of {percent(min(loss.margin or 0 for loss in losses))}, which was chosen when the differences "
+        "were known."
     )
 
 
@@ -198,7 +207,7 @@ def answers() -> list[str]:
     return [
         f"**A100 or H100?** {cards()} {_in_other_sources()}",
         f"**One GPU or two?** {one_and_two()}",
-        f"**One GPU or eight?** {eight()}",
+        f"**One GPU or eight?** {eight()} {_margin()}",
         f"**DDP or ZeRO?** On eight A100 (Lightning, 2021, one run each): {lightning()}",
         f"**DDP or FSDP?** {_fsdp()}",
         f"**One machine or several?** {_machines()}",
