@@ -177,12 +177,15 @@ class Update:
         overflow, scale = (getattr(optimizer, name, None) for name in ("found_inf", "grad_scale"))
         if tensor.is_complex() or tensor.grad.is_sparse:
             return "complex parameters and sparse gradients are not checked"
+        gradient = _placed_as(tensor, tensor.grad)
+        if gradient is None:
+            return "its gradient is sharded differently"
         if overflow is not None and float(overflow):
             return "the update was skipped because of an overflow"
         if rule.needs_number and (number is None or not kept):
             return f"{rule.name} had no states for it before the step"
         if not stride and local(tensor).shape != tensor.shape:
-            return self._note_shard(group, rule, tensor, fragment, kept)
+            return self._note_shard(group, rule, tensor, gradient, fragment, kept)
 
         def values(of: Any) -> torch.Tensor:
             return elements(of, fragment, stride) if stride else _whole(of)
@@ -191,7 +194,7 @@ class Update:
         factor = 1 if scale is None else 1 / float(scale)
         inputs = UpdateInputs(
             values(tensor),
-            values(tensor.grad) * factor,
+            values(gradient) * factor,
             {key: values(value) for key, value in kept.items()},
             {key: value for key, value in group.items() if key != "params"},
             None if number is None else int(number) + 1,
@@ -203,7 +206,7 @@ class Update:
         return ""
 
     def _note_shard(
-        self, group: dict[str, Any], rule: Rule, tensor: Any, fragment: Fragment, kept: dict[str, Any]
+        self, group: dict[str, Any], rule: Rule, tensor: Any, gradient: Any, fragment: Fragment, kept: dict[str, Any]
     ) -> str:
         """Record this rank's part of a matrix, which the ranks exchange. Return why that is not possible."""
         settings = muon.settings_of(group)
@@ -211,7 +214,7 @@ class Update:
         if shard is None:
             return f"{rule.name}'s formula needs the whole parameter"
         start, weight = shard.pop("start"), elements(tensor, fragment)
-        for key, value in {"weight": tensor, "gradient": tensor.grad, **kept}.items():
+        for key, value in {"weight": tensor, "gradient": gradient, **kept}.items():
             shard[key] = muon.packed(elements(value, fragment), start)
         self._shards[fragment.name] = (tensor, weight, shard)
         return ""
@@ -325,6 +328,19 @@ def _smallest(tensors: Iterable[Any]) -> set[int]:
     ordered = sorted((t for t in tensors if t.numel() <= muon.LARGEST_MATRIX), key=lambda t: int(t.numel()))
     kinds = ([t for t in ordered if (t.dim() > 1) == is_matrix] for is_matrix in (True, False))
     return {id(t) for kind in kinds for t in kind[: muon.MATRICES_OF_GROUP]}
+
+
+def _placed_as(tensor: Any, gradient: Any) -> Any | None:
+    """Return a gradient with the placements of its tensor, or None if that needs a collective.
+
+    Tensor parallelism leaves the whole gradient of an embedding whose rows are divided on every rank.
+    """
+    wanted = getattr(tensor, "placements", ())
+    actual = getattr(gradient, "placements", ())
+    if not wanted or wanted == actual:
+        return gradient
+    is_whole = actual and all(each.is_replicate() for each in actual)
+    return gradient.redistribute(placements=wanted) if is_whole else None
 
 
 def _whole(tensor: Any) -> torch.Tensor:
