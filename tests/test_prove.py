@@ -1275,7 +1275,7 @@ net, sign, before, rows = Net(), 1, None, 4
 data = TensorDataset(torch.randint(1, 16, (64, 6)))
 loader = DataLoader(data, batch_size=rows)
 optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
-schedule, steps, sizes, how, after_backward = None, 1, 2, {{}}, lambda: None
+schedule, steps, sizes, how, after_backward, last = None, 1, 2, {{}}, lambda: None, 7
 lower = torch.optim.lr_scheduler.LambdaLR
 {fault}
 schedule = schedule or lower(optimizer, lambda step: max(0.0, 1 - step / 16))
@@ -1288,7 +1288,7 @@ for step, (ids,) in enumerate(loader):
     [schedule.step() for _ in range(steps)]
     if before:
         net.load_state_dict(before)
-    if step == 7:
+    if step == last:
         break
 """
 CLIPS = "after_backward = lambda: nn.utils.clip_grad_norm_(net.parameters(), 0.01)"
@@ -1296,7 +1296,7 @@ NEGATES = "after_backward = lambda: [p.grad.neg_() for p in net.parameters()]"
 TIED = "net.config.tie_word_embeddings = True"
 SAMPLED = "loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data, {}, 0))"
 HALF = "loader = DataLoader(Subset(data, range(0, 64, {})), batch_size=4)"
-AHEAD = "kinds = torch.optim.lr_scheduler; steps, sizes, schedule = 2, 4, kinds.{}"
+AHEAD = "last, kinds = 5, torch.optim.lr_scheduler; steps, sizes, schedule = 2, 4, kinds.{}"
 WARMED = (
     "SequentialLR(optimizer, [kinds.LinearLR(optimizer, 0.5, 1.0, 4), kinds.LinearLR(optimizer, 1.0, 0.0, {})], [4])"
 )
@@ -1312,7 +1312,9 @@ FAULTS = {  # what is planted -> what is said, and where: a finding, a note, not
     "before = copy.deepcopy(net.state_dict())": ("findings", "weights are put back"),
     TIED: ("findings", "embedding and head are not tied"),
     SAMPLED.format(2): ("findings", "data is divided twice: it is divided by 2 (DistributedSampler), but only 1"),
-    "steps, sizes = 2, 4": ("notes", "the learning rate is zero from update 9 on, but an epoch has 16"),
+    "steps, sizes, last = 2, 4, 5": ("notes", "the learning rate is zero from update 9 on, but an epoch has 16"),
+    "steps, sizes, last = 2, 4, 15": ("findings", "the schedule ends before the training"),
+    "steps, sizes = 2, 4": None,  # the training ends with its schedule
     "net.head.weight.data.copy_(net.table.weight.data)": ("notes", "table.weight and head.weight have the same"),
     "sizes = [1, 3]": ("notes", "losses of the step are means over 6 to 18 targets"),
     AHEAD.format("CosineAnnealingLR(optimizer, 16)"): ("notes", "the learning rate is zero at update 9, and rises"),

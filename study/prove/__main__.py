@@ -224,7 +224,7 @@ class _Pairs:
         for watcher in self.watchers:
             with suppress(Unverified):  # which the verdict contains
                 watcher.end()
-            watcher.add_late(self.rates.findings(watcher.optimizer))
+            watcher.add_late(self.rates.findings(watcher.optimizer), self.rates.num_updates(watcher.optimizer))
 
     def verdict(self) -> Verdict:
         """Return the verdict on all models of the script."""

@@ -187,6 +187,7 @@ class StepWatcher:
         self._step_parameters: list[Any] = []  # of the model that the optimizer updates; none under ZeRO
         self._repeated: int | None = None  # the first update that got the gradients of the update before it
         self._of_states: list[str] = []  # findings on the optimizer states with which the last update began
+        self._of_epoch: list[tuple[int, str]] = []  # notes on schedules, with their first update at a rate of zero
         self._checked: list[Checked] = []
         # The checks that could not be made. The most important one is that of the optimizer step, until it is reached.
         self._not_checked = [verdicts.NotChecked("the optimizer step", "training ended before it", True)]
@@ -534,9 +535,9 @@ class StepWatcher:
         wrong += self._of_states + ([] if self._repeated is None else [findings.repeated_update(self._repeated)])
         num_ranks = len(self._facts["data_parallel_ranks"] or [0])
         wrong += dict.fromkeys(line for loader in self._loaders for line in findings.check_loader(loader, num_ranks))
-        of_training, of_epoch = self._of_schedules(step)
+        of_training, self._of_epoch = self._of_schedules(step)
         wrong += of_training
-        notes += [*untrained, *of_epoch, *_notes_of_gradients(step.gradients, len(cut))]
+        notes += [*untrained, *_notes_of_gradients(step.gradients, len(cut))]
         notes += findings.hard_clipping(self._cuts, step.clipping.limit or self._facts["gradient_clipping"])
         batches = self._batches[-2:] if len(self._batches) > 1 else step.batches
         report = findings.rank_report(self._model, self._facts, self._optimizer, step, batches, step.weights or after)
@@ -556,8 +557,8 @@ class StepWatcher:
         elif is_deepspeed(self._model) and limit and norm is not None:
             self._cuts.append(float(norm) / limit)
 
-    def _of_schedules(self, step: Step) -> tuple[list[str], list[str]]:
-        """Return findings and notes on learning rate schedules of this optimizer that end too early.
+    def _of_schedules(self, step: Step) -> tuple[list[str], list[tuple[int, str]]]:
+        """Return findings, and notes for the end of the training, on learning rate schedules of this optimizer that end too early.
 
         The rate of their steps is taken from the watched updates.
         """
@@ -608,15 +609,22 @@ class StepWatcher:
         if self._strict and unchecked:
             raise Unverified("; ".join(unchecked))
 
-    def add_late(self, late: list[str]) -> None:
-        """Add findings that can only be made at the end of the training, such as a learning rate of zero."""
+    def add_late(self, late: list[str], num_updates: int) -> None:
+        """Add findings that can only be made at the end of the training, such as a learning rate of zero.
+
+        A schedule that reaches zero within an epoch may have been made for a training that ends there. A note is
+        therefore added only if the training, which made `num_updates` updates, ended before the schedule.
+        """
         new = [finding for finding in late if finding not in self._content.get("findings", [])]
-        if new and rank() == 0:
-            print(*text.finding_lines([], new, [], []), sep="\n", flush=True)
-        if new:
-            self._content["findings"] += new
-            self._content |= self.verdict.content()
-            self._write()
+        notes = [note for zero, note in self._of_epoch if num_updates < zero - 1]
+        if not new and not notes:
+            return
+        if rank() == 0:
+            print(*text.finding_lines([], new, [], notes), sep="\n", flush=True)
+        self._content["findings"] += new
+        self._content["notes"] += notes
+        self._content |= self.verdict.content()
+        self._write()
 
     def _write(self) -> bool:
         """Write the proof on rank 0, and return whether that was possible."""
