@@ -26,10 +26,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import optimizer as optimizers
 from torch.optim.swa_utils import AveragedModel
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.testing._internal.two_tensor import TwoTensor
 
 from study import prove
 from study.engines import scripts
+from study.engines.collective_probe import CollectiveProbe
 from study.engines.hooks import before_updates
 from study.engines.readback.states import count_states
 from study.prove import findings as prove_findings
@@ -1406,3 +1408,43 @@ def test_prove_without_a_script_is_refused(tmp_path):
         completed = launching.command_line(["prove", *words], cwd=tmp_path)
         assert (completed.returncode, completed.stdout) == (2, "")
         assert completed.stderr.startswith("zero-study: ")
+
+
+def replica(ranks, start=1.0, now=2.0, is_apart=True, rate="lr 0.1", averager="engine"):
+    """Return what a rank of a sharded model reports."""
+    return {
+        "watched": ["FSDP2", "FSDPNet", 100, averager], "ranks": ranks, "weights": {}, "buffers": {}, "batches": [],
+        "settings": [rate], "findings": [], "scaled": None, "targets": [], "is_apart": is_apart,
+        "totals": [start and [start, start], [now, now]],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_found"),
+    [
+        ({}, True),
+        ({"now": 2.0}, False),  # replicas that agree
+        ({"is_apart": False}, False),  # they exchange their gradients in another way
+        ({"start": 5.0}, False),  # another part of the model, or another model
+        ({"start": None}, False),
+        ({"rate": "lr 0.2"}, False),  # a search for settings
+    ],
+)
+def test_replicas_that_never_exchange_gradients_are_found(changes, is_found):
+    other = {"now": 3.0} | changes
+    reports = [*(replica([0, 1]) for _ in range(2)), *(replica([2, 3], **other) for _ in range(2))]
+    found, _ = prove_findings.check_ranks(reports)
+    assert [json_answer.fault_id(text) for text in found] == ["prove/ranks-train-separately"] * is_found
+    assert not prove_findings.check_ranks([replica([0, 1, 2, 3]) for _ in range(4)])[0]
+
+
+def test_collectives_with_other_ranks_are_counted():
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    try:
+        part = dist.new_group([0, 1])
+        with CollectiveProbe(waits=False) as probe:
+            dist.all_reduce(torch.ones(3), group=part)
+            dist.all_reduce(torch.ones(5))
+    finally:
+        dist.destroy_process_group()
+    assert [probe.bytes_beyond(ranks) for ranks in ([0, 1, 2, 3], [0, 1], [0])] == [0, 20, 32]

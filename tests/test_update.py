@@ -318,7 +318,7 @@ def test_muon_makes_singular_values_equal():
 @pytest.mark.parametrize(("placement", "checked"), [(Replicate(), 1), (Shard(0), 1), (Partial(), 0)])
 @pytest.mark.parametrize("wrong", [False, True])
 def test_a_gradient_may_be_whole_on_each_rank_where_its_weight_is_sharded(placement, checked, wrong):
-    """Tensor parallelism leaves the gradient of a vocabulary-parallel embedding so. A Partial one needs a collective."""
+    """Tensor parallelism leaves the gradient of a vocabulary-parallel embedding so. Partial needs a collective."""
     dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
     try:
         mesh = init_device_mesh("cpu", (2,))

@@ -13,7 +13,7 @@ import torch
 from .. import terminal
 from ..engines.readback.facts import ddp_of, inner_module, replicated_names
 from ..engines.readback.parameters import is_partitioned, whole_size
-from .checksums import Checksum, checksums, first_difference
+from .checksums import Checksum, checksums, first_difference, total
 from .proved_step import NEAR, Step
 
 _AVERAGES = ("DDP", "FSDP1", "FSDP2", "DeepSpeed")  # the engines that average gradients by themselves
@@ -26,15 +26,18 @@ _OF_ZERO = ("bit16_groups", "fp16_groups", "bf16_groups")
 
 
 def rank_report(
-    model: Any, facts: dict[str, Any], optimizer: Any, step: Step, batches: list[Any], weights: dict[str, Checksum]
-) -> dict[str, Any]:
+    model: Any, facts: dict[str, Any], optimizer: Any, step: Step, batches: list[Any], weights: dict[str, Checksum],
+    at_start: Checksum | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Return this rank's observations of a step, for rank 0 to compare with those of the other ranks.
 
     `batches` has the checksums of the first inputs of two steps. `weights` has the checksums of the parameters as the
-    step begins. Issues no collective.
+    step begins. `at_start` is the sum of those with which the training began, or None. Issues no collective.
     """
     averager = gradient_averager(facts, step.traffic.reduced, [issued.kind for issued in step.traffic.collectives()])
-    if getattr(ddp_of(model), "_comm_hooks", None):
+    has_hook = bool(getattr(ddp_of(model), "_comm_hooks", None))
+    beyond = step.traffic.probe.bytes_beyond(facts["data_parallel_ranks"] or [])
+    if has_hook:
         averager = "engine"  # the hook may issue collectives in a thread of its own, where they are not observed
     names = step.replicated if step.weights else replicated_names(model)
     # DDP broadcasts rank 0's buffers before a forward pass.
@@ -44,6 +47,9 @@ def rank_report(
         "ranks": facts["data_parallel_ranks"],
         "weights": {name: pair for name, pair in weights.items() if name in names and facts["engine"] != "FSDP1"},
         "buffers": {name: checksums([buffer])[0] for name, buffer in model.named_buffers() if has_own},
+        # The ranks outside of its group with which this rank exchanges less than its gradients are strangers to it.
+        "is_apart": not has_hook and beyond < facts["num_trainable_params"],
+        "totals": [at_start, total(weights)],
         "batches": batches,
         "settings": [f"{key} {group[key]}" for group in optimizer.param_groups for key in _SETTINGS if key in group],
         "findings": check_rank(facts, step, averager),
@@ -406,6 +412,7 @@ def check_ranks(reports: Sequence[Report]) -> tuple[list[str], list[str]]:
         findings += _different_scales(group, members)
         notes += uneven_targets([count for member in members for count in member["targets"]])
         findings += _same_batch(group, members)
+    findings += _replicas_apart(reports)
     return findings, notes
 
 
@@ -449,6 +456,33 @@ def _different_weights(report: Report, pair: str, difference: str) -> str:
         f"ranks differ: the weights of {pair} are not the same ({difference}). Look for weights that are changed or "
         "added after the model is wrapped, and for backward passes outside of the wrapped model."
     )
+
+
+def _replicas_apart(reports: Sequence[Report]) -> list[str]:
+    """Return a finding if groups of ranks began with the same model, never exchange gradients, and have diverged.
+
+    The groups differ at the start under tensor or pipeline parallelism, and in trainings of several models.
+    """
+    groups = sorted({tuple(report["ranks"] or ()) for report in reports})
+    if len(groups) < 2 or sorted(itertools.chain(*groups)) != list(range(len(reports))):
+        return []
+    replicas = list(zip(*([reports[rank] for rank in group] for group in groups), strict=False))
+    for first, *others in replicas:
+        for other in others:
+            is_same_model = all(first[key] == other[key] for key in ("watched", "settings"))
+            starts, totals = ([report["totals"][i] for report in (first, other)] for i in (0, 1))
+            if not is_same_model or None in starts or starts[0] != starts[1] or totals[0] == totals[1]:
+                return []
+    if len({len(group) for group in groups}) > 1 or reports[0]["watched"][-1] != "engine":
+        return []
+    if not all(report["is_apart"] for report in reports):
+        return []
+    names = " and ".join(f"{list(group)}" for group in groups)
+    return [
+        f"ranks {names} train separately: {reports[0]['watched'][0]} averages gradients only within each of these "
+        "groups. They began with the same weights, and now have different ones. Pass all ranks to the engine: for "
+        "hybrid sharding, the mesh with both axes, replicas and shards."
+    ]
 
 
 def _different_scales(group: Sequence[int], members: Sequence[Report]) -> list[str]:

@@ -40,7 +40,7 @@ from ..engines.readback.states import count_states
 from ..engines.scripts import rank
 from ..verdict import Checked, Verdict
 from . import findings, mismatch, reference, schedules, store_exchange, text, update
-from .checksums import Checksum, of_batch, of_weights
+from .checksums import Checksum, of_batch, of_weights, total
 from .demands import Request, by_arguments, by_file, by_json, by_launcher, content_of, requested_processes
 from .mismatch import ConfigMismatch, KnownFault, TrainingFault, Unverified
 from .proved_step import Gradients, Step
@@ -152,12 +152,14 @@ class StepWatcher:
         loaders: Loaders | None = None,
         has_reference: bool = False,
         ties: Ties | None = None,
+        at_start: Checksum | None = None,
     ) -> None:
         """Set the options of a watch, which starts with `begin`.
 
         `steps_before` is the number of optimizer steps that the script has already taken. `loaders` are the data
-        loaders that have already been recorded, or None.
+        loaders that have already been recorded, or None. `at_start` is the checksum of all weights before these steps.
         """
+        self._at_start = at_start
         self._strict = strict
         self._has_reference = has_reference
         self._ties = ties
@@ -214,6 +216,8 @@ class StepWatcher:
             self._model = uncompiled(model)
             self._optimizer = engine_optimizer(self._model, optimizer)
             self._facts = read_back(self._model, optimizer)
+            if not self._steps:
+                self._at_start = total(of_weights(self._model))
             self._known_wrong, note = mismatch.known_wrong(self._facts)
             self._demands = _demands(self._model, self._facts["engine"], request, arguments)
             self._tell_what_was_built(request, [note] if note else [])
@@ -540,7 +544,8 @@ class StepWatcher:
         notes += [*untrained, *_notes_of_gradients(step.gradients, len(cut))]
         notes += findings.hard_clipping(self._cuts, step.clipping.limit or self._facts["gradient_clipping"])
         batches = self._batches[-2:] if len(self._batches) > 1 else step.batches
-        report = findings.rank_report(self._model, self._facts, self._optimizer, step, batches, step.weights or after)
+        report = findings.rank_report(self._model, self._facts, self._optimizer, step, batches, step.weights or after,
+                                      self._at_start)  # fmt: skip
         report["findings"] = [*wrong, *report["findings"]]
         return report
 
@@ -558,7 +563,7 @@ class StepWatcher:
             self._cuts.append(float(norm) / limit)
 
     def _of_schedules(self, step: Step) -> tuple[list[str], list[tuple[int, str]]]:
-        """Return findings, and notes for the end of the training, on learning rate schedules of this optimizer that end too early.
+        """Return findings and late notes on learning rate schedules of this optimizer that end too early.
 
         The rate of their steps is taken from the watched updates.
         """
