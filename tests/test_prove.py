@@ -1006,6 +1006,14 @@ for number in range(12):
     after()
     optimizer.zero_grad()
 """
+GATHERED = """
+import torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+def gather(result):
+    parts = [torch.empty_like(result)]
+    dist.all_gather(parts, result)
+    return parts[0]
+"""
 MOMENTS = "[s['exp_avg'].zero_() for s in optimizer.state.values()]"
 BETWEEN = {  # what is planted -> the findings and, if nothing is found, the checks that could not be made
     f"after = lambda: {MOMENTS}": ["optimizer states are not those of the last update"],
@@ -1016,6 +1024,9 @@ BETWEEN = {  # what is planted -> the findings and, if nothing is found, the che
     "after_backward = lambda: [p.grad.normal_() for p in net.parameters()]": ["gradients were replaced"],
     "detach(1)": ["2 of 4 parameters take part in the forward pass but get no gradient, for example 0.weight"],
     "net[0].forward = torch.no_grad()(net[0].forward)": ["2 of 4 parameters take part in the forward pass"],
+    f"{GATHERED}\nhook(net[1], lambda module, inputs, output: gather(output))": ["2 of 4 parameters take part in"],
+    f"{GATHERED}\nhook(net[1], lambda module, inputs, output: output + 0 * gather(output))": [],  # as CLIP does
+    f"{GATHERED}\nhook(net[1], lambda module, inputs, output: (gather(output), output)[1])": [],  # for a metric
     "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
     "after = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, 6).step": ["the schedule ends before the training"],
     "net = torch.nn.ModuleDict({'a': torch.nn.Linear(32, 32), 'b': torch.nn.Linear(32, 32)})\n"
@@ -1045,6 +1056,8 @@ def test_an_update_starts_from_what_the_steps_before_it_left(fault, monkeypatch,
     status = 3 if "Own(" in fault else 1 if BETWEEN[fault] else 0
     with pytest.raises(SystemExit) if status else nullcontext() as ended:
         main(["--strict", "train.py"])
+    if dist.is_initialized():
+        dist.destroy_process_group()
     assert status == (ended.value.code if ended else 0)
     found = proof()
     assert [line.startswith(said) for line, said in zip(found["findings"], BETWEEN[fault], strict=True)] == [

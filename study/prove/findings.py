@@ -291,7 +291,8 @@ def cut_from_graph(names: Sequence[str], num_trained: int) -> list[str]:
     return [
         f"{len(names)} of {num_trained} parameters take part in the forward pass but get no gradient, "
         f"for example {names[0]}: their results are detached, or computed without gradients. Look for detach, .data, "
-        "torch.no_grad and for checkpointing with inputs that need no gradient, or freeze these parameters."
+        "torch.no_grad, for checkpointing with inputs that need no gradient, and for collectives without a backward "
+        "pass such as torch.distributed.all_gather, or freeze these parameters."
     ]
 
 

@@ -435,12 +435,12 @@ class Step:
 
     def _listeners(self) -> Iterator[tuple[tuple[Any, str], Listener]]:
         """Yield the functions of torch to observe during the step, as (owner, name), each with its listener."""
-        by_script, in_update = (functools.partial(self._under_probe, phase) for phase in ("script", "update"))
+        in_update = functools.partial(self._under_probe, "update")
         yield (torch.autograd, "backward"), self._on_backward
         yield (torch.nn.functional, "cross_entropy"), self._on_cross_entropy
         yield from ((place, in_update) for place in _NORMS)
         yield from (
-            ((dist.ProcessGroup, name), by_script)
+            ((dist.ProcessGroup, name), self._on_collective)
             for name in vars(dist.ProcessGroup)
             if name.lstrip("_").startswith(_COLLECTIVES)
         )
@@ -508,6 +508,11 @@ class Step:
                 result = self._under_probe("forward", call, *arguments, **options)
             self.cuts.end_forward()
             return result
+
+    def _on_collective(self, call: Any, *arguments: Any, **options: Any) -> Any:
+        if not self._is_reference():
+            self.cuts.note_sent((arguments, options))
+        return self._under_probe("script", call, *arguments, **options)
 
     def _is_reference(self) -> bool:
         """Return whether the samples of the step are run again, which is no part of the step."""
