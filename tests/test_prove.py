@@ -1068,6 +1068,34 @@ def test_an_update_starts_from_what_the_steps_before_it_left(fault, monkeypatch,
     assert bool(re.search(unchecked, capsys.readouterr().out)) == (status == 3)
 
 
+SMALL = "net = torch.nn.Sequential(torch.nn.Linear(32, 8), torch.nn.LayerNorm(8))\n"
+OF_SMALL = "optimizer = torch.optim.AdamW({}, lr={})\n"
+EACH = "after_backward = lambda: [p.grad.{} for p in net.parameters()]"
+CHANGED = {  # what is planted -> the exit status with --strict
+    EACH.format("mul_(1000)"): 1,
+    "after_backward = lambda: net[2].weight.grad.mul_(1000)": 1,
+    EACH.format("mul_(2)"): 0,
+    EACH.format("div_(1000)"): 0,
+    EACH.format("reshape(-1)[::2].zero_()"): 3,
+    "after_backward = lambda: net.zero_grad() if number == 2 else None": 3,
+    SMALL + OF_SMALL.format("net.parameters()", 1e-3) + EACH.format("normal_()"): 3,
+    SMALL + OF_SMALL.format("net.parameters()", 1e-3): 0,
+    SMALL + OF_SMALL.format("net.parameters()", 1e-6): 0,  # a warm-up, in which rounding hides the norm's update
+    SMALL + OF_SMALL.format("[{'params': net[0].parameters()}, {'params': net[1].parameters(), 'lr': 1e-12}]", 1e-3): 3,
+}
+
+
+@pytest.mark.parametrize("fault", CHANGED)
+def test_what_changes_gradients_or_loses_updates_is_no_all_clear(fault, monkeypatch):
+    Path("train.py").write_text(LOOP.format(fault=fault))
+    monkeypatch.setattr(sys, "argv", ["prove"])
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    with pytest.raises(SystemExit) if CHANGED[fault] else nullcontext():
+        main(["--strict", "train.py"])
+    assert proof()["exit_status"] == CHANGED[fault]
+    assert {json_answer.fault_id(text) for text in proof()["findings"]} <= {"prove/grown-gradients"}
+
+
 OF_ONE_PROCESS = """
 import torch
 from torch.nn import functional as F
@@ -1427,7 +1455,7 @@ def replica(ranks, start=1.0, now=2.0, is_apart=True, rate="lr 0.1", averager="e
     """Return what a rank of a sharded model reports."""
     return {
         "watched": ["FSDP2", "FSDPNet", 100, averager], "ranks": ranks, "weights": {}, "buffers": {}, "batches": [],
-        "settings": [rate], "findings": [], "scaled": None, "targets": [], "is_apart": is_apart,
+        "settings": [rate], "findings": [], "scaled": None, "targets": [], "unchecked": [], "is_apart": is_apart,
         "totals": [start and [start, start], [now, now]],
     }  # fmt: skip
 

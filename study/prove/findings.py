@@ -14,11 +14,14 @@ from .. import terminal
 from ..engines.readback.facts import ddp_of, inner_module, replicated_names
 from ..engines.readback.parameters import is_partitioned, whole_size
 from .checksums import Checksum, checksums, first_difference, total
-from .proved_step import NEAR, Step
+from .proved_step import NEAR, Gradients, Step
+from .text import NOT_CHECKED
 
 _AVERAGES = ("DDP", "FSDP1", "FSDP2", "DeepSpeed")  # the engines that average gradients by themselves
 _SHARDED = ("FSDP1", "FSDP2")  # engines whose ranks have only shards of the gradients
 HARD = 10.0  # Gradients are often divided by less in the first steps.
+# Setting a larger fraction of the gradients' elements to zero needs a reason that prove cannot know.
+ERASED = 0.01
 _SETTINGS = ("lr", "weight_decay", "betas", "momentum", "eps")  # of a group of parameters
 _OF_SHARDS = ("every gradient is zero", "no weight moved", "gradients were replaced")
 # Attributes with the model's own parameters, which are not the master weights.
@@ -55,6 +58,7 @@ def rank_report(
         "findings": check_rank(facts, step, averager),
         "scaled": step.gradients.factor if facts["engine"] in _SHARDED else None,
         "targets": step.losses.targets,
+        "unchecked": _unchecked_gradients(step.gradients, averager),
     }
 
 
@@ -104,7 +108,7 @@ def check_rank(facts: dict[str, Any], step: Step, averager: str | None) -> list[
         *_not_averaged(facts, averager),
         *_wrong_clipping(facts, step),
         *_wrong_accumulation(facts, step),
-        *_wrong_gradients(step),
+        *_wrong_gradients(facts, step),
     ]
 
 
@@ -163,7 +167,7 @@ def _wrong_accumulation(facts: dict[str, Any], step: Step) -> Iterator[str]:
         )
 
 
-def _wrong_gradients(step: Step) -> Iterator[str]:
+def _wrong_gradients(facts: dict[str, Any], step: Step) -> Iterator[str]:
     """Yield faults of gradients that have the wrong sign, are all zero, or come from no backward pass of the step."""
     factor = step.gradients.factor
     if step.gradients.are_replaced:
@@ -176,11 +180,39 @@ def _wrong_gradients(step: Step) -> Iterator[str]:
         yield _ascent("backward is called on the negative of the cross-entropy")
     elif factor is not None and factor < 0:
         yield _ascent(f"gradients are multiplied by {factor:.4g} between backward and the update")
+    growth = step.gradients.growth or 1.0
+    if growth > HARD * facts["world_size"] and not step.scaling.is_in_use:
+        yield (
+            f"gradients are too large: code between backward and the update multiplied them by {growth:.4g}. A sum "
+            "over ranks would be a smaller factor. Remove the factor, and change the learning rate if it is intended."
+        )
     if 0 < step.gradients.number == step.gradients.num_zero:
         yield (
             f"every gradient is zero: at the update, all elements of {step.gradients.number} tensors were zero. Look "
             "for hooks that change gradients, and for a constant loss."
         )
+
+
+def _unchecked_gradients(gradients: Gradients, averager: str | None) -> list[str]:
+    """Return a note if code between backward and the update changed the gradients in a way that cannot be judged.
+
+    If the script averages the gradients itself, that is why they changed, and nothing counts as not checked.
+    """
+    if gradients.erased_share > ERASED:
+        reason = (
+            f"{gradients.erased_share:.0%} of the elements that backward left were set to zero. To freeze parameters, "
+            "use requires_grad_"
+        )
+    elif gradients.num_too_few:
+        reason = (
+            f"they changed after backward, and {gradients.num_too_few:,} elements are too few to find out whether they "
+            "were replaced"
+        )
+    else:
+        return []
+    if averager == "script":
+        return [f"the gradients of the update were not compared with those of backward: {reason}"]
+    return [f"{NOT_CHECKED}the gradients of the update ({reason})"]
 
 
 def repeated_update(number: int) -> str:
@@ -395,7 +427,7 @@ Report = dict[str, Any]  # what `rank_report` returns
 def check_ranks(reports: Sequence[Report]) -> tuple[list[str], list[str]]:
     """Compare the reports of all ranks, which are in rank order, and return findings and notes."""
     findings = _findings_of_single_ranks(reports)
-    notes: list[str] = []
+    notes = list[str](next((report["unchecked"] for report in reports if report["unchecked"]), []))
     with_equal_weights = {tuple(report["ranks"]) for report in reports if report["ranks"] and report["watched"][-1]}
     for group in sorted(with_equal_weights):
         members = [reports[rank] for rank in group]

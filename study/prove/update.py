@@ -34,6 +34,8 @@ ROUNDINGS = 2
 HIDDEN = 0.1
 HIDDEN_TOLERANCES = 5
 NO_FORMULA = "prove has no formula for "
+HIDDEN_BY_ROUNDING = "rounding is too large to tell whether the update is right"
+LOST_BY_ROUNDING = "rounding is too large and loses the whole update"
 OF_SAMPLE = "'s formula is checked on a few parameters"
 
 
@@ -387,7 +389,7 @@ def judge(reports: Sequence[UpdateReport], device: torch.device | None = None) -
         if not math.isfinite(values.difference):
             unchecked[name] = "its weight or its change is not finite"
         elif values.is_right(tolerance) and values.is_hidden(tolerance):
-            unchecked[name] = "rounding is too large to tell whether the update is right"
+            unchecked[name] = HIDDEN_BY_ROUNDING if values.actual else LOST_BY_ROUNDING
         else:
             continue
         del compared[name]
@@ -420,8 +422,9 @@ def _added(reports: Sequence[UpdateReport]) -> _Compared:
 def _missing_checks(compared: _Compared, unchecked: dict[str, str]) -> list[str]:
     """Return the reasons why the check of the update could not be made.
 
-    The reasons for single parameters do not count if most parameters were compared. A formula that is checked on a
-    sample of the parameters does not count either.
+    Parameters that move by little more than their rounding do not count if most parameters were compared, because a
+    low learning rate does this at the start of a warm-up. A formula that is checked on a sample of the parameters does
+    not count either.
     """
     counts = Counter(reason for reason in unchecked.values() if not reason.endswith(OF_SAMPLE))
     if not compared and not counts:
@@ -430,7 +433,7 @@ def _missing_checks(compared: _Compared, unchecked: dict[str, str]) -> list[str]
     return [
         f"{reason}: {terminal.count(number, 'parameter')}"
         for reason, number in counts.most_common()
-        if reason.startswith(NO_FORMULA) or not is_mostly_compared
+        if reason != HIDDEN_BY_ROUNDING or not is_mostly_compared
     ]
 
 

@@ -475,7 +475,7 @@ class StepWatcher:
         except Exception as error:  # the other results of the proof do not depend on it
             notes.append(f"{text.NOT_CHECKED}faults of the step ({type(error).__name__}: {error})")
         if not self._is_compared():
-            notes += findings.uneven_targets(step.losses.targets)
+            notes += [*findings.uneven_targets(step.losses.targets), *report.get("unchecked", [])]
             wrong = report["findings"] + self._with_reference([of_reference], notes)
             return self._with_update(wrong, notes, self._judge([of_update]))
         mine = [report, of_update, of_reference] if "ranks" in report else None
@@ -486,6 +486,7 @@ class StepWatcher:
             )
             if of_reference is not None:
                 notes.append(f"{text.NOT_CHECKED}{REFERENCE} (the ranks were not compared)")
+            notes += report.get("unchecked", [])
             return self._with_update(report["findings"], notes, self._judge([of_update]))
         notes += agreed[1]
         wrong = [*agreed[0], *self._with_reference(agreed[3], notes)]
