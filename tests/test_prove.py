@@ -1451,11 +1451,11 @@ def test_prove_without_a_script_is_refused(tmp_path):
         assert completed.stderr.startswith("zero-study: ")
 
 
-def replica(ranks, start=1.0, now=2.0, is_apart=True, rate="lr 0.1", averager="engine"):
+def replica(ranks, start=1.0, now=2.0, is_separate=True, rate="lr 0.1", averager="engine"):
     """Return what a rank of a sharded model reports."""
     return {
         "watched": ["FSDP2", "FSDPNet", 100, averager], "ranks": ranks, "weights": {}, "buffers": {}, "batches": [],
-        "settings": [rate], "findings": [], "scaled": None, "targets": [], "unchecked": [], "is_apart": is_apart,
+        "settings": [rate], "findings": [], "scaled": None, "targets": [], "unchecked": [], "is_separate": is_separate,
         "totals": [start and [start, start], [now, now]],
     }  # fmt: skip
 
@@ -1465,15 +1465,14 @@ def replica(ranks, start=1.0, now=2.0, is_apart=True, rate="lr 0.1", averager="e
     [
         ({}, True),
         ({"now": 2.0}, False),  # replicas that agree
-        ({"is_apart": False}, False),  # they exchange their gradients in another way
+        ({"is_separate": False}, False),  # they exchange their gradients in another way
         ({"start": 5.0}, False),  # another part of the model, or another model
         ({"start": None}, False),
         ({"rate": "lr 0.2"}, False),  # a search for settings
     ],
 )
 def test_replicas_that_never_exchange_gradients_are_found(changes, is_found):
-    other = {"now": 3.0} | changes
-    reports = [*(replica([0, 1]) for _ in range(2)), *(replica([2, 3], **other) for _ in range(2))]
+    reports = [*(replica([0, 1]) for _ in range(2)), *(replica([2, 3], **({"now": 3.0} | changes)) for _ in range(2))]
     found, _ = prove_findings.check_ranks(reports)
     assert [json_answer.fault_id(text) for text in found] == ["prove/ranks-train-separately"] * is_found
     assert not prove_findings.check_ranks([replica([0, 1, 2, 3]) for _ in range(4)])[0]

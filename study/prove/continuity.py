@@ -132,8 +132,8 @@ class Contributions:
         """Return the share of the elements that the last backward pass left, but that are now zero."""
         if self._added is None or self._left is None:
             return 0.0
-        left = self._left != 0
-        return float((left & (self._sample() == 0)).sum()) / max(1, int(left.sum()))
+        nonzero = self._left != 0
+        return float((nonzero & (self._sample() == 0)).sum()) / max(1, int(nonzero.sum()))
 
     def are_unrelated(self) -> bool:
         """Return whether the gradients are unrelated to what the backward passes added."""

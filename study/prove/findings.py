@@ -50,8 +50,8 @@ def rank_report(
         "ranks": facts["data_parallel_ranks"],
         "weights": {name: pair for name, pair in weights.items() if name in names and facts["engine"] != "FSDP1"},
         "buffers": {name: checksums([buffer])[0] for name, buffer in model.named_buffers() if has_own},
-        # The ranks outside of its group with which this rank exchanges less than its gradients are strangers to it.
-        "is_apart": not has_hook and beyond < facts["num_trainable_params"],
+        # It exchanges no gradients with ranks outside of its group.
+        "is_separate": not has_hook and beyond < facts["num_trainable_params"],
         "totals": [at_start, total(weights)],
         "batches": batches,
         "settings": [f"{key} {group[key]}" for group in optimizer.param_groups for key in _SETTINGS if key in group],
@@ -499,20 +499,19 @@ def _replicas_apart(reports: Sequence[Report]) -> list[str]:
     groups = sorted({tuple(report["ranks"] or ()) for report in reports})
     if len(groups) < 2 or sorted(itertools.chain(*groups)) != list(range(len(reports))):
         return []
-    replicas = list(zip(*([reports[rank] for rank in group] for group in groups), strict=False))
-    for first, *others in replicas:
-        for other in others:
-            is_same_model = all(first[key] == other[key] for key in ("watched", "settings"))
-            starts, totals = ([report["totals"][i] for report in (first, other)] for i in (0, 1))
-            if not is_same_model or None in starts or starts[0] != starts[1] or totals[0] == totals[1]:
-                return []
     if len({len(group) for group in groups}) > 1 or reports[0]["watched"][-1] != "engine":
         return []
-    if not all(report["is_apart"] for report in reports):
+    for shards in zip(*([reports[rank] for rank in group] for group in groups), strict=True):
+        for first, second in itertools.pairwise(shards):
+            is_same_model = all(first[key] == second[key] for key in ("watched", "settings"))
+            starts, totals = ([report["totals"][i] for report in (first, second)] for i in (0, 1))
+            if not is_same_model or None in starts or starts[0] != starts[1] or totals[0] == totals[1]:
+                return []
+    if not all(report["is_separate"] for report in reports):
         return []
-    names = " and ".join(f"{list(group)}" for group in groups)
+    texts = " and ".join(f"{list(group)}" for group in groups)
     return [
-        f"ranks {names} train separately: {reports[0]['watched'][0]} averages gradients only within each of these "
+        f"ranks {texts} train separately: {reports[0]['watched'][0]} averages gradients only within each of these "
         "groups. They began with the same weights, and now have different ones. Pass all ranks to the engine: for "
         "hybrid sharding, the mesh with both axes, replicas and shards."
     ]

@@ -337,12 +337,11 @@ def _placed_as(tensor: Any, gradient: Any) -> Any | None:
 
     Tensor parallelism leaves the whole gradient of an embedding whose rows are divided on every rank.
     """
-    wanted = getattr(tensor, "placements", ())
-    actual = getattr(gradient, "placements", ())
-    if not wanted or wanted == actual:
+    placements, of_gradient = getattr(tensor, "placements", ()), getattr(gradient, "placements", ())
+    if not placements or placements == of_gradient:
         return gradient
-    is_whole = actual and all(each.is_replicate() for each in actual)
-    return gradient.redistribute(placements=wanted) if is_whole else None
+    is_whole = of_gradient and all(placement.is_replicate() for placement in of_gradient)
+    return gradient.redistribute(placements=placements) if is_whole else None
 
 
 def _whole(tensor: Any) -> torch.Tensor:
