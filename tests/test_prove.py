@@ -26,10 +26,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import optimizer as optimizers
 from torch.optim.swa_utils import AveragedModel
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.testing._internal.two_tensor import TwoTensor
 
 from study import prove
 from study.engines import scripts
+from study.engines.collective_probe import CollectiveProbe
 from study.engines.hooks import before_updates
 from study.engines.readback.states import count_states
 from study.prove import findings as prove_findings
@@ -1085,6 +1087,14 @@ for number in range(12):
     after()
     optimizer.zero_grad()
 """
+GATHERED = """
+import torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+def gather(result):
+    parts = [torch.empty_like(result)]
+    dist.all_gather(parts, result)
+    return parts[0]
+"""
 MOMENTS = "[s['exp_avg'].zero_() for s in optimizer.state.values()]"
 BETWEEN = {  # what is planted -> the findings and, if nothing is found, the checks that could not be made
     f"after = lambda: {MOMENTS}": ["optimizer states are not those of the last update"],
@@ -1095,6 +1105,9 @@ BETWEEN = {  # what is planted -> the findings and, if nothing is found, the che
     "after_backward = lambda: [p.grad.normal_() for p in net.parameters()]": ["gradients were replaced"],
     "detach(1)": ["2 of 4 parameters take part in the forward pass but get no gradient, for example 0.weight"],
     "net[0].forward = torch.no_grad()(net[0].forward)": ["2 of 4 parameters take part in the forward pass"],
+    f"{GATHERED}\nhook(net[1], lambda module, inputs, output: gather(output))": ["2 of 4 parameters take part in"],
+    f"{GATHERED}\nhook(net[1], lambda module, inputs, output: output + 0 * gather(output))": [],  # as CLIP does
+    f"{GATHERED}\nhook(net[1], lambda module, inputs, output: (gather(output), output)[1])": [],  # for a metric
     "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
     "after = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, 6).step": ["the schedule ends before the training"],
     "net = torch.nn.ModuleDict({'a': torch.nn.Linear(32, 32), 'b': torch.nn.Linear(32, 32)})\n"
@@ -1124,6 +1137,8 @@ def test_an_update_starts_from_what_the_steps_before_it_left(fault, monkeypatch,
     status = 3 if "Own(" in fault else 1 if BETWEEN[fault] else 0
     with pytest.raises(SystemExit) if status else nullcontext() as ended:
         main(["--strict", "train.py"])
+    if dist.is_initialized():
+        dist.destroy_process_group()
     assert status == (ended.value.code if ended else 0)
     found = proof()
     assert [line.startswith(said) for line, said in zip(found["findings"], BETWEEN[fault], strict=True)] == [
@@ -1132,6 +1147,34 @@ def test_an_update_starts_from_what_the_steps_before_it_left(fault, monkeypatch,
     assert (found["verdict"], found["exit_status"]) == ({0: "sound", 1: "found", 3: "unknown"}[status], status)
     unchecked = r"no fault found in optimizer step \d; 1 check could not be made: the update"
     assert bool(re.search(unchecked, capsys.readouterr().out)) == (status == 3)
+
+
+SMALL = "net = torch.nn.Sequential(torch.nn.Linear(32, 8), torch.nn.LayerNorm(8))\n"
+OF_SMALL = "optimizer = torch.optim.AdamW({}, lr={})\n"
+EACH = "after_backward = lambda: [p.grad.{} for p in net.parameters()]"
+CHANGED = {  # what is planted -> the exit status with --strict
+    EACH.format("mul_(1000)"): 1,
+    "after_backward = lambda: net[2].weight.grad.mul_(1000)": 1,
+    EACH.format("mul_(2)"): 0,
+    EACH.format("div_(1000)"): 0,
+    EACH.format("reshape(-1)[::2].zero_()"): 3,
+    "after_backward = lambda: net.zero_grad() if number == 2 else None": 3,
+    SMALL + OF_SMALL.format("net.parameters()", 1e-3) + EACH.format("normal_()"): 3,
+    SMALL + OF_SMALL.format("net.parameters()", 1e-3): 0,
+    SMALL + OF_SMALL.format("net.parameters()", 1e-6): 0,  # a warm-up, in which rounding hides the norm's update
+    SMALL + OF_SMALL.format("[{'params': net[0].parameters()}, {'params': net[1].parameters(), 'lr': 1e-12}]", 1e-3): 3,
+}
+
+
+@pytest.mark.parametrize("fault", CHANGED)
+def test_what_changes_gradients_or_loses_updates_is_no_all_clear(fault, monkeypatch):
+    Path("train.py").write_text(LOOP.format(fault=fault))
+    monkeypatch.setattr(sys, "argv", ["prove"])
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    with pytest.raises(SystemExit) if CHANGED[fault] else nullcontext():
+        main(["--strict", "train.py"])
+    assert proof()["exit_status"] == CHANGED[fault]
+    assert {json_answer.fault_id(text) for text in proof()["findings"]} <= {"prove/grown-gradients"}
 
 
 OF_ONE_PROCESS = """
@@ -1356,7 +1399,7 @@ net, sign, before, rows = Net(), 1, None, 4
 data = TensorDataset(torch.randint(1, 16, (64, 6)))
 loader = DataLoader(data, batch_size=rows)
 optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
-schedule, steps, sizes, how, after_backward = None, 1, 2, {{}}, lambda: None
+schedule, steps, sizes, how, after_backward, last = None, 1, 2, {{}}, lambda: None, 7
 lower = torch.optim.lr_scheduler.LambdaLR
 {fault}
 schedule = schedule or lower(optimizer, lambda step: max(0.0, 1 - step / 16))
@@ -1369,7 +1412,7 @@ for step, (ids,) in enumerate(loader):
     [schedule.step() for _ in range(steps)]
     if before:
         net.load_state_dict(before)
-    if step == 7:
+    if step == last:
         break
 """
 CLIPS = "after_backward = lambda: nn.utils.clip_grad_norm_(net.parameters(), 0.01)"
@@ -1377,7 +1420,7 @@ NEGATES = "after_backward = lambda: [p.grad.neg_() for p in net.parameters()]"
 TIED = "net.config.tie_word_embeddings = True"
 SAMPLED = "loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data, {}, 0))"
 HALF = "loader = DataLoader(Subset(data, range(0, 64, {})), batch_size=4)"
-AHEAD = "kinds = torch.optim.lr_scheduler; steps, sizes, schedule = 2, 4, kinds.{}"
+AHEAD = "last, kinds = 5, torch.optim.lr_scheduler; steps, sizes, schedule = 2, 4, kinds.{}"
 WARMED = (
     "SequentialLR(optimizer, [kinds.LinearLR(optimizer, 0.5, 1.0, 4), kinds.LinearLR(optimizer, 1.0, 0.0, {})], [4])"
 )
@@ -1393,7 +1436,9 @@ FAULTS = {  # what is planted -> what is said, and where: a finding, a note, not
     "before = copy.deepcopy(net.state_dict())": ("findings", "weights are put back"),
     TIED: ("findings", "embedding and head are not tied"),
     SAMPLED.format(2): ("findings", "data is divided twice: it is divided by 2 (DistributedSampler), but only 1"),
-    "steps, sizes = 2, 4": ("notes", "the learning rate is zero from update 9 on, but an epoch has 16"),
+    "steps, sizes, last = 2, 4, 5": ("notes", "the learning rate is zero from update 9 on, but an epoch has 16"),
+    "steps, sizes, last = 2, 4, 15": ("findings", "the schedule ends before the training"),
+    "steps, sizes = 2, 4": None,  # the training ends with its schedule
     "net.head.weight.data.copy_(net.table.weight.data)": ("notes", "table.weight and head.weight have the same"),
     "sizes = [1, 3]": ("notes", "losses of the step are means over 6 to 18 targets"),
     AHEAD.format("CosineAnnealingLR(optimizer, 16)"): ("notes", "the learning rate is zero at update 9, and rises"),
@@ -1485,3 +1530,42 @@ def test_prove_without_a_script_is_refused(tmp_path):
         completed = launching.command_line(["prove", *words], cwd=tmp_path)
         assert (completed.returncode, completed.stdout) == (2, "")
         assert completed.stderr.startswith("zero-study: ")
+
+
+def replica(ranks, start=1.0, now=2.0, is_separate=True, rate="lr 0.1", averager="engine"):
+    """Return what a rank of a sharded model reports."""
+    return {
+        "watched": ["FSDP2", "FSDPNet", 100, averager], "ranks": ranks, "weights": {}, "buffers": {}, "batches": [],
+        "settings": [rate], "findings": [], "scaled": None, "targets": [], "unchecked": [], "is_separate": is_separate,
+        "totals": [start and [start, start], [now, now]],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_found"),
+    [
+        ({}, True),
+        ({"now": 2.0}, False),  # replicas that agree
+        ({"is_separate": False}, False),  # they exchange their gradients in another way
+        ({"start": 5.0}, False),  # another part of the model, or another model
+        ({"start": None}, False),
+        ({"rate": "lr 0.2"}, False),  # a search for settings
+    ],
+)
+def test_replicas_that_never_exchange_gradients_are_found(changes, is_found):
+    reports = [*(replica([0, 1]) for _ in range(2)), *(replica([2, 3], **({"now": 3.0} | changes)) for _ in range(2))]
+    found, _ = prove_findings.check_ranks(reports)
+    assert [json_answer.fault_id(text) for text in found] == ["prove/ranks-train-separately"] * is_found
+    assert not prove_findings.check_ranks([replica([0, 1, 2, 3]) for _ in range(4)])[0]
+
+
+def test_collectives_with_other_ranks_are_counted():
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    try:
+        part = dist.new_group([0, 1])
+        with CollectiveProbe(waits=False) as probe:
+            dist.all_reduce(torch.ones(3), group=part)
+            dist.all_reduce(torch.ones(5))
+    finally:
+        dist.destroy_process_group()
+    assert [probe.bytes_beyond(ranks) for ranks in ([0, 1, 2, 3], [0, 1], [0])] == [0, 20, 32]

@@ -14,8 +14,11 @@ from typing import Any
 import pytest
 import samples
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, init_device_mesh
 from torch.optim import optimizer as optimizers
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from study import prove
 from study.engines.optimizer_formulas import orthogonalized
@@ -310,3 +313,28 @@ def test_muon_makes_singular_values_equal():
     assert values.min() > 0.5
     assert values.max() < 1.3
     assert math.isclose(float(orthogonalized(torch.zeros(3, 3)).norm()), 0.0)
+
+
+@pytest.mark.parametrize(("placement", "checked"), [(Replicate(), 1), (Shard(0), 1), (Partial(), 0)])
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_gradient_may_be_whole_on_each_rank_where_its_weight_is_sharded(placement, checked, wrong):
+    """Tensor parallelism leaves the gradient of a vocabulary-parallel embedding so. Partial needs a collective."""
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    try:
+        mesh = init_device_mesh("cpu", (2,))
+        model = nn.Module()
+        model.weight = nn.Parameter(DTensor.from_local(torch.randn(3, 4), mesh, [Shard(0)]))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        whole, rows = torch.randn(6, 4), slice(3, 6)
+        gradient = DTensor.from_local(whole[rows] if placement == Shard(0) else whole, mesh, [placement])
+        model.weight.grad = gradient
+        update = Update(model, optimizer, optimizer, has_states_on_disk=False)
+        update.note_before(optimizer)
+        with torch.no_grad():
+            model.weight.to_local().sub_(0.1 * whole[slice(0, 3) if wrong else rows])
+        judgment = judge([update.report()])
+    finally:
+        dist.destroy_process_group()
+    assert judgment.numbers["num_checked"] == checked
+    assert len(judgment.findings) == (wrong and checked == 1)
+    assert not judgment.errors

@@ -63,6 +63,7 @@ IDS = {
     "prove/detached-parameters": "Parameters are used in the forward pass, but get no gradient.",
     "prove/gradient-ascent": "The loss or the gradients have the wrong sign, so that the loss grows.",
     "prove/gradients-not-averaged": "The engine averaged no gradients over the ranks.",
+    "prove/grown-gradients": "Code between backward and the update multiplied gradients by a large factor.",
     "prove/known-fault": "This release of DeepSpeed is known to train wrongly with these settings.",
     "prove/lost-gradients": "ZeRO lost gradients, because backward is called several times in one micro batch.",
     "prove/lost-tie": "Parameters that should be tied are two separate parameters.",

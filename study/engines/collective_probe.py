@@ -112,6 +112,7 @@ class CollectiveProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._count: dict[str, int] = defaultdict(int)
         self._bytes: dict[str, int] = defaultdict(int)
         self._reduced = 0  # bytes
+        self._of_groups: dict[tuple[int, ...], int] = defaultdict(int)  # ranks of a group -> bytes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -121,6 +122,8 @@ class CollectiveProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]
             is_of_some_ranks = group is not None and group.size() < dist.get_world_size()
             name = f"subgroup_{kind}" if is_of_some_ranks else kind
             num_bytes = sum(t.numel() * t.element_size() for t in tensors)
+            ranks = range(dist.get_world_size()) if group is None else dist.get_process_group_ranks(group)
+            self._of_groups[tuple(ranks)] += num_bytes
             self._count[name] += 1
             self._bytes[name] += num_bytes
             if kind in _REDUCING and func.namespace != "deepspeed":  # Ulysses' exchange adds nothing up
@@ -132,6 +135,10 @@ class CollectiveProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def reduced_bytes(self) -> int:
         """Return the total bytes of all reductions, such as those of gradients."""
         return self._reduced
+
+    def bytes_beyond(self, ranks: Sequence[int]) -> int:
+        """Return the total bytes of the collectives with ranks that are not among the given ones."""
+        return sum(size for group, size in self._of_groups.items() if not set(group) <= set(ranks))
 
     def issued(self) -> list[Issued]:
         return [Issued(kind, self._count[kind], self._bytes[kind]) for kind in sorted(self._count)]

@@ -28,6 +28,7 @@ from ..engines.readback.facts import base_optimizer, inner_module, is_deepspeed
 from ..verdict import FOUND, REFUSED, UNKNOWN, Inputs, Verdict
 from ..verdict import NotChecked as NotCheckedPart
 from . import findings, json_answer
+from .checksums import Checksum, of_weights, total
 from .mismatch import ConfigMismatch, KnownFault, TrainingFault, Unverified
 from .rates import Rates
 from .ties import Ties
@@ -178,6 +179,7 @@ class _Pairs:
         self._steps: dict[int, int] = {}  # id of an optimizer -> its number of steps
         self._inner: set[int] = set()  # ids of optimizers inside others, such as the one in a ZeroRedundancyOptimizer
         self._num_backwards = 0
+        self._at_start: Checksum | None = None  # of all weights of the first model that is called
         self._engines: dict[int, Any] = {}  # id -> DeepSpeed engine, which counts the updates that it skips
         self._hooks = [
             register_module_forward_pre_hook(self._on_forward),
@@ -224,7 +226,7 @@ class _Pairs:
         for watcher in self.watchers:
             with suppress(Unverified):  # which the verdict contains
                 watcher.end()
-            watcher.add_late(self.rates.findings(watcher.optimizer))
+            watcher.add_late(self.rates.findings(watcher.optimizer), self.rates.num_updates(watcher.optimizer))
 
     def verdict(self) -> Verdict:
         """Return the verdict on all models of the script."""
@@ -245,6 +247,8 @@ class _Pairs:
         self._stack.close()
 
     def _on_forward(self, module: torch.nn.Module, _: Any) -> None:
+        if not self._called and not self._steps:
+            self._at_start = total(of_weights(module))
         if not self._called:
             self._loaders.notes += findings.equal_embeddings(inner_module(module))
         self._called[id(module)] = module
@@ -258,6 +262,7 @@ class _Pairs:
                 loaders=self._loaders,
                 has_reference=self._has_reference,
                 ties=self._ties,
+                at_start=self._at_start,
             )
             self.watchers.append(watcher)
             arguments, num_left = _of_trainer()

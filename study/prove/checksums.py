@@ -32,6 +32,11 @@ def of_weights(model: Any) -> dict[str, Checksum]:
     return {name: checksums([parameter])[0] for name, parameter in model.named_parameters()}
 
 
+def total(pairs: dict[str, Checksum]) -> Checksum:
+    """Return the checksum of several tensors together."""
+    return sum(pair[0] for pair in pairs.values()), sum(pair[1] for pair in pairs.values())
+
+
 def first_difference(pairs: dict[str, Checksum], partners: dict[str, Checksum]) -> str | None:
     """Say how many tensors have different checksums, and name the first. None if there is no difference.
 

@@ -90,6 +90,7 @@ class Contributions:
         self._parameters = parameters
         self._added: list[torch.Tensor] | None = []  # one per backward pass; None if the gradients are not compared
         self._before: torch.Tensor | None = None
+        self._left: torch.Tensor | None = None  # the gradients after the last backward pass
         if any(hasattr(parameter, "grad_sample") for parameter in parameters):
             self._added = None  # private training adds noise, on purpose
         total = sum(local(parameter).numel() for parameter in parameters)
@@ -101,7 +102,8 @@ class Contributions:
     def end_backward(self) -> None:
         if self._added is None or self._before is None:
             return
-        self._added.append(self._sample() - self._before)
+        self._left = self._sample()
+        self._added.append(self._left - self._before)
         if len(self._added) > MOST_BACKWARDS:
             self._added = None
 
@@ -115,10 +117,23 @@ class Contributions:
         length = float(gradient.norm())
         if not added or len(added) != len(self._added or ()) or not length or not math.isfinite(length):
             return None
-        if CHANCES * math.sqrt(len(added) / gradient.numel()) > LARGEST_CHANCE:
+        if self.num_too_few:
             return None
         basis, _ = torch.linalg.qr(torch.stack(added, 1) / torch.stack([part.norm() for part in added]))
         return float((basis.T @ gradient).norm()) / length
+
+    @property
+    def num_too_few(self) -> int:
+        """The number of elements, if there are too few to tell changed gradients from unrelated ones, or else 0."""
+        num_added, num = len(self._added or ()), self._sample().numel()
+        return num if num and CHANCES * math.sqrt(num_added / num) > LARGEST_CHANCE else 0
+
+    def erased_share(self) -> float:
+        """Return the share of the elements that the last backward pass left, but that are now zero."""
+        if self._added is None or self._left is None:
+            return 0.0
+        nonzero = self._left != 0
+        return float((nonzero & (self._sample() == 0)).sum()) / max(1, int(nonzero.sum()))
 
     def are_unrelated(self) -> bool:
         """Return whether the gradients are unrelated to what the backward passes added."""

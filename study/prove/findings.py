@@ -13,12 +13,15 @@ import torch
 from .. import terminal
 from ..engines.readback.facts import ddp_of, inner_module, replicated_names
 from ..engines.readback.parameters import is_partitioned, whole_size
-from .checksums import Checksum, checksums, first_difference
-from .proved_step import NEAR, Step
+from .checksums import Checksum, checksums, first_difference, total
+from .proved_step import NEAR, Gradients, Step
+from .text import NOT_CHECKED
 
 _AVERAGES = ("DDP", "FSDP1", "FSDP2", "DeepSpeed")  # the engines that average gradients by themselves
 _SHARDED = ("FSDP1", "FSDP2")  # engines whose ranks have only shards of the gradients
 HARD = 10.0  # Gradients are often divided by less in the first steps.
+# Setting a larger fraction of the gradients' elements to zero needs a reason that prove cannot know.
+ERASED = 0.01
 _SETTINGS = ("lr", "weight_decay", "betas", "momentum", "eps")  # of a group of parameters
 _OF_SHARDS = ("every gradient is zero", "no weight moved", "gradients were replaced")
 # Attributes with the model's own parameters, which are not the master weights.
@@ -26,15 +29,18 @@ _OF_ZERO = ("bit16_groups", "fp16_groups", "bf16_groups")
 
 
 def rank_report(
-    model: Any, facts: dict[str, Any], optimizer: Any, step: Step, batches: list[Any], weights: dict[str, Checksum]
-) -> dict[str, Any]:
+    model: Any, facts: dict[str, Any], optimizer: Any, step: Step, batches: list[Any], weights: dict[str, Checksum],
+    at_start: Checksum | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Return this rank's observations of a step, for rank 0 to compare with those of the other ranks.
 
     `batches` has the checksums of the first inputs of two steps. `weights` has the checksums of the parameters as the
-    step begins. Issues no collective.
+    step begins. `at_start` is the sum of those with which the training began, or None. Issues no collective.
     """
     averager = gradient_averager(facts, step.traffic.reduced, [issued.kind for issued in step.traffic.collectives()])
-    if getattr(ddp_of(model), "_comm_hooks", None):
+    has_hook = bool(getattr(ddp_of(model), "_comm_hooks", None))
+    beyond = step.traffic.probe.bytes_beyond(facts["data_parallel_ranks"] or [])
+    if has_hook:
         averager = "engine"  # the hook may issue collectives in a thread of its own, where they are not observed
     names = step.replicated if step.weights else replicated_names(model)
     # DDP broadcasts rank 0's buffers before a forward pass.
@@ -44,11 +50,15 @@ def rank_report(
         "ranks": facts["data_parallel_ranks"],
         "weights": {name: pair for name, pair in weights.items() if name in names and facts["engine"] != "FSDP1"},
         "buffers": {name: checksums([buffer])[0] for name, buffer in model.named_buffers() if has_own},
+        # It exchanges no gradients with ranks outside of its group.
+        "is_separate": not has_hook and beyond < facts["num_trainable_params"],
+        "totals": [at_start, total(weights)],
         "batches": batches,
         "settings": [f"{key} {group[key]}" for group in optimizer.param_groups for key in _SETTINGS if key in group],
         "findings": check_rank(facts, step, averager),
         "scaled": step.gradients.factor if facts["engine"] in _SHARDED else None,
         "targets": step.losses.targets,
+        "unchecked": _unchecked_gradients(step.gradients, averager),
     }
 
 
@@ -98,7 +108,7 @@ def check_rank(facts: dict[str, Any], step: Step, averager: str | None) -> list[
         *_not_averaged(facts, averager),
         *_wrong_clipping(facts, step),
         *_wrong_accumulation(facts, step),
-        *_wrong_gradients(step),
+        *_wrong_gradients(facts, step),
     ]
 
 
@@ -157,7 +167,7 @@ def _wrong_accumulation(facts: dict[str, Any], step: Step) -> Iterator[str]:
         )
 
 
-def _wrong_gradients(step: Step) -> Iterator[str]:
+def _wrong_gradients(facts: dict[str, Any], step: Step) -> Iterator[str]:
     """Yield faults of gradients that have the wrong sign, are all zero, or come from no backward pass of the step."""
     factor = step.gradients.factor
     if step.gradients.are_replaced:
@@ -170,11 +180,39 @@ def _wrong_gradients(step: Step) -> Iterator[str]:
         yield _ascent("backward is called on the negative of the cross-entropy")
     elif factor is not None and factor < 0:
         yield _ascent(f"gradients are multiplied by {factor:.4g} between backward and the update")
+    growth = step.gradients.growth or 1.0
+    if growth > HARD * facts["world_size"] and not step.scaling.is_in_use:
+        yield (
+            f"gradients are too large: code between backward and the update multiplied them by {growth:.4g}. A sum "
+            "over ranks would be a smaller factor. Remove the factor, and change the learning rate if it is intended."
+        )
     if 0 < step.gradients.number == step.gradients.num_zero:
         yield (
             f"every gradient is zero: at the update, all elements of {step.gradients.number} tensors were zero. Look "
             "for hooks that change gradients, and for a constant loss."
         )
+
+
+def _unchecked_gradients(gradients: Gradients, averager: str | None) -> list[str]:
+    """Return a note if code between backward and the update changed the gradients in a way that cannot be judged.
+
+    If the script averages the gradients itself, that is why they changed, and nothing counts as not checked.
+    """
+    if gradients.erased_share > ERASED:
+        reason = (
+            f"{gradients.erased_share:.0%} of the elements that backward left were set to zero. To freeze parameters, "
+            "use requires_grad_"
+        )
+    elif gradients.num_too_few:
+        reason = (
+            f"they changed after backward, and {gradients.num_too_few:,} elements are too few to find out whether they "
+            "were replaced"
+        )
+    else:
+        return []
+    if averager == "script":
+        return [f"the gradients of the update were not compared with those of backward: {reason}"]
+    return [f"{NOT_CHECKED}the gradients of the update ({reason})"]
 
 
 def repeated_update(number: int) -> str:
@@ -285,7 +323,8 @@ def cut_from_graph(names: Sequence[str], num_trained: int) -> list[str]:
     return [
         f"{len(names)} of {num_trained} parameters take part in the forward pass but get no gradient, "
         f"for example {names[0]}: their results are detached, or computed without gradients. Look for detach, .data, "
-        "torch.no_grad and for checkpointing with inputs that need no gradient, or freeze these parameters."
+        "torch.no_grad, for checkpointing with inputs that need no gradient, and for collectives without a backward "
+        "pass such as torch.distributed.all_gather, or freeze these parameters."
     ]
 
 
@@ -388,7 +427,7 @@ Report = dict[str, Any]  # what `rank_report` returns
 def check_ranks(reports: Sequence[Report]) -> tuple[list[str], list[str]]:
     """Compare the reports of all ranks, which are in rank order, and return findings and notes."""
     findings = _findings_of_single_ranks(reports)
-    notes: list[str] = []
+    notes = list[str](next((report["unchecked"] for report in reports if report["unchecked"]), []))
     with_equal_weights = {tuple(report["ranks"]) for report in reports if report["ranks"] and report["watched"][-1]}
     for group in sorted(with_equal_weights):
         members = [reports[rank] for rank in group]
@@ -406,6 +445,7 @@ def check_ranks(reports: Sequence[Report]) -> tuple[list[str], list[str]]:
         findings += _different_scales(group, members)
         notes += uneven_targets([count for member in members for count in member["targets"]])
         findings += _same_batch(group, members)
+    findings += _replicas_apart(reports)
     return findings, notes
 
 
@@ -449,6 +489,32 @@ def _different_weights(report: Report, pair: str, difference: str) -> str:
         f"ranks differ: the weights of {pair} are not the same ({difference}). Look for weights that are changed or "
         "added after the model is wrapped, and for backward passes outside of the wrapped model."
     )
+
+
+def _replicas_apart(reports: Sequence[Report]) -> list[str]:
+    """Return a finding if groups of ranks began with the same model, never exchange gradients, and have diverged.
+
+    The groups differ at the start under tensor or pipeline parallelism, and in trainings of several models.
+    """
+    groups = sorted({tuple(report["ranks"] or ()) for report in reports})
+    if len(groups) < 2 or sorted(itertools.chain(*groups)) != list(range(len(reports))):
+        return []
+    if len({len(group) for group in groups}) > 1 or reports[0]["watched"][-1] != "engine":
+        return []
+    for shards in zip(*([reports[rank] for rank in group] for group in groups), strict=True):
+        for first, second in itertools.pairwise(shards):
+            is_same_model = all(first[key] == second[key] for key in ("watched", "settings"))
+            starts, totals = ([report["totals"][i] for report in (first, second)] for i in (0, 1))
+            if not is_same_model or None in starts or starts[0] != starts[1] or totals[0] == totals[1]:
+                return []
+    if not all(report["is_separate"] for report in reports):
+        return []
+    texts = " and ".join(f"{list(group)}" for group in groups)
+    return [
+        f"ranks {texts} train separately: {reports[0]['watched'][0]} averages gradients only within each of these "
+        "groups. They began with the same weights, and now have different ones. Pass all ranks to the engine: for "
+        "hybrid sharding, the mesh with both axes, replicas and shards."
+    ]
 
 
 def _different_scales(group: Sequence[int], members: Sequence[Report]) -> list[str]:

@@ -25,6 +25,7 @@ FAULTS = {
     "zero_grad is missing": "prove/missing-zero-grad",
     "gradients were replaced": "prove/replaced-gradients",
     "gradient ascent": "prove/gradient-ascent",
+    "gradients are too large": "prove/grown-gradients",
     "every gradient is zero": "prove/zero-gradients",
     "the same gradients are used twice": "prove/repeated-update",
     "parameters are not trained": "prove/untrained-parameters",

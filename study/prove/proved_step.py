@@ -66,6 +66,19 @@ def scale_between(before: Sequence[Fingerprint], after: Sequence[Fingerprint]) -
     return factor if signs <= {1} else -factor if signs == {-1} else None
 
 
+def growth_between(before: Sequence[Fingerprint], after: Sequence[Fingerprint]) -> float | None:
+    """Return the largest factor by which gradients were multiplied, if the others are unchanged or zero.
+
+    None if gradients changed in any other way. The arguments are those of `scale_between`.
+    """
+    pairs = [pair for pair in zip(before, after, strict=False) if pair[0][1] and pair[1][1]]
+    factors = [factor for old, new in pairs if (factor := scale_between([old], [new])) is not None]
+    if not factors or len(factors) < len(pairs):
+        return None
+    largest = max(factors)
+    return largest if all(min(abs(f - 1), abs(f / largest - 1)) <= NEAR for f in factors) else None
+
+
 def _factor_of_sizes(sizes: Sequence[tuple[float, float]]) -> float | None:
     """Return the ratio of the sizes after and before, if it is the same for all pairs.
 
@@ -205,6 +218,10 @@ class LossScaling:
         stages = [state["stage"].name for state in scaler._per_optimizer_states.values()]
         return None if "UNSCALED" in stages else float(scaler.get_scale())
 
+    @property
+    def is_in_use(self) -> bool:
+        return bool(self._scalers)
+
     def note_update(self, num_backwards: int) -> None:
         """Record the loss scale at the update, if every loss was scaled and nothing has unscaled the gradients."""
         is_scaled = len(self._scalers) >= num_backwards > 0
@@ -231,6 +248,9 @@ class Gradients:
         self._of_last_update = list(self.sums().values())  # a step begins within the update before it
         self.are_repeated = False  # the update gets the gradients of the update before it
         self.are_replaced = False  # the update gets gradients that no backward call left
+        self.num_too_few = 0  # elements, if the gradients have changed and are too few to tell whether by noise
+        self.erased_share = 0.0  # of the elements that the last backward call left; they are zero at the update
+        self.growth: float | None = None  # by what some gradients were multiplied, if the rest did not change
 
     def are_of(self, parameters: Sequence[Any]) -> bool:
         """Return whether any of these parameters belongs to the model that the optimizer updates."""
@@ -269,8 +289,12 @@ class Gradients:
         sums = list(self.sums().values())
         self.number, self.num_zero = len(sums), sums.count((0.0, 0.0))
         self.num_missing = sum(p.grad is None and p.numel() > 0 for p in self._parameters)
-        self.factor = scale_between(self._made, self._fingerprints())
+        marks = self._fingerprints()
+        self.factor, self.growth = scale_between(self._made, marks), growth_between(self._made, marks)
         self.are_replaced = self.factor is None and self._contributions.are_unrelated()
+        self.erased_share = self._contributions.erased_share()
+        if self.factor is None and self.growth is None and marks != self._made:
+            self.num_too_few = self._contributions.num_too_few
         return sums
 
     def _fingerprints(self) -> list[Fingerprint]:
@@ -435,12 +459,12 @@ class Step:
 
     def _listeners(self) -> Iterator[tuple[tuple[Any, str], Listener]]:
         """Yield the functions of torch to observe during the step, as (owner, name), each with its listener."""
-        by_script, in_update = (functools.partial(self._under_probe, phase) for phase in ("script", "update"))
+        in_update = functools.partial(self._under_probe, "update")
         yield (torch.autograd, "backward"), self._on_backward
         yield (torch.nn.functional, "cross_entropy"), self._on_cross_entropy
         yield from ((place, in_update) for place in _NORMS)
         yield from (
-            ((dist.ProcessGroup, name), by_script)
+            ((dist.ProcessGroup, name), self._on_collective)
             for name in vars(dist.ProcessGroup)
             if name.lstrip("_").startswith(_COLLECTIVES)
         )
@@ -508,6 +532,11 @@ class Step:
                 result = self._under_probe("forward", call, *arguments, **options)
             self.cuts.end_forward()
             return result
+
+    def _on_collective(self, call: Any, *arguments: Any, **options: Any) -> Any:
+        if not self._is_reference():
+            self.cuts.note_sent((arguments, options))
+        return self._under_probe("script", call, *arguments, **options)
 
     def _is_reference(self) -> bool:
         """Return whether the samples of the step are run again, which is no part of the step."""

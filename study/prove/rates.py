@@ -24,7 +24,7 @@ class Rates:
 
     def findings(self, optimizer: torch.optim.Optimizer | None) -> list[str]:
         """Return a finding if the learning rate of an optimizer was zero at the end of the training."""
-        number, last = self._updates.get(optimizer, [0, 0]) if optimizer is not None else (0, 0)
+        number, last = self._counts(optimizer)
         zeros = number - last
         if not last or zeros < max(LEAST, SHARE * number):
             return []
@@ -33,6 +33,12 @@ class Rates:
             "updates, which changed nothing. Check the number of steps of the schedule, and how often it is stepped "
             "per update."
         ]
+
+    def num_updates(self, optimizer: torch.optim.Optimizer | None) -> int:
+        return self._counts(optimizer)[0]
+
+    def _counts(self, optimizer: torch.optim.Optimizer | None) -> list[int]:
+        return [0, 0] if optimizer is None else self._updates.get(optimizer, [0, 0])
 
     def _on_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         rates = [group.get("lr", 1.0) for group in optimizer.param_groups]

@@ -42,19 +42,23 @@ def steps_of(schedule: Any) -> int:
     return int(number) if number is not None else max(map(steps_of, parts_of(schedule)), default=0)
 
 
-def of_epoch(schedule: Any, steps_a_update: float, number: int, updates: int) -> list[str]:
+def of_epoch(schedule: Any, steps_a_update: float, number: int, updates: int) -> list[tuple[int, str]]:
     """Return a note if a schedule takes several steps per update and reaches zero before an epoch ends.
 
     `steps_a_update` is the number of its steps per update, `number` is the number of the current update, and `updates`
-    is the number of updates in an epoch. The list is empty for a schedule that cannot be copied, and for one with a
-    step per update, because a script may leave the epoch early.
+    is the number of updates in an epoch. The note comes with the first update at a rate of zero. The list is empty for
+    a schedule that cannot be copied, and for one with a step per update, because a script may leave the epoch early.
     """
     moment = _moment(schedule, steps_a_update, number, updates) if steps_a_update > 1 else None
     if moment is None:
         return []
+    zero, text = moment
     return [
-        f"the learning rate is {moment}, but an epoch has {updates} updates: the schedule takes {steps_a_update:g} "
-        "steps per update (accelerate's scheduler takes one per process)"
+        (
+            zero,
+            f"the learning rate is {text}, but an epoch has {updates} updates: the schedule takes {steps_a_update:g} "
+            "steps per update (accelerate's scheduler takes one per process)",
+        )
     ]
 
 
@@ -67,13 +71,16 @@ def of_training(schedule: Any, steps_a_update: float, number: int, updates: int)
     if moment is None:
         return []
     return [
-        f"the schedule ends before the training: the learning rate is {moment}, but the training has {updates} "
+        f"the schedule ends before the training: the learning rate is {moment[1]}, but the training has {updates} "
         f"updates. The schedule takes {steps_a_update:g} steps per update"
     ]
 
 
-def _moment(schedule: Any, steps_a_update: float, number: int, updates: int) -> str | None:
-    """Return when the rate of a schedule is zero, clearly before the last of `updates` updates. None if it is not."""
+def _moment(schedule: Any, steps_a_update: float, number: int, updates: int) -> tuple[int, str] | None:
+    """Return the first update at which the rate of a schedule is zero, and a text for messages.
+
+    None if it is not zero clearly before the last of `updates` updates.
+    """
     lambdas = getattr(schedule, "lr_lambdas", None)
     if lambdas and type(schedule) is lr_scheduler.LambdaLR and all(function is not None for function in lambdas):
         zero, rises = _of_lambdas(lambdas, steps_a_update, updates), False
@@ -81,7 +88,7 @@ def _moment(schedule: Any, steps_a_update: float, number: int, updates: int) -> 
         zero, rises = _of_copy(schedule, steps_a_update, number, updates)
     if zero is None or updates - zero + 1 <= max(1.0, SHARE * updates):
         return None
-    return f"zero at update {zero}, and rises again" if rises else f"zero from update {zero} on"
+    return zero, f"zero at update {zero}, and rises again" if rises else f"zero from update {zero} on"
 
 
 def _of_lambdas(lambdas: Any, steps_a_update: float, updates: int) -> int | None:

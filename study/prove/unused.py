@@ -1,4 +1,7 @@
-"""Find parameters that are used in the forward passes of a step, but are detached from the autograd graph."""
+"""Find parameters that are used in the forward passes of a step, but are detached from the autograd graph.
+
+Results are detached explicitly, or by a collective that a script calls itself: PyTorch's collectives have no backward.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +47,13 @@ class Cuts:
         parameters, _ = _parameters_of(self._nodes)
         self._detached |= self._own(parameters)
         self._nodes.clear()
+
+    def note_sent(self, arguments: Any) -> None:
+        """Find the parameters on which the tensors of a collective depend. Its results are cut from the graph."""
+        leaves = (leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor))
+        nodes = [leaf.grad_fn for leaf in leaves if leaf.grad_fn is not None]
+        if nodes and torch.is_grad_enabled():
+            self._detached |= self._own(_parameters_of(nodes)[0])
 
     def note_backward(self, tensors: Any) -> None:
         """Find the parameters on which the losses of a backward call depend."""

@@ -34,6 +34,8 @@ ROUNDINGS = 2
 HIDDEN = 0.1
 HIDDEN_TOLERANCES = 5
 NO_FORMULA = "prove has no formula for "
+HIDDEN_BY_ROUNDING = "rounding is too large to tell whether the update is right"
+LOST_BY_ROUNDING = "rounding is too large and loses the whole update"
 OF_SAMPLE = "'s formula is checked on a few parameters"
 
 
@@ -186,12 +188,15 @@ class Update:
         overflow, scale = (getattr(optimizer, name, None) for name in ("found_inf", "grad_scale"))
         if tensor.is_complex() or tensor.grad.is_sparse:
             return "complex parameters and sparse gradients are not checked"
+        gradient = _placed_as(tensor, tensor.grad)
+        if gradient is None:
+            return "its gradient is sharded differently"
         if overflow is not None and float(overflow):
             return "the update was skipped because of an overflow"
         if rule.needs_number and (number is None or not kept):
             return f"{rule.name} had no states for it before the step"
         if not stride and local(tensor).shape != tensor.shape:
-            return self._note_shard(group, rule, tensor, fragment, kept)
+            return self._note_shard(group, rule, tensor, gradient, fragment, kept)
 
         def values(of: Any) -> torch.Tensor:
             return elements(of, fragment, stride) if stride else _whole(of)
@@ -200,7 +205,7 @@ class Update:
         factor = 1 if scale is None else 1 / float(scale)
         inputs = UpdateInputs(
             values(tensor),
-            values(tensor.grad) * factor,
+            values(gradient) * factor,
             {key: values(value) for key, value in kept.items()},
             {key: value for key, value in group.items() if key != "params"},
             None if number is None else int(number) + 1,
@@ -212,7 +217,7 @@ class Update:
         return ""
 
     def _note_shard(
-        self, group: dict[str, Any], rule: Rule, tensor: Any, fragment: Fragment, kept: dict[str, Any]
+        self, group: dict[str, Any], rule: Rule, tensor: Any, gradient: Any, fragment: Fragment, kept: dict[str, Any]
     ) -> str:
         """Record this rank's part of a matrix, which the ranks exchange. Return why that is not possible."""
         settings = muon.settings_of(group)
@@ -220,7 +225,7 @@ class Update:
         if shard is None:
             return f"{rule.name}'s formula needs the whole parameter"
         start, weight = shard.pop("start"), elements(tensor, fragment)
-        for key, value in {"weight": tensor, "gradient": tensor.grad, **kept}.items():
+        for key, value in {"weight": tensor, "gradient": gradient, **kept}.items():
             shard[key] = muon.packed(elements(value, fragment), start)
         self._shards[fragment.name] = (tensor, weight, shard)
         return ""
@@ -336,6 +341,18 @@ def _smallest(tensors: Iterable[Any]) -> set[int]:
     return {id(t) for kind in kinds for t in kind[: muon.MATRICES_OF_GROUP]}
 
 
+def _placed_as(tensor: Any, gradient: Any) -> Any | None:
+    """Return a gradient with the placements of its tensor, or None if that needs a collective.
+
+    Tensor parallelism leaves the whole gradient of an embedding whose rows are divided on every rank.
+    """
+    placements, of_gradient = getattr(tensor, "placements", ()), getattr(gradient, "placements", ())
+    if not placements or placements == of_gradient:
+        return gradient
+    is_whole = of_gradient and all(placement.is_replicate() for placement in of_gradient)
+    return gradient.redistribute(placements=placements) if is_whole else None
+
+
 def _whole(tensor: Any) -> torch.Tensor:
     device = "cpu" if tensor.device.type == "mps" else tensor.device  # mps has no float64
     return local(tensor).detach().to(device, torch.float64, copy=True)
@@ -380,7 +397,7 @@ def judge(reports: Sequence[UpdateReport], device: torch.device | None = None) -
         if not math.isfinite(values.difference):
             unchecked[name] = "its weight or its change is not finite"
         elif values.is_right(tolerance) and values.is_hidden(tolerance):
-            unchecked[name] = "rounding is too large to tell whether the update is right"
+            unchecked[name] = HIDDEN_BY_ROUNDING if values.actual else LOST_BY_ROUNDING
         else:
             continue
         del compared[name]
@@ -413,8 +430,9 @@ def _added(reports: Sequence[UpdateReport]) -> _Compared:
 def _missing_checks(compared: _Compared, unchecked: dict[str, str]) -> list[str]:
     """Return the reasons why the check of the update could not be made.
 
-    The reasons for single parameters do not count if most parameters were compared. A formula that is checked on a
-    sample of the parameters does not count either.
+    Parameters that move by little more than their rounding do not count if most parameters were compared, because a
+    low learning rate does this at the start of a warm-up. A formula that is checked on a sample of the parameters does
+    not count either.
     """
     counts = Counter(reason for reason in unchecked.values() if not reason.endswith(OF_SAMPLE))
     if not compared and not counts:
@@ -423,7 +441,7 @@ def _missing_checks(compared: _Compared, unchecked: dict[str, str]) -> list[str]
     return [
         f"{reason}: {terminal.count(number, 'parameter')}"
         for reason, number in counts.most_common()
-        if reason.startswith(NO_FORMULA) or not is_mostly_compared
+        if reason != HIDDEN_BY_ROUNDING or not is_mostly_compared
     ]
 
 

@@ -40,7 +40,7 @@ from ..engines.readback.states import count_states
 from ..engines.scripts import rank
 from ..verdict import Checked, Verdict
 from . import findings, mismatch, norms, reference, schedules, store_exchange, text, update
-from .checksums import Checksum, of_batch, of_weights
+from .checksums import Checksum, of_batch, of_weights, total
 from .demands import Request, by_arguments, by_file, by_json, by_launcher, content_of, requested_processes
 from .mismatch import ConfigMismatch, KnownFault, TrainingFault, Unverified
 from .proved_step import Gradients, Step
@@ -152,12 +152,14 @@ class StepWatcher:
         loaders: Loaders | None = None,
         has_reference: bool = False,
         ties: Ties | None = None,
+        at_start: Checksum | None = None,
     ) -> None:
         """Set the options of a watch, which starts with `begin`.
 
         `steps_before` is the number of optimizer steps that the script has already taken. `loaders` are the data
-        loaders that have already been recorded, or None.
+        loaders that have already been recorded, or None. `at_start` is the checksum of all weights before these steps.
         """
+        self._at_start = at_start
         self._strict = strict
         self._has_reference = has_reference
         self._ties = ties
@@ -187,6 +189,7 @@ class StepWatcher:
         self._step_parameters: list[Any] = []  # of the model that the optimizer updates; none under ZeRO
         self._repeated: int | None = None  # the first update that got the gradients of the update before it
         self._of_states: list[str] = []  # findings on the optimizer states with which the last update began
+        self._of_epoch: list[tuple[int, str]] = []  # notes on schedules, with their first update at a rate of zero
         self._checked: list[Checked] = []
         # The checks that could not be made. The most important one is that of the optimizer step, until it is reached.
         self._not_checked = [verdicts.NotChecked("the optimizer step", "training ended before it", True)]
@@ -213,6 +216,8 @@ class StepWatcher:
             self._model = uncompiled(model)
             self._optimizer = engine_optimizer(self._model, optimizer)
             self._facts = read_back(self._model, optimizer)
+            if not self._steps:
+                self._at_start = total(of_weights(self._model))
             self._known_wrong, note = mismatch.known_wrong(self._facts)
             self._demands = _demands(self._model, self._facts["engine"], request, arguments)
             self._tell_what_was_built(request, [note] if note else [])
@@ -470,7 +475,7 @@ class StepWatcher:
         except Exception as error:  # the other results of the proof do not depend on it
             notes.append(f"{text.NOT_CHECKED}faults of the step ({type(error).__name__}: {error})")
         if not self._is_compared():
-            notes += findings.uneven_targets(step.losses.targets)
+            notes += [*findings.uneven_targets(step.losses.targets), *report.get("unchecked", [])]
             of_norms = norms.judge([report["norm"]], self._facts) if "norm" in report else norms.NormJudgment([], [])
             notes += of_norms.notes
             wrong = report["findings"] + of_norms.findings + self._with_reference([of_reference], notes)
@@ -483,6 +488,7 @@ class StepWatcher:
             )
             if of_reference is not None:
                 notes.append(f"{text.NOT_CHECKED}{REFERENCE} (the ranks were not compared)")
+            notes += report.get("unchecked", [])
             return self._with_update(report["findings"], notes, self._judge([of_update]))
         notes += agreed[1]
         wrong = [*agreed[0], *self._with_reference(agreed[3], notes)]
@@ -538,12 +544,13 @@ class StepWatcher:
         wrong += self._of_states + ([] if self._repeated is None else [findings.repeated_update(self._repeated)])
         num_ranks = len(self._facts["data_parallel_ranks"] or [0])
         wrong += dict.fromkeys(line for loader in self._loaders for line in findings.check_loader(loader, num_ranks))
-        of_training, of_epoch = self._of_schedules(step)
+        of_training, self._of_epoch = self._of_schedules(step)
         wrong += of_training
-        notes += [*untrained, *of_epoch, *_notes_of_gradients(step.gradients, len(cut))]
+        notes += [*untrained, *_notes_of_gradients(step.gradients, len(cut))]
         notes += findings.hard_clipping(self._cuts, step.clipping.limit or self._facts["gradient_clipping"])
         batches = self._batches[-2:] if len(self._batches) > 1 else step.batches
-        report = findings.rank_report(self._model, self._facts, self._optimizer, step, batches, step.weights or after)
+        report = findings.rank_report(self._model, self._facts, self._optimizer, step, batches, step.weights or after,
+                                      self._at_start)  # fmt: skip
         report["findings"] = [*wrong, *report["findings"]]
         report["norm"] = norms.report(self._model, step.update.squares, step.update.num_elements)
         return report
@@ -561,8 +568,8 @@ class StepWatcher:
         elif is_deepspeed(self._model) and limit and norm is not None:
             self._cuts.append(float(norm) / limit)
 
-    def _of_schedules(self, step: Step) -> tuple[list[str], list[str]]:
-        """Return findings and notes on learning rate schedules of this optimizer that end too early.
+    def _of_schedules(self, step: Step) -> tuple[list[str], list[tuple[int, str]]]:
+        """Return findings and late notes on learning rate schedules of this optimizer that end too early.
 
         The rate of their steps is taken from the watched updates.
         """
@@ -613,15 +620,22 @@ class StepWatcher:
         if self._strict and unchecked:
             raise Unverified("; ".join(unchecked))
 
-    def add_late(self, late: list[str]) -> None:
-        """Add findings that can only be made at the end of the training, such as a learning rate of zero."""
+    def add_late(self, late: list[str], num_updates: int) -> None:
+        """Add findings that can only be made at the end of the training, such as a learning rate of zero.
+
+        A schedule that reaches zero within an epoch may have been made for a training that ends there. A note is
+        therefore added only if the training, which made `num_updates` updates, ended before the schedule.
+        """
         new = [finding for finding in late if finding not in self._content.get("findings", [])]
-        if new and rank() == 0:
-            print(*text.finding_lines([], new, [], []), sep="\n", flush=True)
-        if new:
-            self._content["findings"] += new
-            self._content |= self.verdict.content()
-            self._write()
+        notes = [note for zero, note in self._of_epoch if num_updates < zero - 1]
+        if not new and not notes:
+            return
+        if rank() == 0:
+            print(*text.finding_lines([], new, [], notes), sep="\n", flush=True)
+        self._content["findings"] += new
+        self._content["notes"] += notes
+        self._content |= self.verdict.content()
+        self._write()
 
     def _write(self) -> bool:
         """Write the proof on rank 0, and return whether that was possible."""
