@@ -123,16 +123,16 @@ class Inputs:
 
         Raises RuntimeError if a listed input has no verdict, which is a fault of the command.
         """
-        found = 0
+        num_findings = 0
         checked: list[Checked] = []
         not_checked: list[NotChecked] = []
         for name, verdict in self._verdicts.items():
             if verdict is None:
                 raise RuntimeError(f"{name} was neither checked nor reported as not checked")
-            found += verdict.num_findings
+            num_findings += verdict.num_findings
             checked += verdict.checked
             not_checked += verdict.not_checked
             if not verdict.num_checked and not any(entry.is_requested for entry in verdict.not_checked):
-                why = str(verdict.not_checked[0]) if verdict.not_checked else "nothing was compared"
-                not_checked.append(NotChecked(name, why, True))
-        return Verdict.of(found, checked, not_checked)
+                reason = str(verdict.not_checked[0]) if verdict.not_checked else "nothing was compared"
+                not_checked.append(NotChecked(name, reason, True))
+        return Verdict.of(num_findings, checked, not_checked)

@@ -201,24 +201,24 @@ def _note_ranges(
         return [], verdict
     text = f"{terminal.listed(names)}: this file names no exact release, so it is unknown which release is installed"
     note = Finding("check/no-exact-release", "note", text, "Pin exact releases, or check a lock file.", str(path))
-    others = [entry for entry in verdict.not_checked if entry.what not in names]
+    remaining = [entry for entry in verdict.not_checked if entry.what not in names]
     if any(entry.covers(note, report.path_of(note)) for entry in report.settings.accepted):
         ranges = Checked(len(names), "range of releases", "that did not change", "ranges of releases")
-        return [note], replace(verdict, checked=(*verdict.checked, ranges), not_checked=tuple(others))
-    return [note], replace(verdict, not_checked=(*others, NotChecked(str(path), f"{text} [{note.id}]", True)))
+        return [note], replace(verdict, checked=(*verdict.checked, ranges), not_checked=tuple(remaining))
+    return [note], replace(verdict, not_checked=(*remaining, NotChecked(str(path), f"{text} [{note.id}]", True)))
 
 
 def _earlier_locks(report: Report, commit: str, named: Sequence[Path]) -> dict[Path, Lock | str]:
     """Return what the lock files of a commit pin, or why they cannot be read, without those of other programs."""
     names = {path: report.project.name_of(path) for path in report.project.earlier_locks(commit)}
-    wanted = [
+    paths = [
         path
         for path, name in names.items()
         if any(_is_in(path, place) for place in named) and (not report.settings.excludes(name) or path in named)
     ]
     with tempfile.TemporaryDirectory(prefix="zero-study-") as folder:
-        written = report.project.write_earlier(names, commit, Path(folder))  # all, because they include each other
-        locks = {_relative(path): _read_lock(written[path]) for path in wanted if path in written}
+        copies = report.project.write_earlier(names, commit, Path(folder))  # all, because they include each other
+        locks = {_relative(path): _read_lock(copies[path]) for path in paths if path in copies}
     return {path: lock for path, lock in locks.items() if lock is not None}
 
 

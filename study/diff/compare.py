@@ -106,9 +106,9 @@ def compare(a: Recording, b: Recording) -> Result:
         judge.judge(pair)
     start = [*different_batches(a, b, steps, padded), *different_weights(ours, theirs)]
     is_same = not judge.differences and judge.num_compared["gradient"] and judge.num_compared["whole"]
-    parts = [each for each in start if each.kind == "batch" and is_same and not by_call]  # of sequences, for instance
+    parts = [first for first in start if first.kind == "batch" and is_same and not by_call]  # of sequences
     unmoved = [] if judge.differences else list(_unmoved(ours, theirs, steps))
-    start = [each for each in start if each not in parts]
+    start = [first for first in start if first not in parts]
     differences = _merged(sorted([*start, *judge.differences, *unmoved], key=lambda difference: difference.step))
     num_weights = sum((key.step, key.kind) == (0, "weights") for key in ours.keys() & theirs.keys())
     return Result(
@@ -122,8 +122,8 @@ def compare(a: Recording, b: Recording) -> Result:
                 if step
             ),
             *(
-                f"the ranks get other rows or parts of rows in step {each.step}, and all gradients and updates agree"
-                for each in parts
+                f"the ranks get other rows or parts of rows in step {part.step}, and all gradients and updates agree"
+                for part in parts
             ),
             *_notes_of_cut(by_call, without_rows),
             *_notes_of_padding(padded, with_padding),

@@ -45,8 +45,8 @@ def judge(reports: Sequence[NormReport], facts: Mapping[str, Any]) -> NormJudgme
     if len(facts["data_parallel_ranks"] or [0]) != facts["world_size"]:
         return NormJudgment([], [])
     own = reports if facts["zero_stage"] else reports[:1]  # without ZeRO, every rank has all gradients
-    squares = sum(each["squares"] for each in own)
-    if sum(each["elements"] for each in own) < facts["num_trainable_params"] or not math.isfinite(squares):
+    squares = sum(entry["squares"] for entry in own)
+    if sum(entry["elements"] for entry in own) < facts["num_trainable_params"] or not math.isfinite(squares):
         return NormJudgment([], [])
     limit = facts["gradient_clipping"] or 0.0
     used, expected = math.sqrt(squares), min(reported, limit or math.inf)

@@ -28,18 +28,18 @@ STRATEGIES = {
 @cache
 def result(name: str) -> public_comparisons.Result:
     """Return the result of a comparison of public runs by its name."""
-    (comparison,) = (each for each in public_comparisons.comparisons() if each.name == name)
+    (comparison,) = (candidate for candidate in public_comparisons.comparisons() if candidate.name == name)
     return public_comparisons.answer(comparison)
 
 
 def difference(name: str, quantity: str) -> public_comparisons.Difference:
     """Return the difference of one quantity in a comparison of public runs."""
-    (found,) = (each for each in result(name).differences if each.quantity == quantity)
+    (found,) = (candidate for candidate in result(name).differences if candidate.quantity == quantity)
     return found
 
 
 def _spread(name: str, quantity: str) -> public_pairs.Spread:
-    (comparison,) = (each for each in public_comparisons.paired() if each.name == name)
+    (comparison,) = (candidate for candidate in public_comparisons.paired() if candidate.name == name)
     pairs = public_pairs.pairs_of(comparison, archive.source(comparison.source))
     spread = public_pairs.spread([getattr(pair, quantity) for pair in pairs])
     assert spread is not None
@@ -121,7 +121,7 @@ def _of_lightning(size: str, entry: str) -> PublicRun:
 
 def one_and_two() -> str:
     """Say how full fine-tuning on one A100 and, with FSDP, on two A100 differs: its loss, time and memory."""
-    (comparison,) = (each for each in public_comparisons.paired() if each.name == "fms-full-one-two")
+    (comparison,) = (candidate for candidate in public_comparisons.paired() if candidate.name == "fms-full-one-two")
     pairs = public_pairs.pairs_of(comparison, archive.source(comparison.source))
     nats = np.array([pair.nats for pair in pairs if pair.nats is not None])
     models: dict[str, list[float]] = {}  # those that ran out of memory have no loss
@@ -145,7 +145,7 @@ def one_and_two() -> str:
 
 def _nats(name: str) -> float:
     """Return the mean difference of the losses of a comparison of pairs, in nats per token."""
-    (comparison,) = (each for each in public_comparisons.paired() if each.name == name)
+    (comparison,) = (candidate for candidate in public_comparisons.paired() if candidate.name == name)
     pairs = public_pairs.pairs_of(comparison, archive.source(comparison.source))
     return float(np.mean([pair.nats for pair in pairs if pair.nats is not None]))
 
@@ -173,7 +173,7 @@ def _change(name: str) -> str:
 
 def _margin() -> str:
     losses = [difference(name, "last evaluation loss") for name in VERSIONS]
-    assert {each.verdict for each in losses} == {"equivalent"}
+    assert {candidate.verdict for candidate in losses} == {"equivalent"}
     return (
         f"In an earlier version of the program, the loss differs by {_change(VERSIONS[0])}. Both intervals are within "
         f"the margin of {percent(min(loss.margin or 0 for loss in losses))}, which was chosen when the differences "
