@@ -165,7 +165,7 @@ def test_doctor_names_the_command_that_mends_a_file(tmp_path, monkeypatch):
     status, text = output("doctor", "my.json", "--for", "deepspeed==0.19.8")
     assert status == 1
     command = shlex.split(text.rpartition("corrected copy:")[2].replace("\\\n", " "))
-    assert parse(command)["release"] == "deepspeed==0.19.8"
+    assert parse(command)["releases"] == ("deepspeed==0.19.8",)
     assert "corrected copy:" not in output(*command[1:])[1]
     written = command[-1]
     status, text = output("doctor", written)

@@ -77,6 +77,7 @@ GROUPS = {
     title: {name: _comparison(**keys) for name, keys in group.items()} for title, group in _DATA["comparisons"].items()
 }
 AS_PUBLISHED, MENDED = GROUPS["as published"]["all defects"], GROUPS["all mended"]["batch 8"]
+TWICE = GROUPS["all mended"]["plain twice, other heads"]  # without ZeRO on both sides
 MENDED_ALONE, LEFT_ALONE = GROUPS["one defect mended, the others left"], GROUPS["all mended but one"]
 
 # ---------------------------------------------------------------- effects

@@ -174,7 +174,8 @@ class Update:
     def _add_squares(self, optimizer: Any, tensors: Sequence[Any]) -> None:
         scale = getattr(optimizer, "grad_scale", None)  # that a fused optimizer divides the gradients by
         for gradient in (local(tensor.grad) for tensor in tensors):
-            norm = float(torch.linalg.vector_norm(gradient, dtype=torch.float32))
+            wide = torch.promote_types(gradient.dtype, torch.float32)
+            norm = float(torch.linalg.vector_norm(gradient, dtype=wide))
             self.squares += (norm if scale is None else norm / float(scale)) ** 2
             self.num_elements += gradient.numel()
 

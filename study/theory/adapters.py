@@ -1,9 +1,9 @@
 """Compute parameters, bytes and saved tensors of low-rank adapters (LoRA, DoRA) on frozen, maybe quantized weights.
 
 linear_modules.json lists the Linear modules of a block for each model_type, and the bytes that a block saves only for
-the gradients of its weights. tools/measure/linear_modules.py (at commit 674051d6) measured both in small models. The
-rules for the names of targets and the forward pass of an adapter are those of PEFT 0.21, in its modules
-tuners.lora.layer and tuners.lora.dora.
+the gradients of its weights. A finished measurement (reports/README.md) read both from small models. The rules for the
+names of targets and the forward pass of an adapter are those of PEFT 0.21, in its modules tuners.lora.layer and
+tuners.lora.dora.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from study.report import plots, tables
 from study.running import studies
 
 CPU = ROOT / "reports" / "cpu" / "records"
+SEEDS = ROOT / "reports" / "cpu" / "published" / "seeds.json"
 PROTOCOL = ROOT / "reports" / "cpu" / "published" / "protocol.json"
 
 

@@ -25,8 +25,8 @@ FILES: dict[str, tuple[str, str, int, int | None, int | None, float]] = {
 RELEASE = re.compile(r"^(torch|accelerate|transformers|trl|peft)==(\S+)", re.MULTILINE)
 SHORTER = {"gpt_bigcode-santacoder": 2048}  # the model has no more positions
 FROZEN = {"bnb": "NF4", "autogptq": "GPTQ"}
-MODEL_OF_MULTIPACK = "mistralai/Mistral-7B-v0.1"  # by scenarios-orca.yaml
-RATE_OF_EXPERTS, RATE_OF_MULTIPACK = 5e-5, 2e-5  # by scenarios-moe.yaml and scenarios-orca.yaml
+MODEL_OF_MULTIPACK = "mistralai/Mistral-7B-v0.1"  # by the scenarios of refs_orca
+RATE_OF_EXPERTS, RATE_OF_MULTIPACK = 5e-5, 2e-5  # by the scenarios of each table
 MIB = 1 << 20
 
 
