@@ -51,9 +51,8 @@ def cards() -> str:
     pairs = _spread("a100-h100-foundry", "time")
     return (
         f"In {pairs.num} pairs of FSDP trainings on one machine with eight GPUs, a step takes {pairs.median:.2f} times "
-        f"as long on A100 as on H100 in the median ({pairs.least:.2f} to {pairs.most:.2f}; MosaicML, one run each). "
-        "The model, the batch and all other settings in its tables are equal; releases of software are not stated. "
-        "The ratio depends on the training and on the machines: in small tests of Megatron-LM, the median is "
+        f"as long on A100 as on H100 in the median ({pairs.least:.2f} to {pairs.most:.2f}; MosaicML, one run each, "
+        "all stated settings equal). In small tests of Megatron-LM, the median is "
         f"{_medians('megatron')}, depending on the cluster with H100."
     )
 
@@ -94,15 +93,22 @@ def lightning() -> str:
     assert settings == {("A100", 8, 1_000_000_000)}
     peaks = [f"{run.totals['peak_allocated_bytes'] / 2**30:.1f} GiB under {name}" for name, run in measured.items()]
     seconds = [f"{run.totals['seconds_per_step']:.2f}" for run in measured.values()]
+    return (
+        "for a GPT with one billion parameters, the peak of allocated memory per GPU is "
+        f"{', '.join(peaks[:-1])}, and {peaks[-1]}. A step takes {', '.join(seconds[:-1])} and {seconds[-1]} s. DDP "
+        "has weights in fp32, and DeepSpeed in fp16."
+    )
+
+
+def _more_about_lightning() -> str:
+    """Say in which sizes and with which engines sharding is faster than DDP in the same comparison."""
     smaller = [[_of_lightning(size, entry) for size in ("250m", "500m")] for entry in list(STRATEGIES)[:2]]
     ddp, zero2 = ([run.totals["seconds_per_step"] for run in runs] for runs in smaller)
     assert all(theirs < ours for theirs, ours in zip(zero2, ddp, strict=True))
     return (
-        "for a GPT with one billion parameters, the peak of allocated memory per GPU is "
-        f"{', '.join(peaks[:-1])}, and {peaks[-1]}. A step takes {', '.join(seconds[:-1])} and {seconds[-1]} s. "
-        "Under DDP, mixed precision keeps the weights in fp32, and DeepSpeed has them in fp16, which is a part of the "
-        "difference in memory. With 0.25 and 0.5 billion parameters, ZeRO-2 is faster than DDP. FairScale's sharded "
-        f"trainings of one billion parameters are faster than DDP, too ({_fairscale()})."
+        "The precision of the weights is a part of the difference in memory. With 0.25 and 0.5 billion parameters, "
+        "ZeRO-2 is faster than DDP. FairScale's sharded trainings of one billion parameters are faster than DDP, too "
+        f"({_fairscale()})."
     )
 
 
@@ -208,7 +214,7 @@ def answers() -> list[str]:
         f"**A100 or H100?** {cards()} {_in_other_sources()}",
         f"**One GPU or two?** {one_and_two()}",
         f"**One GPU or eight?** {eight()} {_margin()}",
-        f"**DDP or ZeRO?** On eight A100 (Lightning, 2021, one run each): {lightning()}",
+        f"**DDP or ZeRO?** On eight A100 (Lightning, 2021, one run each): {lightning()} {_more_about_lightning()}",
         f"**DDP or FSDP?** {_fsdp()}",
         f"**One machine or several?** {_machines()}",
     ]

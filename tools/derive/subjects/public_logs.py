@@ -143,7 +143,6 @@ PROGRAMS = (
     "prime-rl baselines, dense models",
     "NeMo Automodel golden values",
 )
-OF_KNOWN_TABLES = ("fms-acceleration, full fine-tuning", "fms-acceleration, adapters")
 SPECIAL = ("Lightning largest models", "Megatron-LM golden values of H100", "MLPerf NVIDIA BERT")
 
 
@@ -157,8 +156,7 @@ def trust() -> str:
         for machines in ("one machine", "several machines")
     }
     experts = times.pop("prime-rl baselines, mixtures of experts")
-    times |= {each.group: each for each in public_errors.summaries(public_errors.LATER) if each.quantity in TIMES}
-    assert {*times} == {*PROGRAMS, *SPECIAL, *OF_KNOWN_TABLES}
+    assert {*times} == {*PROGRAMS, *SPECIAL}
     assert all(_median_time_error(f"ptd_benchmark {engine}, several machines") < 0 for engine in ("DDP", "FSDP"))
     peaks = _errors_by_source("peak_allocated_bytes")
 
@@ -179,7 +177,6 @@ def trust() -> str:
             _range([float(np.quantile(errors, 0.9)) for errors in peaks]),
         ],
         ["time: LoRA of a 70B model under ZeRO-3, QLoRA, prime-rl (dense), NeMo Automodel", *ranges(PROGRAMS)],
-        ["time: fms-acceleration (constants were fitted to other rows of its tables)", *ranges(OF_KNOWN_TABLES)],
         ["time: prime-rl, mixtures of experts", whole_percent(experts.median), whole_percent(experts.ninetieth)],
         ["time: one machine with A100 (a benchmark of 2021)", *by_engine("one machine")],
         [
