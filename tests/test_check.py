@@ -172,6 +172,32 @@ def test_links_that_lead_nowhere_and_pipes_hide_no_finding(tmp_path, monkeypatch
     assert not names_settings(Path("dangling.json"))  # nor does a file that nobody may read
 
 
+@pytest.mark.parametrize("has_git", [True, False])
+def test_a_named_lock_file_with_nothing_to_compare_is_not_passed_over(has_git, project):
+    Path("requirements-new.txt").write_text("deepspeed==0.19.8\n")
+    if not has_git:
+        shutil.rmtree(".git")
+    for path in (Path("requirements-new.txt"), Path("requirements-new.txt").absolute()):
+        report = check.examine([path])
+        assert report.verdict.status == 3
+        assert not report.locks
+        assert any(each.what == str(path) and each.is_requested for each in report.verdict.not_checked)
+    assert check.examine([Path(), path]).verdict.status == 1  # the folder has findings
+
+
+def test_a_lock_file_is_the_same_file_however_it_is_named(project, monkeypatch):
+    expected = ids(check.examine([Path("requirements.txt")]), "requirements.txt")
+    monkeypatch.chdir("configs")
+    Path("link").symlink_to("..")
+    for name in ("../requirements.txt", str(project / "requirements.txt"), "link/requirements.txt"):
+        report = check.examine([Path(name)])
+        assert {finding.id for finding in report.findings} == expected
+    monkeypatch.chdir(project)
+    twice = check.examine([Path(), Path("requirements.txt").absolute(), Path("requirements.txt")])
+    assert ids(twice, "requirements.txt") == expected
+    assert twice.locks == ["requirements.txt"]
+
+
 def test_a_named_lock_file_that_cannot_be_read_is_not_passed_over(project):
     git("commit", "-qam", "second")
     sound = Path("configs/zero2.yaml")

@@ -89,11 +89,12 @@ class Report:
 def examine(paths: Sequence[Path], since: str | None = None) -> Report:
     """Check files and folders of a project, by default the current folder, and return the report.
 
-    A folder is searched for configuration and lock files. A checkpoint is checked if its folder is named, or, without
-    paths, if the settings list it. Lock files are compared with those in the commit `since`, by default the one of the
-    settings. Raises Refusal if a path does not exist, git does not know the commit, or the settings cannot be read.
+    A folder is searched for configuration and lock files. A checkpoint is checked if its folder is named, or if the
+    settings list it and it is in a named folder. Lock files are compared with those in the commit `since`, by default
+    the one of the settings. Raises Refusal if a path does not exist, git does not know the commit, or the settings
+    cannot be read.
     """
-    named = list(paths) or [Path()]
+    named = list({_place(path): path for path in paths}.values()) or [Path()]
     for path in named:
         if not path.is_file() and not path.is_dir():
             why = "this is neither a file nor a folder" if path.exists() else "this file or folder does not exist"
@@ -130,14 +131,14 @@ def _check_folder(report: Report, folder: Path, inside: Iterable[Path]) -> None:
 
 def _files(project: Project, settings: Settings, named: Sequence[Path]) -> Iterable[Path]:
     """Return the files to check: the named files, and all files in the named folders."""
-    files: dict[Path, None] = {}
+    files = {_place(path): path for path in named if path.is_file()}
     for path in named:
-        if path.is_file():
-            files[path] = None
-        elif not _is_checkpoint(path):
+        if path.is_dir() and not _is_checkpoint(path):
             candidates = (file for file in project.files(path) if projects.is_lock(file) or projects.is_config(file))
-            files |= {_relative(file): None for file in candidates if not settings.excludes(project.name_of(file))}
-    return files
+            for file in candidates:
+                if not settings.excludes(project.name_of(file)):
+                    files.setdefault(_place(file), _relative(file))
+    return files.values()
 
 
 def _relative(path: Path) -> Path:
@@ -146,8 +147,13 @@ def _relative(path: Path) -> Path:
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
+def _place(path: Path) -> Path:
+    """Return the absolute path of a file or folder, which is the same however the user names it."""
+    return path.parent.resolve() / path.name if path.name not in ("", "..") else path.resolve()
+
+
 def _is_in(path: Path, folder: Path) -> bool:
-    return path.absolute().is_relative_to(folder.absolute())
+    return _place(path).is_relative_to(_place(folder))
 
 
 # ---------------------------------------------------------------- lock files
@@ -165,16 +171,21 @@ def _check_locks(report: Report, paths: Sequence[Path], named: Sequence[Path], s
         report.project.require_commit(commit)
     earlier: dict[Path, Lock | str] = {}
     if has_commit and (since is not None or paths):
-        earlier = _earlier_locks(report, commit, named)
+        as_written = {_place(path): path for path in paths}
+        found = _earlier_locks(report, commit, named)
+        earlier = {as_written.get(_place(path), path): lock for path, lock in found.items()}
     pins: dict[Path, Lock] = {}
     for path in dict.fromkeys([*paths, *earlier]):
         now, before = _read_lock(path), earlier.get(path)
         if isinstance(now, Lock):
             pins[path] = now
+            why = f"the commit {commit} does not have this file, or pins no known package in it"
+            why = why if has_commit else "the project has no commit with which to compare"
+            if before is None and path in named:
+                report.inputs.skip(str(path), why)
+                continue
             report.locks.append(report.project.name_of(path))
             if before is None:
-                why = f"the commit {commit} does not have this file, or pins no known package in it"
-                why = why if has_commit else "the project has no commit with which to compare"
                 report.not_checked.append(NotChecked(str(path), why, since is not None and not has_commit))
             elif isinstance(before, str):
                 report.inputs.skip(str(path), f"the file in the commit {commit} cannot be read: {before}")
@@ -211,10 +222,11 @@ def _note_ranges(
 def _earlier_locks(report: Report, commit: str, named: Sequence[Path]) -> dict[Path, Lock | str]:
     """Return what the lock files of a commit pin, or why they cannot be read, without those of other programs."""
     names = {path: report.project.name_of(path) for path in report.project.earlier_locks(commit)}
+    places = {_place(path) for path in named}
     paths = [
         path
         for path, name in names.items()
-        if any(_is_in(path, place) for place in named) and (not report.settings.excludes(name) or path in named)
+        if any(_is_in(path, place) for place in places) and (not report.settings.excludes(name) or path in places)
     ]
     with tempfile.TemporaryDirectory(prefix="zero-study-") as folder:
         copies = report.project.write_earlier(names, commit, Path(folder))  # all, because they include each other
@@ -244,9 +256,9 @@ def _releases_of(path: Path, pins: Mapping[Path, Lock]) -> list[tuple[str, ...]]
 
     These are the lock files in the nearest folder above the file that has any, and otherwise all lock files.
     """
-    folders = {lock.absolute().parent for lock in pins}
-    nearest = next((folder for folder in path.absolute().parents if folder in folders), None)
-    chosen = [lock for place, lock in pins.items() if nearest in (None, place.absolute().parent)]
+    folders = {_place(lock).parent for lock in pins}
+    nearest = next((folder for folder in _place(path).parents if folder in folders), None)
+    chosen = [lock for place, lock in pins.items() if nearest in (None, _place(place).parent)]
     pinned = (tuple(f"{name}=={lock.pins[name]}" for name in PACKAGES if name in lock.pins) for lock in chosen)
     return list(dict.fromkeys(filter(None, pinned))) or [()]
 
