@@ -38,10 +38,14 @@ def difference(name: str, quantity: str) -> public_comparisons.Difference:
     return found
 
 
-def _spread(name: str, quantity: str) -> public_pairs.Spread:
+@cache
+def _pairs(name: str) -> list[public_pairs.Pair]:
     (comparison,) = (candidate for candidate in public_comparisons.paired() if candidate.name == name)
-    pairs = public_pairs.pairs_of(comparison, archive.source(comparison.source))
-    spread = public_pairs.spread([getattr(pair, quantity) for pair in pairs])
+    return public_pairs.pairs_of(comparison, archive.source(comparison.source))
+
+
+def _spread(name: str, quantity: str) -> public_pairs.Spread:
+    spread = public_pairs.spread([getattr(pair, quantity) for pair in _pairs(name)])
     assert spread is not None
     return spread
 
@@ -127,8 +131,7 @@ def _of_lightning(size: str, entry: str) -> PublicRun:
 
 def one_and_two() -> str:
     """Say how full fine-tuning on one A100 and, with FSDP, on two A100 differs: its loss, time and memory."""
-    (comparison,) = (candidate for candidate in public_comparisons.paired() if candidate.name == "fms-full-one-two")
-    pairs = public_pairs.pairs_of(comparison, archive.source(comparison.source))
+    pairs = _pairs("fms-full-one-two")
     nats = np.array([pair.nats for pair in pairs if pair.nats is not None])
     models: dict[str, list[float]] = {}  # those that ran out of memory have no loss
     for pair in pairs:
@@ -138,7 +141,7 @@ def one_and_two() -> str:
     mean, low, high = t_interval(np.array([np.mean(values) for values in models.values()]))
     assert low is not None
     assert high is not None
-    time, peak = (_spread(comparison.name, quantity) for quantity in ("time", "peak"))
+    time, peak = (_spread("fms-full-one-two", quantity) for quantity in ("time", "peak"))
     return (
         f"In {len(nats)} pairs of full fine-tunings with accelerate (IBM's fms-acceleration, {len(models)} models, 100 "
         "steps, weights in bf16, one run each), the mean training loss with FSDP on two A100 differs from that on one "
@@ -151,9 +154,7 @@ def one_and_two() -> str:
 
 def _nats(name: str) -> float:
     """Return the mean difference of the losses of a comparison of pairs, in nats per token."""
-    (comparison,) = (candidate for candidate in public_comparisons.paired() if candidate.name == name)
-    pairs = public_pairs.pairs_of(comparison, archive.source(comparison.source))
-    return float(np.mean([pair.nats for pair in pairs if pair.nats is not None]))
+    return float(np.mean([pair.nats for pair in _pairs(name) if pair.nats is not None]))
 
 
 def eight() -> str:

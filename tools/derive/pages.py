@@ -18,6 +18,7 @@ from typing import Any
 import click
 import nbformat
 import web_page
+from subjects.conformance import EFFECTS, is_nearly_hidden
 
 from study import cli, skills
 from study.command_line import ALL
@@ -144,8 +145,6 @@ def releases() -> Iterator[tuple[str, str]]:
             yield f"{package}-{version}", "\n\n".join([*lines, f"```text\n{report}\n```"])
 
 
-EFFECTS = ROOT / "reports" / "conformance" / "effects" / "effects.json"
-HIDDEN_WITHIN = 0.1  # of the right distance, after every measured step
 ABOUT_FAULTS = """# Faults of each DeepSpeed release
 
 Each table lists the known faults of a release that make a training wrong without an error. The faults that `zero-study
@@ -194,7 +193,7 @@ def _effect(effects: Mapping[str, Any], name: str) -> str:
     if not of_models:
         return ""
     scales = [scale for each in of_models for scale in each.values()]
-    is_hidden = all(scale is not None and abs(scale - 1) <= HIDDEN_WITHIN for scale in scales)
+    is_hidden = is_nearly_hidden(scales)
     words = "; ".join(
         ", ".join("not a number" if moved[step] is None else f"{moved[step]:.2f}" for step in ("1", "5", "20"))
         for moved in of_models

@@ -282,6 +282,11 @@ EFFECTS = results.PLACE / "effects" / "effects.json"
 HIDDEN_WITHIN = 0.1  # of the right distance, after every measured step
 
 
+def is_nearly_hidden(scales: Sequence[float | None]) -> bool:
+    """Return whether a fault hardly changes how far the weights move, relative to a right training (1.0)."""
+    return bool(scales) and all(scale is not None and abs(scale - 1) <= HIDDEN_WITHIN for scale in scales)
+
+
 def effects_of_faults() -> str:
     """Say how far the weights moved with each fault, by optimizer, relative to a right training."""
     record = files.load(EFFECTS, "a record of effects")
@@ -291,9 +296,9 @@ def effects_of_faults() -> str:
         moved = {setting: entry[setting]["moved"] for setting in record["settings"]}
         of_adamw = [moved["adamw"], moved["adamw_large"]]
         scales = [scale for each in of_adamw if not isinstance(each, str) for scale in each.values()]
-        is_hidden = bool(scales) and all(scale is not None and abs(scale - 1) <= HIDDEN_WITHIN for scale in scales)
         words = [_moved(moved[name]) for name in ("adamw", "adamw_large", "sgd", "conformance")]
-        rows.append([entry["who"], entry["release"], *words, "nearly hidden" if is_hidden else "visible"])
+        verdict = "nearly hidden" if is_nearly_hidden(scales) else "visible"
+        rows.append([entry["who"], entry["release"], *words, verdict])
     small, large = parameters
     head = ["training", "DeepSpeed", f"AdamW, {small} parameters", f"AdamW, {large} parameters"]
     return tabulate([*head, "SGD", "AdamW, eps = 0.1", "with default AdamW"], rows)
