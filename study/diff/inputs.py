@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
+import numpy as np
+
 from .. import terminal
 from .bounds import factor, norm, roundoff
 from .recorded import Difference, Key, Recording, Seen
@@ -134,11 +136,12 @@ def continues_after(whole: Recording, resumed: Recording) -> int:
 
 
 def _weights(recording: Recording) -> dict[int, dict[Key, Seen]]:
-    """Return the weights after each step, as if the step were the start of the training."""
+    """Return the weights of rank 0 after each step, as if the step were the start of the training."""
     steps: dict[int, dict[Key, Seen]] = {}
-    for key, seen in recording.values(by_call=False).items():
-        if key.kind == "weights":
-            steps.setdefault(key.step, {})[key._replace(step=0)] = seen
+    for entry in chain(*recording.ranks[:1]):
+        if entry.kind == "weights":
+            seen = Seen(np.array(entry.sketch), entry.dtype, entry.rows)
+            steps.setdefault(entry.step, {})[Key(0, entry.kind, entry.name, entry.call)] = seen
     return steps
 
 
