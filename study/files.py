@@ -192,19 +192,18 @@ def read_whole(path: Path) -> bytes:
     return content
 
 
-def decompressed(content: bytes) -> bytes:
+def decompressed(content: bytes, limit: int = LARGEST_FILE) -> bytes:
     """Return the content of a gzip file.
 
-    Raises ValueError if the data is not valid gzip, is truncated, or has more than LARGEST_FILE bytes when
-    decompressed.
+    Raises ValueError if the data is not valid gzip, is truncated, or has more than `limit` bytes when decompressed.
     """
     reader = zlib.decompressobj(16 + zlib.MAX_WBITS)
     try:
-        text = reader.decompress(content, LARGEST_FILE + 1)
+        text = reader.decompress(content, limit + 1)
     except zlib.error as error:
         raise ValueError(f"no gzip file: {error}") from None
-    if len(text) > LARGEST_FILE:
-        raise ValueError(f"it contains more than {LARGEST_FILE >> 20} MiB")
+    if len(text) > limit:
+        raise ValueError(f"it contains more than {limit / 2**20:.3g} MiB")
     if not reader.eof or reader.unused_data:
         raise ValueError("the gzip file is truncated, or has more data after its end")
     return text

@@ -79,6 +79,7 @@ IDS = {
     "prove/other-gradient": "The gradient differs from that of one process with the same samples.",
     "prove/other-states": "Optimizer states differ from the result of the optimizer's formula.",
     "prove/other-update": "The change of the weights differs from the result of the optimizer's formula.",
+    "prove/packed-documents-mixed": "Attention crosses the documents of packed rows.",
     "prove/ranks-differ": "Weights that should be equal on all ranks differ.",
     "prove/ranks-have-other-settings": "The settings of the optimizer differ between ranks.",
     "prove/ranks-have-other-states": "Ranks keep different kinds of optimizer states for one parameter.",

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from ..engines.keys import known_keys
-from ..engines.keys.patterns import in_words, matches
+from ..engines.keys.patterns import in_words, is_above, matches
 from .findings import REMOVE, Finding, Settings, examine, misspelt
 
 STAGES = (0, 1, 2, 3)
@@ -150,15 +150,12 @@ class DeepSpeedFile(Settings):
 
     @property
     def warms_up_too_long(self) -> bool:
-        return self._is_above("scheduler.params.warmup_num_steps", "scheduler.params.total_num_steps")
+        most = self.get("scheduler.params.total_num_steps")
+        return is_above(self.get("scheduler.params.warmup_num_steps"), most)
 
     @property
     def warm_up_falls(self) -> bool:
-        return self._is_above("scheduler.params.warmup_min_lr", "scheduler.params.warmup_max_lr")
-
-    def _is_above(self, key: str, limit_key: str) -> bool:
-        value, limit = self.get(key), self.get(limit_key)
-        return isinstance(value, (int, float)) and isinstance(limit, (int, float)) and value > limit
+        return is_above(self.get("scheduler.params.warmup_min_lr"), self.get("scheduler.params.warmup_max_lr"))
 
 
 def of_accelerate(name: str, content: Mapping[str, Any]) -> list[Finding]:

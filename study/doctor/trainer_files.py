@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..engines.keys.patterns import ABSENT, in_words, matches
+from ..engines.keys.patterns import ABSENT, in_words, is_above, matches
 from .findings import Effect, Finding, Settings
 from .fsdp_sections import STRATEGIES
 from .kinds import Kind
@@ -101,7 +101,7 @@ _BACKENDS = {"nccl", "gloo", "mpi", "xccl", "ccl", "hccl", "cncl", "mccl", "ucc"
 
 def _wrong_values(arguments: Arguments) -> Iterator[Finding]:
     """Yield findings about values with which a training stops, or trains nothing."""
-    has_steps = _is_above(arguments.content.get("max_steps"), 0)
+    has_steps = is_above(arguments.content.get("max_steps"), 0)
     for key, pattern in _ACCEPTED.items():
         value = arguments.content.get(key)
         if value is None or _is_accepted(pattern, value) or (key == "num_train_epochs" and has_steps):
@@ -132,21 +132,16 @@ def _is_accepted(pattern: str, value: Any) -> bool:
 def _contradictions(arguments: Arguments) -> Iterator[Finding]:
     """Yield findings about numbers that contradict each other."""
     content = arguments.content
-    if _is_above(content.get("max_steps"), 0) and _is_above(content.get("warmup_steps"), content["max_steps"]):
+    if is_above(content.get("max_steps"), 0) and is_above(content.get("warmup_steps"), content["max_steps"]):
         message = (
             f"The warm-up is longer than the training of {content['max_steps']} steps, so the learning rate never "
         )
         yield arguments.finding("warmup_steps", "means something else", f"{message}reaches its maximum.", "Write less.")
     schedule = content.get("lr_scheduler_kwargs")
     least = schedule.get("min_lr") if isinstance(schedule, dict) else None
-    if _is_above(least, content.get("learning_rate")):
+    if is_above(least, content.get("learning_rate")):
         message = f"min_lr {least} is above the learning_rate {content['learning_rate']}, so the rate rises to it."
         yield arguments.finding("lr_scheduler_kwargs", "means something else", message, "Write a smaller min_lr.")
-
-
-def _is_above(value: Any, limit: Any) -> bool:
-    """Return whether a number is above another one. False if one of them is no number."""
-    return matches("<number>", value) and matches("<number>", limit) and value > limit
 
 
 def _precision(arguments: Arguments, key: str) -> Finding:

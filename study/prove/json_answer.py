@@ -33,6 +33,7 @@ FAULTS = {
     "no weight moved": "prove/no-weight-moved",
     "weights are put back": "prove/restored-weights",
     "parameters take part in the forward pass but get no gradient": "prove/detached-parameters",
+    "attention crosses documents": "prove/packed-documents-mixed",
     "embedding and head are not tied": "prove/lost-tie",
     "are no longer tied": "prove/lost-tie",
     "data is divided twice": "prove/data-divided-twice",

@@ -26,6 +26,7 @@ from ..engines.readback.facts import inner_module, is_deepspeed, replicated_name
 from ..engines.readback.parameters import local
 from .checksums import Checksum, checksums, of_batch, of_weights
 from .continuity import Contributions, States, repeated
+from .packing import Packing
 from .reference import Reference
 from .unused import Cuts
 from .update import Update
@@ -390,6 +391,7 @@ class Step:
         self.batches: list[list[Checksum]] = []  # the inputs of the first two forward passes
         self.autocast_dtype: torch.dtype | None = None
         self.cuts = Cuts(model)
+        self.packing = Packing()
         self.last_states = States(optimizer)
         self.is_last_update_over = False  # a step begins within the update before it
         self.engine_backwards = 0  # backward calls of DeepSpeed's engine in the last micro batch
@@ -528,9 +530,11 @@ class Step:
                 parts.enter_context(wrap_function(kind, "__call__", self._on_module))
             if self.reference is not None:
                 call = functools.partial(self.reference.forward, call)
-            with self.cuts.observed():
+            self.packing.note_inputs(options)
+            with self.cuts.observed(), self.packing.observed():
                 result = self._under_probe("forward", call, *arguments, **options)
             self.cuts.end_forward()
+            self.packing.end_forward()
             return result
 
     def _on_collective(self, call: Any, *arguments: Any, **options: Any) -> Any:
@@ -554,6 +558,7 @@ class Step:
         """
         if id(module) in self._parts and torch.is_autocast_enabled(self._device):
             self.autocast_dtype = torch.get_autocast_dtype(self._device)
+        self.packing.note_inputs(options)
         result = call(module, *arguments, **options)
         if id(module) in self._parts and any(p is not None for p in module._parameters.values()):
             self.cuts.note_module(module, result)

@@ -540,13 +540,14 @@ class StepWatcher:
             wrong += findings.reverted_weights(self._model, self._facts, self._before, step.weights, after)
         wrong += findings.lost_ties(self._model) or ([] if self._ties is None else self._ties.findings())
         cut = step.cuts.names(self._trained())
-        wrong += findings.cut_from_graph(cut, len(self._trained()))
+        wrong += findings.cut_from_graph(cut, len(self._trained())) + step.packing.findings()
         wrong += self._of_states + ([] if self._repeated is None else [findings.repeated_update(self._repeated)])
         num_ranks = len(self._facts["data_parallel_ranks"] or [0])
         wrong += dict.fromkeys(line for loader in self._loaders for line in findings.check_loader(loader, num_ranks))
         of_training, self._of_epoch = self._of_schedules(step)
         wrong += of_training
         notes += [*untrained, *_notes_of_gradients(step.gradients, len(cut))]
+        notes += [f"{text.NOT_CHECKED}{reason}" for reason in step.packing.not_checked()]
         notes += findings.hard_clipping(self._cuts, step.clipping.limit or self._facts["gradient_clipping"])
         batches = self._batches[-2:] if len(self._batches) > 1 else step.batches
         report = findings.rank_report(self._model, self._facts, self._optimizer, step, batches, step.weights or after,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from study.errors import Refusal
-from study.files import read_whole
+from study.files import decompressed, read_whole
 from study.terminal import bytes_text, count, printable
 from study.why import hangs, plain_pickle
 from study.why.cause import Cause
@@ -157,11 +156,9 @@ def _events(path: Path) -> list[dict[str, Any]]:
     try:
         raw = read_whole(path)
         if raw[:2] == b"\x1f\x8b":
-            most = min(LARGEST_TRACE, LARGEST_RATIO * len(raw))
-            if len(raw := zlib.decompressobj(16 + zlib.MAX_WBITS).decompress(raw, most + 1)) > most:
-                raise ValueError(f"its content has more than {bytes_text(most)}")
+            raw = decompressed(raw, min(LARGEST_TRACE, LARGEST_RATIO * len(raw)))
         content = json.loads(raw)
-    except (OSError, ValueError, EOFError, RecursionError, zlib.error) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise Refusal(f"{path}: this is not a trace of PyTorch's profiler ({error}). Name the JSON file.") from None
     events = content.get("traceEvents") if isinstance(content, dict) else content
     if not isinstance(events, list):

@@ -45,6 +45,11 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+def is_above(value: Any, limit: Any) -> bool:
+    """Return whether a number is above another one. False if one of them is no number."""
+    return _is_number(value) and _is_number(limit) and bool(value > limit)
+
+
 def matches(pattern: Pattern, value: Any, exactly: bool = False) -> bool:
     """Return whether a value matches a pattern.
 
