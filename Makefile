@@ -36,7 +36,7 @@ help:
 	@echo "make test-pages   run only the tests of pages: numbers, commands and outputs in guides and reports (2 minutes)"
 	@echo "make test-slow    run only the slow tests: more strategies, whole grids, a cluster, two machines (25 minutes)"
 	@echo "make test-nightly run what takes too long for each change: every strategy, architecture and browser page (an hour)"
-	@echo "make test-measurements run the tests of finished measurements: benchmarks, soak tests, the published program"
+	@echo "make test-measurements run the tests of finished measurements: benchmarks, the published program"
 	@echo "make durations    run all tests and record how long each file takes, so that workers end together"
 	@echo "make extensions   compile DeepSpeed's extensions for offload (minutes; JOBS=1 uses one core)"
 	@echo "make derived      make everything again that is derived from records and engines, and list what changed"

@@ -82,7 +82,7 @@ def test_arms_that_are_not_the_same_work_are_not_compared():
 def test_a_benchmark_in_slots_does_what_is_left(monkeypatch, tmp_path, capsys):
     compared = []
 
-    def compare(work, number, num_pairs, _):
+    def compare(work, number, num_pairs):
         compared.append((work.strategy.name, work.world_size, number))
         assert output.exists() == (len(compared) > 1)  # were this killed, the pairs before would be kept
         clock[0] += 100
@@ -112,7 +112,7 @@ def test_an_arm_that_fails_says_how():
     work = throughput.plan("ddp", TINY)
     broken = dataclasses.replace(work, config=build_config(**{**TINY, "schedule": "cosine"}))
     with pytest.raises(Refusal, match="schedule='cosine': Trainer is compared for 'linear' only"):
-        throughput.other(broken, "trainer")
+        throughput.other(broken)
 
 
 TINY_GPT = {**TINY, "workload": "gpt-wikitext", "precision": "bf16"}
@@ -121,18 +121,17 @@ TINY_GPT = {**TINY, "workload": "gpt-wikitext", "precision": "bf16"}
 @pytest.mark.slow
 @pytest.mark.launches
 @pytest.mark.parametrize(
-    ("against", "strategy", "num_processes", "flags"),
+    ("strategy", "num_processes", "flags"),
     [
-        ("trainer", "ddp", 2, TINY),
-        pytest.param("trainer", "ddp", 1, {**TINY_GPT, "precision": "fp32"}, marks=pytest.mark.nightly),
-        pytest.param("trainer", "zero3_cpu_offload", 1, TINY_GPT, marks=pytest.mark.nightly),
-        ("deepspeed", "zero2", 2, TINY),
+        ("ddp", 2, TINY),
+        pytest.param("ddp", 1, {**TINY_GPT, "precision": "fp32"}, marks=pytest.mark.nightly),
+        pytest.param("zero3_cpu_offload", 1, TINY_GPT, marks=pytest.mark.nightly),
     ],
 )
-def test_both_arms_train_the_same_work(against, strategy, num_processes, flags):
+def test_both_arms_train_the_same_work(strategy, num_processes, flags):
     """The licence of this comparison: with dropout and clipping, every step's loss agrees."""
-    work = throughput.plan(strategy, flags, num_processes, against)
-    completed = pair(throughput.ours(work), throughput.other(throughput.of_trainer(work), against))
+    work = throughput.plan(strategy, flags, num_processes)
+    completed = pair(throughput.ours(work), throughput.other(throughput.of_trainer(work)))
     assert len(set(completed["ours"]["losses"])) == TINY["max_steps"] == len(completed["trainer"]["losses"])
     limit = acceptance.tolerance(work.config.precision)
     same = [name for name in throughput.SAME if (name, strategy, num_processes) != ("engine_class", "ddp", 1)]

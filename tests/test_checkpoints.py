@@ -17,10 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import killing
 import launching
 import psutil
 import pytest
-import soak
 import synthetic
 from accelerate import Accelerator
 
@@ -37,7 +37,7 @@ from study.training.checkpoints import Checkpoints
 from study.training.manifest import MANIFEST, Manifest
 
 # Beyond step 9, where DeepSpeed's Adam on the CPU has other powers of beta if it does not count its steps again.
-FLAGS = {**soak.SHORT, "max_steps": 14, "eval_every": 7, "micro_batch_size": 2}
+FLAGS = {**killing.SHORT, "max_steps": 14, "eval_every": 7, "micro_batch_size": 2}
 KILLED_AFTER = 11
 
 
@@ -290,8 +290,8 @@ def command(strategy: str, folder: Path, **flags) -> list[str]:
 
 def wait_for(step: int, folder: Path, is_running: Callable[[], bool]) -> None:
     """Wait until this step is in a run's steps."""
-    soak.wait(lambda: soak.steps(folder) >= step or not is_running(), launching.TIMEOUT_SECONDS, 0.005)
-    assert soak.steps(folder) >= step, f"it ended before step {step}, or was too slow"
+    killing.wait(lambda: killing.steps(folder) >= step or not is_running(), launching.TIMEOUT_SECONDS, 0.005)
+    assert killing.steps(folder) >= step, f"it ended before step {step}, or was too slow"
 
 
 def kill_after(step: int, strategy: str, folder: Path, **flags) -> None:
@@ -300,14 +300,14 @@ def kill_after(step: int, strategy: str, folder: Path, **flags) -> None:
     words = command(strategy, folder, **flags)
     process = subprocess.Popen(words, cwd=launching.ROOT, env=launching.environment(), **silent)
     wait_for(step, folder, lambda: process.poll() is None)
-    soak.kill_family(process.pid)
+    killing.kill_family(process.pid)
     process.wait()
 
 
 def fork_and_kill_after(step: int, strategy: str, folder: Path) -> None:
     def kill(launcher: int) -> None:
         wait_for(step, folder, lambda: psutil.pid_exists(launcher))
-        soak.kill_family(launcher)
+        killing.kill_family(launcher)
 
     launching.fork(find_strategy(strategy), 2, FLAGS, folder, meanwhile=kill)
 

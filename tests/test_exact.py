@@ -233,15 +233,6 @@ def test_a_loop_shows_an_order_only_if_the_other_one_has_other_bits():
     assert not orders.same_bits(first, second)
 
 
-@pytest.mark.slow
-@pytest.mark.launches
-def test_a_strategy_that_cannot_be_trained_could_not_be_checked_under_the_former_name_too():
-    completed = launching.attempt(["python", "-m", "study.exact", "--only", "fsdp2_cpu_offload", "--ranks", "2"])
-    assert completed.returncode == 3, completed.stdout + completed.stderr
-    assert "refused: FSDP2 offloads from a GPU" in completed.stdout
-    assert "`zero-study conformance --exact`" in completed.stderr
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [

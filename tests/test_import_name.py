@@ -115,14 +115,11 @@ def test_a_wheel(project, tmp_path):
         check(project, [*LAUNCH, "-m", f"zero_study.{words[0]}", *words[1:]], 2, place)
 
 
-# Each way to import a module gives the same one; the names of before are kept.
+# Each way to import a module gives the same one.
 NAMES = """
-import warnings, zero_study, {package}.{name}
+import zero_study, {package}.{name}
 from {package} import {name} as by_from
-with warnings.catch_warnings(record=True, action="always") as caught:
-    from {package}.engines import {name} as by_engines
-assert [warning.category for warning in caught] == [DeprecationWarning], caught
-assert {package}.{name} is by_from is by_engines, ({package}.{name}, by_from, by_engines)
+assert {package}.{name} is by_from, ({package}.{name}, by_from)
 assert by_from.__name__ == "{package}.{name}", by_from.__name__
 assert {package}.__version__ == zero_study.__version__ == "{version}"
 assert not hasattr(zero_study, "not_there")

@@ -13,10 +13,10 @@ import sys
 from pathlib import Path
 
 import fake_train
+import killing
 import launching
 import psutil
 import pytest
-import soak
 
 from study import processes
 from study.config import build_config
@@ -132,7 +132,7 @@ def running(folder: Path) -> list[int]:
 
 
 def wait_until(condition) -> None:
-    soak.wait(condition, 120, 0.02)
+    killing.wait(condition, 120, 0.02)
     assert condition()
 
 

@@ -157,7 +157,7 @@ def test_trainer_is_compared_in_what_is_left_of_the_slot(place, monkeypatch):
     item = AgainstTrainer("trainer", "bert-large", ("ddp", "zero2"), 2)
     compared = []
 
-    def compare(work, number, num_pairs, _):
+    def compare(work, number, num_pairs):
         compared.append((work.strategy.name, work.config.size, number))
         arm = {"wall_samples_per_second": 1.0, "step_samples_per_second": 1.0, "losses": [1.0]}
         arm |= {"proof": dict.fromkeys(throughput.SAME), "peak_samples_per_second": None}

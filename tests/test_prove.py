@@ -1012,20 +1012,6 @@ def test_strict_fails_if_faults_of_the_step_could_not_be_checked(monkeypatch):
     assert any("faults of the step" in note for note in proof()["notes"])
 
 
-def test_former_names_are_deprecated():
-    for former, name in prove._FORMER_NAMES.items():
-        with pytest.deprecated_call(match=name):
-            assert getattr(prove, former) is getattr(prove, name)
-    assert not hasattr(prove, "NotThere")
-    model, optimizer = make()
-    with pytest.deprecated_call(match="config="):
-        prove.watch(model, optimizer, asked={"gradient_clipping": 1.0})
-    train(model, optimizer, 4)
-    assert [(each["name"], each["value"]) for each in proof()["asked"]] == [("gradient_clipping", 1.0)]
-    with pytest.raises(TypeError, match="config="):
-        prove.watch(model, optimizer, config={}, asked={})
-
-
 @pytest.mark.parametrize("config", [{"fp16": {"enabled": True}}, {"bf16": {"enabled": True}}])
 def test_strict_fails_where_another_precision_was_asked(config):
     model, optimizer = make()

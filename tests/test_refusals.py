@@ -8,9 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import killing
 import psutil
 import pytest
-import soak
 import torch
 from launching import ROOT, attempt, command_line, environment, words
 
@@ -159,8 +159,8 @@ def test_interrupt(folder):
         command, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as front_door:
         try:
-            soak.wait(lambda: soak.steps(run_dir) >= 2 or front_door.poll() is not None, 120, 0.2)
-            assert (front_door.poll(), soak.steps(run_dir) >= 2) == (None, True)
+            killing.wait(lambda: killing.steps(run_dir) >= 2 or front_door.poll() is not None, 120, 0.2)
+            assert (front_door.poll(), killing.steps(run_dir) >= 2) == (None, True)
             processes = [front_door, *psutil.Process(front_door.pid).children(recursive=True)]
             assert len(processes) >= 4  # this one, the launcher and two ranks
             front_door.send_signal(signal.SIGTERM)

@@ -10,7 +10,6 @@ from pathlib import Path
 import fake_train
 import launching
 import pytest
-import soak_interruptions as interruptions
 
 from study import cli, files
 from study.errors import Refusal
@@ -324,27 +323,6 @@ def test_nohup_is_respected(ignored):
     )
     completed = launching.attempt(["python", "-c", code])
     assert completed.returncode == (0 if ignored else 130), completed.stderr
-
-
-@pytest.mark.launches
-@pytest.mark.measurements
-def test_benchmark_counts_what_differs(study, monkeypatch):
-    run(study, monkeypatch)
-    os.rename("runs", "one")
-    run(study, monkeypatch)
-    assert interruptions.differing(Path("one"), Path("runs")) == 0
-    digests = interruptions.finished_records(Path("one"))
-    assert len(digests) == 6
-    path = Path("runs/mine/bert-imdb-tiny-single-1x-seed0/steps.jsonl")
-    path.write_text(path.read_text().replace("0.69,", "0.6900000000000001,").replace("0.69}", "0.6900000000000001}"))
-    assert interruptions.differing(Path("one"), Path("runs")) == 1
-    path.with_name("record.json").unlink()
-    assert interruptions.differing(Path("one"), Path("runs")) == 1
-    wrong = dict.fromkeys(("changed", "processes_left", "last_exit_status", "differing"), 0)
-    good = {"finished_at_the_end": 12, "num_runs": 12, **wrong}
-    assert not interruptions.failed(good)
-    for bad in ({"finished_at_the_end": 11}, *({name: 1} for name in wrong)):
-        assert interruptions.failed({**good, **bad})
 
 
 @pytest.mark.launches

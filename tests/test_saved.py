@@ -342,13 +342,6 @@ def test_numbers_of_numpy_are_plain_data(tmp_path):
 # ---------------------------------------------------------------- refusals and limits
 
 
-@pytest.mark.launches
-def test_the_module_is_a_command_too(saved_folders):
-    for folder, status in (("base", 0), ("zero3-16bit", 1), ("not there", 2)):
-        completed = launching.python(["-m", "zero_study.saved", saved_folders / folder], launching.ROOT)
-        assert completed.returncode == status, completed.stderr
-
-
 @pytest.mark.parametrize("kind", ["nothing", "a file", "an empty folder"])
 def test_a_folder_without_a_checkpoint_is_refused(kind, tmp_path):
     folder = tmp_path / "folder"

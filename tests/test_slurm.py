@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import fake_train
+import killing
 import launching
 import pytest
 import slurm_cluster
-import soak
 from refusing import refusal
 from slurm_cluster import Cluster
 
@@ -137,7 +137,7 @@ def cluster(only_cluster: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def wait(is_so: Callable[[], bool], cluster: Cluster, seconds: float = launching.TIMEOUT_SECONDS) -> None:
-    soak.wait(is_so, seconds, 0.3)
+    killing.wait(is_so, seconds, 0.3)
     assert is_so(), cluster.ask("squeue")
 
 

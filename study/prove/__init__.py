@@ -10,8 +10,6 @@ It needs torch and the packages that the script itself imports.
 """
 
 import sys
-import warnings
-from typing import Any
 
 from ..errors import exit_if_missing
 
@@ -20,18 +18,3 @@ with exit_if_missing(is_command=sys.argv[:1] == ["-m"]):  # Python's word for it
     from .watching import callback, watch
 
 __all__ = ["ConfigMismatch", "KnownFault", "TrainingFault", "Unverified", "callback", "watch"]
-
-_FORMER_NAMES = {
-    "KnownBad": "KnownFault",
-    "NotAsAsked": "ConfigMismatch",
-    "NotChecked": "Unverified",
-    "TrainsWrong": "TrainingFault",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Return an exception of this package by its former name, which will be removed in the next release."""
-    if name not in _FORMER_NAMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn(f"prove.{name} is now prove.{_FORMER_NAMES[name]}.", DeprecationWarning, stacklevel=2)
-    return globals()[_FORMER_NAMES[name]]

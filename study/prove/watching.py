@@ -8,7 +8,6 @@ import itertools
 import json
 import os
 import sys
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -67,7 +66,6 @@ def watch(
     strict: bool = False,
     allow_known_bad: bool = False,
     output: str | Path = "proof.json",
-    asked: Request | None = None,
 ) -> None:
     """Verify how `model` and `optimizer` are built, and measure the third optimizer step from now.
 
@@ -76,14 +74,13 @@ def watch(
 
     `config` has the settings that you expect: an accelerate file, a DeepSpeed JSON, or a dict like a DeepSpeed JSON. If
     it is None, only the settings that the launcher or the script passed on count as requested. Rank 0 writes the result
-    to `output`, a JSON file. If a script makes several proofs, the second file is proof-2.json. `asked` is the former
-    name of `config`.
+    to `output`, a JSON file. If a script makes several proofs, the second file is proof-2.json.
 
     Raises KnownFault on every rank if this release of DeepSpeed is known to train such an engine wrongly, unless
     `allow_known_bad` is True. With `strict`, it also raises ConfigMismatch, TrainingFault and Unverified, and a
     training that ends before the checked step ends with exit status 1. Without `strict`, these are only printed.
     """
-    StepWatcher(strict, allow_known_bad, Path(output)).begin(model, optimizer, _renamed(config, asked), None)
+    StepWatcher(strict, allow_known_bad, Path(output)).begin(model, optimizer, config, None)
 
 
 def callback(
@@ -92,7 +89,6 @@ def callback(
     strict: bool = False,
     allow_known_bad: bool = False,
     output: str | Path | None = None,
-    asked: Request | None = None,
 ) -> Any:
     """Return a callback for the Trainer of transformers or TRL that does the same as `watch`.
 
@@ -100,8 +96,6 @@ def callback(
     Trainer's output folder.
     """
     from transformers import TrainerCallback
-
-    request = _renamed(config, asked)
 
     class Prove(TrainerCallback):
         def __init__(self) -> None:
@@ -119,7 +113,7 @@ def callback(
             def begin(module: torch.nn.Module, _: Any) -> None:
                 if model.training and any(part is model for part in module.modules()):
                     handle.remove()
-                    proof.begin(module, optimizer, request, args, num_left=state.max_steps - state.global_step)
+                    proof.begin(module, optimizer, config, args, num_left=state.max_steps - state.global_step)
 
             handle = register_module_forward_pre_hook(begin)
 
@@ -128,16 +122,6 @@ def callback(
                 self._watch.end()
 
     return Prove()
-
-
-def _renamed(config: Request | None, asked: Request | None) -> Request | None:
-    """Return the request, which may still be given by the argument's former name."""
-    if asked is None:
-        return config
-    if config is not None:
-        raise TypeError("asked= is the former name of config=. Give only config=.")
-    warnings.warn("asked= is now config=, and will be removed in the next release.", DeprecationWarning, stacklevel=3)
-    return asked
 
 
 class StepWatcher:

@@ -1,6 +1,8 @@
 """Check whether a saved model or checkpoint holds what was trained.
 
-from zero_study import saved (adapter,) = saved.read(Path("adapter")) # reads and checks; see adapter.findings
+from zero_study import saved
+
+(adapter,) = saved.read(Path("adapter"))  # reads and checks; see adapter.findings
 saved.compare(adapter, {"...lora_A.weight": tensor, ...}).different
 """
 

@@ -111,11 +111,6 @@ class Prediction:
         return None if price is None else price * self.box.num_gpus
 
     @property
-    def dollars_per_step(self) -> float | None:
-        """The price of an optimizer step on all GPUs in US dollars. None if the price of the GPU is unknown."""
-        return None if self.dollars_per_hour is None else self.dollars_per_hour / 3600 * self.step.total
-
-    @property
     def dollars_per_billion_tokens(self) -> float | None:
         price = self.box.gpu.price_per_hour
         return None if price is None else price / 3600 / self.tokens_per_second_per_gpu * 1e9

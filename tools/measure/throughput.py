@@ -1,7 +1,6 @@
-"""Compare the speed of this project's trainer with Hugging Face's Trainer, or with DeepSpeed alone, at the same work.
+"""Compare the speed of this project's trainer with Hugging Face's Trainer, at the same work.
 
-    python tools/measure/throughput.py [--against deepspeed] [--pairs 5] [--strategies ddp,zero2] [--size mini] \\
-        [--output FILE]
+    python tools/measure/throughput.py [--pairs 5] [--strategies ddp,zero2] [--size mini] [--output FILE]
     python tools/measure/throughput.py --work bert-large --strategies all --num-processes 1 --minutes 10 --output F
 
 There are two ratios, each this project's value divided by the other's. `wall`: samples per second from the end of the
@@ -27,7 +26,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import bare_deepspeed
 import click
 import hf_trainer
 import pairs
@@ -64,7 +62,6 @@ WORKS: dict[str, dict[str, Any]] = {
         "num_train_examples": 200,
     },
 }
-ENGINES = {"trainer": hf_trainer, "deepspeed": bare_deepspeed}
 SOME_MISSING = 3  # exit status, as that of `zero-study run`
 # What both engines must agree on, beside the losses; the rest of the proof is checked in each arm.
 SAME = ("world_size", "engine_class", "optimizer_class", "zero_stage", "reduce_bucket_size", "overlap_comm")
@@ -81,7 +78,6 @@ def measure(
     slot: Slot,
     command: str,
     pair_seconds: float = 0.0,
-    against: str = "trainer",
 ) -> int:
     """Run the pairs that the output lacks, print the ratios, and return the exit status.
 
@@ -91,7 +87,7 @@ def measure(
     flags |= {"size": size} if size else {}
     pairs.share_cores(num_processes or 2)
     names = hf_trainer.STRATEGIES if strategies == "all" else strategies.split(",")
-    planned = {name: plan(name, flags, num_processes, against) for name in names}
+    planned = {name: plan(name, flags, num_processes) for name in names}
     config = next(iter(planned.values())).config
     settings = config.model_dump(mode="json", exclude={"data_dir", "output_dir", "swap_dir"})
     head = {"command": command, "config": settings, "loss_tolerance": tolerance(config.precision)}
@@ -102,22 +98,21 @@ def measure(
             files.write_json(output, {**machine, **head, "strategies": results})
 
     try:
-        status = _compare_all(planned, against, num_pairs, slot, pair_seconds, results, keep)
+        status = _compare_all(planned, num_pairs, slot, pair_seconds, results, keep)
     finally:  # with the machine only now, because describing a GPU takes some of its memory
         if output and results:
             keep(**benchmark_header("throughput", command))
     if status != SOME_MISSING:
         for name, result in results.items():
             mfu = result["mfu"]
-            share = f"; MFU {100 * mfu['ours']:.1f} % against {100 * mfu[against]:.1f} %" if mfu else ""
+            share = f"; MFU {100 * mfu['ours']:.1f} % against {100 * mfu['trainer']:.1f} %" if mfu else ""
             ratios = f"wall {pairs.show(result['wall_ratio'])}, step {pairs.show(result['step_ratio'])}"
-            print(f"{name}: ours/{against} {ratios}{share}")
+            print(f"{name}: ours/trainer {ratios}{share}")
     return status
 
 
 def _compare_all(
     planned: dict[str, Run],
-    against: str,
     num_pairs: int,
     slot: Slot,
     longest: float,
@@ -135,7 +130,7 @@ def _compare_all(
             began = time.monotonic()
             slot.first_runs_regardless = False
             try:
-                pairs_done = [*pairs_done, compare(work, len(pairs_done) + 1, num_pairs, against)]
+                pairs_done = [*pairs_done, compare(work, len(pairs_done) + 1, num_pairs)]
             except RunFailed as failure:  # the strategies after it can be compared all the same
                 print(f"zero-study: {name}: {failure}", file=sys.stderr)
                 status = 1
@@ -156,11 +151,11 @@ def earlier(output: Path | None, head: dict[str, Any]) -> dict[str, Any]:
     return content["strategies"]
 
 
-def plan(strategy_name: str, flags: dict[str, Any], num_processes: int | None = None, against: str = "trainer") -> Run:
+def plan(strategy_name: str, flags: dict[str, Any], num_processes: int | None = None) -> Run:
     """Check that both arms can do this work. Raises Refusal."""
     work = pairs.plan(strategy_name, flags, num_processes)
     theirs = of_trainer(work)
-    ENGINES[against].check(theirs.config, theirs.strategy.name, theirs.world_size)
+    hf_trainer.check(theirs.config, theirs.strategy.name, theirs.world_size)
     return work
 
 
@@ -170,10 +165,10 @@ def of_trainer(work: Run) -> Run:
     return dataclasses.replace(work, strategy=read_by_name("single")) if alone else work
 
 
-def compare(work: Run, number: int, num_pairs: int, against: str) -> dict[str, Any]:
+def compare(work: Run, number: int, num_pairs: int) -> dict[str, Any]:
     """Run one pair of a strategy. Raises RunFailed if a run fails or if the two did not do the same work."""
     theirs = of_trainer(work)
-    arms = {"ours": functools.partial(ours, work), against: functools.partial(other, theirs, against)}
+    arms = {"ours": functools.partial(ours, work), "trainer": functools.partial(other, theirs)}
 
     def say(arm: str, pair: int, facts: dict[str, Any]) -> None:
         print(
@@ -190,16 +185,15 @@ def compare(work: Run, number: int, num_pairs: int, against: str) -> dict[str, A
 def reduced(pair: dict[str, Any], loss_tolerance: float, same: Sequence[str] = SAME) -> dict[str, Any]:
     """Reduce a pair to what is kept: rates, ratios and the difference of losses. Raises RunFailed as `compare` does."""
     arms = {arm: dict(facts) for arm, facts in pair.items() if arm != "order"}
-    (against,) = arms.keys() - {"ours"}
     proofs = {arm: {name: facts["proof"][name] for name in same} for arm, facts in arms.items()}
-    if proofs["ours"] != proofs[against]:
+    if proofs["ours"] != proofs["trainer"]:
         raise RunFailed(f"the arms do not do the same work: {proofs}")
-    losses = list(zip(arms["ours"]["losses"], arms[against]["losses"], strict=True))
+    losses = list(zip(arms["ours"]["losses"], arms["trainer"]["losses"], strict=True))
     differences = [abs(mine - theirs) / abs(theirs) for mine, theirs in losses]
     for step, difference in enumerate(differences, 1):
         if not difference <= loss_tolerance:
             mine, theirs = losses[step - 1]
-            mismatch = f"step {step} has loss {mine} in ours, {theirs} in {against}"
+            mismatch = f"step {step} has loss {mine} in ours, {theirs} in trainer"
             raise RunFailed(f"the arms do not do the same work: {mismatch}")
     for facts in arms.values():
         facts["final_loss"] = facts.pop("losses")[-1]
@@ -207,7 +201,7 @@ def reduced(pair: dict[str, Any], loss_tolerance: float, same: Sequence[str] = S
     entry = {"order": pair["order"], **arms, "largest_loss_difference": max(differences)}
     for kind in ("wall", "step"):
         rate = f"{kind}_samples_per_second"
-        entry[f"{kind}_ratio"] = arms["ours"][rate] / arms[against][rate]
+        entry[f"{kind}_ratio"] = arms["ours"][rate] / arms["trainer"][rate]
     return entry
 
 
@@ -218,7 +212,7 @@ def summarize(pairs_kept: list[dict[str, Any]]) -> dict[str, Any]:
     throughputs = [pair["ours"]["peak_samples_per_second"] for pair in pairs_kept]
     mfu = None
     if None not in throughputs:
-        common = pairs_kept[0].keys() & {"ours", *ENGINES}
+        common = pairs_kept[0].keys() & {"ours", "trainer"}
         rates = {arm: [pair[arm]["step_samples_per_second"] for pair in pairs_kept] for arm in common}
         mfu = {arm: statistics.median(rates[arm]) / throughputs[0] for arm in rates}
     return {"pairs": pairs_kept, **spread, "mfu": mfu}
@@ -245,8 +239,8 @@ def wall_samples_per_second(steps: list[dict[str, Any]], config: RunConfig) -> f
     return sum(step["samples"] for step in timed) / (timed[-1]["elapsed_seconds"] - warmed["elapsed_seconds"])
 
 
-def other(work: Run, against: str) -> dict[str, Any]:
-    """Run the program that is compared, on ranks of its own. Raises RunFailed and Refusal."""
+def other(work: Run) -> dict[str, Any]:
+    """Run Trainer, on ranks of its own. Raises RunFailed and Refusal."""
     environment = dict(os.environ)
     if work.strategy.name == "single":  # of several GPUs, Trainer would take all
         environment["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
@@ -254,15 +248,14 @@ def other(work: Run, against: str) -> dict[str, Any]:
         environment["WORLD_SIZE"] = str(work.world_size)
     with tempfile.TemporaryDirectory(prefix="zero-study-benchmark-") as folder:
         words = work.arguments()
-        program = [str(ENGINES[against].__file__), work.strategy.name, folder, *words]
-        work_name, limit = f"{against} under {work.strategy.name}", pairs.TIMEOUT_SECONDS
+        program = [str(hf_trainer.__file__), work.strategy.name, folder, *words]
+        work_name, limit = f"Trainer under {work.strategy.name}", pairs.TIMEOUT_SECONDS
         ranks = {"num_ranks": work.world_size, "environment": environment}
         answers = processes.run_ranks(program, work_name, timeout_seconds=limit, **ranks)
     return next(answer for answer in answers if answer)
 
 
 @click.command()
-@click.option("--against", type=click.Choice(tuple(ENGINES)), default="trainer", help="what ours is compared with")
 @click.option("--pairs", "num_pairs", type=click.IntRange(1), default=5, help="pairs of runs per strategy")
 @click.option("--strategies", default="ddp,zero2", metavar="NAMES", help="some, with commas between, or all")
 @click.option("--work", type=click.Choice(tuple(WORKS)), default="small", help="what is trained")
@@ -272,7 +265,7 @@ def other(work: Run, against: str) -> dict[str, Any]:
 @click.option("--data-dir", type=click.Path(path_type=Path), help="folder with imdb/ and tokenizers/")
 @click.option("--output", type=click.Path(path_type=Path), help="JSON file to write, or to complete")
 def main(minutes: int | None, **options: Any) -> None:
-    """Compare the training loop with Hugging Face's Trainer, or with DeepSpeed alone, at the same work.
+    """Compare the training loop with Hugging Face's Trainer, at the same work.
 
     Exit status: 0 if every pair was compared, 1 if a strategy failed, 3 if pairs remain for the next call (--minutes).
     """
@@ -286,8 +279,7 @@ def main(minutes: int | None, **options: Any) -> None:
 
 def recorded(options: dict[str, Any]) -> str:
     """Return the command line for the result's file, without its output, its time limit and folders of this machine."""
-    options_told = {"against": "deepspeed"} if options.get("against") == "deepspeed" else {}
-    options_told |= {"pairs": options["num_pairs"]}
+    options_told = {"pairs": options["num_pairs"]}
     options_told |= {name: options[name] for name in ("strategies", "work", "size", "num_processes")}
     options_told |= {"data_dir": "DIR"} if options["data_dir"] else {}
     return " ".join(["python tools/measure/throughput.py", *as_words(options_told)])

@@ -1,17 +1,13 @@
-"""Functions that all soak tests share: steps of a run, waiting, killing processes, and results of earlier calls."""
+"""Functions for tests that kill a training: its steps so far, waiting, and killing a process with its children."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
-
-from study import files
-from study.records.machine import benchmark_header
 
 # A short training whose steps lie in the middle of an epoch, too.
 SHORT: dict[str, Any] = {
@@ -38,14 +34,3 @@ def kill_family(number: int) -> None:
     for member in family:
         member.kill()
     psutil.wait_procs(family, timeout=30)
-
-
-def kept(output: Path | None, name: str) -> Any:
-    """Return what an earlier call wrote under this name, or an empty list."""
-    return json.loads(output.read_text())[name] if output and output.exists() else []
-
-
-def keep(output: Path | None, name: str, command: str, **content: Any) -> None:
-    """Write the file of `--output`, with a header that describes the benchmark and the machine."""
-    if output:
-        files.write_json(output, {**benchmark_header(name, command), **content})
