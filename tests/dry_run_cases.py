@@ -25,7 +25,7 @@ from study.errors import Refusal
 from study.files import ROOT
 from study.ranks import forks
 from study.strategy import file
-from study.strategy.in_theory import engine_of_strategy
+from study.strategy.theory_engine import engine_of_strategy
 from study.theory import peaks
 from study.theory.engine import Engine, StepConfig
 

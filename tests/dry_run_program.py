@@ -20,16 +20,16 @@ import torch.distributed as dist
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 from study import files
+from study.accuracy import published_rows
 from study.dryrun import deadlock, script, trace, world
 from study.dryrun.models import of_shape
 from study.dryrun.traced import check_traceable
 from study.dryrun.tracker import Call
 from study.engines import extensions
 from study.errors import Refusal
-from study.planner import published_rows
 from study.ranks import forks
 from study.strategy import file
-from study.strategy.in_theory import engine_of_strategy
+from study.strategy.theory_engine import engine_of_strategy
 from study.theory import measured_by_others, peaks, shapes
 from study.theory.engine import StepConfig
 from study.theory.model_states import StatePart

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import samples
 
+from study import run_in_theory
 from study.config import RunConfig, build_config
 from study.errors import Refusal
 from study.files import ROOT
 from study.planner import Request, advice_text, advise, choose, launch
 from study.records.find import find
-from study.strategy import in_theory
 from study.strategy.file import read_by_name
 from study.theory import (
     adapters,
@@ -501,8 +501,8 @@ def test_frozen_embeddings_are_not_gathered_again_in_the_backward_pass() -> None
     assert len(adapted) == 3
     for record in adapted:
         config = RunConfig.model_construct(**record.config)
-        shape, engine = in_theory.of_run(config, read_by_name("zero3_tuned"), 2)
-        expected = communication.collectives(engine, shape, in_theory.job_of(config, 2, "cpu"))
+        shape, engine = run_in_theory.of_run(config, read_by_name("zero3_tuned"), 2)
+        expected = communication.collectives(engine, shape, run_in_theory.job_of(config, 2, "cpu"))
         sizes = [sum(each.moved_bytes for each in result) for result in (expected, record.collectives_per_step or [])]
         assert sizes[0] == pytest.approx(sizes[1], rel=0.01)
 
@@ -695,13 +695,13 @@ def test_zero3_is_refused_if_it_cannot_load_quantized_weights() -> None:
 def test_a_study_with_adapters_is_predicted_with_them():
     whole, adapter = (build_config(workload="gpt-wikitext", size="1.5b", lora_rank=rank) for rank in (None, 16))
     zero2 = read_by_name("zero2_tuned")
-    (shape, engine), (adapted, _) = (in_theory.of_run(config, zero2, 8) for config in (whole, adapter))
+    (shape, engine), (adapted, _) = (run_in_theory.of_run(config, zero2, 8) for config in (whole, adapter))
     assert adapters.num_trainable(adapted) == 48 * 16 * (1600 + 3 * 1600)  # the matrix for query, key and value
-    job = in_theory.job_of(adapter, 8, "gpu")
+    job = run_in_theory.job_of(adapter, 8, "gpu")
     assert peaks.peak(adapted, engine, job).total < 0.7 * peaks.peak(shape, engine, job).total
 
 
 def test_a_target_that_no_module_has_is_refused_before_a_run():
     config = build_config(workload="gpt-wikitext", lora_rank=16, lora_target="q_proj")
     with pytest.raises(Refusal, match="q_proj"):
-        in_theory.of_run(config, read_by_name("ddp"), 2)
+        run_in_theory.of_run(config, read_by_name("ddp"), 2)

@@ -17,16 +17,17 @@ import pytest
 import yaml
 from refusing import refusal
 
-from study import cli, files, planner
+from study import cli, files, planner, run_in_theory
+from study.accuracy import published_rows
 from study.config import build_config
 from study.dryrun.traced import Traced
 from study.errors import Refusal
-from study.planner import Request, advice_text, choose, published_rows
+from study.planner import Request, advice_text, choose
 from study.planner import request as requests
 from study.planner.trace import trace_options
 from study.records import schema
 from study.running import predictions, studies
-from study.strategy import file, in_theory
+from study.strategy import file, theory_engine
 from study.theory import hardware, measured_by_others, peaks, prediction
 from study.theory.engine import LossKernel
 from study.theory.shapes import config_json
@@ -406,10 +407,10 @@ def test_is_what_the_planner_says(tmp_path):
     study = study_of(tmp_path, f"  - {{flags: {{{flags}}}, strategies: [zero2]}}")
     (one,) = predictions.predict_study(study, "h100", 8).predictions
     config = build_config(**yaml.safe_load(f"{{{flags}}}"), data="hub")
-    shape = in_theory.shape_of(config)
-    engine = in_theory.engine_of_strategy(file.read_strategy(file.find_strategy("zero2")), 768, 2, "bf16")
+    shape = run_in_theory.shape_of(config)
+    engine = theory_engine.engine_of_strategy(file.read_strategy(file.find_strategy("zero2")), 768, 2, "bf16")
     box = hardware.typical_box(hardware.find_gpu("h100-sxm"), 2)  # of two, though the box has eight
-    expected = prediction.predict(shape, engine, in_theory.job_of(config, 2, "gpu"), box)
+    expected = prediction.predict(shape, engine, run_in_theory.job_of(config, 2, "gpu"), box)
     assert shape.vocabulary == 50257  # the published tokenizer's, as the study trains with
     assert one.num_params == shape.num_params
     assert (one.micro_batch_size, one.gradient_accumulation_steps) == (4, 2)

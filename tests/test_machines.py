@@ -31,7 +31,7 @@ from study.records.laboratory import LABORATORY
 from study.records.schema import Network
 from study.run import make_run
 from study.running import launch, outcome, plan, studies
-from study.strategy import in_theory
+from study.strategy import theory_engine
 from study.strategy.file import read_by_name
 from study.theory import communication, hardware, shapes, step_time
 from study.theory.communication import ExpectedCollective, on_wire
@@ -403,7 +403,7 @@ def test_the_planner_sends_between_nodes_what_rings_send_between_machines(name, 
     gpu = replace(hardware.find_gpu("a100-80gb"), link_bandwidth=1e30)
     box = Cluster(gpu, 4, gpus_per_node=2, node_bandwidth=1e9)
     shape = shapes.find("gpt2")
-    chosen = in_theory.advised_engine(read_by_name(name), shape.hidden, 4, "bf16")
+    chosen = theory_engine.advised_engine(read_by_name(name), shape.hidden, 4, "bf16")
     job = StepConfig(micro_batch_size=1, sequence_length=128)
     speed = SimpleNamespace(constants=SimpleNamespace(hop_seconds=0.0))
     moved = step_time._communication(shape, chosen, job, box, speed)

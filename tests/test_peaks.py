@@ -9,12 +9,12 @@ from pathlib import Path
 import launching
 import pytest
 
+from study.accuracy import published_rows
 from study.compare import memory_views
 from study.compare import predicted as view
-from study.planner import published_rows
 from study.records import find as records
 from study.records.schema import Record
-from study.strategy import file, in_theory
+from study.strategy import file, theory_engine
 from study.theory import hardware, measured_by_others, peaks, prediction, shapes
 from study.theory.engine import Engine, StepConfig
 
@@ -163,7 +163,7 @@ def test_the_engine_of_a_file_is_the_engine_that_was_proved():
     for (name, precision, world_size), r in proved.items():
         chosen = file.read_strategy(file.find_strategy(name))
         hidden = view.shape_of(r).hidden
-        expected = in_theory.engine_of_strategy(chosen, hidden, world_size, precision)
+        expected = theory_engine.engine_of_strategy(chosen, hidden, world_size, precision)
         message = dataclasses.replace(view.engine_of(r), sub_group_size=expected.sub_group_size)
         assert message == expected, name
 

@@ -11,7 +11,7 @@ import public_predictions
 import pytest
 from subjects import public_logs
 
-from study.planner import public_errors
+from study.accuracy import public_errors
 from study.public_runs import archive
 from study.theory import measured_by_others
 

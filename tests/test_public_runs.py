@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from study.accuracy import public_errors
 from study.compare import public_comparisons, public_pairs, public_table
 from study.compare.public_comparisons import Comparison, Evaluations, Group
 from study.compare.public_pairs import PairedComparison
 from study.errors import Refusal
-from study.planner import public_errors
 from study.public_runs import archive, folder, quantities
 from study.public_runs.schema import PublicRun, Series, Setting, Source
 from study.report import public_figures

@@ -9,11 +9,11 @@ from typing import get_args
 import pytest
 from refusing import refusal
 
-from study import cli
+from study import cli, run_in_theory
 from study.config import build_config
 from study.errors import Refusal
 from study.planner import Request, assumptions, choose
-from study.strategy import file, in_theory
+from study.strategy import file
 from study.theory import peaks, prediction, shapes, stacks
 from study.theory.engine import Engine, OptimizerKernel, StepConfig
 from study.theory.stacks import DEFAULT_STACK, STACKS, Stack, StackName
@@ -74,12 +74,12 @@ def test_the_stack_of_this_project_is_what_its_trainer_runs():
         chosen = file.read_by_name(name)
         if not chosen.zero_stage and chosen.distributed_type != "FSDP":
             continue
-        shape, trained = in_theory.of_run(config, chosen, 8)
+        shape, trained = run_in_theory.of_run(config, chosen, 8)
         requested = Request("a100-80gb", 8, stack="study", precision="bf16")
         advised = choose.engine_for(shape, requested, chosen, 8)
         assert dataclasses.replace(advised, replicas=trained.replicas) == trained
     job = Request("a100-80gb", 8, stack="study").job()
-    trained_job = in_theory.job_of(config, 8, "gpu")
+    trained_job = run_in_theory.job_of(config, 8, "gpu")
     assert (job.kernels, job.attention, job.loss) == (trained_job.kernels, trained_job.attention, trained_job.loss)
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import planner_accuracy
 import pytest
 
+from study.accuracy import published_rows
 from study.compare import predicted
-from study.planner import published_rows
 from study.records import find as records
 from study.theory import communication, computation, hardware, intervals, measured_by_others, shapes, step_time
 from study.theory.engine import Engine, StepConfig

@@ -27,7 +27,7 @@ from study.records import schema
 from study.records.schema import Proof, Record
 from study.run import Run, make_run
 from study.running import checks
-from study.strategy import file, in_theory
+from study.strategy import file, theory_engine
 from study.strategy import shipped as names
 from study.strategy.file import find_strategy, read_by_name, read_strategy
 from study.theory import peaks, shapes
@@ -275,7 +275,7 @@ def test_sizes_may_be_whole_floats(tmp_path, monkeypatch):
     path = beside(tmp_path, monkeypatch, "zero3_tuned", "")
     for written in (sizes, as_integers):
         path.with_suffix(".json").write_text(json.dumps({ZERO: {"stage": 3, **written}}))
-        engines.append(in_theory.engine_of_strategy(read_strategy(path), 8192, 64, "bf16"))
+        engines.append(theory_engine.engine_of_strategy(read_strategy(path), 8192, 64, "bf16"))
     assert engines[0] == engines[1]
     shape = shapes.find("llama-2-70b")
     assert (

@@ -14,7 +14,7 @@ from study import files
 from study.compare import predicted
 from study.records import steps
 from study.running.memory_limits import THRESHOLD
-from study.strategy import file, in_theory
+from study.strategy import file, theory_engine
 from study.theory.model_states import STATE_PARTS
 
 pytestmark = pytest.mark.launches
@@ -70,7 +70,7 @@ def test_ddps_buckets_are_measured_and_are_the_gradients_where_these_are_views()
     for name, stepping, view in (("ddp", 4, False), ("ddp_tuned", 0, True)):
         facts = launching.run(name, **CLIPPED).record
         assert facts.proof.gradient_as_bucket_view is view
-        assert predicted.engine_of(facts) == in_theory.engine_of_strategy(file.read_by_name(name), 128, 2, "fp32")
+        assert predicted.engine_of(facts) == theory_engine.engine_of_strategy(file.read_by_name(name), 128, 2, "fp32")
         for rank, later in zip(facts.model_state_bytes, facts.resting_state_bytes, strict=True):
             assert rank.gradients == 4 * facts.num_params
             assert rank.communication_buffers == stepping * facts.num_params

@@ -18,6 +18,7 @@ from ..verdict import FOUND, REFUSED, SOUND, UNKNOWN, Verdict
 # meaning. New keys may come at any time.
 VERSIONS = {
     "advise": 1, "check": 1, "claims": 1, "compare": 1, "conformance": 1, "diff": 1, "doctor": 1, "dry-run": 1,
+    "exact": 1,
     "import": 1, "plan": 1, "predict": 1, "prove": 1, "saved": 1, "upgrade": 1, "why": 1,
 }  # fmt: skip
 PREFIX = "zero-study/"  # of the name of a schema

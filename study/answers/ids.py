@@ -15,8 +15,8 @@ IDS = {
     "conformance/crashed-cell": "The training of a configuration ended with an error.",
     "conformance/known-failure": "A configuration has a failure that the file of --known already contains. This is a "
     "note.",
-    "conformance/other-bits": "The bits of an exact training differ from those of the reference.",
-    "conformance/unseen-fault": "The comparison missed a fault that was planted in an exact training on purpose.",
+    "exact/other-bits": "The bits of an exact training differ from those of the reference.",
+    "exact/unseen-fault": "The comparison missed a fault that was planted in an exact training on purpose.",
     "conformance/wrong-training": "A configuration trains differently from the reference, which uses no engine.",
     "diff/different-batch": "The batches of the two trainings differ.",
     "diff/different-clipped-gradient": "A gradient after clipping differs between the two trainings.",

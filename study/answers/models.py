@@ -379,19 +379,24 @@ class CompareAnswer(Answer):
 
 
 class ConformanceAnswer(Answer):
-    """The output of `conformance --json`. With --exact, the results are in the key `exact_cells` instead of `cells`."""
+    """The output of `conformance --json`."""
 
-    is_exact: bool
     versions: dict[str, str | None]
     cells: dict[str, dict[str, Any]] = {}
     seconds: dict[str, float] = {}
     python: str | None = None
     num_cores: int | None = None
     examined_at: str | None = None
-    problem: dict[str, Any] | None = None
-    sha256: dict[str, str] | None = None
-    exact_cells: list[dict[str, Any]] = []
-    faults: list[dict[str, Any]] = []
+
+
+class ExactAnswer(Answer):
+    """The output of `exact --json`."""
+
+    versions: dict[str, str | None]
+    problem: dict[str, Any]
+    sha256: dict[str, str]
+    cells: list[dict[str, Any]]
+    faults: list[dict[str, Any]]
 
 
 class Difference(Closed):
@@ -591,7 +596,7 @@ class WhyAnswer(Answer):
 ANSWERS: dict[str, type[Answer]] = {
     "advise": AdviseAnswer, "check": CheckAnswer, "claims": ClaimsAnswer, "compare": CompareAnswer,
     "conformance": ConformanceAnswer, "diff": DiffAnswer, "doctor": DoctorAnswer, "dry-run": DryRunAnswer,
-    "import": ImportAnswer, "plan": PlanAnswer,
+    "exact": ExactAnswer, "import": ImportAnswer, "plan": PlanAnswer,
     "predict": PredictAnswer, "prove": ProveAnswer, "saved": SavedAnswer, "upgrade": UpgradeAnswer, "why": WhyAnswer,
 }  # fmt: skip
 

@@ -16,7 +16,7 @@ import click
 
 from study import __version__, command_line
 from study.answers.envelope import Answer
-from study.cli import check, compare, maintain, plan, project, public, train
+from study.cli import check, claims, compare, exact, maintain, plan, project, public, train
 from study.cli.options import Command
 from study.errors import Refusal, describe_usage
 from study.verdict import Verdict
@@ -36,7 +36,7 @@ GROUPS = {
     "Compare": _Group((*compare.COMMANDS, *public.COMMANDS), "zero-study compare runs"),
     "Plan": _Group(plan.COMMANDS, "zero-study advise --model gpt2-xl --gpu a100-80gb --gpus 8"),
     "Check": _Group(
-        (*check.COMMANDS, *project.CHECKS),
+        (*check.COMMANDS, *exact.COMMANDS, *claims.COMMANDS, *project.CHECKS),
         "zero-study doctor my_deepspeed.json",
     ),
     "Maintain": _Group((*maintain.COMMANDS, *project.COMMANDS), "zero-study pack runs/smoke my-box.zip"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +16,6 @@ from study import files, progress, terminal
 from study.cli.options import PATH, TRAINING, Statuses, command, json_option, require
 from study.command_line import NUMBER
 from study.errors import Refusal, install_command
-from study.files import require_clone
 from study.strategy import file
 from study.verdict import NotChecked, Verdict
 
@@ -429,13 +427,10 @@ def _saved(
 @command(
     "conformance",
     statuses=Statuses(
-        "every configuration that was compared is right, or a known failure (with --exact: every training has the bits "
-        "of the reference, and every planted fault was found)",
-        "a configuration is wrong or crashed (with --exact: the bits of a training differ, or a planted fault was not "
-        "found)",
+        "every configuration that was compared is right, or a known failure",
+        "a configuration is wrong or crashed",
         "the request is refused",
-        "no configuration could be compared, or a configuration that is right in the file of --known is refused now "
-        "(with --exact: a strategy that --only names could not be trained)",
+        "no configuration could be compared, or a configuration that is right in the file of --known is refused now",
     ),
 )
 @click.option(
@@ -443,30 +438,9 @@ def _saved(
     multiple=True,
     metavar="TEXT",
     help="Check only the configurations whose names contain this text. The text plain selects the configurations "
-    "without a special feature. With --exact: train only these strategies, separated by commas. The option can be "
-    "repeated. [default: all]",
+    "without a special feature. The option can be repeated. [default: all]",
 )
 @click.option("--ranks", metavar="NUMBERS", help="Numbers of processes, separated by commas. [default: 1,2]")
-@click.option(
-    "--exact",
-    is_flag=True,
-    help="Train a model whose sums are never rounded, with every strategy of this project, and compare every bit.",
-)
-@click.option("--quick", is_flag=True, help="With --exact: train only five strategies, on two and three processes.")
-@click.option(
-    "--faults",
-    "with_faults",
-    is_flag=True,
-    help="With --exact: also train with deliberate faults, and check that each fault is found.",
-)
-@click.option(
-    "--fault",
-    "fault_names",
-    multiple=True,
-    metavar="TEXT",
-    help="With --exact: train only with the deliberate faults whose names contain this text. The option can be "
-    "repeated.",
-)
 @click.option(
     "--release",
     "package_versions",
@@ -495,10 +469,6 @@ def _saved(
 def _conformance(
     only: tuple[str, ...],
     ranks: str | None,
-    exact: bool,
-    quick: bool,
-    with_faults: bool,
-    fault_names: tuple[str, ...],
     package_versions: tuple[str, ...],
     known: Path | None,
     optimizers: tuple[str, ...],
@@ -510,30 +480,9 @@ def _conformance(
 
     The command trains a small model in every configuration that the engines offer, and compares each training with a
     reference that uses no engine. It runs on a CPU and takes some minutes.
-
-    With --exact, the model is made so that no sum is rounded. Every gradient, weight and momentum must be bitwise equal
-    to that of a reference, which computes in integers. With --exact, the default of --ranks is 1,2,3,4,8.
     """
-    of_exact = {"--quick": quick, "--faults": with_faults, "--fault": fault_names}
-    of_matrix = {
-        "--release": package_versions, "--known": known, "--optimizer": optimizers, "--adapters": adapters
-    }  # fmt: skip
-    if given := [flag for flag, value in (of_matrix if exact else of_exact).items() if value]:
-        raise Refusal(
-            f"{given[0]} and --exact cannot be combined. Remove one of them."
-            if exact
-            else f"{given[0]} is an option of the exact trainings. Add --exact, or remove {given[0]}."
-        )
     if output is not None:
         files.require_folder(output)
-    if exact:
-        require(*TRAINING, "deepspeed")
-        from study.exact import command as exact_command
-
-        return exact_command.run(
-            quick=quick, only=only, ranks=ranks, with_faults=with_faults, fault_names=fault_names, output=output,
-            as_json=as_json,
-        )  # fmt: skip
     require(*TRAINING[:1], "deepspeed")
     from study.conformance import json_answer, matrix, matrix_file, releases, results
 
@@ -624,81 +573,6 @@ def _chosen_optimizers(names: tuple[str, ...]) -> list[str]:
                 f"with {install_command('optimizers')}, or name other optimizers."
             )
     return chosen
-
-
-@command(
-    "claims",
-    statuses=Statuses(
-        "the answer was printed (with --check or --write: every verdict follows from the records)",
-        "with --check or --write, a verdict does not follow from the records, or differs from the verdict that the "
-        "ledger states for a sentence",
-        "the request is refused",
-        "with --check or --write, a claim could not be decided because its records are absent",
-    ),
-)
-@click.argument("name", required=False, metavar="[SOURCE|CLAIM]", help="The name of a source, or of a claim.")
-@click.option("--search", metavar="WORDS", help="List the published sentences that contain all these words.")
-@json_option
-@click.option(
-    "--check",
-    is_flag=True,
-    help="Decide every claim again, and list the verdicts that differ from the committed verdicts.",
-)
-@click.option("--write", is_flag=True, help="Decide every claim again, and write the new verdicts.")
-def _claims(name: str | None, search: str | None, as_json: bool, check: bool, write: bool) -> Verdict | Answer | None:
-    """Show the verdicts on published claims.
-
-    With the name of a source or of a claim, the command prints the verdicts on it. Without a name, it prints a summary
-    of all publications whose claims were checked.
-    """
-    from study.claims import in_terminal, json_answer
-
-    if sum([check, write, search is not None]) > 1 or ((check or write or search is not None) and name):
-        raise Refusal(
-            "--check, --write and --search cannot be combined with each other, or with the name of a claim. Give "
-            "only one of these options."
-        )
-    if check or write:
-        require_clone("the records by which claims are decided")
-        require("pandas", "scipy")
-        with progress.after_two_seconds("Deciding every claim again from the committed records"):
-            return _decide_claims(write, as_json)
-    if as_json:
-        return json_answer.of_sentences(name, search)
-    print(in_terminal.text(name) if search is None else in_terminal.search(search))
-    return None
-
-
-def _decide_claims(write: bool, as_json: bool) -> Verdict | Answer:
-    from study.claims import corrections_page, json_answer, ledger, verdicts
-
-    missing: dict[str, str] = {}
-    sources, now = ledger.read(), verdicts.decide_all(missing=missing)
-    if write and missing:
-        name, reason = next(iter(missing.items()))
-        raise Refusal(
-            f"{len(missing)} claims could not be decided, {name} among them ({reason}). Nothing was written, because "
-            "the verdicts on these claims would be lost. Restore the records."
-        )
-    if write:
-        verdicts.write(now)
-        corrections_page.write()
-        print(f"Wrote {len(now)} verdicts to {verdicts.VERDICTS}.")
-    committed = {name: verdict for name, verdict in verdicts.read().items() if name not in missing}
-    wrong = verdicts.disagreeing(sources, now) | verdicts.outdated(committed, now)
-    verdict = verdicts.check(now, wrong, missing)
-    if as_json:
-        return json_answer.of_check(verdict, wrong)
-    if wrong:
-        print(f"{len(wrong)} of {len(now)} claims differ from their committed verdicts:")
-    elif now and not missing:
-        print(f"All {len(now)} committed verdicts follow from the records.")
-    for name, difference in wrong.items():
-        print(terminal.wrap(f"{name}: {difference}", "  ", "    "))
-    print(terminal.wrap(f"Checked: {verdict.coverage()}."))
-    for reason, number in Counter(missing.values()).most_common():
-        print(terminal.wrap(f"{terminal.count(number, 'claim')} could not be decided: {reason}.", "  ", "    "))
-    return verdict
 
 
 @command(
@@ -793,4 +667,4 @@ def _standard_input() -> Iterator[str]:
         yield line.decode("utf-8", errors="replace")
 
 
-COMMANDS = (_doctor, _prove, _dry_run, _upgrade, _diff, _saved, _conformance, _claims, _why)
+COMMANDS = (_doctor, _prove, _dry_run, _upgrade, _diff, _saved, _conformance, _why)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from study.cli.options import A_STUDY, PATH, TRACING, Statuses, command, json_option, require
-from study.command_line import NUMBER, Option, given, options_of
+from study.cli.options import PATH, TRACING, Statuses, command, require
+from study.command_line import Option, given, options_of
 from study.errors import Refusal
 from study.planner.request import GPUS, WORK, Request
 from study.progress import after_two_seconds
@@ -408,35 +408,4 @@ def _advise_by_traces(model: str, request: Request) -> Advice:
     return planner.advise(model, request, functools.partial(trace_options, trace_step))
 
 
-@command("predict", statuses=Statuses("the predictions were written"))
-@click.argument("study", required=False, help=A_STUDY)
-@click.option("--gpu", metavar="NAME", help="Kind of GPU, as in `zero-study advise`.")
-@click.option("--gpus", "num_gpus", type=NUMBER, help="Number of GPUs. [default: 1]")
-@click.option("--output", type=PATH, default="reports/predicted", help="Folder to write to.")
-@json_option
-def _predict(study: str | None, gpu: str | None, num_gpus: int | None, output: Path, as_json: bool) -> Answer | None:
-    """Predict a study's runs on other GPUs.
-
-    The command writes predicted memory and time to a JSON file. Without a study, it writes all predictions of the
-    project's reports.
-    """
-    from study.running import json_answer, predictions, studies
-
-    if study is None:
-        if gpu or num_gpus:
-            raise Refusal(
-                "--gpu and --gpus need a study. Name a study, or remove both options to write all predictions of the "
-                "reports."
-            )
-        paths = predictions.write_all(output)
-    elif gpu is None:
-        raise Refusal("--gpu is missing. For instance, write `zero-study predict STUDY --gpu a100-80gb --gpus 8`.")
-    else:
-        paths = [predictions.write(output, predictions.predict_study(studies.find(study), gpu, num_gpus or 1))]
-    if as_json:
-        return json_answer.of_predictions(paths)
-    print("\n".join(f"Wrote {path}" for path in paths))
-    return None
-
-
-COMMANDS = (_advise, _predict)
+COMMANDS = (_advise,)

@@ -16,7 +16,7 @@ KNOWN = "conformance/known-failure"  # a cell that failed in the same way in the
 
 def of(matrix: Mapping[str, Any], verdict: Verdict, earlier: Mapping[str, Any] | None = None) -> Answer:
     """Return the answer for a conformance matrix. `earlier` is the matrix that --known names."""
-    return envelope.answer("conformance", verdict, findings(matrix, earlier), {**matrix, "is_exact": False})
+    return envelope.answer("conformance", verdict, findings(matrix, earlier), matrix)
 
 
 def findings(matrix: Mapping[str, Any], earlier: Mapping[str, Any] | None = None) -> Iterator[envelope.Finding]:

@@ -1,4 +1,4 @@
-"""Implement `zero-study conformance --exact`: train the exact problem with every strategy, and compare the bits.
+"""Implement `zero-study exact`: train the exact problem with every strategy, and compare the bits.
 
 Every strategy trains the same batches on 1, 2, 3, 4 and 8 processes of this machine's CPU, with and without gradient
 accumulation. Every sum is exact in fp32, so all of them must end with the bits of a reference in Python's integers.

@@ -1,4 +1,4 @@
-"""Make what `zero-study conformance --exact --json` prints."""
+"""Make what `zero-study exact --json` prints."""
 
 from __future__ import annotations
 
@@ -12,16 +12,12 @@ from study.verdict import Verdict
 if TYPE_CHECKING:
     from study.exact.runner import Outcome
 
-OTHER_BITS, UNSEEN = "conformance/other-bits", "conformance/unseen-fault"
+OTHER_BITS, UNSEEN = "exact/other-bits", "exact/unseen-fault"
 
 
 def of(verdict: Verdict, outcomes: Sequence[Outcome], faulty: Sequence[Outcome], content: Mapping[str, Any]) -> Answer:
-    """Return the answer for exact trainings. `content` is what --output writes.
-
-    The list of cells in `content` becomes `exact_cells`.
-    """
-    fields = {("exact_cells" if key == "cells" else key): value for key, value in content.items()}
-    return envelope.answer("conformance", verdict, findings(outcomes, faulty), {**fields, "is_exact": True})
+    """Return the answer for exact trainings. `content` is what --output writes."""
+    return envelope.answer("exact", verdict, findings(outcomes, faulty), content)
 
 
 def findings(outcomes: Sequence[Outcome], faulty: Sequence[Outcome]) -> Iterator[envelope.Finding]:

@@ -15,7 +15,7 @@ from study import command_line, terminal
 from study.dryrun.traced import Traced
 from study.errors import Refusal, refusing
 from study.planner.request import CHECKPOINTED, Request, find_model
-from study.strategy import in_theory
+from study.strategy import theory_engine
 from study.strategy.file import Strategy
 from study.theory import adapters, hardware, intervals, peaks, prediction, shapes
 from study.theory.engine import Engine, PrecisionClass, StepConfig
@@ -612,7 +612,7 @@ def engine_for(shape: ModelShape, request: Request, chosen: Strategy, num_gpus: 
         # A model that is loaded in 16 bits trains without fp32 master weights, and any other one under autocast. With
         # adapters, it always trains under autocast, and the adapter's `frozen` is the type of the frozen weights.
         precision = "pure-bf16" if precision == "bf16" and settings.weights == "16-bit" else precision
-    engine = in_theory.advised_engine(chosen, shape.hidden, num_gpus, precision, settings.grad_accum_dtype)
+    engine = theory_engine.advised_engine(chosen, shape.hidden, num_gpus, precision, settings.grad_accum_dtype)
     engine = dataclasses.replace(
         settings.applied(engine), optimizer=request.optimizer, replicas=request.replicas(chosen, num_gpus)
     )

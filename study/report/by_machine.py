@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from study import planner
+from study.accuracy import published_rows
 from study.compare.predicted import shape_of
 from study.engines.strategy_names import StrategyName
 from study.files import ROOT
-from study.planner import choose, published_rows
+from study.planner import choose
 from study.planner.choose import Advice, StrategyPrediction
 from study.report import tables
 from study.report.captions import Head, joined

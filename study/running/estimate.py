@@ -7,12 +7,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from study import terminal
+from study import run_in_theory, terminal
 from study.config import RunConfig
 from study.records.machine import FORKED
 from study.records.schema import Outcome, Record
 from study.run import Run
-from study.strategy import file, in_theory
+from study.strategy import file
 from study.theory import hardware, model_states, peaks, prediction
 from study.theory.hardware import Gpu
 
@@ -46,7 +46,7 @@ def model_state_bytes(run: Run) -> tuple[float, float]:
     The prediction is the paper's formula (`theory/model_states.py`). It leaves out buffers and activations, so a run
     that does not fit by this prediction cannot fit.
     """
-    shape, engine = in_theory.of_run(run.config, run.strategy, run.world_size)
+    shape, engine = run_in_theory.of_run(run.config, run.strategy, run.world_size)
     placed = model_states.paper_bytes_by_place(engine, shape.num_params)
     return placed.device, placed.host
 
@@ -57,8 +57,8 @@ def needed_bytes(config: RunConfig, strategy: str, world_size: int) -> float:
     Raises Refusal or ValueError if the configuration cannot be predicted.
     """
     chosen = file.read_by_name(strategy)
-    shape, engine = in_theory.of_run(config, chosen, world_size)
-    peak = peaks.peak(shape, engine, in_theory.job_of(config, world_size, "cpu"))
+    shape, engine = run_in_theory.of_run(config, chosen, world_size)
+    peak = peaks.peak(shape, engine, run_in_theory.job_of(config, world_size, "cpu"))
     return float(peak.total) + float(peak.host_bytes_then) + PROCESS_BYTES  # type: ignore[arg-type]
 
 
@@ -178,7 +178,7 @@ class History:
 
     def _guess(self, run: Run) -> float:
         """Guess the seconds that a run takes from its model and its tokens, because there is no similar earlier run."""
-        config, size = run.config, in_theory.shape_of(run.config).num_params
+        config, size = run.config, run_in_theory.shape_of(run.config).num_params
         fixed = self._launch_seconds
         fixed += SECONDS_PER_PARAMETER * size + (COMPILE_SECONDS if config.compile else 0.0)
         if self.gpu and not config.share_device:
@@ -199,8 +199,8 @@ def _step_seconds(run: Run, gpu: Gpu) -> float:
 
     Raises ValueError if the theory cannot predict the step.
     """
-    shape, engine = in_theory.of_run(run.config, run.strategy, run.world_size)
-    job = in_theory.job_of(run.config, run.world_size, "gpu")
+    shape, engine = run_in_theory.of_run(run.config, run.strategy, run.world_size)
+    job = run_in_theory.job_of(run.config, run.world_size, "gpu")
     return float(prediction.predict(shape, engine, job, hardware.rented_box(gpu, run.world_size)).step.total)
 
 

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-from study import __version__, files
+from study import __version__, files, run_in_theory
 from study.config import RunConfig, build_config
 from study.errors import Refusal, refusing
 from study.records.schema import SCHEMA_VERSION, Facts
 from study.running import studies
-from study.strategy import file, in_theory
+from study.strategy import file, theory_engine
 from study.strategy.file import Strategy
 from study.theory import adapters, hardware, peaks, prediction
 from study.theory.hardware import Gpu
@@ -155,8 +155,8 @@ def _expected(config: RunConfig, chosen: Strategy, world_size: int, gpu: Gpu) ->
     Raises ValueError (Refusal is a subclass) if there is no prediction.
     """
     _check(config, chosen)
-    shape, engine = in_theory.of_run(config, chosen, world_size)
-    job = in_theory.job_of(config, world_size, "gpu")
+    shape, engine = run_in_theory.of_run(config, chosen, world_size)
+    job = run_in_theory.job_of(config, world_size, "gpu")
     predicted = prediction.predict(shape, engine, job, hardware.rented_box(gpu, world_size))
     return {
         "micro_batch_size": job.micro_batch_size,
@@ -193,7 +193,7 @@ def _check(config: RunConfig, chosen: Strategy) -> None:
         raise Refusal(
             f"{chosen.name} does not support {config.precision}. It computes in fp32, or in bf16 with fp32 shards"
         )
-    if in_theory.precision_class(chosen, config.precision) != config.precision:
+    if theory_engine.precision_class(chosen, config.precision) != config.precision:
         raise Refusal(
             f"{config.precision} under {chosen.name} is refused, because only ZeRO-1 to ZeRO-3 and FSDP2 keep fp32"
             " master weights"

@@ -17,8 +17,8 @@ from typing import Any
 import yaml
 
 from study import terminal
+from study.accuracy import public_errors
 from study.files import write_whole
-from study.planner import public_errors
 from study.theory import measured_by_others
 
 REST = "mpt_throughput_rest"

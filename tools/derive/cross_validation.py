@@ -20,7 +20,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from study.planner.published_rows import COMPARED, FOUNDRY, NINE_OF_TEN, PREDICTORS, SPLITS, summarize
+from study.accuracy.published_rows import COMPARED, FOUNDRY, NINE_OF_TEN, PREDICTORS, SPLITS, summarize
 from study.theory import computation, hardware, measured_by_others, shapes, step_time
 from study.theory.engine import Engine, StepConfig
 from study.theory.hardware import Cluster

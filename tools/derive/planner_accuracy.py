@@ -20,8 +20,8 @@ from typing import Any
 import cross_validation
 
 from study import files, terminal
-from study.planner import published_rows
-from study.planner.published_rows import DIGITS, PREDICTORS, VALIDATION
+from study.accuracy import published_rows
+from study.accuracy.published_rows import DIGITS, PREDICTORS, VALIDATION
 from study.records.machine import benchmark_header
 from study.theory import intervals, measured_by_others, step_time
 from study.theory.intervals import Evidence

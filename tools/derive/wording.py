@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from study.planner import published_rows
+from study.accuracy import published_rows
 
 STRATEGY_NAMES = {"ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "fsdp2": "FSDP2"}
 OF_SOURCES = "median of the sources' medians"

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from study import files
+from study import files, run_in_theory
 from study.config import Precision, RunConfig, build_config
 from study.dryrun.traced import Moment, Part, Traced
 from study.errors import Refusal, refusing
 from study.models import SIZES
 from study.records.schema import Facts
-from study.strategy import file, in_theory
+from study.strategy import file, theory_engine
 from study.theory import peaks
 from study.theory.engine import Engine, StepConfig
 from study.theory.peaks import Peak
@@ -91,16 +91,16 @@ class Point:
 
     @property
     def shape(self) -> ModelShape:
-        return in_theory.shape_of(self.config)
+        return run_in_theory.shape_of(self.config)
 
     @property
     def engine(self) -> Engine:
         chosen = file.read_by_name(self.strategy)
-        return in_theory.advised_engine(chosen, self.shape.hidden, self.world_size, self.config.precision)
+        return theory_engine.advised_engine(chosen, self.shape.hidden, self.world_size, self.config.precision)
 
     @property
     def job(self) -> StepConfig:
-        return in_theory.job_of(self.config, self.world_size, "gpu")
+        return run_in_theory.job_of(self.config, self.world_size, "gpu")
 
     @property
     def predicted(self) -> Peak:

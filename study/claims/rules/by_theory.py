@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from study.claims.rules import Observed, around
 from study.errors import refusing
 from study.planner.choose import gpt
-from study.strategy import file, in_theory
+from study.strategy import file, theory_engine
 from study.terminal import GIB
 from study.theory import adapters, communication, hardware, model_states, peaks, prediction, shapes
 from study.theory.engine import Engine, PrecisionClass, StepConfig
@@ -163,8 +163,8 @@ def shape_of(model: str | GivenModel) -> ModelShape:
 def engine_in_16_bits(strategy: str, hidden: int, world_size: int, precision: PrecisionClass) -> Engine:
     """Return a strategy's engine as an input of the predictions, with gradients in 16 bits."""
     chosen = file.read_by_name(strategy)
-    return in_theory.engine_of_strategy(
-        chosen, hidden, world_size, in_theory.precision_class(chosen, precision), "bf16"
+    return theory_engine.engine_of_strategy(
+        chosen, hidden, world_size, theory_engine.precision_class(chosen, precision), "bf16"
     )
 
 

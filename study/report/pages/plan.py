@@ -8,7 +8,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from study import planner
-from study.planner import advice_text, choose, published_rows
+from study.accuracy import published_rows
+from study.planner import advice_text, choose
 from study.report import captions, plots
 from study.terminal import GIB
 from study.theory import measured_by_others

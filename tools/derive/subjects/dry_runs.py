@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from wording import median_and_worst, number_of, span, tabulate
 
+from study.accuracy import published_rows
 from study.files import ROOT
-from study.planner import published_rows
 from study.theory import measured_by_others, prediction
 from study.theory.measured_by_others import MeasuredCase
 from subjects import published_memory

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from wording import percent, tabulate, whole_percent
 
-from study.planner import public_errors
+from study.accuracy import public_errors
 
 PUBLIC_QUANTITIES = {
     "seconds_per_step": "time",

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from wording import errors_in_short, tabulate, whole_percent
 
+from study.accuracy import published_rows
 from study.claims import ledger, verdicts
-from study.planner import published_rows
 from study.theory import measured_by_others, prediction
 
 OF_ADAPTERS = {  # quantities of published rows with adapters, as a reader names them

@@ -1,0 +1,1 @@
+"""Compare predictions of the planner with measurements that others published."""
