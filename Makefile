@@ -64,7 +64,7 @@ study: setup
 SMOKE = CUDA_VISIBLE_DEVICES= .venv/bin/zero-study run smoke --fork
 # As many compilers as processors, so that the runs have half of the machine meanwhile.
 JOBS ?= $$(nproc)
-EXTENSIONS = CUDA_VISIBLE_DEVICES= MAX_JOBS=$(JOBS) .venv/bin/python -m study.engines.extensions cpu_adam async_io
+EXTENSIONS = CUDA_VISIBLE_DEVICES= MAX_JOBS=$(JOBS) .venv/bin/python -m zero_study.engines.extensions cpu_adam async_io
 SHOWN = ddp zero2_tuned zero3 zero3_tuned fsdp2
 
 extensions: setup
@@ -143,8 +143,8 @@ iproute2:
 
 # In this order: each reads what those before it wrote. A page of a comparison names its own command in its last line.
 DERIVED = "tools/derive/address.py" "tools/derive/schemas.py" "tools/derive/api_page.py" "tools/derive/keys.py" "tools/derive/config_defaults.py" "tools/derive/planner_accuracy.py --write" \
-	"-m study predict" "-m study claims --write" "tools/derive/first_screen.py" "tools/derive/dry_run_figure.py" \
-	"tools/derive/drawings.py" "tools/derive/docs_tables.py" "tools/derive/page_numbers.py" "tools/derive/first_hour.py --write" "-m study report"
+	"-m zero_study predict" "-m zero_study claims --write" "tools/derive/first_screen.py" "tools/derive/dry_run_figure.py" \
+	"tools/derive/drawings.py" "tools/derive/docs_tables.py" "tools/derive/page_numbers.py" "tools/derive/first_hour.py --write" "-m zero_study report"
 
 derived: setup
 	@mkdir -p build; export CUDA_VISIBLE_DEVICES=; for step in $(DERIVED); do echo "$$step ..."; \
@@ -152,7 +152,7 @@ derived: setup
 	@for page in reports/cpu/*.md; do \
 		command=$$(sed -n '$$s/^Made by `\(zero-study .*\)`\.$$/\1/p' "$$page"); [ -n "$$command" ] || continue; \
 		echo "$$page ..."; .venv/bin/$$command >build/derived.md && mv build/derived.md "$$page" || exit 1; done
-	@git status --short -- study reports docs README.md
+	@git status --short -- study zero_study reports docs README.md
 
 lint: setup
 	@.venv/bin/ruff check .
@@ -250,7 +250,7 @@ constraints:
 	@# Status 1: a cell is wrong or crashed; that is for the page to show, and for whoever takes these versions to read.
 	@export CUDA_VISIBLE_DEVICES= TORCH_EXTENSIONS_DIR="$(CURDIR)/build/constraints/extensions"; \
 		version=$$($(NEWEST) -c "import importlib.metadata; print(importlib.metadata.version('deepspeed'))") && \
-		{ $(NEWEST) -m study conformance --output reports/conformance/$$version.json || [ $$? -eq 1 ]; }
+		{ $(NEWEST) -m zero_study conformance --output reports/conformance/$$version.json || [ $$? -eq 1 ]; }
 	@rm -r build/constraints
 
 # --strict: without it a package that the index says nothing of counts as one without a vulnerability.

@@ -1,3 +1,1 @@
-"""Choose how to train with DDP, DeepSpeed ZeRO or FSDP2, and check that the training is correct."""
-
-from .version import __version__ as __version__
+"""The ZeRO replication study: train under many strategies, record, compare, and judge published claims."""

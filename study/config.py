@@ -14,9 +14,9 @@ from typing import Any, Literal
 import click
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from study.command_line import LARGEST_NUMBER, Command, Option, given, option, options_of
-from study.errors import Refusal, describe_usage, refusing, unknown_name_message
-from study.models import OWN_SIZES, SIZES
+from zero_study.command_line import LARGEST_NUMBER, Command, Option, given, option, options_of
+from zero_study.errors import Refusal, describe_usage, refusing, unknown_name_message
+from zero_study.models import OWN_SIZES, SIZES
 
 # Options that do not change the record: where files are, and how processes and checkpoints are managed.
 OF_THE_PROCESS = {"output_dir", "data_dir", "swap_dir", "checkpoint_every", "keep", "resume", "resume_with_other_code"}

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from study.config import RunConfig, build_config
-from study.errors import Refusal
-from study.files import check_name
-from study.strategy.file import Strategy
+from zero_study.errors import Refusal
+from zero_study.files import check_name
+from zero_study.strategy.file import Strategy
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Literal
 
 from study.config import RunConfig
-from study.errors import Refusal
-from study.models import BUNDLED_VOCABULARY, SIZES, VOCABULARY
-from study.strategy.file import Strategy
-from study.strategy.theory_engine import engine_of_strategy
-from study.theory import adapters, shapes
-from study.theory.engine import Engine, StepConfig
-from study.theory.shapes import ModelShape
+from zero_study.errors import Refusal
+from zero_study.models import BUNDLED_VOCABULARY, SIZES, VOCABULARY
+from zero_study.strategy.file import Strategy
+from zero_study.strategy.theory_engine import engine_of_strategy
+from zero_study.theory import adapters, shapes
+from zero_study.theory.engine import Engine, StepConfig
+from zero_study.theory.shapes import ModelShape
 
 
 def shape_of(config: RunConfig) -> ModelShape:

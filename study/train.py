@@ -25,10 +25,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from study import processes
 from study.config import build_config, parse_flags
-from study.engines import extensions
-from study.errors import Failed, Interrupted, Refusal
 from study.records import imports
 from study.run import Run
 from study.running import caches, checks, lock, memory_limits
@@ -39,6 +36,9 @@ from study.training.journal import SMALLEST_SWAP_BYTES, Journal
 from study.training.request import check_as_launched, requested_run
 from study.training.setup import Built, build, start
 from study.training.warnings_log import LibraryWarnings, tell_launcher, tidy_launcher
+from zero_study import processes
+from zero_study.engines import extensions
+from zero_study.errors import Failed, Interrupted, Refusal
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from study.engines.readback.states import count_states
+from zero_study.engines.readback.states import count_states
 
 HIDDEN, LAYERS, VOCABULARY, RANK = 64, 2, 256, 4
 

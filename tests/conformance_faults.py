@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from study.conformance import adapters, probe, toy
-from study.conformance.cells import Cell
+from zero_study.conformance import adapters, probe, toy
+from zero_study.conformance.cells import Cell
 
 
 def plant(engine: Any, fault: str) -> None:

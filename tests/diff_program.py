@@ -26,10 +26,10 @@ from torch.distributed import device_mesh, fsdp
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from study import diff
-from study.diff.compare import compare
-from study.diff.recorded import Recording
-from study.engines import extensions
+from zero_study import diff
+from zero_study.diff.compare import compare
+from zero_study.diff.recorded import Recording
+from zero_study.engines import extensions
 
 VOCABULARY, WIDTH, LENGTH, ROWS, STEPS = 31, 16, 12, 8, 4
 PRECISIONS = ("fp32", "bf16")

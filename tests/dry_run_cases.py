@@ -18,16 +18,16 @@ import psutil
 import pytest
 from dry_run_program import HANGS, MODELS, STRATEGIES, ask, differences, held, in_theory, mismatches
 
-from study import cli
-from study.dryrun import chosen, command, deadlock, real_ranks, trace
-from study.dryrun.tracker import Call
-from study.errors import Refusal
-from study.files import ROOT
-from study.ranks import forks
-from study.strategy import file
-from study.strategy.theory_engine import engine_of_strategy
-from study.theory import peaks
-from study.theory.engine import Engine, StepConfig
+from zero_study import cli
+from zero_study.dryrun import chosen, command, deadlock, real_ranks, trace
+from zero_study.dryrun.tracker import Call
+from zero_study.errors import Refusal
+from zero_study.files import ROOT
+from zero_study.ranks import forks
+from zero_study.strategy import file
+from zero_study.strategy.theory_engine import engine_of_strategy
+from zero_study.theory import peaks
+from zero_study.theory.engine import Engine, StepConfig
 
 Capture = pytest.CaptureFixture[str]
 

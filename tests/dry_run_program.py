@@ -19,20 +19,20 @@ import torch.distributed as dist
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
-from study import files
 from study.accuracy import published_rows
-from study.dryrun import deadlock, script, trace, world
-from study.dryrun.models import of_shape
-from study.dryrun.traced import check_traceable
-from study.dryrun.tracker import Call
-from study.engines import extensions
-from study.errors import Refusal
-from study.ranks import forks
-from study.strategy import file
-from study.strategy.theory_engine import engine_of_strategy
-from study.theory import measured_by_others, peaks, shapes
-from study.theory.engine import StepConfig
-from study.theory.model_states import StatePart
+from zero_study import files
+from zero_study.dryrun import deadlock, script, trace, world
+from zero_study.dryrun.models import of_shape
+from zero_study.dryrun.traced import check_traceable
+from zero_study.dryrun.tracker import Call
+from zero_study.engines import extensions
+from zero_study.errors import Refusal
+from zero_study.ranks import forks
+from zero_study.strategy import file
+from zero_study.strategy.theory_engine import engine_of_strategy
+from zero_study.theory import measured_by_others, peaks, shapes
+from zero_study.theory.engine import StepConfig
+from zero_study.theory.model_states import StatePart
 
 MODELS = {
     "gpt2": shapes.decoder_shape("gpt2", "gpt2", 2, 64, 4, 32, 256),

@@ -13,13 +13,13 @@ import pytest
 import torch
 from bitsandbytes import cextension
 
-from study.engines import this_machine
-from study.errors import Refusal
-from study.prove import checksums
 from study.report import colab
 from study.running import studies
 from study.running.estimate import History
 from study.training import proof
+from zero_study.engines import this_machine
+from zero_study.errors import Refusal
+from zero_study.prove import checksums
 
 H100 = "NVIDIA H100 80GB HBM3"
 

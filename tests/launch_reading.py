@@ -16,8 +16,8 @@ from typing import Any
 import yaml
 
 from study import config
-from study.planner.launch import Launch
-from study.theory.stacks import STACKS
+from zero_study.planner.launch import Launch
+from zero_study.theory.stacks import STACKS
 
 OF_TRAINER = {
     "adamw_bnb_8bit": "adamw-8bit", "adamw_torch_8bit": "adamw-8bit", "adafactor": "adafactor", "sgd": "sgd",

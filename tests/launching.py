@@ -24,15 +24,15 @@ import pytest
 from filelock import FileLock
 
 from study.config import build_config
-from study.engines import extensions
-from study.errors import Refusal
 from study.records import schema
 from study.records.schema import Record
 from study.records.steps import read_steps
 from study.run import as_words, make_run
 from study.running.forking import ForkServer
 from study.running.launch import TRAIN, command
-from study.strategy.file import find_strategy, read_strategy
+from zero_study.engines import extensions
+from zero_study.errors import Refusal
+from zero_study.strategy.file import find_strategy, read_strategy
 
 ROOT = Path(__file__).resolve().parents[1]
 HAS_IPROUTE2 = all(shutil.which(program) for program in ("ip", "tc"))
@@ -122,7 +122,7 @@ def once(name: str, make: Callable[[Path], None]) -> Path:
 def attempt(arguments: Sequence[str | Path], cwd: Path = ROOT, env: Mapping[str, str | None] | None = None) -> Done:
     """Run `zero-study ...`, `accelerate launch ...` or `python ...`, which may fail; None in `env`: no variable."""
     programs = {
-        ("zero-study",): ["-m", "study"],
+        ("zero-study",): ["-m", "zero_study"],
         ("accelerate", "launch"): ["-m", "accelerate.commands.launch"],
         ("python",): [],
     }

@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from study import train
-from study.engines.readback import states
+from zero_study.engines.readback import states
 
 trained = train.train
 

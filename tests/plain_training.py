@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import torch
 
-from study.conformance import adapters, cells, optimizers, toy
-from study.conformance.cells import Cell
+from zero_study.conformance import adapters, cells, optimizers, toy
+from zero_study.conformance.cells import Cell
 
 
 class Trained(NamedTuple):

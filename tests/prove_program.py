@@ -26,7 +26,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from study import prove
+from zero_study import prove
 
 Made = tuple[Any, Any]  # what is called, and its optimizer
 STEPS = 4

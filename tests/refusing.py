@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from study.errors import Refusal
+from zero_study.errors import Refusal
 
 
 def refusal(ask: Callable[..., Any], *given: Any, **named: Any) -> str:

@@ -167,8 +167,8 @@ def damage(folder: Path, draw: random.Random) -> str:
 
 def outcome(folder: Path, draw: random.Random, other: Path | None = None) -> str:
     """Run the command on a folder, and return what is wrong with how it ends; "" if nothing is."""
-    from study import cli
-    from study.errors import Refusal
+    from zero_study import cli
+    from zero_study.errors import Refusal
 
     words = ["saved", str(folder), *(["--json"] if draw.random() < 0.3 else [])]
     if other is not None and draw.random() < 0.4:

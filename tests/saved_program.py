@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from study.engines import extensions
+from zero_study.engines import extensions
 
 CONFIG = {
     "hidden_size": 15,  # odd, so that shards have padding

@@ -17,13 +17,13 @@ from launching import ROOT
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
-from study.dryrun import prepare, trace, world
-from study.dryrun.models import of_shape
-from study.engines import extensions
-from study.ranks import forks
-from study.theory import shapes
-from study.theory.engine import Engine, StepConfig
-from study.theory.shapes import ModelShape
+from zero_study.dryrun import prepare, trace, world
+from zero_study.dryrun.models import of_shape
+from zero_study.engines import extensions
+from zero_study.ranks import forks
+from zero_study.theory import shapes
+from zero_study.theory.engine import Engine, StepConfig
+from zero_study.theory.shapes import ModelShape
 
 EXAMPLES = ROOT / "docs" / "examples"
 FILES = {"cp": EXAMPLES / "fsdp2_cp.yaml", "sp": EXAMPLES / "zero3_ulysses.yaml"}
@@ -142,7 +142,7 @@ def ring_errors() -> dict[str, list[float]]:
     from torch.distributed.tensor.experimental import context_parallel
     from torch.nn import functional
 
-    from study.engines.workarounds import ring_attention_on_cpu
+    from zero_study.engines.workarounds import ring_attention_on_cpu
 
     ring_attention_on_cpu()
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("cp",))

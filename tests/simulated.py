@@ -14,7 +14,7 @@ from simulated_gpu import executed_lines, simulated_environment
 
 from study.records import schema
 from study.records.schema import Record
-from study.strategy.file import find_strategy
+from zero_study.strategy.file import find_strategy
 
 Gpus = dict[str, Any]
 H100: Gpus = {"name": "NVIDIA H100 80GB HBM3", "memory_bytes": 85_000_000_000}
@@ -69,7 +69,7 @@ def _run_dir(
 
 
 def command(arguments: Sequence[str | Path], gpus: Gpus = H100, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Run a program of Python, such as `-m study plan smoke`, on a machine with simulated GPUs."""
+    """Run a program of Python, such as `-m zero_study plan smoke`, on a machine with simulated GPUs."""
     launching.use()
     env = launching.environment(environment(gpus))
     words = [str(python()), *map(str, arguments)]

@@ -11,15 +11,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from study import files
 from study.compare import predicted
 from study.config import RunConfig, build_config
 from study.records import schema
 from study.records.schema import Checksum, Proof
 from study.run import as_words
-from study.theory.engine import Engine, parameter_bytes
-from study.theory.model_states import STATE_PARTS, engine_differences, paper_bytes
-from study.theory.shapes import ParameterSizes
+from zero_study import files
+from zero_study.theory.engine import Engine, parameter_bytes
+from zero_study.theory.model_states import STATE_PARTS, engine_differences, paper_bytes
+from zero_study.theory.shapes import ParameterSizes
 
 Box = Literal["cpu", "gpu"]
 

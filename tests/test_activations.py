@@ -8,9 +8,9 @@ import torch
 import transformers
 from test_shapes import TOKENS, small
 
-from study.theory import computation, peaks, shapes
-from study.theory.engine import Engine, StepConfig
 from study.training.memory import CpuPeak
+from zero_study.theory import computation, peaks, shapes
+from zero_study.theory.engine import Engine, StepConfig
 
 BATCH, LENGTH = 3, 40
 SIZES = {"hidden": 64, "feed_forward": 200, "words": 1000, "positions": 64}

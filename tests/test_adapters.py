@@ -18,12 +18,12 @@ import samples
 
 from study import run_in_theory
 from study.config import RunConfig, build_config
-from study.errors import Refusal
-from study.files import ROOT
-from study.planner import Request, advice_text, advise, choose, launch
 from study.records.find import find
-from study.strategy.file import read_by_name
-from study.theory import (
+from zero_study.errors import Refusal
+from zero_study.files import ROOT
+from zero_study.planner import Request, advice_text, advise, choose, launch
+from zero_study.strategy.file import read_by_name
+from zero_study.theory import (
     adapters,
     communication,
     computation,
@@ -33,10 +33,10 @@ from study.theory import (
     shapes,
     step_time,
 )
-from study.theory.adapters import Adapter
-from study.theory.engine import Engine, StepConfig
-from study.theory.shapes.adapter import ALL_LINEAR
-from study.theory.shapes.config_json import MODEL_TYPES, from_config
+from zero_study.theory.adapters import Adapter
+from zero_study.theory.engine import Engine, StepConfig
+from zero_study.theory.shapes.adapter import ALL_LINEAR
+from zero_study.theory.shapes.config_json import MODEL_TYPES, from_config
 
 SIZES = {"hidden": 48, "layers": 2, "heads": 4, "vocabulary": 96, "positions": 64, "feed_forward": 80, "kv_heads": 2}
 ADAPTER_DROPOUT = 0.125

@@ -14,10 +14,10 @@ import samples
 import yaml
 from refusing import refusal
 
-from study import cli, planner
-from study.errors import Refusal
-from study.planner import Request, advice_text, choose, launch, reasons
-from study.strategy import file
+from zero_study import cli, planner
+from zero_study.errors import Refusal
+from zero_study.planner import Request, advice_text, choose, launch, reasons
+from zero_study.strategy import file
 
 # Model, GPU, number of GPUs and further settings of a request.
 QUESTIONS = [

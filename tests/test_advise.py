@@ -17,20 +17,21 @@ import pytest
 import yaml
 from refusing import refusal
 
-from study import cli, files, planner, run_in_theory
+from study import run_in_theory
 from study.accuracy import published_rows
 from study.config import build_config
-from study.dryrun.traced import Traced
-from study.errors import Refusal
-from study.planner import Request, advice_text, choose
-from study.planner import request as requests
-from study.planner.trace import trace_options
 from study.records import schema
 from study.running import predictions, studies
-from study.strategy import file, theory_engine
-from study.theory import hardware, measured_by_others, peaks, prediction
-from study.theory.engine import LossKernel
-from study.theory.shapes import config_json
+from zero_study import cli, files, planner
+from zero_study.dryrun.traced import Traced
+from zero_study.errors import Refusal
+from zero_study.planner import Request, advice_text, choose
+from zero_study.planner import request as requests
+from zero_study.planner.trace import trace_options
+from zero_study.strategy import file, theory_engine
+from zero_study.theory import hardware, measured_by_others, peaks, prediction
+from zero_study.theory.engine import LossKernel
+from zero_study.theory.shapes import config_json
 
 CASE = ["--model", "gpt2-xl", "--gpu", "a100-80gb", "--gpus", "8", "--sequence-length", "1024"]
 FUSED = ["--kernels", "fused", "--sync-each-batch"]

@@ -17,21 +17,21 @@ import pytest
 import schemas
 from test_diff_verdicts import put
 
-from study import __main__, cli
-from study.answers import envelope, ids, models
-from study.answers.envelope import Finding
-from study.command_line import ALL
 from study.compare import json_answer as of_compare
 from study.compare.verdict_text import Judged
-from study.conformance import json_answer as of_conformance
-from study.conformance import results
-from study.doctor import checkup
-from study.doctor import json_answer as of_doctor
-from study.errors import Refusal, RunFailed
-from study.prove import json_answer as of_prove
 from study.running import plan
-from study.saved import json_answer as of_saved
-from study.verdict import MEANINGS, Checked, NotChecked, Verdict
+from zero_study import __main__, cli
+from zero_study.answers import envelope, ids, models
+from zero_study.answers.envelope import Finding
+from zero_study.command_line import ALL
+from zero_study.conformance import json_answer as of_conformance
+from zero_study.conformance import results
+from zero_study.doctor import checkup
+from zero_study.doctor import json_answer as of_doctor
+from zero_study.errors import Refusal, RunFailed
+from zero_study.prove import json_answer as of_prove
+from zero_study.saved import json_answer as of_saved
+from zero_study.verdict import MEANINGS, Checked, NotChecked, Verdict
 
 EXAMPLES = launching.ROOT / "docs" / "examples"
 LOGS = launching.ROOT / "tests" / "fixtures" / "logs"
@@ -68,7 +68,7 @@ def answer(capfd: pytest.CaptureFixture[str]):
 
 
 def test_every_command_that_answers_takes_json():
-    takes = {name for name, command in cli.zero_study.commands.items() if "as_json" in {p.name for p in command.params}}
+    takes = {name for name, command in cli.all_commands().items() if "as_json" in {p.name for p in command.params}}
     assert takes == set(envelope.VERSIONS) == set(models.ANSWERS)
 
 
@@ -266,7 +266,7 @@ def _changed_entries(folder: Path) -> list[Any]:
 
 
 def of_diff_ids() -> list[str]:
-    from study.diff import json_answer
+    from zero_study.diff import json_answer
 
     return [*json_answer.IDS.values(), json_answer.OTHER, json_answer.RANKS]
 
@@ -479,7 +479,7 @@ def test_nothing_else_is_on_standard_output(monkeypatch, capfd):
         subprocess.run(["echo", "from a process"], check=True)
         return envelope.answer("why", None)
 
-    monkeypatch.setattr(cli.zero_study.commands["why"], "callback", callback)
+    monkeypatch.setattr(cli.all_commands()["why"], "callback", callback)
     assert cli.run(["why", "--json"]) == 0
     out, err = capfd.readouterr()
     assert json.loads(out)["schema"] == "zero-study/why"
@@ -541,10 +541,11 @@ def test_no_id_was_removed_or_renamed():
 
 def test_every_id_in_the_code_is_listed_and_every_listed_id_is_in_the_code():
     commands = tuple(f"{name}/" for name in envelope.VERSIONS)
-    package = Path(cli.__file__).parents[1]
+    package = launching.ROOT / "zero_study"
+    paths = [path for name in ("study", "zero_study") for path in (launching.ROOT / name).rglob("json_answer.py")]
     written = {
         node.value
-        for path in (*package.rglob("json_answer.py"), package / "check" / "examine.py")
+        for path in (*paths, package / "check" / "examine.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith(commands)
     } - {"saved/", "why/"}  # whose other part is that of a kind or of a rule
@@ -554,9 +555,9 @@ def test_every_id_in_the_code_is_listed_and_every_listed_id_is_in_the_code():
 # ---------------------------------------------------------------- exit statuses
 
 
-@pytest.mark.parametrize("name", sorted(cli.zero_study.commands))
+@pytest.mark.parametrize("name", sorted(cli.all_commands()))
 def test_each_help_ends_with_the_same_four_exit_statuses(name):
-    command = cli.zero_study.commands[name]
+    command = cli.all_commands()[name]
     with click.Context(command, info_name=name) as context:
         context.meta[ALL] = True
         lines = command.get_help(context).splitlines()

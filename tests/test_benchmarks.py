@@ -11,7 +11,7 @@ import throughput
 
 from study.compare import acceptance
 from study.config import build_config
-from study.errors import Refusal, RunFailed
+from zero_study.errors import Refusal, RunFailed
 
 pytestmark = pytest.mark.measurements
 

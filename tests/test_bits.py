@@ -14,9 +14,9 @@ import torch
 
 from study.compare import bits
 from study.config import PINS, build_config
-from study.errors import Failed, Refusal
 from study.records import find, schema
 from study.training import fixed_order
+from zero_study.errors import Failed, Refusal
 
 BERT = {"workload": "bert-imdb", "dropout": 0, "digest_every": 1, "measure": False, "max_steps": 4}
 GPT = {**BERT, "workload": "gpt-wikitext"}

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from study.config import build_config
-from study.engines import this_machine
-from study.errors import Refusal
 from study.run import make_run
 from study.running import studies
-from study.strategy.file import read_by_name
 from study.training import counters, perturbations, pretraining
 from study.workloads import WORKLOADS, sources
+from zero_study.engines import this_machine
+from zero_study.errors import Refusal
+from zero_study.strategy.file import read_by_name
 
 IMDB, WIKITEXT = "bert-imdb", "gpt-wikitext"
 # What they leave of the bundled sample is enough for some steps.

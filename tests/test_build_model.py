@@ -6,11 +6,11 @@ import pytest
 import torch
 import transformers
 
-from study.dryrun import build_model, count, models
-from study.dryrun.trace import trace
-from study.errors import Refusal
-from study.theory import computation, shapes
-from study.theory.engine import Engine, StepConfig
+from zero_study.dryrun import build_model, count, models
+from zero_study.dryrun.trace import trace
+from zero_study.errors import Refusal
+from zero_study.theory import computation, shapes
+from zero_study.theory.engine import Engine, StepConfig
 
 SINGLE = Engine("torch", 0, 1, "fp32", 4)
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}

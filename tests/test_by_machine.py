@@ -13,10 +13,10 @@ import synthetic
 from matplotlib.text import Text
 from synthetic import change, write_run
 
-from study.errors import Refusal
 from study.records.simulation import SIMULATED_GPUS
 from study.report import by_machine, machine_plots, sentences
-from study.theory import hardware, measured_by_others
+from zero_study.errors import Refusal
+from zero_study.theory import hardware, measured_by_others
 
 pytestmark = pytest.mark.pages
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import launching
 import pytest
 
-from study import files
-from study.engines import extensions
 from study.running import caches
+from zero_study import files
+from zero_study.engines import extensions
 
 
 def test_a_home_that_can_be_written_is_left_alone(tmp_path):

@@ -14,9 +14,9 @@ import pytest
 import yaml
 from refusing import refusal
 
-from study import check, cli
-from study.check import settings
-from study.check.project import is_lock, names_settings
+from zero_study import check, cli
+from zero_study.check import settings
+from zero_study.check.project import is_lock, names_settings
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "docs" / "examples"
@@ -342,7 +342,7 @@ def test_a_listed_checkpoint_is_not_passed_over(paths, missing, tmp_path, monkey
     shutil.copy(ROOT / "accelerate_configs" / "zero2.yaml", "out/sound.yaml")
     Path("pyproject.toml").write_text('[tool.zero-study]\ncheckpoints = ["out/final"]\n')
     if missing == "torch":
-        monkeypatch.setitem(sys.modules, "study.saved", None)
+        monkeypatch.setitem(sys.modules, "zero_study.saved", None)
     elif missing:
         shutil.rmtree(missing)
     report = check.examine(paths)
@@ -422,7 +422,7 @@ def test_the_action_checks_a_project_and_decides(project, tmp_path_factory):
     program = folder / "zero-study" / "bin" / "zero-study"
     program.parent.mkdir(parents=True)
     launching.use()
-    program.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m study "$@"\n')
+    program.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m zero_study "$@"\n')
     program.chmod(0o755)
     shutil.copy(ROOT / "accelerate_configs" / "zero2.yaml", "sound.yaml")
     done = run_step("Check the project", folder, PATHS="sound.yaml\n.\n", SINCE="0" * 40)

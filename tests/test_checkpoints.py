@@ -24,17 +24,17 @@ import pytest
 import synthetic
 from accelerate import Accelerator
 
-from study import files
 from study.config import build_config
-from study.errors import OutputFailed, Refusal
 from study.records import machine, schema
 from study.records.steps import read_steps
 from study.run import Run, make_run
 from study.running import checks
-from study.strategy.file import find_strategy, read_by_name
 from study.training import manifest, optimizer_steps
 from study.training.checkpoints import Checkpoints
 from study.training.manifest import MANIFEST, Manifest
+from zero_study import files
+from zero_study.errors import OutputFailed, Refusal
+from zero_study.strategy.file import find_strategy, read_by_name
 
 # Beyond step 9, where DeepSpeed's Adam on the CPU has other powers of beta if it does not count its steps again.
 FLAGS = {**killing.SHORT, "max_steps": 14, "eval_every": 7, "micro_batch_size": 2}
@@ -285,7 +285,7 @@ def test_the_warm_up_of_every_process_is_in_no_time():
 
 def command(strategy: str, folder: Path, **flags) -> list[str]:
     words = launching.words({**FLAGS, **flags, "output_dir": folder})
-    return [sys.executable, "-m", "study", "train", "--strategy", strategy, "--num-processes", "2", *words]
+    return [sys.executable, "-m", "zero_study", "train", "--strategy", strategy, "--num-processes", "2", *words]
 
 
 def wait_for(step: int, folder: Path, is_running: Callable[[], bool]) -> None:

@@ -14,7 +14,6 @@ import pytest
 import yaml
 from refusing import refusal
 
-from study import cli
 from study.claims import corrections_page, in_terminal, ledger, sentences, verdicts
 from study.claims.ledger import Claim, OfRecords
 from study.claims.rules import (
@@ -26,11 +25,12 @@ from study.claims.rules import (
     by_records,
     by_theory,
 )
-from study.errors import Refusal
 from study.public_runs import archive
 from study.records import find as records
 from study.running import studies
-from study.theory import intervals, measured_by_others
+from zero_study import cli
+from zero_study.errors import Refusal
+from zero_study.theory import intervals, measured_by_others
 
 CLAIM = {
     "id": "small.speed.ratio",

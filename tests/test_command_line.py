@@ -8,10 +8,10 @@ import pytest
 from pydantic import BaseModel
 from refusing import refusal
 
-from study import cli, planner
-from study.cli import plan
-from study.command_line import Option, option, options_of
-from study.planner import Request
+from zero_study import cli, planner
+from zero_study.cli import plan
+from zero_study.command_line import Option, option, options_of
+from zero_study.planner import Request
 
 OF_COMMAND = {
     "model",
@@ -60,7 +60,7 @@ def test_what_a_preset_turns_on_can_be_turned_off():
 
 
 def test_every_option_of_advise_is_a_field_of_the_request_or_of_the_command():
-    names = {parameter.name for parameter in cli.zero_study.commands["advise"].params}
+    names = {parameter.name for parameter in cli.all_commands()["advise"].params}
     assert names == OF_COMMAND | set(Request.model_fields)
 
 

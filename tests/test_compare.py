@@ -17,13 +17,13 @@ from refusing import refusal
 from test_parity import CLIPPED
 from test_table import LOAD
 
-from study import files
 from study.compare import acceptance, differences, memory_views, parity, summary, view
-from study.errors import Refusal
 from study.records import find as records
 from study.records import pack, schema
 from study.records.steps import read_steps, steps_of
-from study.verdict import Verdict
+from zero_study import files
+from zero_study.errors import Refusal
+from zero_study.verdict import Verdict
 
 FIXTURES = Path(__file__).parent / "fixtures" / "records"
 
@@ -527,7 +527,7 @@ def test_a_run_that_went_on_with_other_threads_is_listed(tmp_path):
 def test_output_without_a_reader_is_no_error():
     code = """
 import os, sys
-from study.__main__ import main
+from zero_study.__main__ import main
 reader, writer = os.pipe()
 os.dup2(writer, 1)
 os.close(reader)

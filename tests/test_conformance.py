@@ -19,18 +19,18 @@ import plain_training
 import pytest
 import torch
 
-from study import cli
 from study import run as run_module
 from study.config import build_config
-from study.conformance import adapters, cells, judge, matrix_file, probe, reference, refusals, results, toy
-from study.conformance import matrix as conformance_matrix
-from study.conformance.cells import Cell
-from study.engines import optimizer_formulas
-from study.engines.strategy_names import StrategyName
-from study.errors import Refusal
 from study.running import checks
-from study.strategy import file
-from study.upgrade import faults as known_faults
+from zero_study import cli
+from zero_study.conformance import adapters, cells, judge, matrix_file, probe, reference, refusals, results, toy
+from zero_study.conformance import matrix as conformance_matrix
+from zero_study.conformance.cells import Cell
+from zero_study.engines import optimizer_formulas
+from zero_study.engines.strategy_names import StrategyName
+from zero_study.errors import Refusal
+from zero_study.strategy import file
+from zero_study.upgrade import faults as known_faults
 
 PLAIN = Cell("ddp", "fp32", 2, 2, False)
 
@@ -174,7 +174,7 @@ def test_the_reference_is_what_torch_gives_under_autocast(precision, factor):
 
 @pytest.mark.launches
 def test_bounds_are_the_same_in_every_process():
-    requested = f"from study.conformance import cells, reference; print(reference.expect(cells.{PLAIN}).bounds)"
+    requested = f"from zero_study.conformance import cells, reference; print(reference.expect(cells.{PLAIN}).bounds)"
     other = launching.attempt(["python", "-c", requested], env={"PYTHONHASHSEED": "1"}).stdout
     assert other == f"{reference.expect(PLAIN).bounds}\n"
 

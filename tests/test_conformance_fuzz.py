@@ -15,9 +15,9 @@ import pytest
 import samples
 import torch
 
-from study.conformance import cells, fuzz, reference, results, toy
-from study.conformance.cells import Cell
-from study.upgrade import faults
+from zero_study.conformance import cells, fuzz, reference, results, toy
+from zero_study.conformance.cells import Cell
+from zero_study.upgrade import faults
 
 PLAIN = Cell("zero2", "fp32", 2, 1, False)
 DRAWN = list(itertools.islice(fuzz.drawn(1), 1500))

@@ -10,13 +10,13 @@ import samples
 import transformers
 from test_activations import CLASSES, backward_bytes
 
-from study.dryrun import build_model, count, models
-from study.errors import Refusal
-from study.planner import Request, choose
-from study.theory import computation, peaks, shapes
-from study.theory.communication import collectives
-from study.theory.engine import Engine, StepConfig
-from study.theory.shapes.counts import Polynomial, from_content, to_content
+from zero_study.dryrun import build_model, count, models
+from zero_study.errors import Refusal
+from zero_study.planner import Request, choose
+from zero_study.theory import computation, peaks, shapes
+from zero_study.theory.communication import collectives
+from zero_study.theory.engine import Engine, StepConfig
+from zero_study.theory.shapes.counts import Polynomial, from_content, to_content
 
 SMALL = {
     "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,

@@ -18,13 +18,13 @@ torch = pytest.importorskip("torch")
 
 from diff_program import FAULTS, QUICK, QUICK_SOUND, RARE, adapters, counterpart  # noqa: E402
 
-from study import cli, diff  # noqa: E402
-from study.diff import bounds, causes, rounding, sketch  # noqa: E402
-from study.diff.__main__ import main  # noqa: E402
-from study.diff.compare import Result, compare  # noqa: E402
-from study.diff.recorded import FORMAT, READABLE, Damaged, Recording  # noqa: E402
-from study.diff.text import text  # noqa: E402
-from study.errors import Refusal  # noqa: E402
+from zero_study import cli, diff  # noqa: E402
+from zero_study.diff import bounds, causes, rounding, sketch  # noqa: E402
+from zero_study.diff.__main__ import main  # noqa: E402
+from zero_study.diff.compare import Result, compare  # noqa: E402
+from zero_study.diff.recorded import FORMAT, READABLE, Damaged, Recording  # noqa: E402
+from zero_study.diff.text import text  # noqa: E402
+from zero_study.errors import Refusal  # noqa: E402
 
 
 @pytest.mark.parametrize("shape", [(7,), (40, 30), (3, 50, 17)])
@@ -574,7 +574,7 @@ def test_noise_goes_with_a_recording(tmp_path: Path):
 AGREES = """
 import os, sys, torch.distributed as dist
 from pathlib import Path
-from study.diff import recording
+from zero_study.diff import recording
 if "group" in sys.argv:
     dist.init_process_group("gloo")
 for _ in range(2):

@@ -17,14 +17,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from study import cli  # noqa: E402
-from study.diff import padding, sketch  # noqa: E402
-from study.diff.__main__ import main  # noqa: E402
-from study.diff.compare import Result, compare  # noqa: E402
-from study.diff.padding import Filling, kept_positions  # noqa: E402
-from study.diff.recorded import FORMAT, READABLE, Recording  # noqa: E402
-from study.diff.text import content, text  # noqa: E402
-from study.errors import Refusal  # noqa: E402
+from zero_study import cli  # noqa: E402
+from zero_study.diff import padding, sketch  # noqa: E402
+from zero_study.diff.__main__ import main  # noqa: E402
+from zero_study.diff.compare import Result, compare  # noqa: E402
+from zero_study.diff.padding import Filling, kept_positions  # noqa: E402
+from zero_study.diff.recorded import FORMAT, READABLE, Recording  # noqa: E402
+from zero_study.diff.text import content, text  # noqa: E402
+from zero_study.errors import Refusal  # noqa: E402
 
 
 def put(folder: Path, steps: int = 2, *, first: int = 0, rate: float = 1.0, rows: int = 2, **changes: Any) -> Path:
@@ -105,7 +105,7 @@ def test_ranks_that_get_parts_of_each_row_are_judged_by_their_gradients(gradient
 def test_weights_that_move_in_one_training_only_are_found_below_every_bound(tmp_path, monkeypatch):
     put(tmp_path / "a", rate=1e-3)
     put(tmp_path / "b", rate=0.0)
-    monkeypatch.setattr("study.diff.bounds.Bounds._bound", lambda *_: math.inf)
+    monkeypatch.setattr("zero_study.diff.bounds.Bounds._bound", lambda *_: math.inf)
     for pair in (("a", "b"), ("b", "a")):
         (difference,) = compare(*(Recording.read(tmp_path / name) for name in pair)).differences
         assert (difference.step, difference.kind, difference.name) == (2, "update", "w")

@@ -33,20 +33,21 @@ from matplotlib.text import Text
 from published import __main__ as published
 from subjects import conformance, theory
 
-from study import cli, config
+from study import config
 from study.claims import snippets
-from study.command_line import given
-from study.conformance import results
-from study.conformance.cells import PACKAGES
-from study.engines import this_machine
-from study.engines.this_machine import Machine
-from study.strategy import file
+from zero_study import cli
+from zero_study.command_line import given
+from zero_study.conformance import results
+from zero_study.conformance.cells import PACKAGES
+from zero_study.engines import this_machine
+from zero_study.engines.this_machine import Machine
+from zero_study.strategy import file
 
 pytestmark = pytest.mark.pages
 
 PAGE_PATTERNS = (
     "README.md", "AGENTS.md", "docs/*.md", "reports/*.md", "reports/*/README.md", "study/*/README.md",
-    "study/skills/**/*.md", "tools/**/README.md",
+    "zero_study/*/README.md", "zero_study/skills/**/*.md", "tools/**/README.md",
 )  # fmt: skip
 PAGES = sorted(path.relative_to(ROOT).as_posix() for pattern in PAGE_PATTERNS for path in ROOT.glob(pattern))
 
@@ -91,7 +92,7 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(path.resolve()), f"{page}: {target}"
 
 
-FOLDERS = ("accelerate_configs/", "docs/", "notebooks/", "reports/", "study/", "tests/", "tools/")
+FOLDERS = ("accelerate_configs/", "docs/", "notebooks/", "reports/", "study/", "tests/", "tools/", "zero_study/")
 MADE = ("reports/smoke/", "reports/single-gpu/", "reports/my_study/")  # by the commands beside them
 
 
@@ -264,7 +265,7 @@ def test_cheap_commands_run(line, tmp_path, monkeypatch, capsys):
     (block,) = [token.content for token in tokens("docs/studies.md") if token.type == "fence" and token.info == "yaml"]
     (tmp_path / "my_study.yaml").write_text(block)
     (tmp_path / "config.json").write_text(json.dumps(GPT2))
-    for folder in ("accelerate_configs", "reports", "study"):
+    for folder in ("accelerate_configs", "reports", "study", "zero_study"):
         (tmp_path / folder).symlink_to(ROOT / folder)
     monkeypatch.chdir(tmp_path)
     if "--this-machine" in line:
@@ -465,7 +466,7 @@ def test_the_script_makes_what_the_first_table_examines(tmp_path):
         ("saved model", "empty (2): lm_head.weight, model.embed_tokens.weight"),
         ("diff a b", "First difference: step 1, all 4 gradients"),
     ):
-        words = [sys.executable, "-m", "study", *command.split()]
+        words = [sys.executable, "-m", "zero_study", *command.split()]
         completed = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
         assert completed.returncode == 1
         assert answer in completed.stdout

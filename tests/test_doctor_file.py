@@ -17,14 +17,14 @@ import pytest
 import yaml
 from refusing import refusal
 
-from study import cli
-from study.doctor import checkup, config_files, examine, findings, text
-from study.doctor.findings import KEEP, Finding
-from study.engines import extensions
-from study.engines.keys import allowed, known_keys
-from study.engines.this_machine import Machine
-from study.errors import Refusal
-from study.strategy.file import CONFIGS, read_strategy
+from zero_study import cli
+from zero_study.doctor import checkup, config_files, examine, findings, text
+from zero_study.doctor.findings import KEEP, Finding
+from zero_study.engines import extensions
+from zero_study.engines.keys import allowed, known_keys
+from zero_study.engines.this_machine import Machine
+from zero_study.errors import Refusal
+from zero_study.strategy.file import CONFIGS, read_strategy
 
 # What doctor gets wrong of the real files, and why it stays so.
 MISSED = {

@@ -15,10 +15,10 @@ import pytest
 import yaml
 from refusing import refusal
 
-from study import cli, terminal
-from study.doctor import checkup, examine, kinds, several, text
-from study.doctor.findings import Finding
-from study.strategy.file import CONFIGS
+from zero_study import cli, terminal
+from zero_study.doctor import checkup, examine, kinds, several, text
+from zero_study.doctor.findings import Finding
+from zero_study.strategy.file import CONFIGS
 
 FILES = launching.ROOT / "tests" / "tool_files"  # sound files of each kind, written after the tools' documentation
 NAMED_ONLY = "ds_for_trainer.json"  # for Trainer, which replaces more values than accelerate alone
@@ -416,7 +416,7 @@ def test_multi_cpu_without_mpirun_is_found():
 
 @pytest.mark.computes  # imports torch
 def test_a_script_that_was_not_started_as_it_expects_says_what_to_write(monkeypatch, capsys):
-    from study.engines import cpu_launch, scripts
+    from zero_study.engines import cpu_launch, scripts
 
     for name in ("RANK", "WORLD_SIZE", "ACCELERATE_USE_DEEPSPEED"):
         monkeypatch.delenv(name, raising=False)

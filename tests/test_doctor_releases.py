@@ -14,10 +14,10 @@ import pytest
 import yaml
 from refusing import refusal
 
-from study import check, cli
-from study.doctor import examine, several, text
-from study.doctor.findings import Finding, Settings
-from study.engines import cpu_launch
+from zero_study import check, cli
+from zero_study.doctor import examine, several, text
+from zero_study.doctor.findings import Finding, Settings
+from zero_study.engines import cpu_launch
 
 FSDP = {"distributed_type": "FSDP", "num_processes": 8}
 FSDP2 = FSDP | {"fsdp_config": {"version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}}

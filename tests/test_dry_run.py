@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from study.dryrun.allocator import MIB, Allocator
+from zero_study.dryrun.allocator import MIB, Allocator
 
 CASES = Path(__file__).with_name("dry_run_cases.py")
 

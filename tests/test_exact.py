@@ -15,11 +15,11 @@ import pytest
 import samples
 import torch
 
-from study import cli
-from study.errors import Refusal
 from study.exact import cells, command, faults, model, orders, problem, reference, runner
 from study.exact.cells import Cell
-from study.strategy import file
+from zero_study import cli
+from zero_study.errors import Refusal
+from zero_study.strategy import file
 
 RECORD = launching.ROOT / "reports" / "exact.json"
 THREE_FAULTS = ("a bucket is reduced twice", "a layer computes with stale weights", "the last element of a shard")

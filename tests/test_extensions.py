@@ -18,10 +18,10 @@ import pytest
 from refusing import refusal
 
 from study.config import build_config
-from study.engines import extensions, inductor
 from study.run import make_run
 from study.running import checks
-from study.strategy.file import read_by_name
+from zero_study.engines import extensions, inductor
+from zero_study.strategy.file import read_by_name
 
 # A compiler with libaio's header and library, each of which a test can take away.
 STUB_COMPILER = """#!/bin/sh
@@ -221,8 +221,8 @@ def build(tmp_path, tools, monkeypatch):
         code = f"""
 import sys
 sys.path.insert(0, {str(packages)!r})
-from study.engines import extensions
-from study.errors import Refusal
+from zero_study.engines import extensions
+from zero_study.errors import Refusal
 extensions.DEVICES = extensions.Path({str(tmp_path / "dev")!r})
 extensions.HEARTBEAT_SECONDS = 0.2
 extensions._search_path = lambda: {str(tools)!r}

@@ -9,11 +9,11 @@ import pytest
 import yaml
 from refusing import refusal
 
-from study import files
 from study.claims import ledger
-from study.errors import Refusal
 from study.running import studies
-from study.strategy import file
+from zero_study import files
+from zero_study.errors import Refusal
+from zero_study.strategy import file
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ import first_hour
 import one_gpu
 import pytest
 
-from study import files
-from study.engines import this_machine
-from study.engines.this_machine import Machine
-from study.errors import Refusal
 from study.running import studies
 from study.running.predictions import PredictedRun
+from zero_study import files
+from zero_study.engines import this_machine
+from zero_study.engines.this_machine import Machine
+from zero_study.errors import Refusal
 
 pytestmark = pytest.mark.pages
 

@@ -20,7 +20,7 @@ from study.records.machine import FORKED
 from study.run import Run, make_run
 from study.running import forking, launch, runner
 from study.running.forking import ForkServer, ServerLost
-from study.strategy.file import find_strategy, read_strategy
+from zero_study.strategy.file import find_strategy, read_strategy
 
 ROOT = launching.ROOT
 SMALL = {"max_steps": 4, "num_train_examples": 32, "num_eval_examples": 8, "learning_rate": 1e-3, "digest_every": 1}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from study import terminal
-from study.engines.strategy_names import in_order
+from zero_study import terminal
+from zero_study.engines.strategy_names import in_order
 
 
 @pytest.mark.parametrize(

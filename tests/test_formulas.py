@@ -10,10 +10,10 @@ import architecture_formulas as tool
 import pytest
 from transformers import CONFIG_MAPPING
 
-from study.dryrun import count
-from study.theory import shapes
-from study.theory.shapes import config_json, formulas
-from study.theory.shapes.config_json import MODEL_TYPES
+from zero_study.dryrun import count
+from zero_study.theory import shapes
+from zero_study.theory.shapes import config_json, formulas
+from zero_study.theory.shapes.config_json import MODEL_TYPES
 
 SEED = 1000  # of models that no formula was fitted to
 # Relative errors that are accepted. A trace leaves out what comes from the weights, which kernels of the backward pass
@@ -69,7 +69,7 @@ def test_configs_are_answered_without_torch(names, tmp_path):
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
     program = (
         "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
-        "from study.cli import run\n"
+        "from zero_study.cli import run\n"
         "for path in sys.argv[1:]:\n"
         "    assert run(['advise', '--model', path, '--gpu', 'h200', '--gpus', '8']) in (0, 1), path\n"
     )

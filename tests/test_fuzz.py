@@ -36,17 +36,19 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from study import __main__, cli, config, files
+from study import config
 from study.claims import ledger, verdicts
-from study.conformance import matrix as conformance_matrix
-from study.conformance import results
-from study.errors import Refusal, RunFailed
+from study.cli import compare as compare_command
 from study.records import find as records
 from study.records import pack
 from study.run import Run
 from study.running import launch, plan, studies
-from study.strategy import file, shipped
-from study.theory import shapes
+from zero_study import __main__, cli, files
+from zero_study.conformance import matrix as conformance_matrix
+from zero_study.conformance import results
+from zero_study.errors import Refusal, RunFailed
+from zero_study.strategy import file, shipped
+from zero_study.theory import shapes
 
 SECONDS = 20  # of a processor, for one case
 
@@ -342,7 +344,7 @@ def commands(draw: random.Random) -> None:
     """Another command, with other words than it takes."""
     name = draw.choice(list(COMMANDS))
     words = [name, *COMMANDS[name]]
-    known = [o for o in cli.zero_study.commands[name].params if isinstance(o, click.Option)]
+    known = [o for o in cli.all_commands()[name].params if isinstance(o, click.Option)]
     # It would decide all claims again, and write the verdicts.
     known = [option for option in known if option.name not in ("check", "write")]
     for option in draw.sample(known, min(len(known), draw.choice((0, 1, 2, 3)))):
@@ -467,7 +469,7 @@ def record_files(draw: random.Random) -> None:
     elif what == 2:
         ask("plan", "mine-good.yaml", "--runs-dir", ".", "--only", "tiny")
     else:
-        ask("compare", "runs", "--view", draw.choice(list(cli.compare.VIEWS)))
+        ask("compare", "runs", "--view", draw.choice(list(compare_command.VIEWS)))
 
 
 def _uncompressed(path: Path) -> tuple[str, bytes]:

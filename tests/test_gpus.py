@@ -10,13 +10,13 @@ import math
 import pytest
 from refusing import refusal
 
-from study import cli
-from study.errors import Refusal
-from study.planner.request import Request
-from study.theory import cards, gpus, hardware, intervals, shapes, step_time
-from study.theory.engine import Engine
-from study.theory.gpus import GPUS, find_gpu
-from study.theory.step_time import FITTED, constants_of
+from zero_study import cli
+from zero_study.errors import Refusal
+from zero_study.planner.request import Request
+from zero_study.theory import cards, gpus, hardware, intervals, shapes, step_time
+from zero_study.theory.engine import Engine
+from zero_study.theory.gpus import GPUS, find_gpu
+from zero_study.theory.step_time import FITTED, constants_of
 
 BY_NUMBERS = ["--gpu-memory", "48", "--gpu-tflops", "362", "--gpu-bandwidth", "864"]
 LLAMA = ["--model", "llama-3.1-8b", "--gpus", "8"]

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from refusing import refusal
 
-from study import cli, files
-from study.errors import Refusal
 from study.records import steps
+from zero_study import cli, files
+from zero_study.errors import Refusal
 
 
 def _aliases(levels: int, width: int = 9) -> str:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from study.theory import shapes
-from study.theory.shapes import hub
+from zero_study.theory import shapes
+from zero_study.theory.shapes import hub
 
 GPT = {
     "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 24, "n_head": 4, "n_layer": 2,

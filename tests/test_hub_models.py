@@ -9,13 +9,13 @@ import hub_models
 import hub_table
 import pytest
 
-from study.theory import shapes
-from study.theory.shapes.counts import from_content
+from zero_study.theory import shapes
+from zero_study.theory.shapes.counts import from_content
 
 MODELS = hub_models.read()
 # Their code reads the values of tensors, or needs long sequences (tools/derive/hub_table.py says why).
 NOT_TRACED = {"deberta-base", "hubert-base", "longformer-base", "wav2vec2-base"}
-KNOWN_MODELS = Path(__file__).parents[1] / "study/theory/shapes/known_models.csv"
+KNOWN_MODELS = Path(__file__).parents[1] / "zero_study/theory/shapes/known_models.csv"
 
 
 def test_names_and_hub_ids_are_unique_and_sorted():

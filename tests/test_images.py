@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from study import planner
-from study.errors import Refusal
-from study.planner import advice_text, launch, machines, machines_text
-from study.planner.request import Request
-from study.theory import adapters, computation, peaks, shapes
-from study.theory.engine import StepConfig
+from zero_study import planner
+from zero_study.errors import Refusal
+from zero_study.planner import advice_text, launch, machines, machines_text
+from zero_study.planner.request import Request
+from zero_study.theory import adapters, computation, peaks, shapes
+from zero_study.theory.engine import StepConfig
 
 VISION_LANGUAGE = ("llava-1.5-7b", "qwen2.5-vl-7b")
 

@@ -18,13 +18,13 @@ import launching
 import psutil
 import pytest
 
-from study import processes
 from study.config import build_config
-from study.errors import Refusal, RunFailed
 from study.records import schema
 from study.run import Run, make_run
 from study.running import launch
-from study.strategy.file import read_by_name
+from zero_study import processes
+from zero_study.errors import Refusal, RunFailed
+from zero_study.strategy.file import read_by_name
 
 pytestmark = pytest.mark.launches
 
@@ -166,7 +166,7 @@ def test_one_process_is_alone_unless_it_is_asked_to_be_a_world(tmp_path):
 @pytest.mark.parametrize(
     ("code", "error", "message"),
     [
-        ("from study.errors import Refusal; raise Refusal('no text; mend it')", Refusal, "no text; mend it"),
+        ("from zero_study.errors import Refusal; raise Refusal('no text; mend it')", Refusal, "no text; mend it"),
         ("raise KeyError('labels')", RunFailed, "it: KeyError: 'labels'"),
         ("os.kill(os.getpid(), 9)", RunFailed, "it: ended with status -9"),
         ("pass", RunFailed, "it: ended with status 0"),  # and nothing was said

@@ -18,16 +18,16 @@ import pytest
 import samples
 from refusing import refusal
 
-from study import cli, planner
-from study.cli import web
-from study.command_line import _declaration, choices, kind
-from study.errors import Refusal
-from study.planner import Request, choose, launch, stack_tables
-from study.planner.request import GPUS, MACHINE
-from study.strategy import file
-from study.theory import adapters
-from study.theory import engine as engines
-from study.theory.stacks import STACKS, StackName
+from zero_study import cli, planner
+from zero_study.cli import web
+from zero_study.command_line import _declaration, choices, kind
+from zero_study.errors import Refusal
+from zero_study.planner import Request, choose, launch, stack_tables
+from zero_study.planner.request import GPUS, MACHINE
+from zero_study.strategy import file
+from zero_study.theory import adapters
+from zero_study.theory import engine as engines
+from zero_study.theory.stacks import STACKS, StackName
 
 # Fields that describe the machine, which a command cannot change, or that name the strategy, the program or its file.
 OF_MACHINE = {name for name, field in Request.model_fields.items() if _declaration(field).group in (MACHINE, GPUS)}

@@ -17,13 +17,13 @@ from refusing import refusal
 from test_strategy import FOUND, Ancestor
 
 from study.config import build_config
-from study.engines.keys import allowed
-from study.errors import Failed, Refusal
 from study.records import imports, machine, schema
 from study.run import make_run
 from study.running import launch
-from study.strategy.file import CONFIGS, read_by_name, read_strategy
 from study.training import proof, request
+from zero_study.engines.keys import allowed
+from zero_study.errors import Failed, Refusal
+from zero_study.strategy.file import CONFIGS, read_by_name, read_strategy
 
 SMALL = ["--max-steps", "2", "--num-train-examples", "32", "--num-eval-examples", "8", "--no-measure"]
 TRAIN = ROOT / "study" / "train.py"

@@ -11,7 +11,7 @@ import launching
 import psutil
 import pytest
 
-from study.strategy.file import find_strategy
+from zero_study.strategy.file import find_strategy
 
 REFUSED = pytest.fail.Exception
 

@@ -4,46 +4,46 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import io
 import json
 import re
 import subprocess
 import sys
+import tokenize
+from collections import Counter
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
+from typing import Any
 
 import click
 import launching
 import pytest
 import yaml
 
-from study import cli, config
+from study import config
 from study.config import build_config
 from study.running import studies
-from study.strategy import file
+from zero_study import cli
+from zero_study.strategy import file
 
-STUDY = Path(config.__file__).resolve().parent
-FILES = sorted(path for path in STUDY.rglob("*.py") if "metrics" not in path.parts)
-
-# Which room of the study may import which others.
-MAY_IMPORT = {
-    room: set(entry["may_import"])
-    for room, entry in yaml.safe_load((STUDY.parent / "docs" / "rooms.yaml").read_text()).items()
-}
-
-# What is also imported as zero_study, in folders that may have a package `study` of their own (test_import_name.py).
-TWO_NAMES = {
-    "__init__", "answers", "conformance", "diff", "doctor", "engines", "errors", "files", "processes", "progress",
-    "prove", "ranks", "saved", "terminal", "testing", "upgrade", "verdict", "version",
-}  # fmt: skip
+HOUSES = ("zero_study", "study")
+FILES = sorted(
+    path for house in HOUSES for path in (launching.ROOT / house).rglob("*.py") if "metrics" not in path.parts
+)
+ROOMS_FILE = launching.ROOT / "docs" / "rooms.yaml"
+ROOMS: dict[str, Any] = yaml.safe_load(ROOMS_FILE.read_text())
 
 # What needs no torch, so that a laptop redoes the whole analysis.
 LIGHT = [
-    "answers", "claims", "cli", "command_line", "compare", "config", "conformance.cells", "conformance.results",
-    "doctor", "dryrun.traced", "engines.extensions", "engines.keys.allowed", "engines.keys.known_keys",
-    "engines.this_machine", "errors", "files", "logs", "models", "planner", "processes", "progress", "public_runs",
-    "records", "report", "run", "running", "strategy", "terminal", "theory", "train", "upgrade", "verdict",
-    "workloads.sources", "__main__",
+    "study.claims", "study.cli", "study.compare", "study.config", "study.public_runs", "study.records", "study.report",
+    "study.run", "study.running", "study.train", "study.workloads.sources",
+    "zero_study.answers", "zero_study.cli", "zero_study.command_line", "zero_study.conformance.cells",
+    "zero_study.conformance.results", "zero_study.doctor", "zero_study.dryrun.traced", "zero_study.engines.extensions",
+    "zero_study.engines.keys.allowed", "zero_study.engines.keys.known_keys", "zero_study.engines.this_machine",
+    "zero_study.errors", "zero_study.files", "zero_study.logs", "zero_study.models", "zero_study.planner",
+    "zero_study.processes", "zero_study.progress", "zero_study.public_runs", "zero_study.strategy",
+    "zero_study.terminal", "zero_study.theory", "zero_study.upgrade", "zero_study.verdict", "zero_study.__main__",
 ]  # fmt: skip
 DRAWING = {"matplotlib", "study.report"}  # only the pages draw
 HEAVY = {"torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate"}
@@ -59,52 +59,136 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(text_of(path))
 
 
-def part(path: Path) -> str:
-    return path.relative_to(STUDY).with_suffix("").parts[0]
+def place(path: Path) -> tuple[str, ...]:
+    """The house, the room and the modules below it, of a file or folder."""
+    return path.relative_to(launching.ROOT).with_suffix("").parts
 
 
 @cache
 def names_imported(path: Path) -> set[str]:
-    """What a file imports of the study, inside functions too: room.module, room.module.name ..."""
+    """What a file imports of both packages, inside functions too: study.room.module, zero_study.room.module.name ..."""
     names = set()
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             # Of a relative import, level 1 is the package that the file is in.
-            above = ["study", *path.relative_to(STUDY).parts[:-1]][: 1 - node.level or None] if node.level else []
+            above = [*place(path)[:-1]][: 1 - node.level or None] if node.level else []
             module = ".".join([*above, *([node.module] if node.module else [])])
             names |= {f"{module}.{alias.name}" for alias in node.names}
-    return {name.removeprefix("study.") for name in names if name.startswith("study.")}
+    return {name for name in names if name.partition(".")[0] in HOUSES}
 
 
-def imported(path: Path) -> set[str]:
-    """The other parts of the study that a file imports."""
-    return {name.split(".")[0] for name in names_imported(path)} - {part(path), "__version__"}
+def imported(path: Path) -> set[tuple[str, str]]:
+    """The house and the name of each other room that a file imports."""
+    names = [name.split(".") for name in names_imported(path)]
+    rooms = {(house, "version" if room == "__version__" else room) for house, room, *_ in names}
+    return rooms - {place(path)[:2]}
 
 
 def test_imports_point_one_way():
-    paths = [path for path in FILES if path != STUDY / "__init__.py"]
-    forbidden = {str(path): imported(path) - MAY_IMPORT[part(path)] for path in paths}
-    assert {path: rooms for path, rooms in forbidden.items() if rooms} == {}
-
-
-def test_relative_imports_are_where_a_package_has_two_names():
-    """A program in a string is searched, too: it may start in a folder that has a package `study`."""
-    for room in TWO_NAMES - {"__init__"}:
-        assert MAY_IMPORT[room] <= TWO_NAMES
+    """A room imports only what rooms.yaml allows, and no room of zero_study imports one of study."""
+    forbidden = {}
     for path in FILES:
-        text = text_of(path)
-        froms = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.ImportFrom)]
-        if part(path) in TWO_NAMES:
-            assert not re.search(r"^\s*(from|import) study\b|-m study\b|[\"']study\.", text, re.MULTILINE), path
-        else:
-            assert not [node for node in froms if node.level], f"{path}: relative import"
-        assert not [node for node in froms if (node.module or "").startswith("zero_study")], path
+        house, room, *_ = place(path)
+        if room != "__init__":
+            entry = ROOMS[house][room]
+            allowed = {(house, name) for name in entry["may_import"]}
+            allowed |= {("zero_study", name) for name in entry.get("tools", ())}
+            if others := imported(path) - allowed:
+                forbidden[str(path)] = others
+    assert forbidden == {}
+    assert not any("tools" in entry for entry in ROOMS["zero_study"].values())
+
+
+def test_every_room_has_a_purpose_and_the_table_has_no_other():
+    rooms = {place(path)[:2] for path in FILES} - {(house, "__init__") for house in HOUSES}
+    assert rooms == {(house, room) for house in HOUSES for room in ROOMS[house]}
+
+
+def test_rooms_are_in_no_circle():
+    for house in HOUSES:
+        tuple(TopologicalSorter({room: entry["may_import"] for room, entry in ROOMS[house].items()}).static_order())
+
+
+def test_the_tools_name_no_module_of_the_study():
+    """A name in a string would be imported at run time. The entry point names the package that has the commands."""
+    naming = {}
+    for path in FILES:
+        if place(path)[0] == "zero_study":
+            strings = [node.value for node in ast.walk(tree_of(path)) if isinstance(node, ast.Constant)]
+            found = [text for text in strings if isinstance(text, str) and re.search(r"(from|import|-m) study\b", text)]
+            naming |= {str(path): found} if found else {}
+    assert naming == {}
+
+
+# ---------------------------------------------------------------- budgets
+
+_NOT_COUNTED = {
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,
+    tokenize.ENDMARKER,
+}  # fmt: skip
+
+
+def num_tokens(text: str) -> int:
+    """Return how many tokens a program has, without comments and docstrings."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, documented)]
+    docstrings = {node.body[0].lineno for node in nodes if ast.get_docstring(node, clean=False) is not None}
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    counted = (each for each in tokens if each.type not in _NOT_COUNTED)
+    return sum(not (each.type == tokenize.STRING and each.start[0] in docstrings) for each in counted)
+
+
+def test_tokens_are_counted_without_comments_and_docstrings():
+    plain = "def f(a):\n    return a + 1\n"
+    explained = '"""A module."""\n\n# why\ndef f(\n    a,\n):\n    """Add."""\n    return a + 1  # one\n'
+    assert num_tokens(plain) == len(["def", "f", "(", "a", ")", ":", "return", "a", "+", "1"])
+    assert num_tokens(explained) == num_tokens(plain) + 1  # the comma
+
+
+def budgets(rooms: dict[str, Any]) -> dict[str, int]:
+    """Return the budget of each room and each folder of programs."""
+    parts = {f"{house}/{room}": entry for house in HOUSES for room, entry in rooms.get(house, {}).items()}
+    return {name: entry["tokens"] for name, entry in (parts | rooms.get("programs", {})).items()}
+
+
+def test_no_room_is_larger_than_its_budget():
+    sizes: Counter[str] = Counter()
+    for path in FILES:
+        sizes["/".join(place(path)[:2])] += num_tokens(text_of(path))
+    for folder in ROOMS["programs"]:
+        sizes[folder] = sum(num_tokens(text_of(path)) for path in (launching.ROOT / folder).rglob("*.py"))
+    too_large = {name: (sizes[name], budget) for name, budget in budgets(ROOMS).items() if sizes[name] > budget}
+    assert too_large == {}, "remove as much as you add, or raise the budget in a commit that says so"
+
+
+def test_a_budget_is_raised_only_by_a_commit_that_says_so():
+    """The commits that changed the file of rooms are compared with the ones before them."""
+    git = ["git", "-C", str(launching.ROOT)]
+    log = subprocess.run([*git, "log", "--format=%H %s", "--", ROOMS_FILE], capture_output=True, text=True)
+    if log.returncode:
+        pytest.skip("this is no clone")
+    later: dict[str, int] = budgets(ROOMS)
+    subject = "the change that is not committed"
+    raised = {}
+    for line in log.stdout.splitlines():
+        commit, _, its_subject = line.partition(" ")
+        shown = subprocess.run([*git, "show", f"{commit}:docs/rooms.yaml"], capture_output=True, text=True, check=True)
+        rooms = yaml.safe_load(shown.stdout)
+        if "programs" not in rooms:  # before there were budgets
+            break
+        earlier = budgets(rooms)
+        larger = {name: tokens for name, tokens in later.items() if tokens > earlier.get(name, tokens)}
+        if larger and not subject.startswith("Raise the budget") and subject != "the change that is not committed":
+            raised[subject] = larger
+        later, subject = earlier, its_subject
+    assert raised == {}
 
 
 def test_one_module_joins_theory_to_what_was_recorded():
-    joining = {path.stem for path in (STUDY / "compare").glob("*.py") if "theory" in imported(path)}
+    compare = launching.ROOT / "study" / "compare"
+    joining = {path.stem for path in compare.glob("*.py") if ("zero_study", "theory") in imported(path)}
     assert joining == {"predicted"}
 
 
@@ -114,9 +198,9 @@ def test_every_folder_of_modules_is_a_package():
 
 
 def test_no_module_is_in_a_circle():
-    modules = {
-        ".".join(path.relative_to(STUDY).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES
-    }
+    # The __init__ of each package imports nothing before it is used.
+    paths = [path for path in FILES if len(place(path)) > 2 or path.stem != "__init__"]
+    modules = {".".join(place(path)).removesuffix(".__init__"): path for path in paths}
     arrows = {
         name: {
             next((m for m in (other, other.rpartition(".")[0]) if m in modules), name) for other in names_imported(path)
@@ -140,11 +224,11 @@ for names, unwanted in json.load(sys.stdin):
 @pytest.mark.launches
 def test_imports_need_neither_torch_nor_pages():
     requested = []
-    for name in sorted(LIGHT, key=lambda name: name == "report"):  # which alone may draw, last
-        modules = [f"study.{name}"]
-        if (folder := STUDY / name.replace(".", "/")).is_dir():
-            modules += [f"study.{name}.{path.stem}" for path in folder.glob("[!_]*.py")]
-        requested.append((modules, sorted(HEAVY | (set() if name == "report" else DRAWING))))
+    for name in sorted(LIGHT, key=lambda name: name == "study.report"):  # which alone may draw, last
+        modules = [name]
+        if (folder := launching.ROOT / name.replace(".", "/")).is_dir():
+            modules += [f"{name}.{path.stem}" for path in folder.glob("[!_]*.py")]
+        requested.append((modules, sorted(HEAVY | (set() if name == "study.report" else DRAWING))))
     completed = subprocess.run(
         [sys.executable, "-c", IMPORTS],
         input=json.dumps(requested), env=launching.environment(), capture_output=True, text=True,
@@ -170,9 +254,10 @@ MANY_LINES = 2000
 
 
 def test_a_large_folder_says_where_to_begin():
-    for folder in (path for room in (STUDY, launching.ROOT / "tools") for path in (room, *room.iterdir())):
+    tops = [launching.ROOT / name for name in (*HOUSES, "tools")]
+    for folder in (path for top in tops for path in top.iterdir()):
         lines = sum(len(path.read_text().splitlines()) for path in folder.rglob("*.py"))
-        assert lines <= MANY_LINES or (folder / "README.md").exists() or folder == STUDY, folder
+        assert lines <= MANY_LINES or (folder / "README.md").exists(), folder
 
 
 TOOLS = launching.ROOT / "tools"
@@ -215,7 +300,8 @@ def test_tools_import_neither_tests_nor_other_rooms():
 
 def test_no_file_hides_another_module():
     """`accelerate launch study/train.py` puts study/ first on sys.path."""
-    ours = {path.stem for path in STUDY.glob("*.py")} | {path.name for path in STUDY.iterdir() if path.is_dir()}
+    study = launching.ROOT / "study"
+    ours = {path.stem for path in study.glob("*.py")} | {path.name for path in study.iterdir() if path.is_dir()}
     installed = set(importlib.metadata.packages_distributions()) | set(sys.stdlib_module_names)
     assert not (ours - {"__init__", "__main__", "__pycache__"}) & installed
 
@@ -253,21 +339,13 @@ def test_every_json_belongs_to_a_file():
 # ---------------------------------------------------------------- commands and studies
 
 
-def commands(group: click.Group = cli.zero_study, above: str = "") -> dict[str, click.Command]:
-    result = {}
-    for name, command in group.commands.items():
-        inner = isinstance(command, click.Group)
-        result |= commands(command, f"{above}{name} ") if inner else {f"{above}{name}": command}
-    return result
-
-
 @pytest.mark.launches
 def test_help_lists_every_command():
     completed = launching.command_line([])  # alone it is its help
     assert (completed.returncode, completed.stdout) == (0, launching.command_line(["-h"]).stdout)
     listed = completed.stdout.partition("\nTrain:\n")[2]
     described = [name for name, _ in re.findall(r"^  ([a-z-]+) +(\S.{19,})$", listed, re.MULTILINE)]
-    assert sorted(described) == sorted(commands())
+    assert sorted(described) == sorted(cli.all_commands())
     assert max(map(len, completed.stdout.splitlines())) <= 80
 
 
@@ -293,7 +371,7 @@ def test_help_is_on_one_screen_and_names_the_help_with_all_options(name, capsys,
     assert len(short.splitlines()) <= 47
     assert max(map(len, short.splitlines())) <= 80
     assert any(line.endswith("--help-all") for line in short.splitlines())
-    displayed = [option for option in cli.zero_study.commands[name].params if not getattr(option, "hidden", False)]
+    displayed = [option for option in cli.all_commands()[name].params if not getattr(option, "hidden", False)]
     flags = {flag for option in displayed for flag in option.opts}
     assert flags | {"--help"} == set(re.findall(r"^  (?:-h, )?(--[a-z0-9-]+)", whole, re.MULTILINE))
     assert set(re.findall(r"^  (--[a-z0-9-]+)", short, re.MULTILINE)) < flags

@@ -16,11 +16,11 @@ import pytest
 from launching import ROOT, attempt, command_line, environment
 from test_launch import start, wait_until  # noqa: F401 - a fixture
 
-from study import files, terminal
-from study.errors import Failed, Refusal
 from study.records import schema
 from study.running import lock
 from study.training import journal
+from zero_study import files, terminal
+from zero_study.errors import Failed, Refusal
 
 HOLD = (
     "import sys, time; from pathlib import Path; from study.running import lock\n"
@@ -121,7 +121,7 @@ def test_two_real_launches_into_one_folder(tmp_path):
     folder = tmp_path / "run"
     flags = ["--num-train-examples", "64", "--num-eval-examples", "16", "--no-measure", "--output-dir", str(folder)]
     first = subprocess.Popen(
-        [sys.executable, "-m", "study", "train", *flags, "--max-steps", "100000", "--strategy", "single"],
+        [sys.executable, "-m", "zero_study", "train", *flags, "--max-steps", "100000", "--strategy", "single"],
         cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:

@@ -17,11 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusing import refusal
 
-from study import cli
-from study.errors import Refusal, describe_missing
-from study.logs import draft, formats, imported, json_parts, reading
-from study.public_runs import archive, folder
-from study.public_runs.schema import COLUMNS, PublicRun
+from study.public_runs import archive
+from zero_study import cli
+from zero_study.errors import Refusal, describe_missing
+from zero_study.logs import draft, formats, imported, json_parts, reading
+from zero_study.public_runs import folder
+from zero_study.public_runs.schema import COLUMNS, PublicRun
 
 JUNIPER = Path(__file__).parent / "fixtures" / "logs" / "juniper_h100_n1_result_0.txt"
 GIB = 1 << 30
@@ -708,7 +709,7 @@ def test_a_long_table_with_values_that_repeat_or_are_not_finite(runs_of, tmp_pat
     assert (columns(first), first.training.not_finite) == ({"step": [1, 2], "loss": [3.5, None]}, {"loss": [1]})
     assert columns(second) == {"step": [1, 2], "loss": [4.5, 4.25]}
     assert any("without a step" in mark for mark in first.marks)
-    monkeypatch.setattr("study.logs.columns.MOST_VALUES", 3)
+    monkeypatch.setattr("zero_study.logs.columns.MOST_VALUES", 3)
     assert "more than 3 values" in refusal(imported.read, [write(tmp_path, "long.csv", text)])
 
 
@@ -939,7 +940,7 @@ def test_a_log_of_too_many_steps_is_thinned(run_of, monkeypatch):
 
 
 def test_too_many_columns_and_runs(run_of, tmp_path, monkeypatch):
-    monkeypatch.setattr("study.logs.columns.MOST_COLUMNS", 5)
+    monkeypatch.setattr("zero_study.logs.columns.MOST_COLUMNS", 5)
     run = run_of("step,loss," + ",".join(f"x{n}" for n in range(9)) + "\n" + ",".join("1" * 11) + "\n", "any.csv")
     assert list(columns(run)) == ["step", "loss", "x0", "x1", "x2"]
     assert run.marks == ["there are more than 5 columns, or very long names, so some columns were left out"]
@@ -1320,7 +1321,7 @@ def test_newest_rows_first_in_several_runs(runs_of, tmp_path, monkeypatch):
     a, b = runs_of(header + "".join(reversed(lines)), "sweep.csv")
     assert {run.name: columns(run)["step"] for run in (a, b)} == {"sweep-a": [1, 2], "sweep-b": [1, 2]}
     assert (a.source.lines, b.source.lines) == ([3, 5], [2, 4])
-    monkeypatch.setattr("study.logs.columns.MOST_REVERSED", 3)
+    monkeypatch.setattr("zero_study.logs.columns.MOST_REVERSED", 3)
     path = write(tmp_path, "long.csv", "step,loss\n4,1\n3,1\n2,1\n1,1\n")
     assert "Sort its rows by step" in refusal(imported.read, [path])
 

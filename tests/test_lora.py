@@ -16,12 +16,12 @@ from transformers import AutoModelForCausalLM
 
 from study.compare import facts, predicted
 from study.config import build_config
-from study.errors import Refusal
 from study.run import make_run
 from study.running import checks
-from study.strategy.file import read_by_name
 from study.training import adapters, export, optimizer_steps, weights
 from study.workloads import WORKLOADS
+from zero_study.errors import Refusal
+from zero_study.strategy.file import read_by_name
 
 WORKLOAD_NAMES = ("bert-imdb", "gpt-wikitext")
 SHARDED = ("zero0", "zero1", "zero2", "zero3", "zero1_cpu_offload", "zero3_cpu_offload", "fsdp2")

@@ -25,19 +25,19 @@ from launching import ROOT
 
 from study.compare import communication_views
 from study.config import build_config
-from study.errors import Refusal
 from study.records import find, schema
 from study.records.laboratory import LABORATORY
 from study.records.schema import Network
 from study.run import make_run
 from study.running import launch, outcome, plan, studies
-from study.strategy import theory_engine
-from study.strategy.file import read_by_name
-from study.theory import communication, hardware, shapes, step_time
-from study.theory.communication import ExpectedCollective, on_wire
-from study.theory.engine import Engine, StepConfig
-from study.theory.hardware import Cluster
 from study.training import counters, journal, proof, rank_failures, rendezvous
+from zero_study.errors import Refusal
+from zero_study.strategy import theory_engine
+from zero_study.strategy.file import read_by_name
+from zero_study.theory import communication, hardware, shapes, step_time
+from zero_study.theory.communication import ExpectedCollective, on_wire
+from zero_study.theory.engine import Engine, StepConfig
+from zero_study.theory.hardware import Cluster
 
 
 def two_machines(**changes):

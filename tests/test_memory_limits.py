@@ -13,10 +13,10 @@ import pytest
 from study import run as run_module
 from study.compare import frontier
 from study.config import build_config
-from study.engines import this_machine
 from study.records.schema import Outcome
 from study.running import launch, memory_limits, plan, studies
-from study.strategy.file import read_by_name
+from zero_study.engines import this_machine
+from zero_study.strategy.file import read_by_name
 
 LADDER = ("11m", "19m", "36m", "62m", "110m", "162m", "204m", "304m")
 STUDY = f"""
@@ -31,7 +31,7 @@ parts:
 OVER = """
 import sys
 from pathlib import Path
-from study.engines import this_machine
+from zero_study.engines import this_machine
 from study.running import memory_limits
 if sys.argv[2] == "no groups":
     this_machine.control_groups = lambda controller: iter(())
@@ -149,7 +149,7 @@ from study.config import build_config
 from study.records import machine
 from study.run import Run
 from study.running import launch
-from study.strategy.file import read_by_name
+from zero_study.strategy.file import read_by_name
 from study.training import counters
 launched = launch._environment(Run(build_config(), read_by_name("single"), 1, Path("run")))["OMP_NUM_THREADS"]
 pairs.share_cores(1)

@@ -14,16 +14,16 @@ import launching
 import pytest
 from click.exceptions import Exit
 
-from study import cli, terminal
 from study.claims import ledger
 from study.compare import summary
 from study.config import build_config
-from study.errors import Refusal
 from study.run import make_run
 from study.running import next_run
-from study.strategy.file import read_by_name
+from zero_study import cli, terminal
+from zero_study.errors import Refusal
+from zero_study.strategy.file import read_by_name
 
-STUDY = launching.ROOT / "study"
+PACKAGES = [launching.ROOT / name for name in ("study", "zero_study")]
 PLACE = "PLACE"  # stands for what a message fills in
 
 
@@ -52,17 +52,17 @@ def texts(path: Path) -> list[str]:
 def quoted_commands() -> list[tuple[str, str]]:
     """Return each command of zero-study that a message shows in backticks, with the file that it is in."""
     found = {}
-    for path in sorted(STUDY.rglob("*.py")):
+    for path in sorted(path for package in PACKAGES for path in package.rglob("*.py")):
         for text in texts(path):
             for command in re.findall(r"`(zero-study [a-z][^`]*)`", text):
-                found[command.partition(" < ")[0]] = str(path.relative_to(STUDY))
+                found[command.partition(" < ")[0]] = str(path.relative_to(launching.ROOT))
     return sorted((path, command) for command, path in found.items())
 
 
 def commands_of_rules() -> list[tuple[str, str]]:
     """Return the commands that `zero-study why` and the ledger of claims tell the user to type."""
     found = []
-    for path in sorted((STUDY / "why" / "rules").glob("*.yaml")):
+    for path in sorted((launching.ROOT / "zero_study" / "why" / "rules").glob("*.yaml")):
         for text in re.findall(r"zero-study [a-z-]+(?: --[a-z-]+(?: [A-Z\d][\w.=]*)?| [A-Z]{2,}\b| zero3| train\.py)*",
                                " ".join(path.read_text().split())):  # fmt: skip
             found.append((path.name, text))
@@ -86,7 +86,7 @@ def test_commands_in_messages_can_be_typed():
 def check(command: str) -> None:
     words = [re.sub(r"^[A-Z]{2,}$", "1", word) for word in shlex.split(command)]  # a placeholder may be a number
     if len(words) == 2:  # a mention of the command, which may need arguments
-        assert words[1] in cli.zero_study.commands
+        assert words[1] in cli.all_commands()
         return
     with suppress(Exit):  # of --help
         parse([*words, "1"] if words[-1] == "--output" else words)
@@ -219,7 +219,7 @@ def test_errors_fit_the_terminal_and_commands_stay_whole(columns, monkeypatch, c
 
 def test_errors_are_printed_in_one_place():
     """`print_error` wraps them. A rank's error is read by its launcher, so it stays on one line."""
-    for path in STUDY.rglob("*.py"):
+    for path in (path for package in PACKAGES for path in package.rglob("*.py")):
         if path.name == "terminal.py":
             continue
         assert not re.search(r"print\(f?\"(zero-study|prove|diff): .*file=sys\.stderr", path.read_text()), path

@@ -23,12 +23,13 @@ import nbformat
 import pytest
 import yaml
 
-from study import cli, config
-from study.command_line import given
-from study.errors import Refusal
+from study import config
 from study.report import build as report
 from study.report import colab
-from study.strategy import file
+from zero_study import cli
+from zero_study.command_line import given
+from zero_study.errors import Refusal
+from zero_study.strategy import file
 
 pytestmark = pytest.mark.pages
 
@@ -175,8 +176,9 @@ class Colab:
         source = folder / "source"
         (folder / "source").mkdir()
         (source / "pyproject.toml").touch()
-        shutil.copytree(report.ROOT / "study", source / "study", ignore=shutil.ignore_patterns("__pycache__"))
-        (source / "study" / "__main__.py").write_text(COMMAND.format(log=str(self.log)))
+        for package in ("study", "zero_study"):
+            shutil.copytree(report.ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
+        (source / "zero_study" / "__main__.py").write_text(COMMAND.format(log=str(self.log)))
         self.program("bin/git", GIT.format(log=str(self.log), source=str(source)))
         (folder / "modules" / "pip").mkdir(parents=True)
         (folder / "modules" / "pip" / "__init__.py").touch()
@@ -284,7 +286,8 @@ def test_without_an_address_the_zip_file_of_the_repository_is_enough(machine):
 def test_without_an_address_the_wheel_is_enough(machine):
     wheel = machine.folder / "zero_study-1.0-py3-none-any.whl"
     packages = machine.folder / "packages"
-    shutil.copytree(machine.folder / "source" / "study", packages / "study")
+    for package in ("study", "zero_study"):
+        shutil.copytree(machine.folder / "source" / package, packages / package)
     shutil.move(shutil.make_archive(str(machine.folder / "made"), "zip", packages), wheel)
     cell = set_up("planner", "")
     machine.run("", cell, chosen=[wheel])

@@ -18,17 +18,17 @@ import throughput
 from click.testing import CliRunner
 from one_gpu import AgainstTrainer, Place, Runs
 
-from study import files
 from study.compare import table
-from study.engines import this_machine
-from study.engines.this_machine import Machine
-from study.errors import Refusal
 from study.records import pack, schema
 from study.records.schema import Record
 from study.running import checks, launch, plan, runner, studies
 from study.running.estimate import Estimate, History
 from study.running.runner import Slot
-from study.strategy import file
+from zero_study import files
+from zero_study.engines import this_machine
+from zero_study.engines.this_machine import Machine
+from zero_study.errors import Refusal
+from zero_study.strategy import file
 
 H200 = Machine((150_754_820_096,), 10**12, "NVIDIA H200")
 LIST = (Runs("first", "a"), Runs("second", "b", "zero2"), Runs("third", "a2"))

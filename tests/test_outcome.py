@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from study import files, processes
 from study.running import launch, outcome
 from study.running.outcome import RankReport, classify_exit
 from study.training.warnings_log import tidy_launcher
+from zero_study import files, processes
 
 FIXTURES = Path(__file__).parent / "fixtures" / "records"
 LAUNCHER = """\
@@ -194,8 +194,8 @@ def test_a_record_agrees_with_the_outcome(status, message, record):
 
 def test_exceptions_are_found_behind_what_launchers_put_before_a_line():
     lines = ["[default0]:[rank0]: Traceback", '[default0]:[rank0]:   File "/x/y.py", line 7, in f']
-    lines += ["[default0]:[rank0]: study.errors.Refusal: no hub; take files", "x.ChildFailedError: it said so"]
-    assert processes.raised_in(lines) == [processes.Raised("study.errors.Refusal: no hub; take files", "/x/y.py")]
+    lines += ["[default0]:[rank0]: zero_study.errors.Refusal: no hub; take files", "x.ChildFailedError: it said so"]
+    assert processes.raised_in(lines) == [processes.Raised("zero_study.errors.Refusal: no hub; take files", "/x/y.py")]
     assert processes.raised_in(lines)[0].type == "Refusal"
 
 

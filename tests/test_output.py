@@ -9,7 +9,7 @@ import sys
 import launching
 import pytest
 
-from study import __main__, cli, terminal
+from zero_study import __main__, cli, terminal
 
 HOSTILE = "\x1b[2J\x1b]0;title\x07\x00\x9b31m\u202e\u2028\ufeff\r\x7f"
 
@@ -89,7 +89,7 @@ def test_a_full_disk_behind_the_output_is_no_finding(monkeypatch, capsys):
     ],
 )
 def test_closed_streams_give_no_traceback(redirected, status, tmp_path):
-    command = f'"$0" -m study claims --search zero3 {redirected}'.replace("--search zero3 nosuch", "nosuch")
+    command = f'"$0" -m zero_study claims --search zero3 {redirected}'.replace("--search zero3 nosuch", "nosuch")
     completed = subprocess.run(
         ["bash", "-c", command, sys.executable], cwd=tmp_path, env=launching.environment(), capture_output=True
     )

@@ -9,9 +9,9 @@ import pytest
 import simulated
 from refusing import refusal
 
-from study import cli
-from study.engines import this_machine
-from study.engines.this_machine import Machine
+from zero_study import cli
+from zero_study.engines import this_machine
+from zero_study.engines.this_machine import Machine
 
 GIB = 2**30
 H100 = "NVIDIA H100 80GB HBM3"
@@ -82,7 +82,7 @@ def test_the_package_that_finds_gpus_is_named_if_it_is_missing(monkeypatch):
 @pytest.mark.launches
 def test_a_machine_with_gpus_is_read():
     gpus = {**simulated.H100, "count": 2}
-    own = simulated.command(["-m", "study", "advise", *MODEL, "--json"], gpus)
+    own = simulated.command(["-m", "zero_study", "advise", *MODEL, "--json"], gpus)
     assert own.returncode == 0, own.stderr
     advice = json.loads(own.stdout)
     assert (advice["gpu"], advice["num_gpus"]) == ("h100-sxm", 2)

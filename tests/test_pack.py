@@ -15,10 +15,10 @@ import synthetic
 from launching import ROOT
 from refusing import refusal
 
-from study.errors import Refusal
 from study.records import pack, schema
 from study.records.simulation import SIMULATED_GPUS
-from study.verdict import Verdict
+from zero_study.errors import Refusal
+from zero_study.verdict import Verdict
 
 
 def num_runs(verdict: Verdict) -> int:

@@ -17,11 +17,11 @@ torch = pytest.importorskip("torch")
 
 from safetensors.torch import load_file, save_file  # noqa: E402
 
-from study import config, saved  # noqa: E402
-from study.engines.readback import facts, parameters  # noqa: E402
-from study.engines.readback.parameters import base_name, plain_name, wrapper_of  # noqa: E402
+from zero_study import saved  # noqa: E402
+from zero_study.engines.readback import facts, parameters  # noqa: E402
+from zero_study.engines.readback.parameters import base_name, plain_name, wrapper_of  # noqa: E402
 
-STUDY = Path(config.__file__).resolve().parent
+TOOLS = Path(saved.__file__).resolve().parents[1]
 PEFT = "base_model.model."
 INSIDE = ["_orig_mod.", "_forward_module.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."]
 WRAPPERS = ["module.", *INSIDE]
@@ -299,7 +299,7 @@ def test_a_wrapped_folder_is_wrong_where_transformers_cannot_be_asked(
 ):
     folder = Path(shutil.copytree(pretrained, tmp_path / "model"))
     if reason == "zero3":
-        monkeypatch.setattr("study.saved.loading._is_under_zero3", lambda: True)
+        monkeypatch.setattr("zero_study.saved.loading._is_under_zero3", lambda: True)
     elif reason == "quantized":
         _change(folder, quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
     elif reason == "own code":
@@ -342,11 +342,11 @@ def _strings(path: Path) -> list[str]:
 
 def test_no_other_module_knows_the_parts_that_wrappers_add_to_names():
     """`modules_to_save` alone is an option of PEFT's configuration, and `module` a key in DeepSpeed's files."""
-    own = STUDY / "engines" / "readback" / "parameters.py"
+    own = TOOLS / "engines" / "readback" / "parameters.py"
     assert any(map(PART_OF_A_NAME.search, _strings(own)))
     result = {
-        f"{path.relative_to(STUDY)}: {text[:60]}"
-        for path in STUDY.rglob("*.py")
+        f"{path.relative_to(TOOLS)}: {text[:60]}"
+        for path in TOOLS.rglob("*.py")
         for text in _strings(path)
         if path != own and PART_OF_A_NAME.search(text)
     }

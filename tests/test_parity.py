@@ -15,7 +15,7 @@ import launching
 import pytest
 
 from study.records.schema import Sharding
-from study.strategy import file
+from zero_study.strategy import file
 
 pytestmark = pytest.mark.launches
 

@@ -14,9 +14,9 @@ from study.compare import memory_views
 from study.compare import predicted as view
 from study.records import find as records
 from study.records.schema import Record
-from study.strategy import file, theory_engine
-from study.theory import hardware, measured_by_others, peaks, prediction, shapes
-from study.theory.engine import Engine, StepConfig
+from zero_study.strategy import file, theory_engine
+from zero_study.theory import hardware, measured_by_others, peaks, prediction, shapes
+from zero_study.theory.engine import Engine, StepConfig
 
 RECORDS = Path(__file__).resolve().parents[1] / "reports" / "cpu" / "records"
 REAL = RECORDS / "peaks-real"  # measured after theory was last mended

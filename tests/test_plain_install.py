@@ -22,11 +22,10 @@ from types import SimpleNamespace
 import launching
 import pytest
 from packaging.requirements import Requirement
-from test_layout import commands
 
-from study import cli, errors, files, version
-from study.cli import options
-from study.errors import Refusal
+from zero_study import cli, errors, files, version
+from zero_study.cli import options
+from zero_study.errors import Refusal
 
 RECORDS = launching.ROOT / "reports" / "cpu" / "records" / "smoke"
 LOG = launching.ROOT / "tests" / "fixtures" / "logs" / "juniper_h100_n1_result_0.txt"
@@ -46,7 +45,7 @@ BY_EXTRA = {
         f"why {SOUND}", f"check {launching.ROOT / 'accelerate_configs' / 'ddp.yaml'}", "skills print",
     ],
     "train": [
-        "train", "run smoke", "job smoke bert-imdb-tiny-ddp-2x-seed0", "conformance", "export runs",
+        "train", "run smoke", "job smoke bert-imdb-tiny-ddp-2x-seed0", "conformance", "exact", "export runs",
         f"advise --model gpt2 {GPU} --trace", "dry-run --world 2 zero2", "prove train.py", "saved .",
     ],
     "trackers": ["import events.out.tfevents.1 --output imported"],
@@ -62,7 +61,7 @@ PROGRAM = """
 import contextlib, io, json, sys
 hidden, lines = json.load(sys.stdin)
 sys.modules.update(dict.fromkeys(hidden))
-from study import __main__
+from zero_study import __main__
 results = {}
 for line in lines:
     sys.argv = ["zero-study", *line.split()]
@@ -137,8 +136,8 @@ def test_a_plan_says_what_it_could_not_check(plain_install):
 
 
 def test_every_command_is_tried():
-    tried = {name for name in commands() for line in COMMANDS if f"{line} ".startswith(f"{name} ")}
-    assert tried == set(commands())
+    tried = {name for name in cli.all_commands() for line in COMMANDS if f"{line} ".startswith(f"{name} ")}
+    assert tried == set(cli.all_commands())
 
 
 @pytest.mark.parametrize("module", options.TRAINING)
@@ -191,7 +190,7 @@ COMMIT = "0123abc"
 )  # fmt: skip
 def test_the_command_for_an_extra_names_where_the_project_came_from(source, command, monkeypatch, tmp_path):
     text = None if source is None else json.dumps(source)
-    monkeypatch.setattr(errors, "__file__", str(tmp_path / "study" / "errors.py"))  # in no clone
+    monkeypatch.setattr(errors, "__file__", str(tmp_path / "zero_study" / "errors.py"))  # in no clone
     monkeypatch.setattr(importlib.metadata, "distribution", lambda _: SimpleNamespace(read_text=lambda _: text))
     assert errors.install_command("train") == command
     words = shlex.split(command)
@@ -208,7 +207,7 @@ def test_the_command_for_an_extra_names_the_wheel_or_the_clone(monkeypatch, tmp_
     wheel.parent.mkdir()
     wheel.touch()
     text = json.dumps({"url": wheel.as_uri(), "archive_info": {}})
-    monkeypatch.setattr(errors, "__file__", str(tmp_path / "study" / "errors.py"))
+    monkeypatch.setattr(errors, "__file__", str(tmp_path / "zero_study" / "errors.py"))
     monkeypatch.setattr(importlib.metadata, "distribution", lambda _: SimpleNamespace(read_text=lambda _: text))
     assert errors.install_command("report") == f"pip install '{wheel}[report]'"
 
@@ -274,7 +273,7 @@ def test_the_hook_stops_a_commit(tmp_path):
 # ---------------------------------------------------------------- a wheel
 
 
-PACKAGES = ("study", "zero_study", "accelerate_configs")
+PACKAGES = ("study", "zero_study")
 DOCKERFILE = launching.ROOT / "Dockerfile"
 LARGEST_WHEEL = 5 << 20  # bytes
 
@@ -322,7 +321,7 @@ def test_a_wheel_holds_what_commands_read_and_nothing_else(tmp_path):
         if path.is_file() and path.parts[-1] != "README.md"  # written for those who work in a clone
     }
     assert len(files_there) > 100
-    assert {"study/py.typed", "zero_study/py.typed", "zero_study/prove.pyi"} <= files_there
+    assert {"zero_study/py.typed", "zero_study/accelerate_configs/zero3.yaml", "study/train.py"} <= files_there
     with zipfile.ZipFile(path) as wheel:
         names = set(wheel.namelist())
         described = email.message_from_bytes(wheel.read(f"zero_study-{version.__version__}.dist-info/METADATA"))
@@ -379,12 +378,52 @@ def test_a_wheel_works_in_an_environment_of_its_own(tmp_path):
     for words in (["doctor", "ddp.yaml"], ["claims"], ["why", SOUND]):
         assert run(own / "bin" / "zero-study", *words)
     # What is missing is installed from the same wheel.
-    lines = [own / "bin" / "python", "-c", "from study import errors; print(errors.install_command('train'))"]
+    lines = [own / "bin" / "python", "-c", "from zero_study import errors; print(errors.install_command('train'))"]
     assert run(*lines) == f"pip install '{wheel}[train]'\n"
     (tmp_path / "elsewhere" / "script.py").write_text(TYPED_SCRIPT)
     run(sys.executable, "-m", "mypy", "--strict", "--python-executable", own / "bin" / "python", "script.py")
     (packages,) = own.glob("lib/*/site-packages")
     with_torch = f"import sys; sys.path += {[path for path in sys.path if path.endswith('site-packages')]!r}"
-    code = f"{with_torch}; import study.prove as prove; print(prove.__file__)"
+    code = f"{with_torch}; import zero_study.prove as prove; print(prove.__file__)"
     proving = run(own / "bin" / "python", "-c", code)
     assert Path(proving.splitlines()[-1]).is_relative_to(packages)
+    _run_without_study(packages, tmp_path / "elsewhere", own / "bin" / "python")
+
+
+SCRIPT = """
+import torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(4):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+# A command line of each tool, with the exit status.
+TOOLS = {
+    f"advise --model gpt2 {GPU}": 0, "doctor ddp.yaml": 0, f"why {SOUND}": 0, "check ddp.yaml": 0, "skills print": 0,
+    f"upgrade {launching.ROOT / 'constraints.txt'} {launching.ROOT / 'constraints.txt'}": 0, "prove script.py": 0,
+    "dry-run --world 2 --model gpt2 --sequence-length 8 ddp": 0, "saved adapter": 2, "diff recorded recorded": 0,
+    "conformance --only zero0/fp32/1-ranks/accumulation-1": 0,
+}  # fmt: skip
+
+
+def _run_without_study(packages: Path, folder: Path, python: Path) -> None:
+    """Run every tool from an installed wheel of which the package `study` was removed, with this Python's torch."""
+    shutil.rmtree(packages / "study")
+    (folder / "script.py").write_text(SCRIPT)
+    (folder / "adapter").mkdir()
+    others = [path for path in sys.path if path.endswith("site-packages")]  # without their .pth files
+    env = launching.environment({"PYTHONPATH": ":".join([str(packages), *others])})
+
+    def status(*words: str) -> tuple[int, str]:
+        done = subprocess.run([python, *words], cwd=folder, env=env, capture_output=True, text=True)
+        return done.returncode, done.stdout + done.stderr
+
+    recorded = status("-m", "zero_study.diff", "--steps", "2", "--output", "recorded", "script.py")
+    assert recorded[0] == 0, recorded[1]
+    for line, expected in TOOLS.items():
+        result = status("-m", "zero_study", *line.split())
+        assert result[0] == expected, (line, result[1])
+    refused, text = status("-m", "zero_study", "train")
+    assert (refused, "the package study is not installed" in " ".join(text.split())) == (2, True), text

@@ -14,11 +14,7 @@ from types import SimpleNamespace
 import pytest
 from refusing import refusal
 
-from study import files
 from study.config import build_config
-from study.engines import this_machine
-from study.engines.this_machine import Machine
-from study.errors import Refusal
 from study.records import find as records
 from study.records import schema
 from study.records.laboratory import LABORATORY
@@ -27,9 +23,13 @@ from study.records.schema import Outcome
 from study.run import Run, make_run
 from study.running import checks, estimate, plan, studies
 from study.running.estimate import Estimate, History
-from study.strategy import file
-from study.strategy.file import read_by_name
-from study.theory import hardware
+from zero_study import files
+from zero_study.engines import this_machine
+from zero_study.engines.this_machine import Machine
+from zero_study.errors import Refusal
+from zero_study.strategy import file
+from zero_study.strategy.file import read_by_name
+from zero_study.theory import hardware
 
 FIXTURES = Path(__file__).parent / "fixtures" / "records"
 ANY = SimpleNamespace(device="any")

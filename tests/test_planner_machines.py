@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from study import cli, planner
-from study.errors import Refusal
-from study.planner import choose, machines, machines_text, training_text
-from study.planner.machines import Comparison, NumbersOfGpus
-from study.planner.request import Request
+from zero_study import cli, planner
+from zero_study.errors import Refusal
+from zero_study.planner import choose, machines, machines_text, training_text
+from zero_study.planner.machines import Comparison, NumbersOfGpus
+from zero_study.planner.request import Request
 
 
 @functools.cache

@@ -29,17 +29,17 @@ from torch.optim.swa_utils import AveragedModel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.testing._internal.two_tensor import TwoTensor
 
-from study import prove
-from study.engines import scripts
-from study.engines.collective_probe import CollectiveProbe
-from study.engines.hooks import before_updates
-from study.engines.readback.states import count_states
-from study.prove import findings as prove_findings
-from study.prove import json_answer, norms
-from study.prove.__main__ import main
-from study.prove.checksums import checksums, first_difference
-from study.prove.demands import by_json, by_launcher, processes_of
-from study.prove.mismatch import compare_with_request, known_wrong
+from zero_study import prove
+from zero_study.engines import scripts
+from zero_study.engines.collective_probe import CollectiveProbe
+from zero_study.engines.hooks import before_updates
+from zero_study.engines.readback.states import count_states
+from zero_study.prove import findings as prove_findings
+from zero_study.prove import json_answer, norms
+from zero_study.prove.__main__ import main
+from zero_study.prove.checksums import checksums, first_difference
+from zero_study.prove.demands import by_json, by_launcher, processes_of
+from zero_study.prove.mismatch import compare_with_request, known_wrong
 
 LAUNCHED = {
     "ACCELERATE_USE_DEEPSPEED": "true",
@@ -499,7 +499,7 @@ def test_what_is_known_to_be_wrong_is_looked_up(deepspeed, facts, of_all, of_som
 
 @pytest.fixture
 def wrong(monkeypatch):
-    monkeypatch.setattr("study.prove.mismatch.known_wrong", lambda facts: ("it is wrong", None))
+    monkeypatch.setattr("zero_study.prove.mismatch.known_wrong", lambda facts: ("it is wrong", None))
 
 
 def test_what_is_known_to_be_wrong_is_refused(wrong, capsys):
@@ -550,7 +550,7 @@ def test_quantized_states_are_counted():
 @pytest.mark.launches
 def test_it_needs_torch_alone():
     unwanted = ["pydantic", "click", "yaml", "psutil", "accelerate", "deepspeed", "transformers"]
-    code = f"import sys; from study.engines import prove; print('LOADED', *(n for n in {unwanted} if n in sys.modules))"
+    code = f"import sys; from zero_study import prove; print('LOADED', *(n for n in {unwanted} if n in sys.modules))"
     completed = launching.attempt(["python", "-c", code])
     assert completed.stdout.split() == ["LOADED"], completed.stderr
 
@@ -650,7 +650,7 @@ import os
 import torch, deepspeed
 torch._dynamo.config.disable = True  # DeepSpeed compiles Muon, which takes a minute
 from accelerate import Accelerator, InitProcessGroupKwargs
-from study.engines import extensions, prove
+from zero_study.engines import extensions, prove
 extensions.use_own_folder()
 extensions.use_built()  # or DeepSpeed compiles for half a minute
 # Without a GPU accelerate finds no backend for DeepSpeed by itself.
@@ -737,7 +737,7 @@ NORMS = """
 import os
 import torch, deepspeed
 from deepspeed.accelerator import get_accelerator
-from study.engines import extensions, prove
+from zero_study.engines import extensions, prove
 extensions.use_own_folder()
 extensions.use_built()
 get_accelerator().is_fp16_supported = lambda: True
@@ -945,7 +945,7 @@ BARE = "gradients were not averaged: DDP on 2 of 2 ranks reduced 0 bytes"
 def test_two_ranks_of_a_script_as_it_is(which, found):
     """The counted step was the only one with inputs; and a DDP whose module is called was none."""
     Path("train.py").write_text(SAME_BATCH)
-    completed = launching.torchrun(["-m", "study.prove", "train.py", which], Path.cwd())
+    completed = launching.torchrun(["-m", "zero_study.prove", "train.py", which], Path.cwd())
     assert completed.returncode == 0, completed.stdout + completed.stderr
     assert proof()["built"]["engine"] == "DDP"
     assert [line.startswith(expected) for line, expected in zip(proof()["findings"], found, strict=True)] == [
@@ -1028,8 +1028,8 @@ def test_an_older_proof_does_not_answer_for_a_script_that_ends_early():
 
 ENDS_EARLY = """
 import sys, torch
-from study.engines import prove, torch_locks
-from study.doctor import checkup
+from zero_study.engines import prove, torch_locks
+from zero_study.doctor import checkup
 model = torch.nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 if sys.argv[1] == "watched":
@@ -1046,7 +1046,7 @@ for _ in range(int(sys.argv[2])):
 def test_strict_fails_where_the_script_ends_before_the_counted_step(how, steps, status, tmp_path):
     Path("train.py").write_text(ENDS_EARLY)
     Path("proof.json").write_text("{}")
-    program = ["-m", "study.prove", "--strict", "train.py"] if how == "-m" else ["train.py"]
+    program = ["-m", "zero_study.prove", "--strict", "train.py"] if how == "-m" else ["train.py"]
     completed = launching.python([*program, how, str(steps)], Path.cwd())
     assert completed.returncode == status, completed.stdout + completed.stderr
     assert ("before a step could be counted" in completed.stdout) == bool(status)
@@ -1265,7 +1265,7 @@ dist.destroy_process_group()
 @pytest.mark.parametrize("words", [["--right"], []])
 def test_the_gradient_of_shards_is_compared_with_that_of_one_process(words):
     Path("train.py").write_text(SHARDED)
-    completed = launching.torchrun(["-m", "study.prove", "--reference", "train.py", *words], Path.cwd())
+    completed = launching.torchrun(["-m", "zero_study.prove", "--reference", "train.py", *words], Path.cwd())
     assert completed.returncode == 0, completed.stdout + completed.stderr
     found = proof()
     assert ["0.5 times as long (1 divided by the number of ranks)" in line for line in found["findings"]] == (
@@ -1324,7 +1324,7 @@ def test_a_script_that_never_trains_does_not_pass(name, monkeypatch, capsys):
 
 OVERFLOWS = """
 import deepspeed, sys, torch
-from study.engines import extensions
+from zero_study.engines import extensions
 extensions.use_own_folder()
 extensions.use_built()
 deepspeed.init_distributed("gloo")
@@ -1345,7 +1345,7 @@ for _ in range(4):
 def test_an_engine_whose_bare_module_is_called_is_recognized(factor, status, monkeypatch):
     Path("train.py").write_text(OVERFLOWS)
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    program = ["-m", "study.prove", "--strict", "train.py", factor, "bare"]
+    program = ["-m", "zero_study.prove", "--strict", "train.py", factor, "bare"]
     completed = launching.python(program, Path.cwd(), {"DS_ACCELERATOR": "cpu", **alone})
     assert completed.returncode == status, completed.stdout + completed.stderr
     if status:
@@ -1359,7 +1359,7 @@ def test_an_engine_whose_bare_module_is_called_is_recognized(factor, status, mon
 @pytest.mark.parametrize(("factor", "status"), [("inf", 1), ("1", 0)])
 def test_an_engine_that_skips_every_step_does_not_pass(factor, status):
     Path("train.py").write_text(OVERFLOWS)
-    program = ["-m", "study.prove", "--strict", "train.py", factor]
+    program = ["-m", "zero_study.prove", "--strict", "train.py", factor]
     completed = launching.torchrun(program, Path.cwd(), env={"DS_ACCELERATOR": "cpu"})
     assert completed.returncode == status, completed.stdout + completed.stderr
     assert ("no weight moved" in completed.stdout) == bool(status)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from study import prove
+from zero_study import prove
 
 RESTARTS = [[0, 1, 2, 3, 0, 1, 2, 3], [0, 1, 2, 0, 1, 2, 3, 4]]
 PADDED = [[1, 1, 1, 0, 1, 2, 3, 4], [0, 0, 0, 0, 0, 1, 2, 3]]  # on the left: two ways to number the padding
@@ -56,5 +56,5 @@ def test_attention_of_packed_rows_stays_within_documents(named, crosses, tmp_pat
 
 def test_attention_that_cannot_be_read_is_reported_as_not_checked(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("study.prove.packing._SOFTMAX", ())
+    monkeypatch.setattr("zero_study.prove.packing._SOFTMAX", ())
     assert findings(RESTARTS, "eager") == ["not checked: attention between packed documents"]

@@ -9,8 +9,8 @@ import pytest
 from study.compare import public_cards, public_comparisons, public_pairs
 from study.compare.public_pairs import PairedComparison
 from study.public_runs import archive
-from study.public_runs.schema import PublicRun, Setting, Source
 from study.report import public_answers, public_figures
+from zero_study.public_runs.schema import PublicRun, Setting, Source
 
 PAIRED = {each.name: each for each in public_comparisons.paired()}
 

@@ -13,7 +13,7 @@ from subjects import public_logs
 
 from study.accuracy import public_errors
 from study.public_runs import archive
-from study.theory import measured_by_others
+from zero_study.theory import measured_by_others
 
 # Of the files that were committed before the logs were read.
 REGISTERED = {

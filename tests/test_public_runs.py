@@ -14,10 +14,11 @@ from study.accuracy import public_errors
 from study.compare import public_comparisons, public_pairs, public_table
 from study.compare.public_comparisons import Comparison, Evaluations, Group
 from study.compare.public_pairs import PairedComparison
-from study.errors import Refusal
-from study.public_runs import archive, folder, quantities
-from study.public_runs.schema import PublicRun, Series, Setting, Source
+from study.public_runs import archive
 from study.report import public_figures
+from zero_study.errors import Refusal
+from zero_study.public_runs import folder, quantities
+from zero_study.public_runs.schema import PublicRun, Series, Setting, Source
 
 
 def make(name: str, loss: float = 2.0, seconds: float = 10.0, ending: Any = "finished", **setting: Any) -> PublicRun:

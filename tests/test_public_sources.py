@@ -23,10 +23,10 @@ from public_sources import (
 )
 from public_sources.checkout import Checkout
 
-from study.errors import Refusal
 from study.public_runs import archive
-from study.public_runs.schema import PublicRun, Series, Setting, Source
 from study.report import public_figures
+from zero_study.errors import Refusal
+from zero_study.public_runs.schema import PublicRun, Series, Setting, Source
 
 AUTHOR = {f"GIT_{role}_{what}": "nobody" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
 FREE = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}

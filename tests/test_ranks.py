@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from study.ranks import worlds
-from study.ranks.forks import Ending
-from study.ranks.worlds import Result, World
+from zero_study.ranks import worlds
+from zero_study.ranks.forks import Ending
+from zero_study.ranks.worlds import Result, World
 
 
 def behave(how: dict[int, str], rank: int, folder: Path) -> dict[str, Any]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from study.engines.readback import dtypes, facts
-from study.engines.readback.demands import Demand, compare
-from study.prove.proved_step import scale_between
+from zero_study.engines.readback import dtypes, facts
+from zero_study.engines.readback.demands import Demand, compare
+from zero_study.prove.proved_step import scale_between
 
 FACTS = {
     "zero_stage": 2,

@@ -19,10 +19,10 @@ import synthetic
 from pydantic import ValidationError
 from refusing import refusal
 
-from study import cli, files, train
+from study import train
+from study.cli import compare as compare_command
 from study.compare import parity, table
 from study.config import build_config
-from study.errors import Failed, Interrupted, OffloadFailed, OutputFailed, PeerLost, Refusal, Stalled
 from study.records import find as records
 from study.records import pack, schema, steps
 from study.records.schema import Checksum, Failure, Proof, Record
@@ -30,9 +30,11 @@ from study.records.steps import read_steps
 from study.run import Run
 from study.running import launch
 from study.running.outcome import Exit
-from study.strategy.file import read_by_name
 from study.training import journal as journals
 from study.training import rank_failures
+from zero_study import cli, files
+from zero_study.errors import Failed, Interrupted, OffloadFailed, OutputFailed, PeerLost, Refusal, Stalled
+from zero_study.strategy.file import read_by_name
 
 LEAST = {
     "run_id": "a", "status": "failed", "started_at": "2026-11-20T00:00:00+00:00", "wall_seconds": 1.5,
@@ -250,7 +252,7 @@ def edited(content: dict, at: tuple, value: object) -> str:
     return json.dumps(copy) + "\n"
 
 
-def refused_everywhere(match: str, views: tuple[str, ...] = tuple(cli.compare.VIEWS)) -> None:
+def refused_everywhere(match: str, views: tuple[str, ...] = tuple(compare_command.VIEWS)) -> None:
     """By collect, pack and every view of compare, before the first write."""
     before = sorted(Path().rglob("*"))
     requested = [["pack", "runs", "out"], ["pack", "runs", "box.zip"]]
@@ -285,7 +287,7 @@ def test_a_name_that_is_no_files_is_refused(run_dir, where, run_id):
     synthetic.change(run_dir / "record.json", run_id=run_id) if where == "record.json" else None
     synthetic.change(run_dir / "outcome.json", run_id=run_id)
     # The other tables are made of records alone.
-    refused_everywhere("the name ", tuple(cli.compare.VIEWS) if where == "record.json" else ("differences",))
+    refused_everywhere("the name ", tuple(compare_command.VIEWS) if where == "record.json" else ("differences",))
 
 
 @pytest.mark.parametrize(
@@ -439,7 +441,7 @@ def test_a_record_that_the_program_writes_again_has_its_own_digest(run_dir):
     assert schema.read(path).status == "killed"
 
 
-@pytest.mark.parametrize("view", sorted(cli.compare.VIEWS))
+@pytest.mark.parametrize("view", sorted(compare_command.VIEWS))
 def test_what_a_record_says_is_text_on_every_page(run_dir, capsys, view):
     """No script, no second row or cell, nothing that turns what follows."""
     hostile = "<script>alert(1)</script>|a\n| b \\| c | \u202egnp\x1b[31m"
@@ -454,7 +456,7 @@ def test_what_a_record_says_is_text_on_every_page(run_dir, capsys, view):
     cli.run(["compare", "runs", "--view", view])
     text = capsys.readouterr().out
     assert not {*"\u202e\x1b"} & {*text}
-    if view == cli.compare.SHORT:
+    if view == compare_command.SHORT:
         return
     cli.run(["compare", "runs", "--view", view, "--markdown"])
     page = capsys.readouterr().out
@@ -467,7 +469,7 @@ def test_what_a_record_says_is_text_on_every_page(run_dir, capsys, view):
 
 
 def test_a_control_that_did_not_run_is_refused(run_dir):
-    for view in cli.compare.WITH_CONTROL:
+    for view in compare_command.WITH_CONTROL:
         output = refusal(cli.run, ["compare", "runs", "--view", view, "--control", "zero22"])
         assert output.endswith(
             "--control zero22: there is no run of this strategy in these folders. The strategies are: zero2"

@@ -14,14 +14,14 @@ import pytest
 import torch
 from launching import ROOT, attempt, command_line, environment, words
 
-from study import __main__, cli, files, terminal
 from study.config import build_config
-from study.errors import Refusal
 from study.records import schema
 from study.records.steps import read_steps
 from study.run import make_run
 from study.running.checks import check
-from study.strategy.file import CONFIGS, read_by_name
+from zero_study import __main__, cli, files, terminal
+from zero_study.errors import Refusal
+from zero_study.strategy.file import CONFIGS, read_by_name
 
 SMALL = {"num_train_examples": 64, "num_eval_examples": 16}
 
@@ -154,7 +154,7 @@ def test_interrupt(folder):
     """SIGTERM to the front door ends every process of the run, which says in its record that it was interrupted."""
     run_dir = folder / "run"
     flags = words({**SMALL, "max_steps": 100_000, "measure": False, "output_dir": run_dir})
-    command = [sys.executable, "-m", "study", "train", "--strategy", "ddp", *flags]
+    command = [sys.executable, "-m", "zero_study", "train", "--strategy", "ddp", *flags]
     with subprocess.Popen(
         command, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as front_door:
@@ -203,7 +203,7 @@ def test_a_reader_that_stops_early_gets_no_traceback(tmp_path, unbuffered):
     for name, version in (("old.txt", "1.15.0"), ("new.txt", "1.16.0")):
         (tmp_path / name).write_text(f"trl=={version}\n")
     with subprocess.Popen(
-        [sys.executable, "-m", "study", "upgrade", "old.txt", "new.txt"],
+        [sys.executable, "-m", "zero_study", "upgrade", "old.txt", "new.txt"],
         cwd=tmp_path,
         env=environment({"PYTHONUNBUFFERED": unbuffered}),
         stdout=subprocess.PIPE,

@@ -13,8 +13,8 @@ DAY = datetime.date(2027, 1, 31)
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    (tmp_path / "study").mkdir()
-    (tmp_path / "study" / "version.py").write_text('__version__ = "0.2.0"\n\nREPOSITORY = ""\n')
+    (tmp_path / "zero_study").mkdir()
+    (tmp_path / "zero_study" / "version.py").write_text('__version__ = "0.2.0"\n\nREPOSITORY = ""\n')
     (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## Unreleased\n\n- new\n\n## 0.2.0 (2027-01-01)\n\n- old\n")
     (tmp_path / "CITATION.cff").write_text("cff-version: 1.2.0\nversion: 0.2.0\n")
     return tmp_path

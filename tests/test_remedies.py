@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from study import planner
-from study.planner import advice_text, choose, launch, reasons, remedies
-from study.planner.choose import Advice
-from study.planner.request import Request
+from zero_study import planner
+from zero_study.planner import advice_text, choose, launch, reasons, remedies
+from zero_study.planner.choose import Advice
+from zero_study.planner.request import Request
 
 QUESTIONS: dict[str, tuple[str, str, int, dict[str, Any]]] = {
     "long on 8 H100": ("qwen3-8b", "h100-sxm", 8, {"sequence_length": 32768}),

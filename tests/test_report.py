@@ -17,10 +17,10 @@ from synthetic import change, write_outcome, write_run
 from study.claims import defects, ledger, traps, verdicts
 from study.claims import sentences as claims
 from study.compare import differences, memory_views
-from study.errors import Refusal
-from study.files import ROOT
 from study.report import article, captions, drawing, plots, sentences, tables
 from study.report import build as report
+from zero_study.errors import Refusal
+from zero_study.files import ROOT
 
 
 def notebook(path: Path, *cells: str, parameters: str = "records = []") -> Path:
@@ -503,7 +503,7 @@ def test_a_notebook_begins_with_its_question_and_a_short_cell_that_answers():
 
 
 def test_a_refusal_is_shown_in_a_notebook_without_a_traceback(monkeypatch, tmp_path):
-    monkeypatch.setattr("study.files.ROOT", tmp_path)
+    monkeypatch.setattr("zero_study.files.ROOT", tmp_path)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(Refusal, match="only in a clone") as refusal:
         tables.folders("reports/cpu/records/cpu")

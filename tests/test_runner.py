@@ -11,13 +11,13 @@ import fake_train
 import launching
 import pytest
 
-from study import cli, files
-from study.errors import Refusal
 from study.records import schema
 from study.records.schema import Outcome
 from study.records.simulation import SIMULATED_GPUS
 from study.running import checks, launch, lock, runner, studies
 from study.running.estimate import Estimate, History
+from zero_study import cli, files
+from zero_study.errors import Refusal
 
 STUDY = """\
 question: Which one?

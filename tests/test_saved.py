@@ -18,11 +18,11 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import load_file, save_file  # noqa: E402
 from saved_faults import FAULTS, INTACT, QUICK, STEP, UP, Fault, change, to_bin  # noqa: E402
 
-from study import cli  # noqa: E402
-from study import saved as saving  # noqa: E402
-from study.errors import Refusal  # noqa: E402
-from study.saved import dcp, expected, pickles  # noqa: E402
-from study.saved.values import same  # noqa: E402
+from zero_study import cli  # noqa: E402
+from zero_study import saved as saving  # noqa: E402
+from zero_study.errors import Refusal  # noqa: E402
+from zero_study.saved import dcp, expected, pickles  # noqa: E402
+from zero_study.saved.values import same  # noqa: E402
 
 
 def _write(folder: Path, *words: str) -> None:
@@ -61,7 +61,7 @@ def copied(saved_folders: Path, tmp_path: Path):
 
 def _findings(folder: Path, *words: str) -> list[saving.Finding]:
     model = Path(words[1]) if words else None
-    from study.saved import against
+    from zero_study.saved import against
 
     read = saving.read(folder, model=model)
     return [finding for each in (*read, *against.cross_check(read)) for finding in each.findings]
@@ -234,7 +234,7 @@ def test_other_names_cannot_be_compared(copied, saved_folders, capsys):
 
 RECORDS = """
 import sys
-from study.engines import extensions
+from zero_study.engines import extensions
 extensions.use_own_folder()
 extensions.use_built()  # or DeepSpeed compiles a kernel that no training here calls, for a minute
 from zero_study.diff.__main__ import main

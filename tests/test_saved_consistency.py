@@ -19,10 +19,10 @@ import numpy as np  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from saved_fuzz import damage, outcome  # noqa: E402
 
-from study import cli  # noqa: E402
-from study import saved as saving  # noqa: E402
-from study.errors import Refusal  # noqa: E402
-from study.saved import consistency, foreign, text  # noqa: E402
+from zero_study import cli  # noqa: E402
+from zero_study import saved as saving  # noqa: E402
+from zero_study.errors import Refusal  # noqa: E402
+from zero_study.saved import consistency, foreign, text  # noqa: E402
 
 STEPS = 4
 

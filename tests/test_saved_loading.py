@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 from safetensors.torch import load_file, save_file  # noqa: E402
 
-from study import saved as saving  # noqa: E402
+from zero_study import saved as saving  # noqa: E402
 
 # PEFT 0.21 asks transformers 5.23 for an attribute that is deprecated, and says that it saves embeddings.
 pytestmark = [

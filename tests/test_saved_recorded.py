@@ -8,11 +8,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from study import saved as saving  # noqa: E402
-from study.diff.recorded import Entry, Recording  # noqa: E402
-from study.diff.sketch import sketch  # noqa: E402
-from study.saved import recorded  # noqa: E402
-from study.saved.content import in_memory  # noqa: E402
+from zero_study import saved as saving  # noqa: E402
+from zero_study.diff.recorded import Entry, Recording  # noqa: E402
+from zero_study.diff.sketch import sketch  # noqa: E402
+from zero_study.saved import recorded  # noqa: E402
+from zero_study.saved.content import in_memory  # noqa: E402
 
 STEPS = 3
 

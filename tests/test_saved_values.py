@@ -13,9 +13,9 @@ torch = pytest.importorskip("torch")
 
 from safetensors.torch import save_file  # noqa: E402
 
-from study import cli  # noqa: E402
-from study import saved as saving  # noqa: E402
-from study.saved import content, vocabulary  # noqa: E402
+from zero_study import cli  # noqa: E402
+from zero_study import saved as saving  # noqa: E402
+from zero_study.saved import content, vocabulary  # noqa: E402
 
 Tensors = dict[str, torch.Tensor]
 

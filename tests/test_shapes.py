@@ -13,11 +13,11 @@ import transformers
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
-from study.errors import Refusal
-from study.theory import communication, computation, shapes
-from study.theory.engine import Engine, StepConfig
-from study.theory.shapes import config_json
 from study.training.weights import parameter_groups
+from zero_study.errors import Refusal
+from zero_study.theory import communication, computation, shapes
+from zero_study.theory.engine import Engine, StepConfig
+from zero_study.theory.shapes import config_json
 
 LENGTH = 16
 # Model types of which models as small as `small` makes them can be built; test_formulas.py has all.

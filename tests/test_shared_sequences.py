@@ -9,13 +9,13 @@ import pytest
 import shared_sequences as shared
 from refusing import refusal
 
-from study import cli, planner
-from study.planner import launch
-from study.planner.request import Request
-from study.ranks import forks
-from study.strategy import file
-from study.theory import communication, computation, peaks, prediction
-from study.theory.engine import StepConfig
+from zero_study import cli, planner
+from zero_study.planner import launch
+from zero_study.planner.request import Request
+from zero_study.ranks import forks
+from zero_study.strategy import file
+from zero_study.theory import communication, computation, peaks, prediction
+from zero_study.theory.engine import StepConfig
 
 # Of norms, which depend on the trainer, and not on who shares a sequence.
 OF_THE_TRAINER = ("all_reduce", "subgroup_all_reduce")

@@ -21,8 +21,8 @@ from simulated import H100, fail, train
 from simulated_gpu import executed_lines
 
 from study.records import pack, schema
-from study.strategy import file
-from study.theory import hardware
+from zero_study.strategy import file
+from zero_study.theory import hardware
 
 TWO = {**H100, "count": 2}
 MIB = 1 << 20
@@ -107,7 +107,9 @@ def test_autocast_under_zero_3_trains_as_on_a_cpu():
 @pytest.mark.nightly
 @pytest.mark.launches
 def test_more_ranks_than_gpus_are_refused():
-    completed = simulated.command(["-m", "study", "train", "--strategy", "ddp", "--num-processes", 2, "--size", "tiny"])
+    completed = simulated.command(
+        ["-m", "zero_study", "train", "--strategy", "ddp", "--num-processes", 2, "--size", "tiny"]
+    )
     assert completed.returncode == 2
     assert "only 1 GPU is found" in completed.stderr
 
@@ -230,10 +232,10 @@ def test_no_record_of_a_simulated_gpu_becomes_a_measurement(tmp_path):
 @pytest.mark.nightly
 @pytest.mark.launches
 def test_the_machine_reports_its_gpus():
-    completed = simulated.command(["-m", "study", "plan", "gpu-acceptance", "--only", "ddp-1x"])
+    completed = simulated.command(["-m", "zero_study", "plan", "gpu-acceptance", "--only", "ddp-1x"])
     assert "1 GPU of 85.0 GB" in completed.stdout
     assert "1 to run" in completed.stdout
-    doctor = simulated.command(["-m", "study", "doctor"], TWO)
+    doctor = simulated.command(["-m", "zero_study", "doctor"], TWO)
     assert "GPU 1, NVIDIA H100 80GB HBM3: No process uses it." in doctor.stdout
     assert "two nccl ranks: Two processes started and added two numbers" in doctor.stdout
     assert hardware.find(H100["name"]).name == "h100-sxm"  # `advise --gpu` takes the name as torch reports it
@@ -273,9 +275,9 @@ def test_every_line_that_only_a_gpu_reaches_is_executed():
     train_with_offload()
     train("zero3", 2, H100, dropout=0, share_device=True)
     fail("ddp", gpus=H100, memory_cap=0.03)
-    simulated.command(["-m", "study", "doctor"], TWO)
-    simulated.command(["-m", "study", "plan", "gpu-acceptance", "--only", "ddp-1x"])
-    simulated.command(["-m", "study", "compare", "--view", "acceptance", train("ddp").run_dir])
+    simulated.command(["-m", "zero_study", "doctor"], TWO)
+    simulated.command(["-m", "zero_study", "plan", "gpu-acceptance", "--only", "ddp-1x"])
+    simulated.command(["-m", "zero_study", "compare", "--view", "acceptance", train("ddp").run_dir])
     completed = simulated.command([ROOT / "tests" / "gpu_program.py"])
     assert completed.returncode == 0, completed.stderr
     executed = executed_lines.read(simulated.executed_folder())

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 from launching import ROOT
 
-from study import cli
-from study.cli import web
-from study.errors import Refusal
-from study.planner import request as planner_request
+from zero_study import cli
+from zero_study.cli import web
+from zero_study.errors import Refusal
+from zero_study.planner import request as planner_request
 
 pytestmark = pytest.mark.nightly
 

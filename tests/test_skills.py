@@ -11,8 +11,8 @@ import pytest
 import yaml
 from refusing import refusal
 
-from study import cli, skills
-from study.answers import models
+from zero_study import cli, skills
+from zero_study.answers import models
 
 FLAGS = re.compile(r"`(--[a-z0-9-]+)")
 # The command that the options and the fields in a file are of, by a word that comes before them.
@@ -34,8 +34,8 @@ def test_links_lead_to_files_of_the_skill():
 
 def test_every_option_exists():
     for name, text in skills.files().items():
-        commands = {word for word in COMMAND.findall(text) if word in cli.zero_study.commands}
-        known = {flag for word in commands for option in cli.zero_study.commands[word].params for flag in option.opts}
+        commands = {word for word in COMMAND.findall(text) if word in cli.all_commands()}
+        known = {flag for word in commands for option in cli.all_commands()[word].params for flag in option.opts}
         unknown = set(FLAGS.findall(text)) - known - {"--version", "--strict"}
         assert not unknown, f"{name}: {unknown}"
 

@@ -16,10 +16,10 @@ import slurm_cluster
 from refusing import refusal
 from slurm_cluster import Cluster
 
-from study import cli
-from study.errors import Refusal
 from study.records import schema
 from study.running import plan, slurm, studies
+from zero_study import cli
+from zero_study.errors import Refusal
 
 STUDY = """\
 question: Which one?

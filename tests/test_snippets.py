@@ -9,10 +9,10 @@ from pathlib import Path
 import launching
 import pytest
 
-from study import terminal
 from study.claims import ledger
 from study.claims.rules import by_execution
 from study.claims.rules.by_execution import Execution
+from zero_study import terminal
 
 RULE = {
     "type": "execution",

@@ -16,8 +16,8 @@ import pytest
 from refusing import refusal
 
 from study.config import RunConfig, build_config
-from study.errors import Refusal
 from study.workloads import sources, synthetic
+from zero_study.errors import Refusal
 
 IMDB, WIKITEXT = "bert-imdb", "gpt-wikitext"
 

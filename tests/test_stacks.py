@@ -9,14 +9,15 @@ from typing import get_args
 import pytest
 from refusing import refusal
 
-from study import cli, run_in_theory
+from study import run_in_theory
 from study.config import build_config
-from study.errors import Refusal
-from study.planner import Request, assumptions, choose
-from study.strategy import file
-from study.theory import peaks, prediction, shapes, stacks
-from study.theory.engine import Engine, OptimizerKernel, StepConfig
-from study.theory.stacks import DEFAULT_STACK, STACKS, Stack, StackName
+from zero_study import cli
+from zero_study.errors import Refusal
+from zero_study.planner import Request, assumptions, choose
+from zero_study.strategy import file
+from zero_study.theory import peaks, prediction, shapes, stacks
+from zero_study.theory.engine import Engine, OptimizerKernel, StepConfig
+from zero_study.theory.stacks import DEFAULT_STACK, STACKS, Stack, StackName
 
 LLAMA = shapes.find("llama-3-8b")
 SETTINGS = {field.name for field in dataclasses.fields(Stack)} - {"name", "version", "runs", "sources"}

@@ -15,8 +15,8 @@ import pytest
 from study.accuracy import published_rows
 from study.compare import predicted
 from study.records import find as records
-from study.theory import communication, computation, hardware, intervals, measured_by_others, shapes, step_time
-from study.theory.engine import Engine, StepConfig
+from zero_study.theory import communication, computation, hardware, intervals, measured_by_others, shapes, step_time
+from zero_study.theory.engine import Engine, StepConfig
 
 ROOT = Path(__file__).parent.parent
 RECORDS = sorted((ROOT / "reports").glob("*/records"))

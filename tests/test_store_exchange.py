@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from study.prove import store_exchange
+from zero_study.prove import store_exchange
 
 STEP = 3
 

@@ -16,23 +16,23 @@ import pytest
 import torch
 from refusing import refusal
 
-from study import files, models
 from study.compare import facts
 from study.compare import table as runs_table
 from study.config import build_config
-from study.engines.keys import engine_settings, known_keys
-from study.errors import Refusal
 from study.records import find as records
 from study.records import schema
 from study.records.schema import Proof, Record
 from study.run import Run, make_run
 from study.running import checks
-from study.strategy import file, theory_engine
-from study.strategy import shipped as names
-from study.strategy.file import find_strategy, read_by_name, read_strategy
-from study.theory import peaks, shapes
-from study.theory.engine import StepConfig
 from study.training import accelerators, optimizer_steps, proof, request
+from zero_study import files, models
+from zero_study.engines.keys import engine_settings, known_keys
+from zero_study.errors import Refusal
+from zero_study.strategy import file, theory_engine
+from zero_study.strategy import shipped as names
+from zero_study.strategy.file import find_strategy, read_by_name, read_strategy
+from zero_study.theory import peaks, shapes
+from zero_study.theory.engine import StepConfig
 
 HEAD = "num_processes: 2\nmixed_precision: 'no'\n"
 
@@ -628,10 +628,10 @@ ENGINE = """
 import dataclasses
 from pathlib import Path
 from study.config import build_config
-from study.errors import Refusal
-from study.engines import extensions
+from zero_study.errors import Refusal
+from zero_study.engines import extensions
 from study.run import make_run
-from study.strategy.file import read_by_name
+from zero_study.strategy.file import read_by_name
 from study.training import proof, setup
 extensions.use_own_folder()
 run = make_run(build_config(output_dir=Path("run")), read_by_name("zero2"), 2)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from study.engines.strategy_names import StrategyName, in_order
-from study.strategy import file
+from zero_study.engines.strategy_names import StrategyName, in_order
+from zero_study.strategy import file
 
 
 @pytest.mark.parametrize("name", file.names())

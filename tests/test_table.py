@@ -14,12 +14,12 @@ import synthetic
 from study.compare import predicted, table
 from study.compare.predicted import with_theory
 from study.config import build_config
-from study.errors import Refusal
 from study.records import find as records
 from study.records import pack, schema
 from study.records.laboratory import LABORATORY
 from study.records.steps import read_steps
-from study.strategy.file import read_by_name
+from zero_study.errors import Refusal
+from zero_study.strategy.file import read_by_name
 
 
 def only(folder: Path) -> pd.Series:

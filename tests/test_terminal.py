@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from study import progress, terminal
+from zero_study import progress, terminal
 
 
 def test_lines_fit_the_width_and_words_stay_whole(monkeypatch):

@@ -16,10 +16,10 @@ from typing import Any
 import launching
 import pytest
 
-from study import testing
-from study.errors import Refusal
-from study.testing import calling, programs
-from study.testing.training import RECORDED_STEPS
+from zero_study import testing
+from zero_study.errors import Refusal
+from zero_study.testing import calling, programs
+from zero_study.testing.training import RECORDED_STEPS
 
 EXAMPLES = launching.ROOT / "docs" / "examples"
 PLUGIN = ["-p", "zero_study.testing.plugin", "-p", "no:cacheprovider", "-W", "error"]

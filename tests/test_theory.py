@@ -10,12 +10,12 @@ import pytest
 from study.compare import predicted
 from study.records import find as records
 from study.records import schema
-from study.theory import hardware, shapes
-from study.theory.communication import collectives, paper_volume
-from study.theory.engine import Engine, StepConfig
-from study.theory.hardware import GPUS, Cluster, find_gpu, typical_box, usable_memory_bytes
-from study.theory.model_states import STATE_PARTS, engine_differences, paper_bytes, paper_bytes_by_place
-from study.theory.shapes import ModelShape, ParameterSizes
+from zero_study.theory import hardware, shapes
+from zero_study.theory.communication import collectives, paper_volume
+from zero_study.theory.engine import Engine, StepConfig
+from zero_study.theory.hardware import GPUS, Cluster, find_gpu, typical_box, usable_memory_bytes
+from zero_study.theory.model_states import STATE_PARTS, engine_differences, paper_bytes, paper_bytes_by_place
+from zero_study.theory.shapes import ModelShape, ParameterSizes
 
 FIXTURES = Path(__file__).parent / "fixtures" / "records"
 COMMITTED = Path(__file__).parents[1] / "reports" / "cpu" / "records"

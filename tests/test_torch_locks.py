@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from study.doctor import checkup
-from study.engines import torch_locks
+from zero_study.doctor import checkup
+from zero_study.engines import torch_locks
 
 OLD = 600.0
 

@@ -12,19 +12,19 @@ import samples
 import torch
 import traced_cases
 
-from study import cli, files
 from study.config import build_config
-from study.dryrun import models
-from study.dryrun.trace import trace
-from study.errors import Refusal
-from study.planner import Request, advice_text, advise
-from study.planner.trace import trace_options
-from study.theory import adapters, hardware, measured_by_others, peaks, prediction, shapes
-from study.theory.adapters import Adapter
-from study.theory.engine import Engine, StepConfig
 from study.training.memory import CpuPeak
 from study.workloads import WORKLOADS
 from study.workloads.sources import Splits
+from zero_study import cli, files
+from zero_study.dryrun import models
+from zero_study.dryrun.trace import trace
+from zero_study.errors import Refusal
+from zero_study.planner import Request, advice_text, advise
+from zero_study.planner.trace import trace_options
+from zero_study.theory import adapters, hardware, measured_by_others, peaks, prediction, shapes
+from zero_study.theory.adapters import Adapter
+from zero_study.theory.engine import Engine, StepConfig
 
 TINY = shapes.replace_parts(shapes.find("bert-tiny"), vocabulary=1000, positions=64)
 DECODER = shapes.replace_parts(shapes.find("gpt2"), layers=2, hidden=64, heads=4, head_size=16, kv_heads=4,

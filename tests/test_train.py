@@ -10,12 +10,12 @@ import launching
 import pytest
 from test_parity import ACCUMULATED, CLIPPED, SHARDED, UNCLIPPED, kinds
 
-from study import files
 from study.compare import predicted
 from study.records import steps
 from study.running.memory_limits import THRESHOLD
-from study.strategy import file, theory_engine
-from study.theory.model_states import STATE_PARTS
+from zero_study import files
+from zero_study.strategy import file, theory_engine
+from zero_study.theory.model_states import STATE_PARTS
 
 pytestmark = pytest.mark.launches
 

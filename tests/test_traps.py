@@ -23,14 +23,14 @@ from safetensors.torch import load_file
 from torch.nn.parallel import DistributedDataParallel
 
 from study.config import build_config
-from study.engines import workarounds
 from study.records.schema import ModelStateBytes
 from study.run import Run, make_run
 from study.running.checks import check
-from study.strategy import file
-from study.strategy.file import CONFIGS, read_strategy
 from study.training import accelerators, optimizer_steps, weights
 from study.training.memory import BucketBytes, PhaseMemory, model_state_bytes
+from zero_study.engines import workarounds
+from zero_study.strategy import file
+from zero_study.strategy.file import CONFIGS, read_strategy
 
 BF16 = {"precision": "bf16", "micro_batch_size": 2}
 

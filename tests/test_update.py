@@ -20,12 +20,12 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, init_de
 from torch.optim import optimizer as optimizers
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from study import prove
-from study.engines.optimizer_formulas import orthogonalized
-from study.prove import muon as muon_module
-from study.prove import rules
-from study.prove.muon import packed, unpacked
-from study.prove.update import Update, judge
+from zero_study import prove
+from zero_study.engines.optimizer_formulas import orthogonalized
+from zero_study.prove import muon as muon_module
+from zero_study.prove import rules
+from zero_study.prove.muon import packed, unpacked
+from zero_study.prove.update import Update, judge
 
 ADAM, SGD, MUON = (importlib.import_module(f"torch.optim.{name}") for name in ("adam", "sgd", "_muon"))
 Make = Callable[[nn.Module], torch.optim.Optimizer]
@@ -263,8 +263,8 @@ def _without_optimizer(call: Any) -> Any:
 
 
 def test_a_large_model_is_sampled(monkeypatch):
-    monkeypatch.setattr("study.prove.update.MOST_ELEMENTS", 0)
-    monkeypatch.setattr("study.prove.update.LEAST_ELEMENTS", 3)
+    monkeypatch.setattr("zero_study.prove.update.MOST_ELEMENTS", 0)
+    monkeypatch.setattr("zero_study.prove.update.LEAST_ELEMENTS", 3)
     assert train(RIGHT["AdamW"])["update"]["num_checked"] == 7
 
 

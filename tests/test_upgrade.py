@@ -17,11 +17,11 @@ import releases
 import yaml
 from packaging.specifiers import SpecifierSet
 
-from study import cli
-from study.conformance import results
-from study.doctor import checkup, examine
-from study.errors import Refusal
-from study.upgrade import changes, faults, locks, release_index, used
+from zero_study import cli
+from zero_study.conformance import results
+from zero_study.doctor import checkup, examine
+from zero_study.errors import Refusal
+from zero_study.upgrade import changes, faults, locks, release_index, used
 
 HISTORY = json.loads(Path(__file__).with_name("upgrade_history.json").read_text())
 HELD_OUT = json.loads(Path(__file__).with_name("upgrade_held_out.json").read_text())
@@ -850,7 +850,7 @@ def test_the_list_of_faults_is_read_where_only_the_requirements_of_deepspeed_are
     """DeepSpeed requires packaging, but not PyYAML."""
     for name in ("yaml", "accelerate", "transformers", "click"):
         monkeypatch.setitem(sys.modules, name, None)
-    spec = importlib.util.spec_from_file_location("study.upgrade.faults_alone", faults.__file__)
+    spec = importlib.util.spec_from_file_location("zero_study.upgrade.faults_alone", faults.__file__)
     assert spec
     assert spec.loader
     alone = importlib.util.module_from_spec(spec)

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import synthetic
 
-from study import cli, files
 from study.compare import eligible_runs, verdict, verdict_text
 from study.compare.eligible_runs import AdmittedRun, PlannedRun, Runs
 from study.config import RunConfig
-from study.errors import Refusal
 from study.running import studies
 from study.running.studies import Protocol
+from zero_study import cli, files
+from zero_study.errors import Refusal
 
 STARTS = 12
 NULL = ("single", "cut", "rounding")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from study import cli
-from study.errors import Refusal
-from study.verdict import Checked, Inputs, NotChecked, Verdict
+from zero_study import cli
+from zero_study.errors import Refusal
+from zero_study.verdict import Checked, Inputs, NotChecked, Verdict
 
 ROOT = Path(__file__).resolve().parents[1]
 TENSORS = Checked(20, "tensor", "compared with the file that transformers loads")
@@ -111,18 +111,18 @@ def test_options_after_a_strategy_are_not_taken_for_a_script():
 # Each command either ends with a verdict or does not check anything. `prove` starts a script as a process of its own,
 # which has its own exit status; its verdict is in proof.json.
 WITH_VERDICT = {
-    "advise", "check", "claims", "compare", "conformance", "diff", "doctor", "dry-run", "import", "merge", "pack",
-    "saved", "upgrade", "why",
+    "advise", "check", "claims", "compare", "conformance", "diff", "doctor", "dry-run", "exact", "import", "merge",
+    "pack", "saved", "upgrade", "why",
 }  # fmt: skip
 WITHOUT_VERDICT = {"export", "job", "plan", "predict", "prove", "report", "run", "skills", "train"}
 
 
 def test_every_command_is_known_to_have_a_verdict_or_not():
-    assert set(cli.zero_study.commands) == WITH_VERDICT | WITHOUT_VERDICT
+    assert set(cli.all_commands()) == WITH_VERDICT | WITHOUT_VERDICT
 
 
 @pytest.mark.parametrize("name", sorted(WITH_VERDICT))
 def test_a_command_that_checks_something_returns_a_verdict(name):
-    command = cli.zero_study.commands[name]
+    command = cli.all_commands()[name]
     assert command.callback is not None
     assert "Verdict" in str(inspect.signature(command.callback).return_annotation)

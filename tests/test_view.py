@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import synthetic
 
-from study import cli, progress, terminal
 from study.cli import compare
 from study.compare import plain_text
 from study.compare.view import View, page, tables
-from study.errors import Refusal
+from zero_study import cli, progress, terminal
+from zero_study.errors import Refusal
 
 SHORT = View("short", "Title", "Explanation.", lambda files: [f"{len(files)} runs"])
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from launching import ROOT
 
-from study import cli
-from study.cli import web
-from study.planner import advice_text
+from zero_study import cli
+from zero_study.cli import web
+from zero_study.planner import advice_text
 
 QUESTION = ["--model", "gpt2", "--gpu", "h100-sxm", "--gpus", "8"]
 # Modules that a browser does not have. An import of one of them fails in the test below.
@@ -22,7 +22,7 @@ WITHOUT_THEM = f"""
 import sys
 for name in {MISSING}:
     sys.modules[name] = None
-from study.cli import web
+from zero_study.cli import web
 for words in {[QUESTION, ["--model", "qwen2.5-32b", "--gpu", "t4", "--gpus", "1"]]}:
     assert "answer" in web.answer(words)
 assert "refusal" in web.answer({QUESTION}, "{{}}")
@@ -136,7 +136,7 @@ def test_the_page_offers_what_the_command_knows():
     page = Path(ROOT / "docs" / "web" / "choose.md").read_text()
     offered = set(re.findall(r'<select id="([a-z-]+)" name', page)) - {"gpu", "load-in-4bit"}
     assert offered <= {name for name, values in choices["options"].items() if values}
-    flags = {flag[2:] for option in cli.zero_study.commands["advise"].params for flag in option.opts}
+    flags = {flag[2:] for option in cli.all_commands()["advise"].params for flag in option.opts}
     assert set(re.findall(r' name="([a-z0-9-]+)"', page)) - {"config"} <= flags
 
 

@@ -20,11 +20,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusing import refusal
 
-from study import cli
-from study.errors import Refusal
-from study.why import answer, known, log, memory_messages, planned, recordings, tensors, text
-from study.why.cause import Cause
-from study.why.setting import Setting
+from zero_study import cli
+from zero_study.errors import Refusal
+from zero_study.why import answer, known, log, memory_messages, planned, recordings, tensors, text
+from zero_study.why.cause import Cause
+from zero_study.why.setting import Setting
 
 CASES = Path(__file__).with_name("why")
 GIB = 1 << 30
@@ -1106,7 +1106,7 @@ def test_an_empty_log_is_refused(tmp_path):
 
 
 def test_a_cause_is_listed_once_and_consequences_last():
-    from study.why.cause import rank_causes
+    from zero_study.why.cause import rank_causes
 
     one = Cause("a", "hang", "", "", "certain", "", is_consequence=True)
     two = Cause("b", "hang", "", "", "possible", "")

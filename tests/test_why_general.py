@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from study.why import answer, known, log, sizes, text, tracebacks
-from study.why.cause import CERTAINTIES, Cause
+from zero_study.why import answer, known, log, sizes, text, tracebacks
+from zero_study.why.cause import CERTAINTIES, Cause
 
 GENERAL = [rule for rule in known.rules() if rule.general]
 

@@ -16,7 +16,7 @@ import torch
 import why_errors
 from torch.distributed.checkpoint.api import CheckpointException
 
-from study.why import answer, known
+from zero_study.why import answer, known
 
 KINDS = ("start-up", "save", "launch")
 MESSAGES = [rule for rule in known.rules() if not rule.is_conclusion]

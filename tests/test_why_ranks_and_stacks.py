@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from test_why import falling, first, norms, out_of_memory, steps, waiting
 
-from study.why import answer, log, text
-from study.why.cause import Cause
-from study.why.setting import Setting
+from zero_study.why import answer, log, text
+from zero_study.why.cause import Cause
+from zero_study.why.setting import Setting
 
 SOUND = Path(__file__).with_name("why") / "sound"
 

@@ -13,11 +13,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from study.config import RunConfig, build_config
-from study.errors import Refusal
-from study.models import SIZES
 from study.training.optimizer_steps import TrainingOrder
 from study.workloads import WORKLOADS, load_metric, sources
 from study.workloads.sources import Examples, Splits
+from zero_study.errors import Refusal
+from zero_study.models import SIZES
 
 IMDB, WIKITEXT = "bert-imdb", "gpt-wikitext"
 

@@ -14,11 +14,11 @@ from study.running import fork_server
 from study.running.fork_server import Request
 
 # What the tests' programs import, beside what every run does.
-IMPORTED = "study.__main__ study.training.export"
+IMPORTED = "zero_study.__main__ study.training.export"
 
 
 def command(_: Request) -> NoReturn:
-    fork_server.leave(sys.modules["study.__main__"].main)
+    fork_server.leave(sys.modules["zero_study.__main__"].main)
 
 
 def python(request: Request) -> NoReturn:

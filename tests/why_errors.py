@@ -788,7 +788,7 @@ def _(tools: Tools) -> None:
 
     builder = CPUAdamBuilder()
     tools.patch.setattr(builder, "is_compatible", lambda *_, **__: False)
-    tools.patch.setattr("study.engines.extensions._library", lambda name: tools.folder / name)  # nothing is built
+    tools.patch.setattr("zero_study.engines.extensions._library", lambda name: tools.folder / name)  # nothing is built
     builder.jit_load()
 
 

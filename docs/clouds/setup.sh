@@ -11,4 +11,4 @@ fi
 # With a driver too old for torch every run would be skipped, with the reason, on a box that is paid for: fail now.
 .venv/bin/python -c 'import torch; torch.cuda.init()'
 # DeepSpeed's extensions for offload. Without them, the runs with offload are skipped, and all others still run.
-.venv/bin/python -m study.engines.extensions cpu_adam async_io || true
+.venv/bin/python -m zero_study.engines.extensions cpu_adam async_io || true

@@ -18,8 +18,8 @@ from transformers import GPT2Config, LlamaConfig
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 from transformers.models.llama import modeling_llama
 
-from study.theory import computation, shapes
-from study.theory.engine import Engine, StepConfig
+from zero_study.theory import computation, shapes
+from zero_study.theory.engine import Engine, StepConfig
 
 SIZES = [(1, 256), (1, 512), (1, 1024), (2, 512), (4, 256)]  # sequences, tokens of each
 LLAMA = {"hidden_size": 1024, "intermediate_size": 3584, "num_attention_heads": 8, "num_key_value_heads": 2}

@@ -24,7 +24,7 @@ async function load() {
 import sys
 sys.path.insert(0, "${PROGRAM}")
 import json
-from study.cli import web
+from zero_study.cli import web
 
 def answer(kind, words, config):
     return json.dumps({"answer": web.answer, "json": web.as_json}[kind](words.to_py(), config))

@@ -21,12 +21,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from study.files import ROOT
-from study.planner import choose
-from study.public_runs import archive, quantities
-from study.public_runs.schema import PublicRun
-from study.theory import measured_by_others, peaks, prediction, step_time
-from study.theory.measured_by_others import MeasuredCase
+from study.public_runs import archive
+from zero_study.files import ROOT
+from zero_study.planner import choose
+from zero_study.public_runs import quantities
+from zero_study.public_runs.schema import PublicRun
+from zero_study.theory import measured_by_others, peaks, prediction, step_time
+from zero_study.theory.measured_by_others import MeasuredCase
 
 PREDICTIONS = ROOT / "reports" / "predicted" / "public_logs.json"
 LATER = PREDICTIONS.with_name("later_public_logs.json")

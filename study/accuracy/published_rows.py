@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from study.errors import Refusal
-from study.files import ROOT, require_clone
-from study.theory import measured_by_others, peaks, prediction, step_time
-from study.theory.measured_by_others import MeasuredCase, MeasuredRow
+from zero_study.errors import Refusal
+from zero_study.files import ROOT, require_clone
+from zero_study.theory import measured_by_others, peaks, prediction, step_time
+from zero_study.theory.measured_by_others import MeasuredCase, MeasuredRow
 
 VALIDATION = ROOT / "reports" / "predicted" / "validation" / "published_throughput.json"
 COMMAND = "python tools/derive/planner_accuracy.py"  # the command that writes the file

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from study import terminal
 from study.claims import ledger, sentences
 from study.claims.ledger import Arithmetic, Claim, OfRecords, Source, Theory
 from study.claims.rules.by_public_runs import ByPublicRuns
 from study.claims.sentences import JudgedClaim, JudgedSentence
 from study.claims.verdicts import Conclusion
-from study.files import ROOT, write_whole
+from zero_study import terminal
+from zero_study.files import ROOT, write_whole
 
 PAGE = ROOT / "reports" / "corrections.md"
 
@@ -121,7 +121,7 @@ def _evidence(reading: JudgedClaim) -> str:
         case "others" if isinstance(claim.rule, ByPublicRuns):
             return "[measured by others](public/README.md)"
         case "others":
-            return "[measured by others](../study/theory/measured_by_others/published.yaml)"
+            return "[measured by others](../zero_study/theory/measured_by_others/published.yaml)"
         case "cited":
             return f"[paper]({_paper(claim)})"
         case "theory":

@@ -15,10 +15,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from study import files
 from study.compare.differences import t_interval
 from study.compare.parity import WITHIN
-from study.errors import Refusal
+from zero_study import files
+from zero_study.errors import Refusal
 
 Metric = Literal["validation loss", "training loss", "time", "peak memory"]
 METRICS: tuple[Metric, ...] = ("validation loss", "training loss", "time", "peak memory")

@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from study import terminal
 from study.claims import ledger, sentences
 from study.claims.ledger import Source, Standing
 from study.claims.rules.by_public_runs import ByPublicRuns
 from study.claims.sentences import JudgedClaim, JudgedSentence
 from study.claims.verdicts import BASES, Conclusion
-from study.errors import Refusal
+from zero_study import terminal
+from zero_study.errors import Refusal
 
 # Markdown in the ledger's texts: links, which are replaced by their text, and emphasis and code.
 _MARKDOWN = ((re.compile(r"\[([^\]]+)\]\([^)]*\)"), r"\1"), (re.compile(r"(\*\*|`)(.+?)\1"), r"\2"))

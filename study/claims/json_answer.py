@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from study.answers import envelope
-from study.answers.envelope import Answer
 from study.claims import in_terminal, ledger, sentences
-from study.verdict import Verdict
+from zero_study.answers import envelope
+from zero_study.answers.envelope import Answer
+from zero_study.verdict import Verdict
 
 OUTDATED = "claims/differing-verdict"
 

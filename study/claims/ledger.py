@@ -18,8 +18,8 @@ from study.claims.rules import Text, by_arithmetic, by_execution, by_records, by
 from study.claims.rules.by_execution import Execution
 from study.claims.rules.by_others import ByOthers
 from study.claims.rules.by_public_runs import ByPublicRuns
-from study.errors import Refusal, describe, refusing
-from study.files import StrictModel, read_yaml
+from zero_study.errors import Refusal, describe, refusing
+from zero_study.files import StrictModel, read_yaml
 
 FOLDER = Path(__file__).parent / "ledger"
 QUESTIONS = Path(__file__).parent / "questions.yaml"

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
-from study import terminal
 from study.claims import ledger, verdicts
 from study.claims.ledger import Claim, Sentence, Source, Standing
 from study.claims.verdicts import AGAIN, BASES, Conclusion, Verdict
-from study.errors import Refusal
+from zero_study import terminal
+from zero_study.errors import Refusal
 
 # The headings of the answers about a source, each with the key of Source that contains the answer.
 ON_TOP = (

@@ -15,8 +15,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from study import files
-from study.engines import extensions
+from zero_study import files
+from zero_study.engines import extensions
 
 SEED = 42
 MICRO_BATCH_SIZE = 8
@@ -192,8 +192,8 @@ def watch(engine: Any, optimizer: Any, names: dict[str, Any]) -> None:
 
     `held(part)` returns the bytes per parameter that this rank stores of a part of the model states.
     """
-    from study.engines.readback.parameters import whole_size
     from study.training.memory import model_state_bytes
+    from zero_study.engines.readback.parameters import whole_size
 
     def held(part: str) -> float:
         sizes = map(whole_size, engine.parameters())

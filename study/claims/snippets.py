@@ -22,13 +22,13 @@ from typing import Any
 import click
 import yaml
 
-from study import files, processes
 from study.claims import ledger
 from study.claims.rules import by_execution
 from study.claims.rules.by_execution import Execution, Result, Results
-from study.engines import extensions
-from study.errors import Refusal, RunFailed, run_command
 from study.running.launch import QUIET_ENVIRONMENT
+from zero_study import files, processes
+from zero_study.engines import extensions
+from zero_study.errors import Refusal, RunFailed, run_command
 
 PACKAGES = ("torch", "deepspeed", "accelerate", "transformers", "datasets", "huggingface_hub")
 TIMEOUT_SECONDS = 300

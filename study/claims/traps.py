@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from study import files
 from study.compare.differences import t_interval
 from study.compare.parity import WITHIN
-from study.errors import Refusal
+from zero_study import files
+from zero_study.errors import Refusal
 
 COLUMNS = ("trap", "quantity", "arm", "against", "n_seeds", "difference", "low", "high", "verdict")
 

@@ -17,10 +17,10 @@ from study.claims.rules import MissingEvidence, Observed, by_arithmetic, by_exec
 from study.claims.rules.by_execution import Execution
 from study.claims.rules.by_others import ByOthers
 from study.claims.rules.by_public_runs import ByPublicRuns
-from study.errors import Refusal, refusing
-from study.files import load, write_whole
-from study.verdict import Checked, NotChecked
-from study.verdict import Verdict as CheckVerdict
+from zero_study.errors import Refusal, refusing
+from zero_study.files import load, write_whole
+from zero_study.verdict import Checked, NotChecked
+from zero_study.verdict import Verdict as CheckVerdict
 
 VERDICTS = Path(__file__).parent / "verdicts.json"
 AGAIN = "Run `zero-study claims --write`."

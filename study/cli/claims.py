@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from study import progress, terminal
-from study.cli.options import Statuses, command, json_option, require
-from study.errors import Refusal
-from study.files import require_clone
+from zero_study import progress, terminal
+from zero_study.cli.options import Statuses, command, json_option, require
+from zero_study.errors import Refusal
+from zero_study.files import require_clone
 
 if TYPE_CHECKING:
-    from study.answers.envelope import Answer
-    from study.verdict import Verdict
+    from zero_study.answers.envelope import Answer
+    from zero_study.verdict import Verdict
 
 
 @command(

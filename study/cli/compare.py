@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from study import terminal
-from study.cli.options import (
+from zero_study import terminal
+from zero_study.cli.options import (
     A_STUDY,
     DATA_FOLDER,
     PATH,
@@ -21,14 +21,14 @@ from study.cli.options import (
     json_option,
     require,
 )
-from study.errors import Refusal
-from study.files import require_clone
-from study.progress import after_two_seconds
+from zero_study.errors import Refusal
+from zero_study.files import require_clone
+from zero_study.progress import after_two_seconds
 
 if TYPE_CHECKING:
-    from study.answers.envelope import Answer
     from study.compare.verdict_text import Judged
-    from study.verdict import Verdict
+    from zero_study.answers.envelope import Answer
+    from zero_study.verdict import Verdict
 
 SHORT = "short"
 # The tables of `zero-study compare`, and the function of study.compare that makes each.

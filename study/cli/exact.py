@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from study import files
-from study.cli.options import PATH, TRAINING, Statuses, command, json_option, require
+from zero_study import files
+from zero_study.cli.options import PATH, TRAINING, Statuses, command, json_option, require
 
 if TYPE_CHECKING:
-    from study.answers.envelope import Answer
-    from study.verdict import Verdict
+    from zero_study.answers.envelope import Answer
+    from zero_study.verdict import Verdict
 
 
 @command(

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from study import terminal
-from study.cli.options import PATH, RECORDS, Statuses, command
+from zero_study import terminal
+from zero_study.cli.options import PATH, RECORDS, Statuses, command
 
 if TYPE_CHECKING:
-    from study.verdict import Verdict
+    from zero_study.verdict import Verdict
 
 
 @command(

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from study import terminal
-from study.cli.options import PATH, Statuses, command, json_option
-from study.progress import after_two_seconds
+from zero_study import terminal
+from zero_study.cli.options import PATH, Statuses, command, json_option
+from zero_study.progress import after_two_seconds
 
 if TYPE_CHECKING:
-    from study.answers.envelope import Answer
-    from study.logs.imported import Imported
-    from study.public_runs.schema import PublicRun
-    from study.verdict import Verdict
+    from zero_study.answers.envelope import Answer
+    from zero_study.logs.imported import Imported
+    from zero_study.public_runs.schema import PublicRun
+    from zero_study.verdict import Verdict
 
 _SHOWN = ("submitter", "benchmark", "system", "model", "gpu", "engine", "strategy", "precision")
 MOST_MARKS = 3  # that are printed for each run
@@ -54,9 +54,9 @@ def _import(
     Biases, TensorBoard's event files, Megatron-LM's golden values, and any CSV, JSON or JSON lines with named columns.
     A fact that a log does not state stays unknown.
     """
-    from study.logs import imported, json_answer
-    from study.public_runs import folder
-    from study.verdict import Checked, NotChecked, Verdict
+    from zero_study.logs import imported, json_answer
+    from zero_study.public_runs import folder
+    from zero_study.verdict import Checked, NotChecked, Verdict
 
     stated = imported.stated(setting)
     with after_two_seconds("Reading the logs"):

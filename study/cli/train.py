@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from study import config, terminal
-from study.cli.options import (
+from study import config
+from study.run import as_words
+from zero_study import terminal
+from zero_study.cli.options import (
     A_STUDY,
     CHECKPOINT_EVERY,
     DATA_FOLDER,
@@ -23,13 +25,12 @@ from study.cli.options import (
     json_option,
     require,
 )  # fmt: skip
-from study.command_line import NUMBER, Option, given
-from study.errors import Refusal
-from study.run import as_words
-from study.strategy import file
+from zero_study.command_line import NUMBER, Option, given
+from zero_study.errors import Refusal
+from zero_study.strategy import file
 
 if TYPE_CHECKING:
-    from study.answers.envelope import Answer
+    from zero_study.answers.envelope import Answer
 
 LAUNCH = "Strategy and processes"
 
@@ -172,9 +173,9 @@ def _plan(
     The plan lists the runs that would start, the finished runs, and the runs that are skipped, with the reason. The
     command starts nothing and writes nothing.
     """
-    from study.progress import after_two_seconds
     from study.running import json_answer, plan, studies
     from study.running.slurm import script
+    from zero_study.progress import after_two_seconds
 
     with after_two_seconds("Reading earlier runs and checking this machine"):
         chosen = studies.find(study)
@@ -183,7 +184,7 @@ def _plan(
         if slurm:
             flags = {"data_dir": data_dir, "runs_dir": runs_dir, "timeout": timeout}
             flags |= {"checkpoint_every": checkpoint_every}
-            job = [sys.executable, "-m", "study", "job", *as_words(flags), study]
+            job = [sys.executable, "-m", "zero_study", "job", *as_words(flags), study]
             text = script(chosen, runs, folder, timeout, job)
             if as_json:
                 return json_answer.of_script(chosen.name, text)

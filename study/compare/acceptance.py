@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from study import terminal
 from study.compare import view
 from study.compare.parity import largest_loss_difference, settings, shown_arithmetic
 from study.records import find as records
 from study.records import schema
 from study.records.find import RecordedRun, RecordFile
 from study.records.schema import Record
+from zero_study import terminal
 
 # The largest relative difference of any step's loss from that of `single`. In fp32, the programs
 # differ only in the order of additions.

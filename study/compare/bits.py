@@ -16,14 +16,14 @@ from itertools import combinations, groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from study import terminal
 from study.compare.facts import require_proof, shown_adapter
 from study.compare.view import View, finished
 from study.config import NOT_TRAINED, PINS
-from study.engines.strategy_names import in_order
 from study.records import find as records
 from study.records.find import RecordFile
 from study.records.schema import Record
+from zero_study import terminal
+from zero_study.engines.strategy_names import in_order
 
 ROUNDINGS = {
     "last elements": "PyTorch's fused AdamW for CPUs processes elements in vector registers. The last elements of a "

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
-from study import terminal
 from study.compare import parity, predicted
 from study.compare.facts import model_heading, require_proof
 from study.compare.predicted import Messages
 from study.compare.view import View, finished, tables
 from study.records.find import RecordFile
 from study.records.schema import Record
+from zero_study import terminal
 
 # ---------------------------------------------------------------- the collectives of a step
 

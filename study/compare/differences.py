@@ -15,10 +15,10 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from study import terminal
 from study.compare import pairs, predicted, view
 from study.compare import table as tidy
 from study.compare.parity import WITHIN
+from zero_study import terminal
 
 Kind = Literal["learned", "times", "bytes"]
 

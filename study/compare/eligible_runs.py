@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 from study.compare.facts import libraries, steps_at_an_end
 from study.config import NOT_TRAINED, RunConfig
-from study.errors import Refusal
 from study.records import find as records
 from study.records import machine
 from study.records.find import RecordFile
 from study.records.schema import Outcome, Record
 from study.records.steps import steps_of
 from study.running.studies import Protocol
+from zero_study.errors import Refusal
 
 # The paths of text and weights differ from machine to machine. Their digests are compared instead.
 _PLACES = NOT_TRAINED | {"data", "init", "weights"}

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from study.config import NOT_TRAINED, RunConfig
-from study.engines.readback.dtypes import TORCH_NAMES
-from study.errors import Refusal
-from study.models import SIZES, suited_buckets, swap_buffer_size
 from study.records import machine
 from study.records.find import RecordFile
 from study.records.schema import ModelStateBytes, Outcome, Proof, Record
 from study.records.steps import steps_of
+from zero_study.engines.readback.dtypes import TORCH_NAMES
+from zero_study.errors import Refusal
+from zero_study.models import SIZES, suited_buckets, swap_buffer_size
 
 TRAINING_PHASES = ("first_step", "settling_steps", "steady_steps")
 CURVE = ("step", "loss", "grad_norm", "learning_rate", "seconds", "tokens")

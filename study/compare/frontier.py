@@ -9,16 +9,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from study import terminal
 from study.compare import view
 from study.compare.facts import why_untimed
 from study.config import RunConfig
-from study.engines.strategy_names import in_order
-from study.models import SIZES
 from study.records import find as records
 from study.records.schema import Outcome
 from study.running import estimate
-from study.terminal import GIB
+from zero_study import terminal
+from zero_study.engines.strategy_names import in_order
+from zero_study.models import SIZES
+from zero_study.terminal import GIB
 
 HEAD = ["strategy", "largest that trained", "smallest that did not", "predicted", "predicted memory, GiB"]
 TIMED = ["strategy", "s/step, of {}'s batch", "times {}'s", "larger batch", "sequences/s", "times {}'s rate"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from study.answers import envelope
-from study.answers.envelope import Answer
 from study.compare import plain_text
 from study.compare.verdict_text import Judged
+from zero_study.answers import envelope
+from zero_study.answers.envelope import Answer
 
 NOT_SHOWN = "compare/not-shown-to-train-the-same"
 

@@ -14,15 +14,15 @@ from itertools import groupby
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from study import terminal
 from study.compare import predicted
 from study.compare.facts import computed_buckets, model_heading, process_bytes, require_proof, shown_adapter
 from study.compare.predicted import STATE_PARTS, STEP_PHASES, StatePart, StepPeak, StepPhase
 from study.compare.view import View, finished, tables
-from study.engines.strategy_names import in_order
 from study.records import find as records
 from study.records.find import RecordFile
 from study.records.schema import ModelStateBytes, Record
+from zero_study import terminal
+from zero_study.engines.strategy_names import in_order
 
 CONTROL = "ddp"
 
@@ -311,7 +311,7 @@ The memory of a training is largest at one moment of a step, its peak. The table
 moment, on GPU and host together.
 
 - "measured": the bytes on the rank that uses the most memory, in a step after the warm-up.
-- "theory" and "highest at": the bytes and the moment that `study/theory/peaks.py` predicts."""
+- "theory" and "highest at": the bytes and the moment that `zero_study/theory/peaks.py` predicts."""
 PEAKS_COLUMNS = """\
 On a CPU, PyTorch's allocator counts the bytes, and DDP's buckets are added if no gradient is stored in them. The
 measurement can be too large, because threads of gloo release some tensors only at the end of the step. "too large by"

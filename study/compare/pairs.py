@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from study.compare.parity import other_masks
-from study.terminal import count
+from zero_study.terminal import count
 
 # The facts that must be equal in two runs, and the text that reports a difference. The first difference is reported.
 _HELD: dict[str, str] = {

@@ -11,15 +11,15 @@ from collections.abc import Hashable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from study import terminal
 from study.compare.facts import NOT_COMPARED, STEPS_AT_AN_END, require_proof, shown_adapter, steps_at_an_end
 from study.compare.view import View, finished, tables
-from study.errors import Refusal
 from study.records import machine
 from study.records.find import RecordFile
 from study.records.schema import Checksum, Record
 from study.records.steps import steps_of
-from study.terminal import escape_markdown, gib, markdown
+from zero_study import terminal
+from zero_study.errors import Refusal
+from zero_study.terminal import escape_markdown, gib, markdown
 
 WITHIN = 1e-5
 

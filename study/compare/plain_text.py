@@ -7,7 +7,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from study import terminal
+from zero_study import terminal
 
 _LINK = re.compile(r"\[([^\]]+)\]\(([^)]+)\)")
 _MARKS = re.compile(r"\*\*(.+?)\*\*|(?<!`)`([^`]+)`(?!`)|(?<![*\w])\*(\w[^*]*)\*(?![*\w])|</?a\b[^>]*>")

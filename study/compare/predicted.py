@@ -1,6 +1,6 @@
 """Add predictions to recorded runs: model states, collectives, peak memory and FLOP/s.
 
-`with_theory` adds them to the table of all runs. This is the only module of this package that imports `study.theory`.
+`with_theory` adds them to the table of all runs. Only this module of the package imports `zero_study.theory`.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from study.compare import facts
 from study.compare.facts import require_proof
-from study.models import SIZES, swap_buffer_size
 from study.records.schema import Collective, PeakMemory, Record
-from study.theory import adapters, communication, hardware, model_states, peaks, shapes
-from study.theory.adapters import Adapter
-from study.theory.communication import on_wire
-from study.theory.engine import Engine, StepConfig, parameter_bytes
-from study.theory.model_states import Difference
-from study.theory.model_states import StateBytes as StateBytes
-from study.theory.model_states import StatePart as StatePart
-from study.theory.model_states import StepPhase as StepPhase
-from study.theory.shapes import ModelShape
+from zero_study.models import SIZES, swap_buffer_size
+from zero_study.theory import adapters, communication, hardware, model_states, peaks, shapes
+from zero_study.theory.adapters import Adapter
+from zero_study.theory.communication import on_wire
+from zero_study.theory.engine import Engine, StepConfig, parameter_bytes
+from zero_study.theory.model_states import Difference
+from zero_study.theory.model_states import StateBytes as StateBytes
+from zero_study.theory.model_states import StatePart as StatePart
+from zero_study.theory.model_states import StepPhase as StepPhase
+from zero_study.theory.shapes import ModelShape
 
 if TYPE_CHECKING:
     import pandas as pd

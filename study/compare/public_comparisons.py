@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from study import files, terminal
 from study.compare.differences import CEILING, CONSTANT, repeatability_limit, unpaired
 from study.compare.public_pairs import PairedComparison
-from study.errors import Refusal, refusing
 from study.public_runs import archive
-from study.public_runs.quantities import BYTES, QUANTITIES, TIMES, at
-from study.public_runs.schema import PublicRun
+from zero_study import files, terminal
+from zero_study.errors import Refusal, refusing
+from zero_study.public_runs.quantities import BYTES, QUANTITIES, TIMES, at
+from zero_study.public_runs.schema import PublicRun
 
 FILE = Path(__file__).with_name("public_comparisons.yaml")
 NOT_COMPARED = {"entry", "system"}  # fields of a setting whose differences say nothing by themselves

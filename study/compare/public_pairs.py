@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from study.public_runs.quantities import logged, points
-from study.public_runs.schema import PublicRun
+from zero_study.public_runs.quantities import logged, points
+from zero_study.public_runs.schema import PublicRun
 
 WARM_UP = 5  # logged steps whose times are left out
 # Fields that are not named as further differences: they identify the run, or the question of the comparison names them.

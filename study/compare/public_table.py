@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from study.public_runs.quantities import QUANTITIES, logged, points
-from study.public_runs.schema import PublicRun
-from study.terminal import bytes_text, escape_markdown, markdown, percent, significant
+from zero_study.public_runs.quantities import QUANTITIES, logged, points
+from zero_study.public_runs.schema import PublicRun
+from zero_study.terminal import bytes_text, escape_markdown, markdown, percent, significant
 
 HEAD = ["runs", "n", "GPUs", "strategy", "logged", "last loss", "at", "loss", "difference", "s/step", "peak, tensors"]
 

@@ -14,16 +14,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from study import terminal
 from study.compare import facts, parity, predicted, view
 from study.compare.facts import require_proof
 from study.config import OF_THE_PROCESS
-from study.errors import Refusal
 from study.records import find as records
 from study.records import schema
 from study.records.find import RecordFile
 from study.records.schema import Proof, Record
 from study.records.steps import read_steps
+from zero_study import terminal
+from zero_study.errors import Refusal
 
 LEGEND = f"""\
 Ratios are relative to the first row of each block ("vs").

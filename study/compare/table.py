@@ -16,11 +16,11 @@ from pydantic import ValidationError
 from study.compare import facts
 from study.compare.facts import CURVE
 from study.config import RunConfig, build_config, parse_flags
-from study.engines.strategy_names import in_order
-from study.errors import Refusal
 from study.records import find as records
 from study.records import schema
 from study.records.schema import Outcome
+from zero_study.engines.strategy_names import in_order
+from zero_study.errors import Refusal
 
 # The columns in the order of the table. An unknown float is NaN.
 COLUMNS: dict[str, str] = {

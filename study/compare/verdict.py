@@ -21,10 +21,10 @@ from scipy import stats
 
 from study.compare.differences import bootstrap_interval
 from study.compare.eligible_runs import AdmittedRun, Runs
-from study.engines.strategy_names import in_order
-from study.errors import Refusal
 from study.running.studies import Protocol
-from study.terminal import percent
+from zero_study.engines.strategy_names import in_order
+from zero_study.errors import Refusal
+from zero_study.terminal import percent
 
 EXCHANGES = 20_000  # random permutations, from a fixed seed; a p-value of 0.05 is known to within 0.003
 RESAMPLES = 10_000

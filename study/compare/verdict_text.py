@@ -9,17 +9,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from study import terminal
 from study.compare import eligible_runs, verdict, view
 from study.compare.eligible_runs import PlannedRun, Runs
 from study.compare.verdict import Arm, Verdict
-from study.files import parse_yaml
 from study.records import find as records
 from study.running import studies
 from study.running.studies import Study
-from study.terminal import percent, signed_percent
-from study.verdict import Checked, NotChecked
-from study.verdict import Verdict as CheckVerdict
+from zero_study import terminal
+from zero_study.files import parse_yaml
+from zero_study.terminal import percent, signed_percent
+from zero_study.verdict import Checked, NotChecked
+from zero_study.verdict import Verdict as CheckVerdict
 
 DEVIATIONS = Path(__file__).with_name("deviations.yaml")  # separate, because the protocol must not change
 SHARES, PARTINGS = (1 / 24, 1 / 8, 1 / 4), (0.003, 0.01)  # for which the page shows the power

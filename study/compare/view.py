@@ -8,10 +8,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
-from study.files import relative_to_cwd
 from study.records import find as records
 from study.records.find import RecordFile
-from study.terminal import escape_markdown, markdown
+from zero_study.files import relative_to_cwd
+from zero_study.terminal import escape_markdown, markdown
 
 T = TypeVar("T")
 

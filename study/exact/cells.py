@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 from study.exact import faults, problem
-from study.strategy.file import Strategy, names, read_by_name
+from zero_study.strategy.file import Strategy, names, read_by_name
 
 NUM_RANKS = (1, 2, 3, 4, 8)
 ACCUMULATIONS = (1, 4)

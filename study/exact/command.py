@@ -13,12 +13,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from study import files, terminal
-from study.answers.envelope import Answer
-from study.errors import Refusal
 from study.exact import cells, faults, json_answer, problem, reference
-from study.strategy import file
-from study.verdict import Checked, NotChecked, Verdict
+from zero_study import files, terminal
+from zero_study.answers.envelope import Answer
+from zero_study.errors import Refusal
+from zero_study.strategy import file
+from zero_study.verdict import Checked, NotChecked, Verdict
 
 if TYPE_CHECKING:
     from study.exact.cells import Cell
@@ -203,7 +203,7 @@ def _print_faults(outcomes: Sequence[Outcome]) -> None:
 
 def _as_json(outcomes: Sequence[Outcome], faulty: Sequence[Outcome]) -> dict[str, Any]:
     """Return the problem and the outcome of every training for JSON, without times and names of this machine."""
-    from study.engines.readback.facts import versions
+    from zero_study.engines.readback.facts import versions
 
     expected = reference.expect()
     return {

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from study.engines.readback.parameters import local
 from study.exact import problem
+from zero_study.engines.readback.parameters import local
 
 Training = Any  # training.Training, which imports this module
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from study.answers import envelope
-from study.answers.envelope import Answer
-from study.verdict import Verdict
+from zero_study.answers import envelope
+from zero_study.answers.envelope import Answer
+from zero_study.verdict import Verdict
 
 if TYPE_CHECKING:
     from study.exact.runner import Outcome

@@ -27,9 +27,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from study.engines.readback.parameters import full_value
-from study.errors import RunFailed
-from study.ranks import worlds
+from zero_study.engines.readback.parameters import full_value
+from zero_study.errors import RunFailed
+from zero_study.ranks import worlds
 
 WIDTH, HIDDEN, BATCH = 20, 44, 4
 NUM_STEPS = 4  # of the training with micro batches

@@ -11,7 +11,7 @@ from typing import Any
 
 from study.exact import faults, problem, reference, training
 from study.exact.cells import Cell
-from study.ranks import worlds
+from zero_study.ranks import worlds
 
 CELL_SECONDS = 300
 # Modules that engines import only when they train; each rank would have to import them again.

@@ -12,17 +12,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from study.config import build_config
-from study.engines.readback import full_tensors
-from study.engines.readback.facts import base_optimizer
-from study.engines.readback.parameters import full_value, plain_name
-from study.errors import RunFailed
 from study.exact import faults, model, problem, reference
 from study.exact.cells import Cell
-from study.models import suited_buckets
-from study.ranks import worlds
 from study.run import Run
-from study.strategy.file import Strategy
 from study.training.accelerators import build_accelerator
+from zero_study.engines.readback import full_tensors
+from zero_study.engines.readback.facts import base_optimizer
+from zero_study.engines.readback.parameters import full_value, plain_name
+from zero_study.errors import RunFailed
+from zero_study.models import suited_buckets
+from zero_study.ranks import worlds
+from zero_study.strategy.file import Strategy
 
 # ZeRO stage 3 shards parameters with more elements than this, if the strategy does not set the threshold. The default
 # of 100,000 is more than this model has. With this value, matrices are sharded and biases are not, as in a real model.

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from study import files
-from study.errors import Refusal
-from study.public_runs import folder
-from study.public_runs.schema import PublicRun
+from zero_study import files
+from zero_study.errors import Refusal
+from zero_study.public_runs import folder
+from zero_study.public_runs.schema import PublicRun
 
 ARCHIVE = files.ROOT / "reports" / "public"  # one file per source, one run per line
 COLLECTED = ".jsonl.gz"

@@ -15,11 +15,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from study import files
-from study.errors import Refusal
 from study.records import schema
 from study.records.schema import Outcome, Record
-from study.strategy import shipped
+from zero_study import files
+from zero_study.errors import Refusal
+from zero_study.strategy import shipped
 
 RECORDS, STEPS, OUTCOMES = "records.jsonl", "steps.jsonl", "outcomes.jsonl"
 NAMES = (STEPS, OUTCOMES, RECORDS)  # the order in which they are written: records last, as a run itself does

@@ -20,8 +20,8 @@ from importlib.metadata import Distribution, PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
-from study.errors import Refusal
-from study.files import relative_to_cwd, sha256
+from zero_study.errors import Refusal
+from zero_study.files import relative_to_cwd, sha256
 
 # The libraries that affect a run.
 LIBRARIES = ("torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate", "tokenizers", "numpy")

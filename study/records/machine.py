@@ -16,12 +16,12 @@ from typing import Any
 
 import psutil
 
-from study.engines import this_machine
-from study.files import redact_paths
 from study.records import imports
 from study.records.laboratory import LABORATORY
 from study.records.schema import Code
 from study.records.simulation import SIMULATED_GPUS
+from zero_study.engines import this_machine
+from zero_study.files import ROOT, redact_paths
 
 # A run that was forked has this variable. Its resident memory cannot be compared with that of a run that was started in
 # the ordinary way, because it shares imported code with the process that it was forked from. It also starts faster.
@@ -51,7 +51,7 @@ _SECRET = re.compile("TOKEN|KEY|SECRET|PASSW|CREDENTIAL|AUTH")
 _IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+@")  # a user name and a password in an address
 _PATH = re.compile(r"(?<![\w.~/])/(?!/)(?:[^\s:;,=/]+/)*([^\s:;,=/]*)")
 _LONGEST_VALUE = 200
-_STUDY = Path(__file__).resolve().parents[1]
+_PACKAGES = ("study", "zero_study")  # the packages of the project
 
 # The facts that must agree between two machines whose results are in one file.
 SAME = ("cpu", "num_cores", "gpus", "python", "libraries")
@@ -173,13 +173,13 @@ def running_code() -> Code:
     )
 
 
-def code_sha256(folder: Path = _STUDY) -> str:
-    """Return the digest of all Python modules of the study on this machine.
+def code_sha256(folder: Path = ROOT) -> str:
+    """Return the digest of all Python modules of the project's packages on this machine.
 
     It is more precise than git, which only tells whether the modules were changed.
     """
     digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
+    for path in sorted(path for package in _PACKAGES for path in (folder / package).rglob("*.py")):
         content = path.read_bytes()
         digest.update(f"{path.relative_to(folder)} {len(content)}\n".encode() + content)
     return digest.hexdigest()
@@ -187,9 +187,11 @@ def code_sha256(folder: Path = _STUDY) -> str:
 
 def git_state() -> dict[str, Any]:
     """Return the commit of the study's code, and whether the clone has uncommitted changes. None if unknown."""
-    git = ("git", "-C", str(_STUDY))
+    git = ("git", "-C", str(ROOT))
     commit = command_output(*git, "rev-parse", "HEAD")
-    changed = command_output(*git, "status", "--porcelain", "--", ":/study", ":/accelerate_configs")
+    changed = command_output(
+        *git, "status", "--porcelain", "--", *(f":/{name}" for name in (*_PACKAGES, "accelerate_configs"))
+    )
     if commit is None or changed is None:
         return {"git_commit": None, "git_dirty": None}
     return {"git_commit": commit, "git_dirty": bool(changed)}

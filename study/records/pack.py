@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from study import files
-from study.errors import Refusal, describe
 from study.records import find as records
 from study.records import schema
 from study.records.find import RecordedRun
 from study.records.schema import Record
 from study.records.simulation import is_simulated
-from study.verdict import Checked, NotChecked, Verdict
+from zero_study import files
+from zero_study.errors import Refusal, describe
+from zero_study.verdict import Checked, NotChecked, Verdict
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 2

@@ -16,12 +16,12 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
-from study import files
 from study.config import RunConfig
-from study.engines.strategy_names import OffloadDevice
-from study.errors import Refusal, refusing
 from study.records.laboratory import LABORATORY, bits_per_second
 from study.records.simulation import SIMULATED, is_simulated
+from zero_study import files
+from zero_study.engines.strategy_names import OffloadDevice
+from zero_study.errors import Refusal, refusing
 
 SCHEMA_VERSION: Literal[1] = 1
 UNKNOWN_BOX = "unknown machine"  # the name of hardware that a record does not describe

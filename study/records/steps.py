@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from study import files
-from study.errors import Refusal
 from study.records.find import RecordFile
+from zero_study import files
+from zero_study.errors import Refusal
 
 STEP_KEYS = {"step", "loss", "grad_norm", "learning_rate", "seconds", "tokens"}  # that every step has
 AT_ONCE = 10_000  # lines that are parsed together

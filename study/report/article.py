@@ -11,13 +11,13 @@ from typing import Any
 import pandas as pd
 from IPython.display import Markdown
 
-from study import terminal
 from study.claims import defects, ledger, sentences, traps, verdicts
 from study.claims.ledger import Source
 from study.claims.sentences import JudgedSentence
-from study.files import ROOT
 from study.report.pages.shown import markdown
 from study.report.sentences import bullets
+from zero_study import terminal
+from zero_study.files import ROOT
 
 # JavaScript that hides the rows of the table of sentences that do not contain the typed text.
 _ROWS = "document.querySelectorAll('tr:has(q)')"

@@ -22,11 +22,11 @@ from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from papermill.exceptions import PapermillExecutionError
 
 from study.claims import ledger
-from study.errors import Refusal
-from study.files import ROOT
 from study.records import find as records
 from study.records.schema import Record
 from study.running import studies
+from zero_study.errors import Refusal
+from zero_study.files import ROOT
 
 NOTEBOOKS = ROOT / "notebooks"
 # The notebooks that suit any study. `report` prints the path of the first.

@@ -16,20 +16,20 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from study import planner
 from study.accuracy import published_rows
 from study.compare.predicted import shape_of
-from study.engines.strategy_names import StrategyName
-from study.files import ROOT
-from study.planner import choose
-from study.planner.choose import Advice, StrategyPrediction
 from study.report import tables
 from study.report.captions import Head, joined
-from study.terminal import GIB
-from study.theory import hardware, measured_by_others
-from study.theory.engine import Engine, StepConfig
-from study.theory.measured_by_others import MeasuredCase
-from study.theory.shapes import ModelShape
+from zero_study import planner
+from zero_study.engines.strategy_names import StrategyName
+from zero_study.files import ROOT
+from zero_study.planner import choose
+from zero_study.planner.choose import Advice, StrategyPrediction
+from zero_study.terminal import GIB
+from zero_study.theory import hardware, measured_by_others
+from zero_study.theory.engine import Engine, StepConfig
+from zero_study.theory.measured_by_others import MeasuredCase
+from zero_study.theory.shapes import ModelShape
 
 # What README's picture and the notebook show. The models have their usual numbers of tokens per sequence.
 MODELS = {"bert-large": 512, "gpt2-xl": 1024, "llama-3.1-8b": 4096, "qwen2.5-32b": 4096}

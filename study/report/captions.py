@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from study import terminal
+from zero_study import terminal
 
 MEASURED = "Measured by this project."
 LINE_AND_BARS = (

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from study.errors import Refusal
 from study.records import machine
-from study.version import REPOSITORY
+from zero_study.errors import Refusal
+from zero_study.version import REPOSITORY
 
 STRATEGIES = ("single", "zero2", "zero3")  # on a GPU, none of them needs a compiled extension
 ON_CORES = ("ddp", "zero3")
@@ -71,7 +71,7 @@ def train(committed: str | list[str], clone: Path) -> list[str]:
             print(f"{name}: kept", flush=True)
         else:
             print(" ".join(command), flush=True)
-            _run([sys.executable, "-m", "study", *command[1:]], clone)
+            _run([sys.executable, "-m", "zero_study", *command[1:]], clone)
     if not any((clone / RUNS).glob("*/record.json")):
         folders = [clone / folder for folder in ([committed] if isinstance(committed, str) else committed)]
         if not any(folder.exists() for folder in folders):

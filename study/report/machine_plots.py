@@ -18,10 +18,10 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from matplotlib.transforms import blended_transform_factory
 
-from study.engines.strategy_names import in_order
 from study.report import drawing, plots
 from study.report.by_machine import MEASURED, PREDICTED, QUANTITIES
 from study.report.captions import Head
+from zero_study.engines.strategy_names import in_order
 
 HEADS = {"memory": "Memory per\nGPU (GiB)", "speed": "Tokens per\nsecond", "cost": "10⁹ tokens\n(US dollars)"}
 WORDS = {"single": "one process", "ddp": "DDP", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "fsdp2": "FSDP2",

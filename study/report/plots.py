@@ -18,10 +18,10 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from study.compare.bits import ROUNDINGS, Cell
 from study.compare.predicted import step_peak
 from study.compare.verdict import Verdict
-from study.engines.strategy_names import StrategyName, in_order
 from study.report.captions import Head
 from study.report.drawing import INK, PAPER, TEXT_POINTS, WIDTH, dress, finish, panel
 from study.report.tables import centers
+from zero_study.engines.strategy_names import StrategyName, in_order
 
 ROW = 0.34  # inches per bar
 GRAY = "#7f7f7f"  # color of ranges, and of variations of the control

@@ -9,9 +9,9 @@ import numpy as np
 from study.compare import public_cards, public_comparisons, public_pairs
 from study.compare.differences import t_interval
 from study.public_runs import archive
-from study.public_runs.schema import PublicRun
 from study.report.public_figures import signed
-from study.terminal import percent
+from zero_study.public_runs.schema import PublicRun
+from zero_study.terminal import percent
 
 REGISTERED = "GPU seconds per sample, all intervals"  # until values were known
 MORE_GPUS = "one-and-eight-h100-prefix"

@@ -18,11 +18,11 @@ from study.compare.public_cards import Row
 from study.compare.public_comparisons import Difference, Result, earlier_verdict, is_learned
 from study.compare.public_pairs import Pair, PairedComparison, also_differs, spread
 from study.public_runs import archive
-from study.public_runs.quantities import BYTES, points
-from study.public_runs.schema import PublicRun
 from study.report import drawing
 from study.report.captions import Head, joined
-from study.terminal import bytes_text, count, percent, significant
+from zero_study.public_runs.quantities import BYTES, points
+from zero_study.public_runs.schema import PublicRun
+from zero_study.terminal import bytes_text, count, percent, significant
 
 # One color per kind of card, as far as a figure has one; distinguishable for color-blind readers (after Okabe and Ito).
 COLORS = ("#D55E00", "#2E86D0", "#009E73", "#C0609A", "#A87900", "#888888")

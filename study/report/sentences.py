@@ -8,11 +8,11 @@ from typing import Any, SupportsFloat
 
 import pandas as pd
 
-from study import terminal
 from study.report import tables
 from study.report.captions import joined
-from study.terminal import gib
-from study.terminal import whole_percent as whole_percent
+from zero_study import terminal
+from zero_study.terminal import gib
+from zero_study.terminal import whole_percent as whole_percent
 
 
 def scientific(value: float) -> str:

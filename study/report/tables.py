@@ -17,10 +17,10 @@ import pandas as pd
 
 from study.compare import facts, frontier, memory_views, table
 from study.compare.predicted import with_theory
-from study.engines.strategy_names import in_order
-from study.files import ROOT, require_clone
 from study.records.schema import Record
-from study.terminal import GIB
+from zero_study.engines.strategy_names import in_order
+from zero_study.files import ROOT, require_clone
+from zero_study.terminal import GIB
 
 MIB = 2.0**20
 

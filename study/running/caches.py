@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from study.files import can_be_written, own_temporary_folder
+from zero_study.files import can_be_written, own_temporary_folder
 
 # Environment variables of datasets, evaluate, Triton and Matplotlib, and the folder for each. The Hugging Face Hub's
 # cache of models and texts is left out, because files that are already there are only read.

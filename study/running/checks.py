@@ -8,14 +8,14 @@ import math
 import os
 from collections.abc import Callable
 
-from study import files
-from study.engines import extensions, inductor
-from study.errors import Refusal, install_command
-from study.files import why_not_writable
 from study.records.schema import CUT_OFF, RENAMED
 from study.run import Run
-from study.upgrade import faults
 from study.workloads import sources
+from zero_study import files
+from zero_study.engines import extensions, inductor
+from zero_study.errors import Refusal, install_command
+from zero_study.files import why_not_writable
+from zero_study.upgrade import faults
 
 
 def check(run: Run) -> None:

@@ -7,14 +7,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from study import run_in_theory, terminal
+from study import run_in_theory
 from study.config import RunConfig
 from study.records.machine import FORKED
 from study.records.schema import Outcome, Record
 from study.run import Run
-from study.strategy import file
-from study.theory import hardware, model_states, peaks, prediction
-from study.theory.hardware import Gpu
+from zero_study import terminal
+from zero_study.strategy import file
+from zero_study.theory import hardware, model_states, peaks, prediction
+from zero_study.theory.hardware import Gpu
 
 # Guesses that are used if no similar earlier run exists: the time of a run besides its steps, and the speed of its
 # steps. The output says that they are guesses.

@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from study import processes
-from study.errors import RunFailed
+from zero_study import processes
+from zero_study.errors import RunFailed
 
 PROGRAM = Path(__file__).with_name("fork_server.py")
 IMPORT_SECONDS = 300.0  # far more than the imports take, so that only a hang reaches it

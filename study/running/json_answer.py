@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from study.answers import envelope
-from study.answers.envelope import Answer
 from study.running.plan import Plan
+from zero_study.answers import envelope
+from zero_study.answers.envelope import Answer
 
 
 def of_plan(plan: Plan) -> Answer:

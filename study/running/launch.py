@@ -24,11 +24,6 @@ from typing import IO, Literal
 
 import psutil
 
-from study import processes
-from study.engines import this_machine
-from study.engines.keys import allowed
-from study.errors import Refusal
-from study.files import is_removed, open_new, redact_paths, why_not_writable
 from study.records import schema
 from study.records.machine import FORKED
 from study.records.schema import Failure, Memory, OutcomeStatus
@@ -36,6 +31,11 @@ from study.run import Run
 from study.running import caches, lock, memory_limits
 from study.running.forking import ForkedProcess, ForkServer, ServerLost
 from study.running.outcome import REMOVED, Exit, RankReport, classify_exit, of_record, read_report, shown_command
+from zero_study import processes
+from zero_study.engines import this_machine
+from zero_study.engines.keys import allowed
+from zero_study.errors import Refusal
+from zero_study.files import is_removed, open_new, redact_paths, why_not_writable
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 LAUNCHER = [sys.executable, "-m", "accelerate.commands.launch"]

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, Timeout
 
-from study.errors import Refusal
-from study.files import missing_folders, remove_empty
+from zero_study.errors import Refusal
+from zero_study.files import missing_folders, remove_empty
 
 LOCK = ".lock"
 HOLDER = ".holder"  # holds the holder's token and a name for messages; it stays behind if the holder was killed

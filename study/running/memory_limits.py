@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from study.engines import this_machine
-from study.errors import Refusal
 from study.run import Run
-from study.terminal import GIB
+from zero_study.engines import this_machine
+from zero_study.errors import Refusal
+from zero_study.terminal import GIB
 
 THRESHOLD = 128 * 1024  # bytes: glibc's initial threshold, which it raises up to 32 MiB when blocks are freed
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h

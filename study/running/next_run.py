@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from study.errors import Refusal
 from study.run import Run, as_words, make_run
 from study.running import checks
-from study.strategy.file import read_by_name
+from zero_study.errors import Refusal
+from zero_study.strategy.file import read_by_name
 
 CONTROLS = ("ddp", "zero2", "fsdp2", "zero3")  # the first one that can run here is suggested
 _OF_ONE_RUN = {"output_dir", "resume", "resume_with_other_code"}  # options that another run must not repeat

@@ -12,10 +12,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from study.files import redact_paths
-from study.processes import MESSAGE_LENGTH, Raised, raised_in
 from study.records import schema
 from study.records.schema import Memory, OutcomeStatus, RecordStatus
+from zero_study.files import redact_paths
+from zero_study.processes import MESSAGE_LENGTH, Raised, raised_in
 
 # The first words of the line in which train.py says why it refused a run, or why it failed.
 REFUSED = "zero-study: "

@@ -13,12 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from study import files, terminal
 from study.config import OF_THE_PROCESS, RunConfig
-from study.engines import this_machine
-from study.engines.extensions import is_built
-from study.engines.this_machine import Machine
-from study.errors import Refusal
 from study.records import find as records
 from study.records import schema
 from study.records.laboratory import LABORATORY
@@ -27,8 +22,13 @@ from study.run import Run
 from study.running import checks, studies
 from study.running.estimate import Estimate, History, duration, model_state_bytes
 from study.running.studies import Study
-from study.strategy import shipped
-from study.theory import hardware
+from zero_study import files, terminal
+from zero_study.engines import this_machine
+from zero_study.engines.extensions import is_built
+from zero_study.engines.this_machine import Machine
+from zero_study.errors import Refusal
+from zero_study.strategy import shipped
+from zero_study.theory import hardware
 
 # The knobs, besides the batch, that decide whether a run fits into memory.
 DECIDES_MEMORY = (

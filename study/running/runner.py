@@ -17,11 +17,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from study import terminal
-from study.engines import this_machine
-from study.errors import Refusal
-from study.files import redact_paths, why_not_writable, write_json
-from study.progress import after_two_seconds
 from study.records import schema
 from study.records.schema import Outcome
 from study.records.simulation import simulates_gpus
@@ -32,6 +27,11 @@ from study.running.forking import ForkServer
 from study.running.outcome import Exit, classify_exit, read_report, shown_command
 from study.running.plan import Plan, Planned
 from study.running.studies import Study
+from zero_study import terminal
+from zero_study.engines import this_machine
+from zero_study.errors import Refusal
+from zero_study.files import redact_paths, why_not_writable, write_json
+from zero_study.progress import after_two_seconds
 
 # The exit statuses of `run`, as its help describes them.
 ALL_OK, SOME_NOT_OK, SOME_WITHOUT_OUTCOME = 0, 1, 3

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from study.errors import Refusal
 from study.run import Run
 from study.running import plan
 from study.running.studies import Study
+from zero_study.errors import Refusal
 
 # Added to --timeout, so that imports and the end of the ranks fit in. The run itself ends at --timeout, with an
 # outcome.

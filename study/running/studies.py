@@ -10,13 +10,13 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from study import files
 from study.config import LARGEST_SEED, RunConfig, build_config
-from study.errors import Refusal, describe, unknown_name_message
 from study.records.laboratory import bits_per_second
 from study.run import Run
-from study.strategy import file
-from study.strategy.file import Strategy, read_by_name
+from zero_study import files
+from zero_study.errors import Refusal, describe, unknown_name_message
+from zero_study.strategy import file
+from zero_study.strategy.file import Strategy, read_by_name
 
 STUDIES = Path(__file__).resolve().parents[1] / "studies"
 

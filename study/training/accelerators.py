@@ -8,13 +8,13 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from study.config import RunConfig
-from study.engines import extensions
-from study.engines.readback.dtypes import computed_in
-from study.engines.workarounds import shard_on_cpu
-from study.models import SIZES, suited_buckets, swap_buffer_size
 from study.run import Run
 from study.running import memory_limits
-from study.terminal import GIB
+from zero_study.engines import extensions
+from zero_study.engines.readback.dtypes import computed_in
+from zero_study.engines.workarounds import shard_on_cpu
+from zero_study.models import SIZES, suited_buckets, swap_buffer_size
+from zero_study.terminal import GIB
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from study.config import RunConfig
-from study.errors import Refusal
+from zero_study.errors import Refusal
 
 if TYPE_CHECKING:
     from peft import LoraConfig

@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 
-from study import files
-from study.errors import Failed, Refusal
 from study.records.schema import Checkpointing, Continued, Facts
 from study.training import engine_state, rank_failures
 from study.training.journal import Journal, Progress
@@ -35,6 +33,8 @@ from study.training.manifest import (
 from study.training.observer import Observed
 from study.training.setup import Built
 from study.workloads import sources
+from zero_study import files
+from zero_study.errors import Failed, Refusal
 
 
 class RankState(Facts):

@@ -12,10 +12,10 @@ from typing import NamedTuple
 import psutil
 import torch
 
-from study.engines import this_machine
 from study.records import machine
 from study.records.schema import Load, Network
 from study.training.memory import nvml_handle
+from zero_study.engines import this_machine
 
 STAT = Path("/proc/stat")
 

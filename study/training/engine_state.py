@@ -24,9 +24,9 @@ from accelerate import Accelerator
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from study.engines.readback.facts import base_optimizer
-from study.engines.readback.parameters import whole_shape
 from study.run import Run
+from zero_study.engines.readback.facts import base_optimizer
+from zero_study.engines.readback.parameters import whole_shape
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 LAYOUT = "layout.json"

@@ -14,14 +14,14 @@ import torch
 from safetensors.torch import load_file
 
 from study.config import RunConfig, build_config
-from study.engines.readback.parameters import plain_name
-from study.errors import Refusal
-from study.saved import dcp, deepspeed_zero, foreign, pickles
-from study.saved.content import Saved
 from study.training import adapters, manifest, weights
 from study.training.engine_state import LAYOUT, STATES, subgroup_file
 from study.training.manifest import ENGINE, MODEL, Checkpoint
 from study.workloads import WORKLOADS
+from zero_study.engines.readback.parameters import plain_name
+from zero_study.errors import Refusal
+from zero_study.saved import dcp, deepspeed_zero, foreign, pickles
+from zero_study.saved.content import Saved
 
 ADAPTER = "adapter_config.json"
 

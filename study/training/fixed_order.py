@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 
 from study.config import PINS, RunConfig
-from study.errors import Failed
+from zero_study.errors import Failed
 
 # The largest allowed relative difference of an engine's own norm from the exact one. Engines sum millions of squares in
 # fp32.

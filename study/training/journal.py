@@ -16,9 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from study import files
-from study.errors import Failed, Interrupted, MachineLost, OutputFailed, PeerLost, Refusal, Stalled
-from study.files import missing_folders, remove_empty
 from study.records import machine, schema
 from study.run import Run
 from study.running import lock, memory_limits
@@ -28,6 +25,9 @@ from study.training import rank_failures
 from study.training.rank_failures import RankReports
 from study.training.request import launcher_command
 from study.training.setup import Built
+from zero_study import files
+from zero_study.errors import Failed, Interrupted, MachineLost, OutputFailed, PeerLost, Refusal, Stalled
+from zero_study.files import missing_folders, remove_empty
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

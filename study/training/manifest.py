@@ -26,14 +26,14 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from pydantic import Field, ValidationError
 
-from study import files
 from study.config import NOT_TRAINED
-from study.errors import Refusal
 from study.records import machine
 from study.records.schema import Facts
 from study.records.simulation import SIMULATED, simulates_gpus
 from study.run import Run
 from study.training import engine_state
+from zero_study import files
+from zero_study.errors import Refusal
 
 MANIFEST = "manifest.json"
 ENGINE = "engine"  # folder for the files that accelerate and the engine save

@@ -15,8 +15,8 @@ import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.autograd.profiler import profile
 
-from study.engines.readback.states import StorageCounter, count_states
 from study.records.schema import ModelStateBytes, PeakMemory
+from zero_study.engines.readback.states import StorageCounter, count_states
 
 
 def model_state_bytes(

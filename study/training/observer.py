@@ -9,13 +9,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from study.engines.collective_probe import CollectiveProbe
-from study.engines.readback.facts import base_optimizer, engine_optimizer
 from study.records.schema import Collective, Facts, Load, ModelStateBytes, Network, PeakMemory, Proof
 from study.training import counters
 from study.training.counters import Traffic, energy_joules
 from study.training.memory import CpuPeak, PhaseMemory, model_state_bytes, swap_traffic
 from study.training.proof import prove_compiled, read_optimizer_dtypes
+from zero_study.engines.collective_probe import CollectiveProbe
+from zero_study.engines.readback.facts import base_optimizer, engine_optimizer
 
 # Adam's moments exist after the first step, and stage 3 has traced the order of its parameters after the second.
 STEADY_FROM = 4

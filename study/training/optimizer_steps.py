@@ -15,10 +15,10 @@ from torch.utils.data import Sampler
 from torch.utils.flop_counter import FlopCounterMode
 
 from study.config import RunConfig
-from study.engines.readback.parameters import local
 from study.records.schema import Timing
 from study.training import adapters, fixed_order
 from study.workloads.sources import Splits
+from zero_study.engines.readback.parameters import local
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -15,11 +15,11 @@ from typing import Any
 
 from filelock import FileLock
 
-from study import files
 from study.config import RunConfig
-from study.errors import Refusal
 from study.run import Run
 from study.workloads import sources
+from zero_study import files
+from zero_study.errors import Refusal
 
 SEED = 0
 BATCH_SIZE = 32  # windows of the runs' sequence length

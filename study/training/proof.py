@@ -12,19 +12,19 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from study.engines.keys import engine_settings
-from study.engines.readback import facts
-from study.engines.readback.demands import Demand, compare
-from study.engines.readback.dtypes import TORCH_NAMES, dtype_names
-from study.engines.readback.facts import base_optimizer, engine_optimizer
-from study.engines.readback.states import engine_tensors
-from study.errors import Failed, Refusal
-from study.models import SIZES
 from study.records.schema import Proof, Sharding
 from study.run import Run
 from study.training import fixed_order
 from study.training.accelerators import uses_gloo
 from study.workloads import WORKLOADS
+from zero_study.engines.keys import engine_settings
+from zero_study.engines.readback import facts
+from zero_study.engines.readback.demands import Demand, compare
+from zero_study.engines.readback.dtypes import TORCH_NAMES, dtype_names
+from zero_study.engines.readback.facts import base_optimizer, engine_optimizer
+from zero_study.engines.readback.states import engine_tensors
+from zero_study.errors import Failed, Refusal
+from zero_study.models import SIZES
 
 
 def read_back(accelerator: Accelerator, model: Any, optimizer: Any, run: Run) -> Proof:

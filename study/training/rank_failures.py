@@ -16,10 +16,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from study import files
-from study.errors import Failed, Interrupted, MachineLost, OffloadFailed, OutputFailed, PeerLost, Refusal, Stalled
 from study.run import Run
 from study.running.outcome import REMOVED
+from zero_study import files
+from zero_study.errors import Failed, Interrupted, MachineLost, OffloadFailed, OutputFailed, PeerLost, Refusal, Stalled
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from study.errors import Refusal
 from study.records import machine
 from study.run import Run
 from study.workloads import sources
+from zero_study.errors import Refusal
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

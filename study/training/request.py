@@ -12,13 +12,13 @@ from typing import Any
 import psutil
 
 from study.config import RunConfig
-from study.engines.keys import allowed, known_keys
-from study.errors import Refusal
 from study.run import Run, make_run
-from study.strategy.file import Strategy, read_strategy
+from zero_study.engines.keys import allowed, known_keys
+from zero_study.errors import Refusal
+from zero_study.strategy.file import Strategy, read_strategy
 
 # Modules of this project that run a user's script unchanged and record what it does.
-RECORDERS = {f"{package}.{name}" for package in ("study", "zero_study") for name in ("diff", "prove")}
+RECORDERS = {"zero_study.diff", "zero_study.prove"}
 
 
 def requested_run(config: RunConfig) -> Run:

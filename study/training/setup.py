@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from study.engines import workarounds
-from study.errors import Refusal
 from study.records.schema import Checksum, Proof, StepDigest
 from study.run import Run
 from study.training.accelerators import build_accelerator
+from zero_study.engines import workarounds
+from zero_study.errors import Refusal
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

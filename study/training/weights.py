@@ -13,13 +13,13 @@ from accelerate import Accelerator
 from accelerate.utils import set_seed
 
 from study.config import RunConfig
-from study.engines.readback import full_tensors
-from study.engines.readback.facts import base_optimizer, engine_optimizer
-from study.engines.readback.parameters import full_value, gathered, plain_name, whole_shape, whole_size
 from study.records.schema import Checksum, StepDigest
 from study.run import Run
 from study.training import adapters, fixed_order, perturbations
 from study.workloads.sources import Splits
+from zero_study.engines.readback import full_tensors
+from zero_study.engines.readback.facts import base_optimizer, engine_optimizer
+from zero_study.engines.readback.parameters import full_value, gathered, plain_name, whole_shape, whole_size
 
 DIGEST_DIGITS = 16  # hexadecimal digits of a step's digests
 _SUMMED_AT_ONCE = 1 << 24  # elements; a whole embedding table in fp64 would be the memory peak of a sharded run

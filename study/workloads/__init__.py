@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from study.errors import Refusal
+from zero_study.errors import Refusal
 
 if TYPE_CHECKING:
     import evaluate

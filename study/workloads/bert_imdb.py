@@ -12,10 +12,10 @@ from torch.nn import functional
 from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification, DataCollatorForLanguageModeling
 
 from study.config import RunConfig
-from study.errors import Refusal
-from study.models import SIZES
 from study.workloads import sources
 from study.workloads.sources import Examples, ModelOutput, Splits
+from zero_study.errors import Refusal
+from zero_study.models import SIZES
 
 if TYPE_CHECKING:
     from pathlib import Path

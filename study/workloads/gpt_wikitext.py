@@ -14,10 +14,10 @@ from torch.nn import functional
 from transformers import GPT2Config, GPT2LMHeadModel, GPTJConfig, GPTJForCausalLM, GPTNeoConfig, GPTNeoForCausalLM
 
 from study.config import RunConfig
-from study.errors import Refusal
-from study.models import SIZES
 from study.workloads import sources
 from study.workloads.sources import Examples, ModelOutput, Splits
+from zero_study.errors import Refusal
+from zero_study.models import SIZES
 
 if TYPE_CHECKING:
     from pathlib import Path

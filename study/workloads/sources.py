@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from study.config import RunConfig
-from study.errors import Refusal
-from study.files import sha256
 from study.workloads import synthetic
+from zero_study.errors import Refusal
+from zero_study.files import sha256
 
 if TYPE_CHECKING:
     import datasets

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from study.models import BUNDLED_VOCABULARY
+from zero_study.models import BUNDLED_VOCABULARY
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -55,7 +55,7 @@ class _Finder(importlib.machinery.PathFinder):
         if spec is None or not spec.origin or not spec.origin.endswith(".py"):
             return None
         parts = Path(spec.origin).resolve().parts
-        inside = parts[: len(ROOT.parts)] == ROOT.parts and parts[len(ROOT.parts)] in ("study", "tools")
+        inside = parts[: len(ROOT.parts)] == ROOT.parts and parts[len(ROOT.parts)] in ("study", "zero_study", "tools")
         if not inside or ".venv" in parts:
             return None
         spec.loader = _Loader(name, spec.origin)

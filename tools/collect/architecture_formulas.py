@@ -3,10 +3,10 @@
     python tools/collect/architecture_formulas.py              # all model types; takes about half an hour
     python tools/collect/architecture_formulas.py llama qwen3  # only these, which replace their entries
 
-Writes study/theory/shapes/architectures.json. For each model_type, models of random sizes are traced, and each number
-of the counts is written as a sum of products of the sizes. A formula that another model type has for the same number
-is tried first, then sums of few terms, then the best fit. Prints the largest error of each number on models that were
-not used for the fit. With --keep FOLDER, traces are kept there, and a second run does not repeat them.
+Writes zero_study/theory/shapes/architectures.json. For each model_type, models of random sizes are traced, and each
+number of the counts is written as a sum of products of the sizes. A formula that another model type has for the same
+number is tried first, then sums of few terms, then the best fit. Prints the largest error of each number on models that
+were not used for the fit. With --keep FOLDER, traces are kept there, and a second run does not repeat them.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ import transformers
 from scipy.optimize import nnls
 from transformers import CONFIG_MAPPING
 
-from study import files
-from study.dryrun import count
-from study.theory.shapes import formulas
-from study.theory.shapes.config_json import MODEL_TYPES
-from study.theory.shapes.counts import ModelCounts, PartCounts, Polynomial, SettingCounts
+from zero_study import files
+from zero_study.dryrun import count
+from zero_study.theory.shapes import formulas
+from zero_study.theory.shapes.config_json import MODEL_TYPES
+from zero_study.theory.shapes.counts import ModelCounts, PartCounts, Polynomial, SettingCounts
 
 NAMES = list(MODEL_TYPES)
 FEWEST, MOST = 4, 12  # models of a block that a fit uses

@@ -21,13 +21,13 @@ from typing import Any
 import transformers
 from transformers.models.auto import modeling_auto
 
-from study.dryrun import count
-from study.dryrun.build_model import in_words
-from study.errors import Refusal, RunFailed
-from study.files import ROOT, write_json
-from study.planner import Request, choose
-from study.ranks import forks
-from study.theory import shapes
+from zero_study.dryrun import count
+from zero_study.dryrun.build_model import in_words
+from zero_study.errors import Refusal, RunFailed
+from zero_study.files import ROOT, write_json
+from zero_study.planner import Request, choose
+from zero_study.ranks import forks
+from zero_study.theory import shapes
 
 PATH = ROOT / "reports" / "architectures.json"
 KINDS = {

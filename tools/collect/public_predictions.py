@@ -16,10 +16,10 @@ from typing import Any
 
 import yaml
 
-from study import terminal
 from study.accuracy import public_errors
-from study.files import write_whole
-from study.theory import measured_by_others
+from zero_study import terminal
+from zero_study.files import write_whole
+from zero_study.theory import measured_by_others
 
 REST = "mpt_throughput_rest"
 NAMES = ("public_logs", "later_public_logs", REST)  # of files with settings, and of those with their predictions

@@ -37,10 +37,10 @@ from public_sources import (
 )
 from public_sources.checkout import Checkout, Repository
 
-from study import errors
-from study.errors import Refusal
-from study.files import write_whole
 from study.public_runs import archive
+from zero_study import errors
+from zero_study.errors import Refusal
+from zero_study.files import write_whole
 
 APACHE, MIT, BSD = "Apache-2.0", "MIT", "BSD-3-Clause"
 NONE = "none"  # only numbers are kept, with their address

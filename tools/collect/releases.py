@@ -1,4 +1,4 @@
-"""Write study/upgrade/releases.json.gz: the defaults of each release of the packages that train.
+"""Write zero_study/upgrade/releases.json.gz: the defaults of each release of the packages that train.
 
     python tools/collect/releases.py [--all] [--cache FOLDER]
 
@@ -31,9 +31,9 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 from release_defaults import defaults, keys_that_tests_distinguish
 
-from study import files
-from study.upgrade import release_index
-from study.upgrade.release_index import INDEX, Classes, Package
+from zero_study import files
+from zero_study.upgrade import release_index
+from zero_study.upgrade.release_index import INDEX, Classes, Package
 
 SINCE = "2024-09-01"  # releases that were uploaded earlier are not read
 WHOLE = 3_000_000  # bytes: a wheel up to this size is fetched as a whole

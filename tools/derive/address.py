@@ -1,4 +1,4 @@
-"""Write the address of the repository from study/version.py into every file that shows it.
+"""Write the address of the repository from zero_study/version.py into every file that shows it.
 
     python tools/derive/address.py
 
@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from study.files import ROOT
 from study.report import colab
 from study.report.build import OF_RUNS
-from study.version import REPOSITORY, __version__
+from zero_study.files import ROOT
+from zero_study.version import REPOSITORY, __version__
 
 BADGE = "https://colab.research.google.com/assets/colab-badge.svg"
 TAG = "colab"

@@ -1,4 +1,4 @@
-"""Write docs/api.md, the reference of the Python functions, from the docstrings of study/api.py and of the answers.
+"""Write docs/api.md, the reference of the Python functions, from the docstrings of zero_study.api and the answers.
 
 python tools/derive/api_page.py
 """
@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import get_type_hints
 
-from study import api
-from study.answers import models
+from zero_study import api
+from zero_study.answers import models
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "api.md"
 

@@ -10,12 +10,12 @@ import pandas as pd
 
 from study.claims import defects
 from study.compare import frontier, memory_views, verdict_text
-from study.conformance import results
-from study.files import ROOT
 from study.records import find as records
 from study.records.schema import Record
 from study.report import plots, tables
 from study.running import studies
+from zero_study.conformance import results
+from zero_study.files import ROOT
 
 CPU = ROOT / "reports" / "cpu" / "records"
 SEEDS = ROOT / "reports" / "cpu" / "published" / "seeds.json"

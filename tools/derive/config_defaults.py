@@ -2,9 +2,9 @@
 
     python tools/derive/config_defaults.py
 
-Writes study/theory/shapes/config_defaults.json. It has, by model_type, the default of each setting that determines the
-shape of a model, the names of settings that this type calls by another name than most types, and the default rates of
-dropout in the model's body.
+Writes zero_study/theory/shapes/config_defaults.json. It has, by model_type, the default of each setting that determines
+the shape of a model, the names of settings that this type calls by another name than most types, and the default rates
+of dropout in the model's body.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from study import files
-from study.theory.shapes.config_json import DEFAULTS_FILE, MODEL_TYPES
+from zero_study import files
+from zero_study.theory.shapes.config_json import DEFAULTS_FILE, MODEL_TYPES
 
 # Rates that apply to one head of a model only, and the rate at which whole layers are left out.
 NOT_IN_BODY = {"classifier_dropout", "layerdrop", "qa_dropout", "seq_classif_dropout", "summary_first_dropout"}

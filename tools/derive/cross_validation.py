@@ -21,13 +21,13 @@ from typing import Any, get_args
 import numpy as np
 
 from study.accuracy.published_rows import COMPARED, FOUNDRY, NINE_OF_TEN, PREDICTORS, SPLITS, summarize
-from study.theory import computation, hardware, measured_by_others, shapes, step_time
-from study.theory.engine import Engine, StepConfig
-from study.theory.hardware import Cluster
-from study.theory.intervals import GENERATIONS, Distance, TimingClass, name_of, timing_class
-from study.theory.measured_by_others import MeasuredCase, MeasuredRow
-from study.theory.shapes import ModelShape
-from study.theory.step_time import Constants
+from zero_study.theory import computation, hardware, measured_by_others, shapes, step_time
+from zero_study.theory.engine import Engine, StepConfig
+from zero_study.theory.hardware import Cluster
+from zero_study.theory.intervals import GENERATIONS, Distance, TimingClass, name_of, timing_class
+from zero_study.theory.measured_by_others import MeasuredCase, MeasuredRow
+from zero_study.theory.shapes import ModelShape
+from zero_study.theory.step_time import Constants
 
 # Beyond this relative error a row pulls on the fit no more than in proportion: a few published rows are odd.
 ROBUST_SCALE = 0.03

@@ -31,7 +31,7 @@ import click
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
-BESIDE_THE_EXAMPLES = ("accelerate_configs", "reports", "study")
+BESIDE_THE_EXAMPLES = ("accelerate_configs", "reports", "study", "zero_study")
 COLUMNS = 80
 PATTERN = re.compile(
     r"^```sh\n(?P<commands>(?:(?!```).*\n)+)```\n\n"

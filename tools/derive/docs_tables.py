@@ -13,7 +13,7 @@ from collections.abc import Callable
 import subjects
 from subjects import theory
 
-from study.files import ROOT
+from zero_study.files import ROOT
 
 PLACES: dict[tuple[str, str], Callable[[], str]] = subjects.joined("TABLES")
 

@@ -2,7 +2,7 @@
 
     python tools/derive/drawings.py
 
-Equal input makes equal bytes. All numbers come from the formulas of the ZeRO paper in `study/theory/model_states.py`.
+Equal input makes equal bytes. All numbers come from the formulas of the ZeRO paper in `zero_study.theory`.
 A drawing is 360 units wide and its smallest text is 13 units high, so text has at least 12 pixels on a screen of 390
 pixels. Every drawing lies on a light card with dark text, so it is legible on light and on dark pages.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
-from study.theory.model_states import StateBytes, paper_bytes_per_parameter
+from zero_study.theory.model_states import StateBytes, paper_bytes_per_parameter
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "drawings"
 WIDTH = 360

@@ -6,7 +6,7 @@ The data are in scaling.json in the same folder.
 import pandas as pd
 from matplotlib import pyplot
 
-from study import files
+from zero_study import files
 
 RECORD = files.ROOT / "reports" / "dry_run" / "scaling.json"
 NAMES = ["strategy", "ranks", "held between steps", "peak of a step", "sent in a step", "reserved"]

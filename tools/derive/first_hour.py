@@ -22,14 +22,14 @@ from typing import NamedTuple
 
 from measuring import one_gpu
 
-from study import files, terminal
-from study.engines import this_machine
-from study.errors import Refusal
 from study.running import predictions, studies
 from study.running.estimate import History
 from study.running.predictions import PredictedRun
-from study.theory import hardware, intervals
-from study.theory.gpus import Gpu
+from zero_study import files, terminal
+from zero_study.engines import this_machine
+from zero_study.errors import Refusal
+from zero_study.theory import hardware, intervals
+from zero_study.theory.gpus import Gpu
 
 CLOUDS = files.ROOT / "docs" / "clouds"
 IDLE_MINUTES = 10  # after which SkyPilot gives a machine back, as the files in docs/clouds/ ask it to

@@ -25,14 +25,14 @@ from committed_runs import CPU, learned, releases_with_fault, runs_by_strategy, 
 from matplotlib.figure import Figure
 from wording import STRATEGY_NAMES
 
-from study import planner, terminal
 from study.compare import frontier, verdict
-from study.conformance import results
-from study.files import ROOT
-from study.planner import choose
-from study.planner.choose import Advice, StrategyPrediction
 from study.records import find as records
 from study.report import by_machine, machine_plots, plots, public_answers, sentences
+from zero_study import planner, terminal
+from zero_study.conformance import results
+from zero_study.files import ROOT
+from zero_study.planner import choose
+from zero_study.planner.choose import Advice, StrategyPrediction
 
 SHOWN = ["ddp", "zero2", "zero2_tuned", "zero3", "zero3_tuned", "fsdp2"]
 NAMES = {

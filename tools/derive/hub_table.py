@@ -2,8 +2,8 @@
 
     python tools/derive/hub_table.py [--write] [NAME ...]
 
-The table is study/theory/shapes/hub_models.json.gz. A model whose architecture has no formulas is traced, in a process
-of its own. All of them take about a quarter of an hour. `--write` with names replaces only these models.
+The table is zero_study/theory/shapes/hub_models.json.gz. A model whose architecture has no formulas is traced, in a
+process of its own. All of them take about a quarter of an hour. `--write` with names replaces only these models.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import logging
 import sys
 from typing import Any
 
-from study import files
-from study.dryrun import models
-from study.errors import Refusal, RunFailed
-from study.files import ROOT
-from study.theory import shapes
-from study.theory.shapes.counts import images_to_content, to_content
+from zero_study import files
+from zero_study.dryrun import models
+from zero_study.errors import Refusal, RunFailed
+from zero_study.files import ROOT
+from zero_study.theory import shapes
+from zero_study.theory.shapes.counts import images_to_content, to_content
 
 CONFIGURATIONS = ROOT / "tools" / "collect" / "hub_models.json"
 WITH_IMAGES = ("llava-1.5-7b", "qwen2.5-vl-7b")  # models that are counted with images, too
-TABLE = ROOT / "study" / "theory" / "shapes" / "hub_models.json.gz"
+TABLE = ROOT / "zero_study" / "theory" / "shapes" / "hub_models.json.gz"
 
 
 def entry_of(described: dict[str, Any]) -> dict[str, Any]:

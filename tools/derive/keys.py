@@ -1,4 +1,4 @@
-"""Write study/engines/keys/table.json from keys.yaml and from what the installed engines say about each key.
+"""Write zero_study/engines/keys/table.json from keys.yaml and from what the installed engines say about each key.
 
     python tools/derive/keys.py            # reads keys.yaml and the installed engines
     python tools/derive/keys.py --rules    # reads keys.yaml only, and keeps the rest of the committed table
@@ -24,7 +24,7 @@ from typing import Any
 
 import yaml
 
-KEYS = Path(__file__).resolve().parents[2] / "study" / "engines" / "keys"
+KEYS = Path(__file__).resolve().parents[2] / "zero_study" / "engines" / "keys"
 TABLE = KEYS / "table.json"
 
 

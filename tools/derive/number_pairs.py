@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import nbformat
 
-from study.files import ROOT
+from zero_study.files import ROOT
 
 UNITS = (
     "GiB MiB KiB GB MB TB TiB bytes byte s ms minutes minute hours hour % times x million billion TFLOPS PFLOPS GB/s "

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import subjects
 
-from study.files import ROOT
+from zero_study.files import ROOT
 
 # By page and name: what lies between the two comments.
 PLACES: dict[tuple[str, str], Callable[[], str]] = subjects.joined("NUMBERS")

@@ -20,12 +20,12 @@ import nbformat
 import web_page
 from subjects.conformance import EFFECTS, is_nearly_hidden
 
-from study import cli, skills
-from study.command_line import ALL
 from study.records.schema import Record
-from study.upgrade import changes, faults
-from study.upgrade.locks import Lock
-from study.version import REPOSITORY
+from zero_study import cli, skills
+from zero_study.command_line import ALL
+from zero_study.upgrade import changes, faults
+from zero_study.upgrade.locks import Lock
+from zero_study.version import REPOSITORY
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "build" / "pages"

@@ -4,8 +4,8 @@
 
 Prints the constants of a new fit, the errors of the present constants, and the errors of fits without a family of rows,
 a model size, a number of GPUs, a GPU or a generation of GPUs, compared with two rules of thumb. Also prints the
-intervals and the errors of memory. With --write, it also writes study/theory/measured_by_others/evidence.json, which
-`advise` reads, and the validation under reports/predicted, if their contents changed.
+intervals and the errors of memory. With --write, it also writes evidence.json of zero_study.theory.measured_by_others,
+which `advise` reads, and the validation under reports/predicted, if their contents changed.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any
 
 import cross_validation
 
-from study import files, terminal
 from study.accuracy import published_rows
 from study.accuracy.published_rows import DIGITS, PREDICTORS, VALIDATION
 from study.records.machine import benchmark_header
-from study.theory import intervals, measured_by_others, step_time
-from study.theory.intervals import Evidence
-from study.theory.measured_by_others import MeasuredCase, MeasuredRow
+from zero_study import files, terminal
+from zero_study.theory import intervals, measured_by_others, step_time
+from zero_study.theory.intervals import Evidence
+from zero_study.theory.measured_by_others import MeasuredCase, MeasuredRow
 
 EVIDENCE = measured_by_others.FOLDER / "evidence.json"
 CASE = ("name", "family", "grade", "outside")  # what is said of a published time
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def evidence(times: list[cross_validation.Timed], spreads: list[dict[str, Any]]) -> dict[str, Any]:
-    """Gather what study/theory/intervals.py reads: the published times, and the intervals derived from them."""
+    """Gather what zero_study/theory/intervals.py reads: the published times, and the intervals derived from them."""
     rows = [timed for timed in times if timed.fitted]
     generations = sorted({row.generation for row in rows})
     gpu_counts: dict[str, dict[str, list[int]]] = {}

@@ -12,9 +12,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from study.answers import ids, models
-from study.files import write_whole
-from study.why import json_answer
+from zero_study.answers import ids, models
+from zero_study.files import write_whole
+from zero_study.why import json_answer
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "schemas"
 IDS = FOLDER / "finding-ids.json"

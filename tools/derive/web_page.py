@@ -25,9 +25,11 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from study.cli import web
+from zero_study.cli import web
+from zero_study.files import CONFIGS
 
 ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = Path("zero_study")
 SOURCES = ROOT / "docs" / "web"
 DOWNLOADS = ROOT / "build" / "web"
 
@@ -43,10 +45,10 @@ PURE = ("annotated-types", "click", "packaging", "pydantic", "PyYAML", "typing-e
 # Asks a question, and prints the modules of this project that were imported.
 IMPORTED = """
 import sys
-from study.cli import web
+from zero_study.cli import web
 web.answer(["--model", "gpt2", "--gpu", "h100-sxm", "--gpus", "2"])
 web.choices()
-print("\\n".join(module.__file__ for name, module in sys.modules.items() if name.split(".")[0] == "study"))
+print("\\n".join(module.__file__ for name, module in sys.modules.items() if name.split(".")[0] == "zero_study"))
 """
 # A zip file contains dates. This is the earliest that it can have, so that equal sources make equal files.
 DATE = (1980, 1, 1, 0, 0, 0)
@@ -116,9 +118,10 @@ def own_files() -> Iterator[tuple[str, bytes]]:
     done = subprocess.run(command, cwd=DOWNLOADS, env=environment, check=True, capture_output=True, text=True)
     modules = [Path(line) for line in done.stdout.splitlines()]
     data = {path for module in modules for path in module.parent.iterdir() if path.suffix in DATA and path.is_file()}
-    settings = [path for path in (ROOT / "accelerate_configs").rglob("*") if path.suffix in (".yaml", ".json")]
-    for path in sorted({*modules, *data, *settings}):
+    for path in sorted({*modules, *data}):
         yield str(path.relative_to(ROOT)), path.read_bytes()
+    for path in sorted(path for path in CONFIGS.rglob("*") if path.suffix in (".yaml", ".json")):
+        yield str(PACKAGE / CONFIGS.name / path.relative_to(CONFIGS)), path.read_bytes()
 
 
 DATA = (".json", ".gz", ".csv", ".yaml")

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from study import files
-from study.conformance import cells, matrix, reference, results
+from zero_study import files
+from zero_study.conformance import cells, matrix, reference, results
 
 PLACE = results.PLACE
 

@@ -23,8 +23,8 @@ from typing import Any
 
 import yaml
 
-from study.doctor import examine
-from study.doctor.findings import NOT_STATED, Finding
+from zero_study.doctor import examine
+from zero_study.doctor.findings import NOT_STATED, Finding
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ROOT / "tests" / "real_files"

@@ -18,7 +18,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DummyOptim, DummyScheduler, InitProcessGroupKwargs
 
-from study.engines import extensions
+from zero_study.engines import extensions
 
 
 def say(found: dict[str, Any]) -> None:

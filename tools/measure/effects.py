@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from study import files
-from study.conformance import adapters, cells, judge, matrix, probe, reference, releases, results, toy
-from study.conformance.cells import ADAMW, Cell
+from zero_study import files
+from zero_study.conformance import adapters, cells, judge, matrix, probe, reference, releases, results, toy
+from zero_study.conformance.cells import ADAMW, Cell
 
 RECORD = results.PLACE / "effects" / "effects.json"
 STEPS = (1, 2, 5, 20)

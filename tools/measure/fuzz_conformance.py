@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from study import files, terminal
-from study.conformance import fuzz, matrix
-from study.conformance.cells import Cell
 from study.records.machine import benchmark_header
+from zero_study import files, terminal
+from zero_study.conformance import fuzz, matrix
+from zero_study.conformance.cells import Cell
 
 CELLS_PER_BATCH = 60
 

@@ -19,14 +19,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from study import processes
 from study.config import RunConfig, build_config, parse_flags
-from study.engines import extensions
-from study.errors import Refusal
 from study.run import Run, make_run
 from study.running.launch import QUIET_ENVIRONMENT
-from study.strategy import file
-from study.strategy.file import Strategy
+from zero_study import processes
+from zero_study.engines import extensions
+from zero_study.errors import Refusal
+from zero_study.strategy import file
+from zero_study.strategy.file import Strategy
 
 if TYPE_CHECKING:
     from published.watched_trainer import Watched

@@ -29,8 +29,8 @@ from typing import Any
 import click
 import psutil
 
-from study.errors import Refusal
 from study.records.laboratory import LABORATORY, UNLIMITED, bits_per_second
+from zero_study.errors import Refusal
 
 PREFIX = "zero-study"
 MOST_MACHINES = 64

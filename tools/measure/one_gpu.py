@@ -22,20 +22,20 @@ from typing import Any, NamedTuple
 import click
 import throughput
 
-from study import files, terminal
 from study.compare import acceptance
 from study.config import build_config
-from study.engines import extensions, this_machine
-from study.errors import Refusal, refusing
 from study.records import pack
 from study.run import Run, make_run
 from study.running import lock, plan, runner, studies
 from study.running.estimate import GPU_LAUNCH_SECONDS, History, duration
 from study.running.runner import ALL_OK, SOME_NOT_OK, SOME_WITHOUT_OUTCOME, Slot
 from study.running.studies import Part, Study
-from study.strategy.file import read_by_name
-from study.theory import hardware
 from study.workloads import sources
+from zero_study import files, terminal
+from zero_study.engines import extensions, this_machine
+from zero_study.errors import Refusal, refusing
+from zero_study.strategy.file import read_by_name
+from zero_study.theory import hardware
 
 PAID_MINUTES = 60
 # Of these, for installing and compiling: 12 minutes were measured on two cores, without the download of PyTorch.

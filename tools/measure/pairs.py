@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from study.config import build_config
-from study.engines import this_machine
-from study.errors import RunFailed
 from study.run import Run, make_run
 from study.running import checks, launch
-from study.strategy.file import find_strategy, read_strategy
+from zero_study.engines import this_machine
+from zero_study.errors import RunFailed
+from zero_study.strategy.file import find_strategy, read_strategy
 
 TIMEOUT_SECONDS = 1800  # of one run
 

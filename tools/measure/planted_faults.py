@@ -42,7 +42,8 @@ KINDS = (".py", ".yaml", ".csv", ".json")  # of the files that may have a fault
 LINKED = (".venv", ".torch_extensions", ".releases", ".deepspeed_env")  # ignored folders that tests use
 Stage = Literal["first", "likely", "all"]
 MOST_LIKELY = 4  # test files that run first
-GENERIC = {"study", "test", "of", "text", "the"}  # words that say nothing about a test
+PACKAGES = ("study", "zero_study")
+GENERIC = {"study", "zero", "test", "of", "text", "the"}  # words that say nothing about a test
 REPORT, ORDER = "PLANTED_FAULTS_REPORT", "PLANTED_FAULTS_ORDER"  # variables for the plugin below
 
 
@@ -159,7 +160,7 @@ class Copy:
             subprocess.run(["git", *words], cwd=self.folder, check=True)
 
     def sources(self) -> dict[Path, str]:
-        files = sorted(path for path in (self.folder / "study").rglob("*") if path.suffix in KINDS)
+        files = sorted(path for name in PACKAGES for path in (self.folder / name).rglob("*") if path.suffix in KINDS)
         return {path: path.read_text(encoding="utf-8") for path in files}
 
     def places(self, fault: Fault) -> list[Path]:
@@ -438,7 +439,7 @@ def main(
         if fault not in caught:
             click.echo(f"Not caught: {fault.id}: {fault.what}")
     for fault in lost:
-        click.echo(f"Not planted: {fault.id}: its text is not in study/ exactly once. {fault.what}")
+        click.echo(f"Not planted: {fault.id}: its text is not in the packages exactly once. {fault.what}")
     sys.exit(int(bool(lost)))
 
 

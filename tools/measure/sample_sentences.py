@@ -75,9 +75,9 @@ def of_notebooks() -> Iterator[tuple[str, str]]:
 
 
 def of_help() -> Iterator[tuple[str, str]]:
-    from study.cli import GROUPS
+    from zero_study.cli import all_commands
 
-    for command in (command for group in GROUPS.values() for command in group.commands):
+    for command in all_commands().values():
         texts = [command.help or "", *(getattr(option, "help", None) or "" for option in command.params)]
         for text in texts:
             yield from ((f"{command.name} --help", sentence) for sentence in of_prose(text))
@@ -85,7 +85,7 @@ def of_help() -> Iterator[tuple[str, str]]:
 
 def of_messages() -> Iterator[tuple[str, str]]:
     """Yield the sentences of texts in code that are not docstrings. A value that is filled in is shown as `...`."""
-    for path in sorted((ROOT / "study").rglob("*.py")):
+    for path in sorted(path for name in ("study", "zero_study") for path in (ROOT / name).rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         parts = {id(value) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for value in node.values}
@@ -122,7 +122,7 @@ def of_data(pattern: str) -> Iterator[tuple[str, str]]:
 
 def of_advice() -> Iterator[tuple[str, str]]:
     for question in QUESTIONS:
-        command = [sys.executable, "-m", "study", "advise", *question.split()]
+        command = [sys.executable, "-m", "zero_study", "advise", *question.split()]
         answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
         for block in answer.split("\n\n"):
             yield from (("advise " + question, sentence) for sentence in of_prose(block) if sentence.endswith("."))
@@ -130,7 +130,7 @@ def of_advice() -> Iterator[tuple[str, str]]:
 
 def of_docstrings() -> Iterator[tuple[str, str]]:
     """Yield the first paragraph of every public docstring."""
-    for path in sorted((ROOT / "study").rglob("*.py")):
+    for path in sorted(path for name in ("study", "zero_study") for path in (ROOT / name).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
                 continue
@@ -148,7 +148,7 @@ KINDS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
     "messages": of_messages,
     "ledger": lambda: of_data("study/claims/**/*.yaml"),
     "questions": lambda: of_data("study/studies/*.yaml"),
-    "rules": lambda: of_data("study/why/rules/*.yaml"),
+    "rules": lambda: of_data("zero_study/why/rules/*.yaml"),
     "advice": of_advice,
 }
 

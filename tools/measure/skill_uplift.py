@@ -40,7 +40,7 @@ import yaml
 
 TASKS = Path(__file__).parent / "skill_tasks"
 HARDER_TASKS = Path(__file__).parent / "harder_tasks"
-SKILL = Path(__file__).parents[2] / "study" / "skills" / "zero-study"
+SKILL = Path(__file__).parents[2] / "zero_study" / "skills" / "zero-study"
 ARMS = ("alone", "tool", "skill")
 ARM_NAMES = {"alone": "own knowledge", "tool": "with the tool", "skill": "with the tool and the skill"}
 ANSWERS = "answers.json"

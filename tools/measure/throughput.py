@@ -30,17 +30,17 @@ import click
 import hf_trainer
 import pairs
 
-from study import files, processes
 from study.compare import predicted
 from study.compare.acceptance import tolerance
 from study.config import RunConfig
-from study.errors import Refusal, RunFailed
 from study.records import schema
 from study.records.machine import benchmark_header
 from study.records.steps import read_steps
 from study.run import Run, as_words
 from study.running.runner import Slot
-from study.strategy.file import read_by_name
+from zero_study import files, processes
+from zero_study.errors import Refusal, RunFailed
+from zero_study.strategy.file import read_by_name
 
 # Of one run, 45 steps of some 0.2 s on two cores; the eval split is as small as it may be, since Trainer has none here.
 FLAGS: dict[str, Any] = {

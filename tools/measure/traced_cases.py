@@ -16,17 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from study import files, run_in_theory
+from study import run_in_theory
 from study.config import Precision, RunConfig, build_config
-from study.dryrun.traced import Moment, Part, Traced
-from study.errors import Refusal, refusing
-from study.models import SIZES
 from study.records.schema import Facts
-from study.strategy import file, theory_engine
-from study.theory import peaks
-from study.theory.engine import Engine, StepConfig
-from study.theory.peaks import Peak
-from study.theory.shapes import ModelShape
+from zero_study import files
+from zero_study.dryrun.traced import Moment, Part, Traced
+from zero_study.errors import Refusal, refusing
+from zero_study.models import SIZES
+from zero_study.strategy import file, theory_engine
+from zero_study.theory import peaks
+from zero_study.theory.engine import Engine, StepConfig
+from zero_study.theory.peaks import Peak
+from zero_study.theory.shapes import ModelShape
 
 # Strategies that can be traced, with numbers of ranks: DDP's bytes are the same on any number of them.
 RANKS = {"single": (1,), "ddp": (2,), "fsdp2": (1, 2, 4, 8), "fsdp2_no_reshard": (4,), "fsdp2_hybrid": (4,)}
@@ -160,7 +161,7 @@ def run(path: Path, only: str) -> Iterator[str]:
     if existing.made_with != made_with:
         then, now = (", ".join(map(" ".join, case.items())) for case in (existing.made_with, made_with))
         raise Refusal(f"{path}: was made with {then}, here is {now}; move it away")
-    from study.dryrun.trace import trace
+    from zero_study.dryrun.trace import trace
 
     traces = {point_of(entry).name: entry for entry in existing.traces}
     missing = [case for case in chosen if case.name not in traces]

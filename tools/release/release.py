@@ -37,7 +37,7 @@ def edited(root: Path, version: str, day: date) -> dict[Path, str]:
 
     Raises ValueError if the version is not newer than that of the clone, or if the changelog has no unreleased part.
     """
-    of_version, changelog, citation = root / "study" / "version.py", root / "CHANGELOG.md", root / "CITATION.cff"
+    of_version, changelog, citation = root / "zero_study" / "version.py", root / "CHANGELOG.md", root / "CITATION.cff"
     text, changes = of_version.read_text(encoding="utf-8"), changelog.read_text(encoding="utf-8")
     before = _first(VERSION, text)
     is_first = not re.search(r"^## \d", changes, re.MULTILINE)
@@ -46,7 +46,7 @@ def edited(root: Path, version: str, day: date) -> dict[Path, str]:
     except InvalidVersion:
         raise ValueError(f"{version} is not a version. Write it like {before}.") from None
     if not is_newer:
-        raise ValueError(f"{version} is not newer than {before}, the version in study/version.py.")
+        raise ValueError(f"{version} is not newer than {before}, the version in zero_study/version.py.")
     if not UNRELEASED.search(changes):
         raise ValueError('CHANGELOG.md has no heading "## Unreleased", so the release would have no list of changes.')
     released = f"## Unreleased\n\n## {version} ({day.isoformat()})"
@@ -108,7 +108,7 @@ def _git(*words: str) -> str:
 def _first(pattern: re.Pattern[str], text: str) -> str:
     match = pattern.search(text)
     if match is None:
-        raise ValueError(f"study/version.py has no line {pattern.pattern}")
+        raise ValueError(f"zero_study/version.py has no line {pattern.pattern}")
     return match[1]
 
 
@@ -130,7 +130,7 @@ def main() -> None:
         texts = edited(source, chosen.version, date.today())
         for path, text in texts.items():
             path.write_text(text, encoding="utf-8")
-        repository = _first(REPOSITORY, (source / "study" / "version.py").read_text(encoding="utf-8"))
+        repository = _first(REPOSITORY, (source / "zero_study" / "version.py").read_text(encoding="utf-8"))
         if repository:
             readme = source / "README.md"
             text = with_absolute_links(readme.read_text(encoding="utf-8"), repository, chosen.version)
@@ -142,7 +142,7 @@ def main() -> None:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         print(f"{path.relative_to(ROOT)}: {path.stat().st_size:,} bytes, sha256 {digest}")
     if not repository:
-        print("study/version.py has no address: an index would show README with links that lead nowhere.")
+        print("zero_study/version.py has no address: an index would show README with links that lead nowhere.")
     if not chosen.tag:
         print("This was a rehearsal: no commit, no tag, no upload. Add --tag to commit and tag.")
         return

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from study.errors import Refusal
+from zero_study.errors import Refusal
 
 Text = Annotated[str, Field(min_length=1)]
 

@@ -17,9 +17,9 @@ import yaml
 from pydantic import Field, model_validator
 
 from study.claims.rules import MissingEvidence, Observed, Text
-from study.errors import refusing
-from study.files import ROOT, StrictModel, load
 from study.records.schema import Facts
+from zero_study.errors import refusing
+from zero_study.files import ROOT, StrictModel, load
 
 RESULTS = ROOT / "reports" / "cpu" / "published" / "snippets.json"
 COMMAND = "python -m study.claims.snippets"

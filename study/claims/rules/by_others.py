@@ -17,10 +17,10 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field, model_validator
 
 from study.claims.rules import Observed, Text, around, log_distance_outside
-from study.files import StrictModel
-from study.theory import measured_by_others
-from study.theory.measured_by_others import TIMES, MeasuredCase
-from study.theory.step_time import tokens_per_second_per_gpu
+from zero_study.files import StrictModel
+from zero_study.theory import measured_by_others
+from zero_study.theory.measured_by_others import TIMES, MeasuredCase
+from zero_study.theory.step_time import tokens_per_second_per_gpu
 
 A_LIST = Field(strict=False)  # lists of the YAML file become tuples
 REPEAT = 0.02  # relative; repeated measurements of one source differ by up to 1.7 %

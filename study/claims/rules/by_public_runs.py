@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from study.claims.rules import Observed, Text, around, log_distance_outside
-from study.files import StrictModel
+from zero_study.files import StrictModel
 
 if TYPE_CHECKING:
     from study.compare.public_pairs import Pair, PairedComparison

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from study.claims.rules import MissingEvidence, Observed
-from study.files import ROOT
 from study.records import find as records
 from study.records.find import RecordFile
 from study.records.schema import Record
 from study.records.steps import steps_of
 from study.running import studies
-from study.theory.model_states import STATE_PARTS
+from zero_study.files import ROOT
+from zero_study.theory.model_states import STATE_PARTS
 
 if TYPE_CHECKING:
     import pandas as pd

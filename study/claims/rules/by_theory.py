@@ -1,4 +1,4 @@
-"""Decide claims by formulas of papers and by this project's predictions in study/theory.
+"""Decide claims by formulas of papers and by this project's predictions in zero_study/theory.
 
 FUNCTIONS has the functions that the ledger may name. Their arguments describe a case: a model, a strategy's file, GPUs
 and a batch, in the precision class in which that strategy trains. Gradients accumulate in 16 bits, as DeepSpeed does by
@@ -18,17 +18,17 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from study.claims.rules import Observed, around
-from study.errors import refusing
-from study.planner.choose import gpt
-from study.strategy import file, theory_engine
-from study.terminal import GIB
-from study.theory import adapters, communication, hardware, model_states, peaks, prediction, shapes
-from study.theory.engine import Engine, PrecisionClass, StepConfig
-from study.theory.hardware import Cluster
-from study.theory.intervals import EVIDENCE
-from study.theory.peaks import Peak
-from study.theory.prediction import Prediction
-from study.theory.shapes import ModelShape
+from zero_study.errors import refusing
+from zero_study.planner.choose import gpt
+from zero_study.strategy import file, theory_engine
+from zero_study.terminal import GIB
+from zero_study.theory import adapters, communication, hardware, model_states, peaks, prediction, shapes
+from zero_study.theory.engine import Engine, PrecisionClass, StepConfig
+from zero_study.theory.hardware import Cluster
+from zero_study.theory.intervals import EVIDENCE
+from zero_study.theory.peaks import Peak
+from zero_study.theory.prediction import Prediction
+from zero_study.theory.shapes import ModelShape
 
 POSITIONS, VOCABULARY = 1024, 50257  # of a model that the ledger describes by its sizes
 MEMORY_ERROR = 0.10  # relative, as memory_views.MAX_ERROR; 6 of 7 published peaks are within it
@@ -47,7 +47,7 @@ class _Typed(BaseModel):
 
 
 class GivenModel(_Typed):
-    """A model that the ledger describes by its sizes, because study/theory does not know it by name."""
+    """A model that the ledger describes by its sizes, because zero_study/theory does not know it by name."""
 
     name: str
     architecture: Literal["bert", "gpt2", "gpt-neo", "gpt-j"]
@@ -150,7 +150,7 @@ def model_of(model: str | Mapping[str, Any], subject: str = "model") -> str | Gi
 
 
 def shape_of(model: str | GivenModel) -> ModelShape:
-    """Return the shape of a model. Raises ValueError for a name that study/theory does not know."""
+    """Return the shape of a model. Raises ValueError for a name that zero_study/theory does not know."""
     if isinstance(model, GivenModel):
         return shapes.decoder_shape(**model.model_dump(), positions=POSITIONS, vocabulary=VOCABULARY)
     if model not in shapes.KNOWN:

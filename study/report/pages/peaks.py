@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 
 from study.compare import facts
 from study.compare.predicted import REASONS, paper_states, state_differences
-from study.engines.strategy_names import in_order
 from study.report import by_machine, captions, plots, sentences, tables
 from study.report.pages.shown import markdown
-from study.terminal import GIB
+from zero_study.engines.strategy_names import in_order
+from zero_study.terminal import GIB
 
 MACHINES = [("a100-80gb", 8), ("h100-sxm", 8)]  # of the predictions for adapters
 LORA = {"lora_rank": 16, "lora_target": "all-linear"}

@@ -7,12 +7,12 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from study import planner
 from study.accuracy import published_rows
-from study.planner import advice_text, choose
 from study.report import captions, plots
-from study.terminal import GIB
-from study.theory import measured_by_others
+from zero_study import planner
+from zero_study.planner import advice_text, choose
+from zero_study.terminal import GIB
+from zero_study.theory import measured_by_others
 
 FOUNDRY = "https://github.com/mosaicml/llm-foundry"  # its rows have no name in the file of cases
 HEADS = {

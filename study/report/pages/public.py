@@ -10,12 +10,12 @@ from IPython.display import Markdown
 
 from study.compare import public_cards, public_comparisons, public_pairs, public_table
 from study.compare.public_comparisons import Evaluations
-from study.files import require_clone
 from study.public_runs import archive
-from study.public_runs.quantities import QUANTITIES
-from study.public_runs.schema import PublicRun
 from study.report import public_answers, public_figures, sentences
 from study.report.pages.shown import markdown, show
+from zero_study.files import require_clone
+from zero_study.public_runs.quantities import QUANTITIES
+from zero_study.public_runs.schema import PublicRun
 
 
 class PublicRuns:

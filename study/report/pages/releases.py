@@ -6,12 +6,12 @@ import pandas as pd
 from IPython.display import Markdown
 from matplotlib.figure import Figure
 
-from study import terminal
-from study.conformance import results
-from study.conformance.cells import NEWER_VARIATIONS
-from study.files import require_clone
 from study.report import captions, plots, sentences, tables
 from study.report.pages.shown import markdown
+from zero_study import terminal
+from zero_study.conformance import results
+from zero_study.conformance.cells import NEWER_VARIATIONS
+from zero_study.files import require_clone
 
 PLAIN = {"1-rank", "2-ranks", "accumulation-1", "accumulation-2", "accumulation-3", "clipped"}
 LATER = tuple(f"/{variation}" for variation in NEWER_VARIATIONS)  # endings of cases that were added later

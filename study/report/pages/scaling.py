@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from study.compare import pairs, table
 from study.report import captions, plots, sentences, tables
 from study.report.pages.shown import markdown
-from study.terminal import GIB
+from zero_study.terminal import GIB
 
 LATE = "the run and the run with one process started many hours apart"
 

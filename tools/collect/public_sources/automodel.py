@@ -10,7 +10,7 @@ import yaml
 
 from public_sources.checkout import Checkout
 from public_sources.reading import read_run
-from study.public_runs.schema import PublicRun
+from zero_study.public_runs.schema import PublicRun
 
 FOLDER = "tests/ci_tests/golden_values/"
 NOT_FINITE = {"nemotron_flash_1b_squad"}  # its losses are NaN

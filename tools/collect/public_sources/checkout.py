@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from study.errors import Refusal
-from study.public_runs.schema import PublicRun, Source
+from zero_study.errors import Refusal
+from zero_study.public_runs.schema import PublicRun, Source
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from public_sources.checkout import Checkout
 from public_sources.reading import read_run
-from study.public_runs.schema import PublicRun
+from zero_study.public_runs.schema import PublicRun
 
 FOLDER = "training/bf16_master_weight/"
 LOSSES = f"{FOLDER}logs/7b_loss_run/"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from public_sources.checkout import Checkout
 from public_sources.reading import numbers_in, of_totals
-from study.public_runs.schema import PublicRun, Series
+from zero_study.public_runs.schema import PublicRun, Series
 
 FOLDER = "results/results_20250617_035117/"
 STEP = re.compile(r"Step (\d+), Loss: ([\d.]+) .*?time: ([\d.]+) alloc_mem: (\d+) peak_mem: (\d+)")

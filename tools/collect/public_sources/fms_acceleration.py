@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from public_sources.checkout import Checkout
 from public_sources.reading import of_totals
-from study.public_runs.schema import PublicRun
+from zero_study.public_runs.schema import PublicRun
 
 FOLDER = "scripts/benchmarks/"
 # table -> name here, releases, accumulation steps, steps (None: the whole data once), tokens per sequence, AdamW's eps

@@ -8,7 +8,7 @@ from typing import Any
 
 from public_sources.checkout import Checkout
 from public_sources.reading import number_in, of_totals
-from study.public_runs.schema import PublicRun
+from zero_study.public_runs.schema import PublicRun
 
 FILE = "benchmarks_03_2024.md"
 # Other cards are kept apart, as a test of predictions that nobody has seen. Their section is cut away unread.

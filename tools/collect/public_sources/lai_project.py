@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from public_sources.checkout import Checkout
 from public_sources.reading import of_totals
-from study.public_runs.schema import PublicRun, Series
+from zero_study.public_runs.schema import PublicRun, Series
 
 TIMESTAMP = r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) - root - INFO - (?:\[RANK \d+ / \d+\] )?"
 STARTS = re.compile(TIMESTAMP + "Starting training!", re.MULTILINE)

@@ -10,7 +10,7 @@ from typing import Any
 
 from public_sources.checkout import Checkout
 from public_sources.reading import of_totals
-from study.public_runs.schema import PublicRun
+from zero_study.public_runs.schema import PublicRun
 
 FILES = {"250m": 0.25e9, "500m": 0.5e9, "1": 1e9, "4.1": 4.1e9, "16": 16e9}  # parameters by the name of the file
 STRATEGIES = {"DDP": "ddp", "DeepSpeed ZeRO Stage 2": "zero2", "DeepSpeed ZeRO Stage 3": "zero3"}

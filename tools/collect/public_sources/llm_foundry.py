@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from public_sources.checkout import Checkout
 from public_sources.reading import number_in, of_totals
-from study.public_runs.schema import PublicRun
+from zero_study.public_runs.schema import PublicRun
 
 TABLES = "scripts/train/benchmarking/README.md"
 GPUS_PER_NODE = 8

@@ -10,7 +10,7 @@ import yaml
 
 from public_sources.checkout import Checkout
 from public_sources.reading import read_if_possible, with_few_steps, without
-from study.public_runs.schema import COLUMNS, PublicRun
+from zero_study.public_runs.schema import COLUMNS, PublicRun
 
 CASES = "tests/functional_tests/test_cases/"
 MODELS = ("gpt", "bert", "t5", "moe", "hybrid", "multimodal-llava")

@@ -9,7 +9,7 @@ from typing import Any
 
 from public_sources.checkout import Checkout
 from public_sources.reading import read_run
-from study.public_runs.schema import PublicRun
+from zero_study.public_runs.schema import PublicRun
 
 LLAMA = "JuniperNetworks/results/"
 # The names that submitters gave to the same card.

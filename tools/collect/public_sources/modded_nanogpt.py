@@ -10,7 +10,7 @@ from typing import Any
 
 from public_sources.checkout import Checkout
 from public_sources.reading import read_if_possible, thinned
-from study.public_runs.schema import PublicRun, Series
+from zero_study.public_runs.schema import PublicRun, Series
 
 ROOT = "records/track_1_short/"
 NEWEST = f"{ROOT}2026-07-13_PrefixTokenPrediction/"  # with runs on one GPU and on eight

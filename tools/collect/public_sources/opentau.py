@@ -8,7 +8,7 @@ from typing import Any
 
 from public_sources.checkout import Checkout
 from public_sources.reading import line_of, number_in, of_totals
-from study.public_runs.schema import PublicRun
+from zero_study.public_runs.schema import PublicRun
 
 TUTORIAL, MODELS = "docs/source/tutorials/benchmarking.rst", "docs/source/model.rst"
 ROW = re.compile(r"^ *\* - (ZeRO-[23])\n((?: +- .*\n)+)", re.MULTILINE)

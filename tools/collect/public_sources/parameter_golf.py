@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from public_sources.checkout import Checkout
 from public_sources.reading import numbers_in, of_totals, with_few_steps
-from study.public_runs.schema import PublicRun, Series
+from zero_study.public_runs.schema import PublicRun, Series
 
 ENTRY = "2026-03-17_LoRA_TTT"
 FOLDER = f"records/track_10min_16mb/{ENTRY}/"

@@ -9,7 +9,7 @@ from typing import Any
 
 from public_sources.checkout import Checkout
 from public_sources.reading import of_totals
-from study.public_runs.schema import PublicRun, Series
+from zero_study.public_runs.schema import PublicRun, Series
 
 FOLDER = "method_comparison/MetaMathQA/results/"
 PACKAGES = ("torch", "transformers", "peft")

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 
 from public_sources.checkout import Checkout
 from public_sources.reading import of_totals
-from study.public_runs.schema import PublicRun
+from zero_study.public_runs.schema import PublicRun
 
 FOLDER = "benchmarks/baselines/"
 CARDS = {"NVIDIA H100 80GB HBM3": "H100-SXM5-80GB"}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from public_sources.checkout import Checkout
 from public_sources.reading import of_totals
-from study.public_runs.schema import PublicRun
+from zero_study.public_runs.schema import PublicRun
 
 FILE = re.compile(
     r"delay/(ddp|fsdp)_((GPT\w+?)_ws(\d+)_bs(\d+)_vs(\d+)_blk(\d+)_(noop|checkpoint)_fp16(?:_np(\d+))?)(_transformer)?\.txt"

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from public_sources.checkout import Repository
 from study.public_runs import archive
-from study.public_runs.schema import PublicRun
 from study.report.public_figures import MLPERF_FOOTNOTE
-from study.terminal import markdown
+from zero_study.public_runs.schema import PublicRun
+from zero_study.terminal import markdown
 
 HEAD = ["source", "repository, commit", "license", "runs", "KiB", "GPUs", "what is logged"]
 FIELDS = {  # what is logged -> the columns that have it

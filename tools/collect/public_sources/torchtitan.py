@@ -8,7 +8,7 @@ from typing import Any
 
 from public_sources.checkout import Checkout
 from public_sources.reading import read_run
-from study.public_runs.schema import PublicRun
+from zero_study.public_runs.schema import PublicRun
 
 FOLDER = "tests/assets/losses/"
 # By the workflow of torchtitan that compares these losses on eight GPUs. It does not use those of the third model.

@@ -12,8 +12,8 @@ from committed_runs import benchmark
 from measuring import pairs
 from wording import number_of, span, tabulate
 
-from study.files import ROOT
 from study.records import schema
+from zero_study.files import ROOT
 
 
 def resumed() -> str:

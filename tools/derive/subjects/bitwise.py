@@ -11,12 +11,12 @@ from committed_runs import CPU
 from wording import STRATEGY_NAMES, number_of, tabulate
 
 from study.compare import bits
-from study.engines.strategy_names import in_order
-from study.files import ROOT
 from study.records import find as records
 from study.running import studies
-from study.strategy.file import names as strategy_names
-from study.terminal import scientific
+from zero_study.engines.strategy_names import in_order
+from zero_study.files import ROOT
+from zero_study.strategy.file import names as strategy_names
+from zero_study.terminal import scientific
 
 
 @cache

@@ -12,9 +12,9 @@ from typing import Any
 
 from wording import first_and_last, tabulate
 
-from study import files
-from study.conformance import results
-from study.conformance.cells import (
+from zero_study import files
+from zero_study.conformance import results
+from zero_study.conformance.cells import (
     LOSS_SCALE_VARIATIONS,
     OPTIMIZERS,
     OPTIMIZERS_UNDER,
@@ -23,9 +23,9 @@ from study.conformance.cells import (
     of_optimizers,
     of_release,
 )
-from study.conformance.results import FAILED
-from study.files import ROOT
-from study.upgrade import faults
+from zero_study.conformance.results import FAILED
+from zero_study.files import ROOT
+from zero_study.upgrade import faults
 
 
 def lower_bound(package: str) -> str:

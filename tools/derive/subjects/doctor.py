@@ -9,8 +9,8 @@ from functools import cache
 from measuring import doctor_observed
 from wording import tabulate
 
-from study.doctor.findings import Finding
-from study.doctor.text import VERDICTS
+from zero_study.doctor.findings import Finding
+from zero_study.doctor.text import VERDICTS
 
 
 @cache

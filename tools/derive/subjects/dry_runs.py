@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from wording import median_and_worst, number_of, span, tabulate
 
 from study.accuracy import published_rows
-from study.files import ROOT
-from study.theory import measured_by_others, prediction
-from study.theory.measured_by_others import MeasuredCase
 from subjects import published_memory
+from zero_study.files import ROOT
+from zero_study.theory import measured_by_others, prediction
+from zero_study.theory.measured_by_others import MeasuredCase
 
 DRY_RUNS = ROOT / "reports" / "dry_run"
 WITH_EXPANDABLE_SEGMENTS = ("torchao",)  # families of traced rows: torchtitan sets this option of the allocator

@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
-from study.files import ROOT
-from study.terminal import count, markdown
-from study.why import answer, known
+from zero_study.files import ROOT
+from zero_study.terminal import count, markdown
+from zero_study.why import answer, known
 
 PAGE = "reports/why.md"
 CASES = ROOT / "tests" / "why"

@@ -12,8 +12,8 @@ from measuring import one_gpu
 from wording import one_of
 
 from study.running import estimate, studies
-from study.strategy.file import names as strategy_names
-from study.theory import hardware
+from zero_study.strategy.file import names as strategy_names
+from zero_study.theory import hardware
 
 
 def minutes_of_list(*numbers: int) -> str:

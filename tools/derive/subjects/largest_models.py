@@ -9,8 +9,8 @@ from functools import partial
 from committed_runs import largest_models
 from wording import one_of, tabulate, whole_percent
 
-from study.files import ROOT
 from study.report import tables
+from zero_study.files import ROOT
 
 
 def frozen(caps: tuple[float, ...] = (3, 6)) -> dict[tuple[float, str], str]:

@@ -10,10 +10,10 @@ import first_screen
 from committed_runs import CPU
 from wording import STRATEGY_NAMES, percent, tabulate
 
-from study import terminal
 from study.compare import verdict_text
 from study.records import find as records
 from study.records.steps import steps_of
+from zero_study import terminal
 
 
 def learned(study: str) -> str:

@@ -9,9 +9,9 @@ from committed_runs import CPU, largest_models, peak_runs, runs_by_strategy, spe
 from wording import tabulate, whole_percent
 
 from study.compare import frontier
-from study.engines.strategy_names import in_order
 from study.report import plots, tables
-from study.theory.model_states import paper_bytes_per_parameter
+from zero_study.engines.strategy_names import in_order
+from zero_study.theory.model_states import paper_bytes_per_parameter
 
 SHOWN = ["ddp", "zero1", "zero2", "zero2_tuned", "zero3", "zero3_tuned", "fsdp2"]
 

@@ -9,7 +9,7 @@ from wording import errors_in_short, tabulate, whole_percent
 
 from study.accuracy import published_rows
 from study.claims import ledger, verdicts
-from study.theory import measured_by_others, prediction
+from zero_study.theory import measured_by_others, prediction
 
 OF_ADAPTERS = {  # quantities of published rows with adapters, as a reader names them
     "peak_allocated_bytes": "peak of tensors",

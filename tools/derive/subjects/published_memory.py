@@ -8,8 +8,8 @@ from typing import Any
 from wording import OF_SOURCES, errors_in_short, median_of_sources, span, summary_in_short, tabulate, whole_percent
 
 from study.accuracy import published_rows
-from study.theory import measured_by_others, prediction
-from study.theory import peaks as peaks_of
+from zero_study.theory import measured_by_others, prediction
+from zero_study.theory import peaks as peaks_of
 
 MEASUREMENTS = {  # of published memory, as a reader names them
     "peak of tensors": "peak of tensors",

@@ -9,7 +9,7 @@ from committed_runs import PROTOCOL, SEEDS, of_published_program
 from wording import span, tabulate, whole_percent
 
 from study.claims import defects
-from study.terminal import significant
+from zero_study.terminal import significant
 
 
 def published_program() -> str:

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from wording import OF_SOURCES, errors_in_short, median_of_sources, tabulate, whole_percent
 
 from study.accuracy import published_rows
-from study.theory import intervals, measured_by_others
-from study.theory.measured_by_others import MeasuredCase, MeasuredRow
+from zero_study.theory import intervals, measured_by_others
+from zero_study.theory.measured_by_others import MeasuredCase, MeasuredRow
 
 
 class Unseen(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import first_screen
 from wording import STRATEGY_NAMES, tabulate
 
-from study.planner.choose import StrategyPrediction
+from zero_study.planner.choose import StrategyPrediction
 
 MEASURED_STRATEGIES = {
     "ddp": "DDP",

@@ -10,9 +10,9 @@ from wording import tabulate
 
 from study.claims import sentences
 from study.claims.verdicts import Conclusion
-from study.engines.keys import allowed
-from study.files import ROOT
-from study.theory.shapes.config_json import MODEL_TYPES
+from zero_study.engines.keys import allowed
+from zero_study.files import ROOT
+from zero_study.theory.shapes.config_json import MODEL_TYPES
 
 
 def models() -> str:

@@ -11,10 +11,10 @@ from wording import number_of, one_of, tabulate, whole_percent
 
 from study.compare import frontier
 from study.compare.communication_views import NetworkCell, network_cells
-from study.engines.strategy_names import in_order
 from study.records import find as records
 from study.report import plots, tables
 from subjects import memory
+from zero_study.engines.strategy_names import in_order
 
 
 def speeds() -> str:

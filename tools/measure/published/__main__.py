@@ -12,8 +12,9 @@ from typing import Any
 
 import click
 
-from study import command_line, config
-from study.errors import run_command
+from study import config
+from zero_study import command_line
+from zero_study.errors import run_command
 
 PATH, NUMBER = click.Path(path_type=Path), click.IntRange(1)
 

@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from published.protocol import BODY_SHARE
-from study import processes
 from study.claims.defects import Program
 from study.config import RunConfig
-from study.engines import extensions
 from study.running.launch import QUIET_ENVIRONMENT
+from zero_study import processes
+from zero_study.engines import extensions
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -274,7 +274,7 @@ def _training_arguments(arm: str, program: Program, seed: int, config: RunConfig
 
 def _read_back(trainer: Watched) -> dict[str, Any]:
     """Return the actual settings of the arm, read from the engine."""
-    from study.engines.readback.facts import base_optimizer
+    from zero_study.engines.readback.facts import base_optimizer
 
     engine: Any = trainer.model_wrapped
     facts = {

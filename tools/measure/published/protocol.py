@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from study import files, processes
 from study.claims import defects
 from study.claims.defects import PROGRAMS
 from study.config import RunConfig
-from study.engines import extensions, this_machine
-from study.errors import Refusal
 from study.records.machine import SAME
 from study.workloads import sources
+from zero_study import files, processes
+from zero_study.engines import extensions, this_machine
+from zero_study.errors import Refusal
 
 TRAINED_HERE = ("tiny", "micro", "mini")  # sizes for which BODY_TRAINING in program.py works
 TIMEOUT_SECONDS = 3600  # of one process

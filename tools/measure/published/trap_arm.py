@@ -27,15 +27,15 @@ from accelerate import Accelerator
 from accelerate.utils import DummyOptim, InitProcessGroupKwargs, set_seed
 from torch.utils.data import DataLoader
 
-from study import processes
 from study.config import RunConfig
-from study.engines import extensions
-from study.engines.readback.facts import base_optimizer, engine_optimizer
 from study.records import machine
 from study.training import weights
 from study.training.memory import model_state_bytes
 from study.workloads import bert_imdb
 from study.workloads.sources import Examples, Splits
+from zero_study import processes
+from zero_study.engines import extensions
+from zero_study.engines.readback.facts import base_optimizer, engine_optimizer
 
 
 def main() -> None:

@@ -17,14 +17,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from study import files, processes
 from study.claims.traps import read
 from study.config import RunConfig
-from study.engines import extensions, this_machine
-from study.errors import Refusal
 from study.records.machine import SAME
 from study.running.launch import QUIET_ENVIRONMENT
 from study.workloads import sources
+from zero_study import files, processes
+from zero_study.engines import extensions, this_machine
+from zero_study.errors import Refusal
 
 TIMEOUT_SECONDS = 3600  # for one arm with all its seeds
 

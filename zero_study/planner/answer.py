@@ -1,0 +1,94 @@
+"""Answer a question to the planner: which strategy to use, and what to change if there is not enough memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from zero_study.errors import Refusal
+from zero_study.planner import choose, launch, reasons, remedies, stack_options
+from zero_study.planner.choose import Advice, Remedy, StrategyPrediction
+from zero_study.planner.request import Request, find_model
+from zero_study.terminal import listed
+from zero_study.theory import hardware, intervals
+from zero_study.theory.shapes import ModelShape
+
+# Returns the same options, with a trace if they can be traced.
+Trace = Callable[[ModelShape, Request, Sequence[StrategyPrediction]], list[StrategyPrediction]]
+
+
+def advise(model: str, request: Request, trace: Trace | None = None) -> Advice:
+    """Predict every strategy for a model on the requested GPUs, and recommend one.
+
+    Each strategy is predicted with the requested split of the batch. If none is requested, every split is a candidate,
+    and `choose.best_option` chooses among them. `trace` replaces predicted memory by traced memory. The memory of a
+    changed request is only predicted.
+
+    Raises Refusal if the model is unknown, or if the request cannot be satisfied.
+    """
+    shape, request, notes = find_model(model, request)
+    request.batch()  # an error in the batch concerns every strategy
+    for chosen in request.strategies(request.num_gpus)[:1]:  # so does a program that cannot train the model
+        stack_options.parts(request.training(chosen, shape))
+    advice = _predicted(shape, request, notes, trace)
+    advice = dataclasses.replace(advice, remedies=remedies.find(advice, _can_start))
+    change = reasons.better_change(advice)
+    if change is None:
+        return advice
+    changed = _predicted(change.option.shape, change.request, notes)
+    # The changed request is recommended the strategy that the change was found with.
+    name = change.option.strategy.name
+    same = next((option for option in changed.options if option.strategy.name == name), change.option)
+    return dataclasses.replace(advice, change=change, changed=dataclasses.replace(changed, recommended=same))
+
+
+def _predicted(shape: ModelShape, request: Request, notes: Sequence[str], trace: Trace | None = None) -> Advice:
+    """Return the predictions of all strategies and the best one, without changes of the request."""
+    box, notes = request.box(), [*notes]
+    options, left_out = choose.options_of(shape, box, request)
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in left_out.items():
+        by_reason.setdefault(reason, []).append(name)
+    notes += [
+        f"{', '.join(names)} {'was' if len(names) == 1 else 'were'} left out: {reason}"
+        for reason, names in by_reason.items()
+    ]
+    if not options:
+        raise Refusal(notes[-1])
+    if trace is not None:
+        options = trace(shape, request, options)
+    notes += _short(options)
+    if any(option.prediction.peak.host_bytes for option in options) and (note := hardware.whole_host_note(box)):
+        notes.append(note)
+    return Advice(shape, request, box, notes, options, choose.recommend(options), left_out)
+
+
+def _can_start(remedy: Remedy) -> bool:
+    """Return whether the requested program can start what is recommended with a change of the request."""
+    option = remedy.option
+    changed = Advice(option.shape, remedy.request, option.prediction.box, [], [option], option)
+    try:
+        launch.launch(changed)
+    except Refusal:
+        return False
+    return True
+
+
+def _short(options: Sequence[StrategyPrediction]) -> list[str]:
+    """Return a warning about steps that are shorter than the published steps on which the intervals are based.
+
+    The list is empty if there are no such steps.
+    """
+    short = [option for option in options if option.is_short]
+    if not short:
+        return []
+    whose = "all strategies" if len(short) == len(options) else listed([option.strategy.name for option in short])
+    warning = (
+        f"the steps of {whose} compute for less than {1e3 * choose.SHORTEST:g} ms per layer and micro step. Such short "
+        "steps may spend most of their time on launching kernels. The prediction includes hardly any time for "
+        "launching kernels. Published steps that are this short took 1.3 to 6.1 times as long as predicted (median "
+        "3.6), so the range of the predicted time has no upper end"
+    )
+    lacks = dict.fromkeys(lack for option in short for lack in option.prediction.step.evidence.lacks)
+    missing = intervals.missing_times(lacks)
+    return [warning, *([missing[0].lower() + missing[1:]] if missing else [])]

@@ -1,0 +1,359 @@
+"""Find the smallest changes of a training that make it fit into the memory of the GPUs.
+
+A change is only named if a prediction says that it works. The changes are tried in the order in which one would try
+them by hand: first those that compute the same training, then another optimizer, adapters, and other machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from zero_study.errors import Refusal
+from zero_study.planner import choose
+from zero_study.planner.choose import (
+    COMFORTABLY_FREE,
+    ENOUGH_FREE,
+    Advice,
+    Remedy,
+    RemedyKind,
+    StrategyPrediction,
+)
+from zero_study.planner.request import Request
+from zero_study.theory import adapters, computation
+from zero_study.theory.peaks import PeakPart
+from zero_study.theory.shapes import ModelShape
+
+Cause = Literal["weights and optimizer states", "activations", "logits and loss", "gathered layers", "host memory"]
+CAUSES: dict[PeakPart, Cause] = {
+    "parameters": "weights and optimizer states",
+    "gradients": "weights and optimizer states",
+    "optimizer_states": "weights and optimizer states",
+    "communication_buffers": "weights and optimizer states",
+    "gathered_parameters": "gathered layers",
+    "activations": "activations",
+    "temporary_buffers": "activations",
+    "logits": "logits and loss",
+}
+LORA_RANK = 16
+MOST_REMEDIES = 5
+LEANER = 0.1  # of a GPU's memory that a change has to free
+COMFORTABLE = 0.15  # free share from which memory is no reason to change a training that fits
+SLOWED_DOWN = 1.2  # if the recommended strategy takes this many times as long as the fastest, memory decided
+Changes = dict[str, Any]  # new values of fields of a request
+CanStart = Callable[[Remedy], bool]
+
+
+def cause(option: StrategyPrediction) -> tuple[Cause, float]:
+    """Return what takes most of the memory of an option that does not fit, and its bytes per GPU or per node."""
+    prediction = option.prediction
+    if option.free_bytes >= 0 and option.lacking is not None:
+        return "host memory", option.host_needed_bytes
+    sums: dict[Cause, float] = {}
+    for part, num_bytes in prediction.peak.parts.items():
+        sums[CAUSES[part]] = sums.get(CAUSES[part], 0.0) + float(num_bytes)
+    largest = max(sums, key=lambda name: sums[name])
+    return largest, sums[largest]
+
+
+# ---------------------------------------------------------------- the changes: None where one has no effect
+
+
+def _chunked_loss(request: Request, shape: ModelShape) -> Changes | None:
+    """Compute the loss in chunks, so that all logits never exist at once. Only for models that predict each token."""
+    predicts_tokens = computation.num_logits(shape, request.job()) >= shape.vocabulary
+    return {"loss_kernel": "chunked"} if request.job().loss != "chunked" and predicts_tokens else None
+
+
+def _checkpointing(request: Request, _: ModelShape) -> Changes | None:
+    """Recompute activations. If the request does not set it, it was tried already."""
+    return {"activation_checkpointing": "full"} if request.activation_checkpointing not in (None, "full") else None
+
+
+def _small_micro_batch(request: Request, _: ModelShape) -> Changes | None:
+    """Compute the same global batch in more micro steps. If the request sets no micro batch, it was tried already."""
+    micro = request.batch()[1]
+    return {"micro_batch_size": 1} if micro is not None and micro > 1 else None
+
+
+def _synchronized_micro_steps(request: Request, _: ModelShape) -> Changes | None:
+    """Reduce FSDP2's gradients in every micro step, so that no GPU keeps unsharded gradients between micro steps."""
+    return None if request.sync_each_batch else {"sync_each_batch": True}
+
+
+def _8_bit_optimizer(request: Request, _: ModelShape) -> Changes | None:
+    return {"optimizer": "adamw-8bit"} if request.optimizer == "adamw" and request.lora_rank is None else None
+
+
+def _pure_bf16(request: Request, _: ModelShape) -> Changes | None:
+    """Keep no fp32 copies of the weights. Several GPUs can shard these copies, so this is for one GPU."""
+    is_usual = request.chosen_precision == "bf16" and request.lora_rank is None
+    return {"precision": "pure-bf16"} if is_usual and request.num_gpus == 1 else None
+
+
+def _pure_bf16_and_8_bit_optimizer(request: Request, shape: ModelShape) -> Changes | None:
+    changes, optimizer = _pure_bf16(request, shape), _8_bit_optimizer(request, shape)
+    return None if changes is None or optimizer is None else changes | optimizer
+
+
+def _lora(request: Request, _: ModelShape) -> Changes | None:
+    return {"lora_rank": LORA_RANK, "lora_target": "all-linear"} if request.lora_rank is None else None
+
+
+def _qlora(request: Request, shape: ModelShape) -> Changes | None:
+    """Keep the frozen weights in four bits, too."""
+    return None if request.load_in_4bit else {**(_lora(request, shape) or {}), "load_in_4bit": True}
+
+
+Change = Callable[[Request, ModelShape], Changes | None]
+SAME_TRAINING: tuple[Change, ...] = (_chunked_loss, _checkpointing, _small_micro_batch, _synchronized_micro_steps)
+OTHER_TRAINING: tuple[tuple[RemedyKind, tuple[Change, ...]], ...] = (
+    ("optimizer", (_8_bit_optimizer,)),
+    ("precision", (_pure_bf16, _pure_bf16_and_8_bit_optimizer)),
+    ("adapters", (_lora, _qlora)),
+)
+
+
+# ---------------------------------------------------------------- trying them
+
+
+def find(advice: Advice, can_start: CanStart) -> list[Remedy]:
+    """Return changes with which a strategy fits and leaves enough memory free without offload, the smallest first.
+
+    At most one is returned for each kind of change. If nothing fits, and no change makes it fit without offload, then
+    offload with all changes that compute the same training is tried, too. A change counts only if `can_start` says that
+    the requested program can start what is recommended then.
+
+    The list is empty if the recommended strategy leaves much memory free without offload, and if memory does not make
+    it slower than another one. If the training fits without offload, a change is only named if it is faster or leaves
+    more memory free.
+    """
+    if not _is_short_of_memory(advice):
+        return []
+    search = _Search(advice, can_start)
+    return [*search.without_offload()][:MOST_REMEDIES] or [*search.with_offload()]
+
+
+def with_adapters(advice: Advice) -> list[Remedy]:
+    """Return LoRA and QLoRA as changes for a training that does not fit, each with its best strategy.
+
+    The list is empty if a strategy fits, or if the training has adapters already.
+    """
+    if advice.recommended is not None or advice.request.lora_rank is not None:
+        return []
+    found = []
+    for change in (_lora, _qlora):
+        if (changes := change(advice.request, advice.shape)) is None:
+            continue
+        try:
+            request = _changed(advice.request, changes)
+            shape = request.with_adapter(adapters.base_of(advice.shape))
+            options, _ = choose.options_of(shape, request.box(), request)
+        except Refusal:
+            continue
+        if options:
+            option = choose.recommend(options) or max(options, key=lambda option: option.free_bytes)
+            found.append(Remedy("adapters", _shown(advice.request, changes, option), option, request))
+    return found
+
+
+def _is_short_of_memory(advice: Advice) -> bool:
+    now = advice.recommended
+    if now is None or now.offloads or not now.has_enough_free:
+        return True
+    if now.free_share < COMFORTABLE:
+        return True
+    fastest = min((option for option in advice.options if option.fits), key=lambda option: option.seconds)
+    return not fastest.has_enough_free and now.seconds > SLOWED_DOWN * fastest.seconds
+
+
+@dataclass(frozen=True)
+class _Search:
+    """A search for changes of a request that make its training fit or leave more memory free."""
+
+    advice: Advice
+    can_start: CanStart
+
+    def without_offload(self) -> Iterator[Remedy]:
+        request, now = self.advice.request, self.advice.recommended
+        same = self._applicable(SAME_TRAINING)
+        smallest = next((found for changes in same if (found := self._try("same", changes))), None)
+        if smallest is None and len(same) > 1:
+            smallest = self._try_smallest("same", {}, same)
+        if smallest is not None:
+            yield smallest
+        if now is None or now.offloads:
+            yield from self._shared_sequences(same) if smallest is None else []
+            yield from self._other_trainings(same)
+        elif now.free_share < COMFORTABLE or smallest is None:
+            yield from self._optimizer()
+        if smallest is None and request.batch()[0] > 1:
+            changes = {"global_batch_size": request.num_groups}
+            if found := self._try_with("batch", changes, same):
+                yield found
+        if found := self._try_more_gpus({}) or (self._try_more_gpus(_together(same)) if smallest is None else None):
+            yield found
+
+    def _applicable(self, changes: Iterable[Change]) -> list[Changes]:
+        request, shape = self.advice.request, self.advice.shape
+        return [found for change in changes if (found := change(request, shape)) is not None]
+
+    def _shared_sequences(self, same: Sequence[Changes]) -> Iterator[Remedy]:
+        """Yield how many GPUs should share a sequence, under FSDP2 and under ZeRO.
+
+        It is the smallest number that leaves `COMFORTABLY_FREE`, if necessary with changes that compute the same
+        training. Without such a number, it is the one that leaves the most. Nothing is yielded if something else than
+        the tokens takes the memory.
+        """
+        request, ranked = self.advice.request, self.advice.ranked
+        if request.sequence_ranks > 1 or cause(ranked[0])[0] not in ("activations", "logits and loss"):
+            return
+        counts = [count for count in choose.GPU_COUNTS[1:] if request.num_gpus % count == 0]
+        for name in ("context_parallel", "sequence_parallel"):
+            tried = (self._try_with("sequence", {name: count}, same, COMFORTABLY_FREE) for count in counts)
+            if roomy := next(filter(None, tried), None):
+                yield roomy
+                continue
+            narrow = filter(None, (self._try_with("sequence", {name: count}, same) for count in counts))
+            if best := max(narrow, key=lambda remedy: remedy.option.free_share, default=None):
+                yield best
+
+    def _optimizer(self) -> Iterator[Remedy]:
+        """Yield the 8-bit optimizer for a training that fits without it."""
+        changes = _8_bit_optimizer(self.advice.request, self.advice.shape)
+        if changes is not None and (found := self._try("optimizer", changes)):
+            yield found
+
+    def _try_with(
+        self, kind: RemedyKind, changes: Changes, more: Sequence[Changes], enough: float = ENOUGH_FREE
+    ) -> Remedy | None:
+        """Return a remedy with these changes alone, or with as few of `more` as are needed."""
+        return self._try(kind, changes, enough) or self._try_smallest(kind, changes, more, enough)
+
+    def _other_trainings(self, same: Sequence[Changes]) -> Iterator[Remedy]:
+        """Yield the smallest change to each kind of training that suffices.
+
+        If it leaves less than `choose.COMFORTABLY_FREE`, the next one that leaves more follows, or comes first if it is
+        as fast.
+        """
+        for kind, kinds_of_changes in OTHER_TRAINING:
+            narrow: Remedy | None = None
+            for change in kinds_of_changes:
+                changes = change(self.advice.request, self.advice.shape)
+                found = None if changes is None else self._try_with(kind, changes, same)
+                if found is None or (narrow and found.option.free_share < narrow.option.free_share + LEANER):
+                    continue
+                if narrow is None and found.option.free_share < COMFORTABLY_FREE:
+                    narrow = found
+                    continue
+                is_as_fast = narrow is None or found.option.tokens_per_second >= narrow.option.tokens_per_second
+                yield from filter(None, [found, narrow] if is_as_fast else [narrow, found])
+                break
+            else:
+                yield from filter(None, [narrow])
+
+    def with_offload(self) -> Iterator[Remedy]:
+        """Yield a change that makes the same training fit, with offload if needed, even if little memory stays free."""
+        if self.advice.recommended is not None:
+            return
+        changes = _together(self._applicable(SAME_TRAINING))
+        try:
+            request = _changed(self.advice.request, changes)
+            found = choose.recommend(choose.options_of(self.advice.shape, request.box(), request)[0])
+        except Refusal:
+            return
+        if found is not None:
+            remedy = Remedy(
+                "offload" if found.offloads else "same", _shown(self.advice.request, changes, found), found, request
+            )
+            yield from [remedy] if self.can_start(remedy) else []
+
+    def _try_smallest(
+        self, kind: RemedyKind, changes: Changes, more: Sequence[Changes], enough: float = ENOUGH_FREE
+    ) -> Remedy | None:
+        """Return a remedy with as few of `more` changes as are needed. None if even all of them do not suffice."""
+        needed = list(more)
+        found = self._try(kind, {**changes, **_together(needed)}, enough) if needed else None
+        for each in more if found else ():
+            fewer = [other for other in needed if other is not each]
+            combined = {**changes, **_together(fewer)}
+            if combined and (smaller := self._try(kind, combined, enough)) is not None:
+                needed, found = fewer, smaller
+        return found
+
+    def _try(self, kind: RemedyKind, changes: Changes, enough: float = ENOUGH_FREE) -> Remedy | None:
+        """Return the change of the request as a remedy. None if it does not suffice, or if the program cannot do it.
+
+        A strategy must leave this share of a GPU's memory free without offload.
+        """
+        try:
+            request = _changed(self.advice.request, changes)
+            shape = request.with_adapter(adapters.base_of(self.advice.shape))
+            if request.why_not_shared(shape) is not None or not choose.could_leave_enough_free(
+                shape, request, request.num_gpus
+            ):
+                return None
+            options, _ = choose.options_of(shape, request.box(), request, has_offload=False)
+        except Refusal:
+            return None
+        option = choose.recommend([each for each in options if each.has_enough_free])
+        if option is None or option.free_share < enough or not self._is_better(option):
+            return None
+        remedy = Remedy(kind, _shown(self.advice.request, changes, option), option, request)
+        return remedy if self.can_start(remedy) else None
+
+    def _is_better(self, option: StrategyPrediction) -> bool:
+        """Return whether an option is worth a change: nothing fits without offload, or it is faster or needs less."""
+        now = self.advice.recommended
+        if now is None or now.offloads or not now.has_enough_free:
+            return True
+        return option.tokens_per_second > SLOWED_DOWN * now.tokens_per_second or (
+            option.free_share >= now.free_share + LEANER
+            and option.tokens_per_second >= now.tokens_per_second / SLOWED_DOWN
+        )
+
+    def _try_more_gpus(self, changes: Changes) -> Remedy | None:
+        """Return the smallest larger number of GPUs with which the training fits, with as many sequences per GPU.
+
+        None if there is none, because more GPUs do not help against activations and logits.
+        """
+        for count in choose.GPU_COUNTS:
+            if count <= self.advice.box.num_gpus or not self.advice.request.could_run(count):
+                continue
+            if found := self._try("gpus", {**changes, "num_gpus": count}):
+                return found
+        return None
+
+
+def _together(changes: Iterable[Changes]) -> Changes:
+    return {name: value for each in changes for name, value in each.items()}
+
+
+def _changed(request: Request, changes: Changes) -> Request:
+    """Return a request with changes. The sequences per GPU stay, apart from those of another global batch.
+
+    If the micro batch is to be smaller, every split of the batch is a candidate.
+    """
+    changes, settings = dict(changes), dict[str, Any]()
+    if changes.pop("micro_batch_size", None) is not None or "global_batch_size" in changes:
+        settings |= {"micro_batch_size": None, "gradient_accumulation_steps": None}
+    groups = changes.get("num_gpus", request.num_gpus) // request.sequence_ranks
+    return request.replace(**{**settings, "global_batch_size": request.batch()[0] * groups, **changes})
+
+
+def _shown(request: Request, changes: Changes, option: StrategyPrediction) -> Changes:
+    """Return the changes of a request that lead to a prediction if they are added to its options."""
+    job, num_gpus = option.prediction.job, changes.get("num_gpus", request.num_gpus)
+    sequences = job.micro_batch_size * job.gradient_accumulation_steps
+    if "micro_batch_size" in changes:
+        changes = {**changes, "micro_batch_size": job.micro_batch_size}
+        if request.gradient_accumulation_steps is not None:
+            changes["gradient_accumulation_steps"] = job.gradient_accumulation_steps
+    elif "global_batch_size" in changes and request.micro_batch_size is not None:
+        changes = {"micro_batch_size": job.micro_batch_size, **changes}
+    try:
+        is_same = request.replace(**changes).batch()[0] == sequences
+    except Refusal:  # the options contradict each other without the global batch
+        is_same = False
+    return changes if is_same else {**changes, "global_batch_size": sequences * num_gpus // job.sequence_ranks}

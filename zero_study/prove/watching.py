@@ -1,0 +1,775 @@
+"""Check a training at its start and during one optimizer step, and then remove every hook: `watch` and `callback`."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import itertools
+import json
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from .. import __version__, terminal
+from .. import verdict as verdicts
+from ..engines.hooks import before_updates, wrap_function
+from ..engines.readback.demands import Demand
+from ..engines.readback.dtypes import precision_of, precision_of_autocast
+from ..engines.readback.facts import (
+    base_optimizer,
+    engine_optimizer,
+    inner_module,
+    is_compiled,
+    is_deepspeed,
+    read_back,
+    uncompiled,
+    unwrapped_optimizer,
+)
+from ..engines.readback.parameters import whole_size
+from ..engines.readback.states import count_states
+from ..engines.scripts import rank
+from ..verdict import Checked, Verdict
+from . import findings, mismatch, norms, reference, schedules, store_exchange, text, update
+from .checksums import Checksum, of_batch, of_weights, total
+from .demands import Request, by_arguments, by_file, by_json, by_launcher, content_of, requested_processes
+from .mismatch import ConfigMismatch, KnownFault, TrainingFault, Unverified
+from .proved_step import Gradients, Step
+from .ties import Ties
+
+# The first step creates the optimizer's moments. In the second, ZeRO stage 3 traces the order of its parameters. The
+# third step is the first steady one.
+PROVED_STEP = 3
+WEIGHTS = "the update of the weights"
+REFERENCE = "the gradient of one process"
+REQUESTED = (REFERENCE,)  # beginnings of checks that are made only if they are requested
+# A single step with fewer forward passes than requested may be the end of an epoch. This many in a row are not.
+SHORT_STEPS = 3
+
+_outputs: set[Path] = set()  # the files of all proofs of this process
+_numbers = itertools.count()  # the numbers of the proofs of this process
+
+
+def watch(
+    model: Any,
+    optimizer: Any = None,
+    *,
+    config: Request | None = None,
+    strict: bool = False,
+    allow_known_bad: bool = False,
+    output: str | Path = "proof.json",
+) -> None:
+    """Verify how `model` and `optimizer` are built, and measure the third optimizer step from now.
+
+    Call it on every rank, after `prepare`, `deepspeed.initialize`, DDP(...) or `fully_shard`. A DeepSpeed engine needs
+    no `optimizer`. The measurement counts the memory of the model states and the collectives of the step.
+
+    `config` has the settings that you expect: an accelerate file, a DeepSpeed JSON, or a dict like a DeepSpeed JSON. If
+    it is None, only the settings that the launcher or the script passed on count as requested. Rank 0 writes the result
+    to `output`, a JSON file. If a script makes several proofs, the second file is proof-2.json.
+
+    Raises KnownFault on every rank if this release of DeepSpeed is known to train such an engine wrongly, unless
+    `allow_known_bad` is True. With `strict`, it also raises ConfigMismatch, TrainingFault and Unverified, and a
+    training that ends before the checked step ends with exit status 1. Without `strict`, these are only printed.
+    """
+    StepWatcher(strict, allow_known_bad, Path(output)).begin(model, optimizer, config, None)
+
+
+def callback(
+    *,
+    config: Request | None = None,
+    strict: bool = False,
+    allow_known_bad: bool = False,
+    output: str | Path | None = None,
+) -> Any:
+    """Return a callback for the Trainer of transformers or TRL that does the same as `watch`.
+
+    The settings in the Trainer's TrainingArguments count as requested, too. `output` is by default proof.json in the
+    Trainer's output folder.
+    """
+    from transformers import TrainerCallback
+
+    class Prove(TrainerCallback):
+        def __init__(self) -> None:
+            self._watch: StepWatcher | None = None
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **options: Any) -> None:
+            """Begin the watch with the first forward pass of the training.
+
+            Its outermost module that contains the model is watched, because Trainer does not name it.
+            """
+            model, optimizer = options["model"], options["optimizer"]
+            path = Path(output or Path(args.output_dir, "proof.json"))
+            self._watch = proof = StepWatcher(strict, allow_known_bad, path)
+
+            def begin(module: torch.nn.Module, _: Any) -> None:
+                if model.training and any(part is model for part in module.modules()):
+                    handle.remove()
+                    proof.begin(module, optimizer, config, args, num_left=state.max_steps - state.global_step)
+
+            handle = register_module_forward_pre_hook(begin)
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if self._watch is not None:
+                self._watch.end()
+
+    return Prove()
+
+
+class StepWatcher:
+    """A watch that reads the settings of the built engine, checks one optimizer step, and removes all its hooks."""
+
+    def __init__(
+        self,
+        strict: bool,
+        allow_known_bad: bool,
+        output: Path,
+        steps_before: int = 0,
+        loaders: Loaders | None = None,
+        has_reference: bool = False,
+        ties: Ties | None = None,
+        at_start: Checksum | None = None,
+    ) -> None:
+        """Set the options of a watch, which starts with `begin`.
+
+        `steps_before` is the number of optimizer steps that the script has already taken. `loaders` are the data
+        loaders that have already been recorded, or None. `at_start` is the checksum of all weights before these steps.
+        """
+        self._at_start = at_start
+        self._strict = strict
+        self._has_reference = has_reference
+        self._ties = ties
+        self.optimizer: torch.optim.Optimizer | None = None  # the one whose updates are counted
+        self._allow_known_bad = allow_known_bad
+        self._output = _free(output)
+        self._steps = steps_before
+        self._short = 0  # steps in a row that had fewer forward passes than requested
+        self._last: int | None = None  # DeepSpeed's number of the last step seen
+        self._step: Step | None = None
+        self._batches: list[Any] = []  # the first inputs of watched steps
+        self._first: Any = None  # the hook that records the inputs of the step in which the watch begins
+        self._before: dict[str, Checksum] = {}  # of the weights, as the first step to watch began
+        self._rates: list[float] = []  # the learning rates at that time, one per parameter group
+        self._num_updates: int | None = None  # of the whole training; None if it is unknown
+        # Id of a schedule -> its steps at that time, and the number of the update.
+        self._schedules: dict[int, tuple[int, int]] = {}
+        self._loaders = Loaders() if loaders is None else loaders
+        self._stepped: dict[int, torch.optim.Optimizer] = {}  # id -> optimizer, of all optimizers that have stepped
+        self._name = f"proof-{next(_numbers)}"  # the same on all ranks
+        # The optimizer whose updates are counted; None if the watch has ended.
+        self._base: torch.optim.Optimizer | None = None
+        self._hook: Any = None
+        self._content: dict[str, Any] = {}
+        self._known_wrong: str | None = None  # kept here, so that a later error does not hide it
+        self._cuts: list[float] = []  # by what clipping divided the gradients, in the watched steps
+        self._step_parameters: list[Any] = []  # of the model that the optimizer updates; none under ZeRO
+        self._repeated: int | None = None  # the first update that got the gradients of the update before it
+        self._of_states: list[str] = []  # findings on the optimizer states with which the last update began
+        self._of_epoch: list[tuple[int, str]] = []  # notes on schedules, with their first update at a rate of zero
+        self._checked: list[Checked] = []
+        # The checks that could not be made. The most important one is that of the optimizer step, until it is reached.
+        self._not_checked = [verdicts.NotChecked("the optimizer step", "training ended before it", True)]
+
+    def begin(
+        self,
+        model: Any,
+        optimizer: Any,
+        request: Request | None,
+        arguments: Any,
+        called: Any | None = None,
+        num_left: int | None = None,
+    ) -> None:
+        """Compare the built engine with the request, and wait for the step to check.
+
+        `called` is the module that the script calls, if that is not `model` but the module inside it. None if the
+        script calls `model`. `num_left` is the number of updates that the training will still make. None if it is
+        unknown, and at most 0 for a Trainer that does not train. Raises KnownFault as `watch` does.
+        """
+        self._num_updates = self._steps + num_left if num_left and num_left > 0 else None
+        remove_earlier(self._output)
+        with self._out_of_the_way():
+            self._called = model if called is None else called
+            self._model = uncompiled(model)
+            self._optimizer = engine_optimizer(self._model, optimizer)
+            self._facts = read_back(self._model, optimizer)
+            if not self._steps:
+                self._at_start = total(of_weights(self._model))
+            self._known_wrong, note = mismatch.known_wrong(self._facts)
+            self._demands = _demands(self._model, self._facts["engine"], request, arguments)
+            self._tell_what_was_built(request, [note] if note else [])
+            self._base = self.optimizer = base_optimizer(self._optimizer)
+            # The hook is for all optimizers. A hook on this one would be copied when a script copies the optimizer.
+            self._hook = before_updates(self._before_update)
+            if self._steps and not is_compiled(self._called):  # the counted step may be the next one
+                self._first = register_module_forward_hook(self._note_first, with_kwargs=True)
+            atexit.register(self._end_of_process)
+        if self._known_wrong and not self._allow_known_bad:
+            self._leave()
+            raise KnownFault(f"{self._known_wrong}. Install another release, or pass allow_known_bad=True to continue.")
+
+    def _tell_what_was_built(self, request: Request | None, notes: list[str]) -> None:
+        """Compare the built engine with the request, and print and write the result.
+
+        A strict proof raises ConfigMismatch if they differ, and Unverified if an explicit request cannot be checked.
+        """
+        comparison = mismatch.compare_with_request(self._demands, self._facts)
+        unchecked: list[str] = []
+        if request is not None:
+            unchecked = mismatch.not_checkable(
+                content_of(request), by_file(request), comparison.unread, self._facts["engine"]
+            )
+        wrong = findings.missing_processes(requested_processes(), self._facts["world_size"])
+        self._content = {
+            "made_by": f"zero-study {__version__}, zero_study.prove",
+            "built": self._facts,
+            "asked": [{"name": d.name, "value": d.value, "source": d.source} for d in self._demands],
+            "not_read_back": comparison.unread,
+            "known_wrong": [self._known_wrong] if self._known_wrong else [],
+            "findings": wrong,
+            "not_as_asked": [],
+            "notes": [],
+            "step": None,
+        }
+        sources = list(dict.fromkeys(demand.source.partition(" (")[0] for demand in self._demands))
+        notes = [*comparison.notes, *mismatch.defaults_worth_knowing(self._demands, self._facts), *notes]
+        if is_deepspeed(self._model):
+            notes += mismatch.unread_keys(self._model._config._param_dict, self._demands)
+        notes += [f"{text.NOT_CHECKED}{line}" for line in unchecked]
+        notes += [*self._loaders.notes, *findings.equal_embeddings(inner_module(self._model))]
+        lines = [*text.engine_lines(self._facts), text.request_line(sources, comparison.num_agreed)]
+        self._loaders.listen()
+        self._tell(lines, comparison.differences, notes, self._content["known_wrong"])
+
+    def end(self) -> None:
+        """Remove all hooks, and print a message if the step to check was not reached.
+
+        A strict proof then raises Unverified, too.
+        """
+        counts = self._base is not None
+        self._leave()
+        if counts:
+            passes = self._requested_passes()
+            reason = f"; the last one had fewer forward passes than the requested {passes}" if self._short else ""
+            steps = terminal.count(self._steps, "optimizer step")
+            message = f"training ended after {steps}, before a step could be counted{reason}"
+            if rank() == 0:
+                print(f"proof: not made, {message}", flush=True)
+            if self._strict:
+                raise Unverified(message)
+
+    def _note_first(self, module: torch.nn.Module, arguments: Any, options: Any, _: Any) -> None:
+        """Record the inputs of the first forward pass, so that the batches of two steps can be compared."""
+        if module is not self._called or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return
+        with self._out_of_the_way(self._let_go):
+            self._forget_first()
+            self._batches.append(of_batch(arguments, options))
+
+    def _forget_first(self) -> None:
+        if self._first is not None:
+            self._first.remove()
+        self._first = None
+
+    def _end_of_process(self) -> None:
+        """End the watch as the process ends, with exit status 3 if a strict proof was not made.
+
+        An exception that is raised in an exit handler would not change the exit status.
+        """
+        try:
+            self.end()
+        except Unverified:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(verdicts.UNKNOWN)
+
+    def _before_update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Record the model states before the counted step's update, or start to observe the next step.
+
+        Called before every update of every optimizer. Updates of other optimizers are only recorded.
+        """
+        if self._base is not None:
+            self._stepped[id(optimizer)] = optimizer
+        with self._out_of_the_way(self._let_go):
+            if self._step is not None and self._step.states:
+                self._step.update.note_before(optimizer)
+            if optimizer is not self._base or self._is_same_update():
+                return
+            # A gap between two of DeepSpeed's numbers is an update that it skipped because of an fp16 overflow.
+            number, before = self._engine_steps(), self._last
+            self._last = number
+            self._steps += 1
+            is_after_skip = number is not None and before is not None and number != before + 1
+            if self._step is not None and self._proves(self._step, is_after_skip):
+                self._step.update.note_before(optimizer)
+                return
+            # Two steps are observed, so that their inputs can be compared. If the model is compiled, only the counted
+            # step is observed, because an observed step runs without the compiled graphs.
+            if self._steps >= PROVED_STEP - (1 if is_compiled(self._called) else 2):
+                self._watch_next_step(optimizer)
+
+    def _engine_steps(self) -> int | None:
+        """Return DeepSpeed's own number of the current step. None for other engines."""
+        return self._model.global_steps if is_deepspeed(self._model) else None
+
+    def _is_same_update(self) -> bool:
+        """Say whether this call is part of an update that has been counted already.
+
+        DeepSpeed updates once per parameter group or sub-group. An optimizer may call the step of its base class.
+        Only the first call counts.
+        """
+        number, step = self._engine_steps(), self._step
+        is_under_way = step is not None and (bool(step.states) or (number is None and step.is_within_last_update))
+        return is_under_way or (number is not None and number == self._last)
+
+    def _proves(self, step: Step, is_after_skip: bool) -> bool:
+        """Say whether this is the update of the step to count.
+
+        If it is, record the model states. If it is not, for example because the step contained an evaluation, stop
+        observing the step.
+        """
+        self._batches += step.batches[:1]
+        self._note_clipping(step)
+        self._step_parameters = step.gradients.parameters
+        step.gradients.compare_with_last_update()
+        if step.gradients.are_repeated:
+            self._repeated = self._repeated or self._steps
+        # The states can be compared if they are in memory and change only in updates.
+        is_asynchronous = type(self._base).__name__.startswith("ZenFlow")
+        may_compare_states = self._facts["offload_optimizer_device"] != "nvme" and not is_asynchronous
+        self._of_states = step.last_states.differences() if may_compare_states else []
+        if step.is_whole and self._steps >= PROVED_STEP and not is_after_skip:
+            self._short = self._short + 1 if 0 < step.passes.number < self._requested_passes() else 0
+            if self._short in (0, SHORT_STEPS):
+                step.run_reference()
+                step.begin_update(count_states(self._model, self._optimizer))
+                return True
+        step.close()
+        if self._steps >= PROVED_STEP and self._is_compared():  # ranks that count this step must not wait for this rank
+            store_exchange.post(self._name, self._steps, None)
+        return False
+
+    def _watch_next_step(self, optimizer: torch.optim.Optimizer) -> None:
+        if not self._before:
+            self._before = of_weights(self._model)
+            self._rates = [float(group["lr"]) for group in optimizer.param_groups]
+            self._schedules = {
+                id(schedule): (schedules.steps_of(schedule), self._steps) for schedule in _schedulers(optimizer)
+            }
+        assert self._base is not None
+        has_states_on_disk = self._facts["offload_optimizer_device"] == "nvme"
+        observed = update.Update(self._model, self._optimizer, self._base, has_states_on_disk)
+        # Only the next update may be the one to count, so only then the samples are kept.
+        may_count = self._has_reference and self._steps + 1 >= PROVED_STEP
+        again = reference.Reference(self._model, self._facts) if may_count else None
+        self._step = Step(
+            self._called, self._model, self._base, self._facts["device"], observed, self._after_update, again,
+            self._agree_on_reference,
+        )  # fmt: skip
+
+    def _agree_on_reference(self, reason: str | None) -> bool:
+        """Return whether all ranks can compute the gradients of their samples again."""
+        if not self._is_compared():
+            return reason is None
+        number = self._steps if self._engine_steps() is None else self._model.global_steps
+        reasons = store_exchange.agree(f"{self._name}-reference", number, [reason], list)
+        return reasons is not None and all(of_rank == [None] for of_rank in reasons)
+
+    def _is_compared(self) -> bool:
+        return dist.is_initialized() and dist.get_world_size() > 1
+
+    def _requested_passes(self) -> int:
+        """Return how many forward passes a complete step has at least: the requested number, or 1."""
+        return mismatch.passes_of_step(self._demands, self._facts) or 1
+
+    def _after_update(self, step: Step) -> None:
+        with self._out_of_the_way():
+            self._prove(step)
+
+    def _prove(self, step: Step) -> None:
+        """Print and write the result of the step, and remove all hooks."""
+        self._leave()
+        facts, clipped_at = self._facts, step.clipping.limit
+        # Only the step itself shows the precision of an engine that does not name it.
+        shows_precision = facts["precision"] is None and step.passes.number > 0
+        if shows_precision:
+            of_autocast = step.autocast_dtype
+            facts["precision"] = (
+                precision_of(facts["parameter_dtypes"]) if of_autocast is None else precision_of_autocast(of_autocast)
+            )
+        shown_demands = [demand for demand in self._demands if shows_precision and demand.name == "precision"]
+        comparison = mismatch.compare_with_request(shown_demands, facts)
+        differences, notes = mismatch.compare_step_with_request(
+            self._demands, facts, step.passes.number, clipped_at, self._short
+        )
+        notes += self._notes_of_passes(step)
+        faults, remarks, moved = self._find(step)
+        self._content["findings"] = [*self._content["findings"], *faults]
+        self._content["step"] = counted = {
+            "number": self._steps,
+            "forward_passes": step.passes.number,
+            "clipped_at": clipped_at,
+            "model_states": step.states,
+            "collectives": [asdict(issued) for issued in step.traffic.collectives()],
+        }
+        lines = text.step_lines(counted, moved, facts["precision"] or "an unknown precision", facts["num_params"])
+        differences = [*comparison.differences, *differences]
+        notes = [*comparison.notes, *notes, *remarks]
+        del self._not_checked[0]
+        self._checked.append(Checked(1, "optimizer step", "examined"))
+        not_checked = [check.what for check in (*self._not_checked, *self._of_notes(notes))]
+        num_faults, num_differences = len(self._content["findings"]), len(self._content["not_as_asked"] + differences)
+        result = text.result_line(self._steps, num_faults, num_differences, list(dict.fromkeys(not_checked)))
+        self._tell([result], differences, notes, lines_after=lines)
+
+    def _notes_of_passes(self, step: Step) -> list[str]:
+        notes = []
+        if step.passes.without_gradients:
+            notes.append(
+                f"{step.passes.without_gradients} more forward pass(es) ran without gradients in training mode"
+            )
+        if is_compiled(self._called):
+            notes.append(
+                "the model is compiled, but the counted step ran without its compiled graphs, so rounding differs"
+            )
+        if step.passes.are_in_evaluation_mode:
+            notes.append(
+                "the model trains in evaluation mode, so dropout and similar layers are off. Call model.train()"
+            )
+        return notes
+
+    def _find(self, step: Step) -> tuple[list[str], list[str], str]:
+        """Return the faults of the step, notes, and the result of the check of the update.
+
+        They are the same on all ranks if every rank counted the step.
+        """
+        report: dict[str, Any] = {"findings": []}
+        notes: list[str] = []
+        of_reference = None if step.reference is None else step.reference.report
+        of_update = step.update.report()  # first, because it reads the weights that the update has just changed
+        try:
+            report = self._report(step, notes)
+        except Exception as error:  # the other results of the proof do not depend on it
+            notes.append(f"{text.NOT_CHECKED}faults of the step ({type(error).__name__}: {error})")
+        if not self._is_compared():
+            notes += [*findings.uneven_targets(step.losses.targets), *report.get("unchecked", [])]
+            of_norms = norms.judge([report["norm"]], self._facts) if "norm" in report else norms.NormJudgment([], [])
+            notes += of_norms.notes
+            wrong = report["findings"] + of_norms.findings + self._with_reference([of_reference], notes)
+            return self._with_update(wrong, notes, self._judge([of_update]))
+        mine = [report, of_update, of_reference] if "ranks" in report else None
+        agreed = store_exchange.agree(self._name, self._steps, mine, self._decide)
+        if agreed is None:
+            notes.append(
+                f"{text.NOT_CHECKED}differences between ranks, because one rank is not watched or counts another step"
+            )
+            if of_reference is not None:
+                notes.append(f"{text.NOT_CHECKED}{REFERENCE} (the ranks were not compared)")
+            notes += report.get("unchecked", [])
+            return self._with_update(report["findings"], notes, self._judge([of_update]))
+        notes += agreed[1]
+        wrong = [*agreed[0], *self._with_reference(agreed[3], notes)]
+        return self._with_update(wrong, notes, update.Judgment(*agreed[2]))
+
+    def _with_reference(self, reports: Sequence[Any], notes: list[str]) -> list[str]:
+        """Return findings of the comparison with one process, if it was requested. Appends to `notes`."""
+        if not self._has_reference:
+            return []
+        result = reference.judge([report or {} for report in reports], self._facts["engine"] != "none")
+        self._content["reference"] = result.numbers
+        self._checked.append(Checked(result.num_checked, "gradient element", "compared with that of one process"))
+        notes += [f"{text.NOT_CHECKED}{REFERENCE} ({reason})" for reason in result.not_checked]
+        return result.findings
+
+    def _decide(self, posted: Sequence[Any]) -> list[Any]:
+        """Return the findings, notes and judgment of the update from what all ranks posted."""
+        reports, of_updates, of_references = ([entry[i] for entry in posted] for i in (0, 1, 2))
+        wrong, notes = findings.check_ranks(reports)
+        of_norms = norms.judge([report["norm"] for report in reports], self._facts)
+        return [wrong + of_norms.findings, notes + of_norms.notes, self._judge(of_updates), of_references]
+
+    def _judge(self, reports: Sequence[update.UpdateReport]) -> update.Judgment:
+        try:
+            return update.judge(reports, torch.device(self._facts["device"]))
+        except Exception as error:  # the other results of the proof do not depend on it
+            return update.Judgment([], [], [f"{type(error).__name__}: {error}"], "not checked", {}, [])
+
+    def _with_update(
+        self, wrong: list[str], notes: list[str], judgment: update.Judgment
+    ) -> tuple[list[str], list[str], str]:
+        """Add the judgment of the update to findings and notes, and to the proof."""
+        self._content["update"] = judgment.numbers
+        num_checked = judgment.numbers.get("num_checked", 0)
+        self._checked.append(
+            Checked(num_checked, "parameter", "whose update was compared with the optimizer's formula")
+        )
+        unchecked = [*judgment.errors, *judgment.not_checked]
+        reasons = [f"{text.NOT_CHECKED}{WEIGHTS} ({reason})" for reason in unchecked]
+        return [*wrong, *judgment.findings], [*notes, *judgment.notes, *reasons], judgment.summary
+
+    def _report(self, step: Step, notes: list[str]) -> dict[str, Any]:
+        """Return this rank's findings in the step for the comparison with other ranks. Appends to `notes`."""
+        after = of_weights(self._model)
+        unchanged = {name for name, sums in after.items() if sums == self._before.get(name, sums)}
+        wrong, untrained = findings.not_trained(self._model, self._optimizer, self._stepped.values(), unchanged)
+        wrong = wrong or findings.not_moved(self._model, self._facts, self._optimizer, self._before, after)
+        if max(self._rates, default=0.0) > 0:
+            wrong += findings.reverted_weights(self._model, self._facts, self._before, step.weights, after)
+        wrong += findings.lost_ties(self._model) or ([] if self._ties is None else self._ties.findings())
+        cut = step.cuts.names(self._trained())
+        wrong += findings.cut_from_graph(cut, len(self._trained())) + step.packing.findings()
+        wrong += self._of_states + ([] if self._repeated is None else [findings.repeated_update(self._repeated)])
+        num_ranks = len(self._facts["data_parallel_ranks"] or [0])
+        wrong += dict.fromkeys(line for loader in self._loaders for line in findings.check_loader(loader, num_ranks))
+        of_training, self._of_epoch = self._of_schedules(step)
+        wrong += of_training
+        notes += [*untrained, *_notes_of_gradients(step.gradients, len(cut))]
+        notes += [f"{text.NOT_CHECKED}{reason}" for reason in step.packing.not_checked()]
+        notes += findings.hard_clipping(self._cuts, step.clipping.limit or self._facts["gradient_clipping"])
+        batches = self._batches[-2:] if len(self._batches) > 1 else step.batches
+        report = findings.rank_report(self._model, self._facts, self._optimizer, step, batches, step.weights or after,
+                                      self._at_start)  # fmt: skip
+        report["findings"] = [*wrong, *report["findings"]]
+        report["norm"] = norms.report(self._model, step.update.squares, step.update.num_elements)
+        return report
+
+    def _trained(self) -> list[Any]:
+        """Return the parameters that the optimizer updates, or under ZeRO all trainable parameters of the model."""
+        parameters = self._step_parameters or [p for p in self._model.parameters() if p.requires_grad]
+        return [p for p in parameters if whole_size(p)]
+
+    def _note_clipping(self, step: Step) -> None:
+        """Record by what the gradients of a step were divided. DeepSpeed knows the norm only after its step."""
+        limit, norm = self._facts["gradient_clipping"], getattr(self._model, "_global_grad_norm", None)
+        if step.clipping.limit is not None:
+            self._cuts.append(step.clipping.cut)
+        elif is_deepspeed(self._model) and limit and norm is not None:
+            self._cuts.append(float(norm) / limit)
+
+    def _of_schedules(self, step: Step) -> tuple[list[str], list[tuple[int, str]]]:
+        """Return findings and late notes on learning rate schedules of this optimizer that end too early.
+
+        The rate of their steps is taken from the watched updates.
+        """
+        lengths = [
+            len(loader) for loader in self._loaders if hasattr(loader, "__len__") and loader.batch_sampler is not None
+        ]
+        wrong, notes = [], []
+        for schedule in _schedulers(self._optimizer):
+            before, number = self._schedules.get(id(schedule), (0, self._steps))
+            if self._steps <= number:
+                continue
+            steps_a_update = (schedules.steps_of(schedule) - before) / (self._steps - number)
+            if self._num_updates is not None:
+                wrong += schedules.of_training(schedule, steps_a_update, self._steps, self._num_updates)
+            elif lengths:
+                updates = max(1, lengths[-1] // max(1, step.passes.number))
+                notes += schedules.of_epoch(schedule, steps_a_update, self._steps, updates)
+        return wrong, notes
+
+    def _tell(
+        self,
+        lines: list[str],
+        differences: list[str],
+        notes: list[str],
+        wrong: Sequence[str] = (),
+        lines_after: Sequence[str] = (),
+    ) -> None:
+        """Print and write the proof on rank 0. If it is strict, raise TrainingFault, ConfigMismatch or Unverified.
+
+        Every rank raises the same exception. `lines_after` is printed below the findings.
+        """
+        findings = self._content["findings"]
+        self._content["not_as_asked"] += differences
+        self._content["notes"] += notes
+        self._not_checked += self._of_notes(notes)
+        self._content |= self.verdict.content()
+        if rank() == 0:
+            # A progress bar may be on the current line.
+            finding_lines = text.finding_lines(wrong, findings, differences, notes)
+            print("", *lines, *finding_lines, *lines_after, sep="\n", flush=True)
+            if self._write() and lines_after:
+                print(f"proof: written to {self._output}", flush=True)
+        if self._strict and findings:
+            raise TrainingFault(" ".join(findings))
+        if self._strict and differences:
+            raise ConfigMismatch("; ".join(differences))
+        unchecked = [note.removeprefix(text.NOT_CHECKED) for note in notes if note.startswith(text.NOT_CHECKED)]
+        if self._strict and unchecked:
+            raise Unverified("; ".join(unchecked))
+
+    def add_late(self, late: list[str], num_updates: int) -> None:
+        """Add findings that can only be made at the end of the training, such as a learning rate of zero.
+
+        A schedule that reaches zero within an epoch may have been made for a training that ends there. A note is
+        therefore added only if the training, which made `num_updates` updates, ended before the schedule.
+        """
+        new = [finding for finding in late if finding not in self._content.get("findings", [])]
+        notes = [note for zero, note in self._of_epoch if num_updates < zero - 1]
+        if not new and not notes:
+            return
+        if rank() == 0:
+            print(*text.finding_lines([], new, [], notes), sep="\n", flush=True)
+        self._content["findings"] += new
+        self._content["notes"] += notes
+        self._content |= self.verdict.content()
+        self._write()
+
+    def _write(self) -> bool:
+        """Write the proof on rank 0, and return whether that was possible."""
+        if rank():
+            return False
+        try:
+            self._output.parent.mkdir(parents=True, exist_ok=True)
+            self._output.write_text(json.dumps(self._content, indent=1, default=str) + "\n")
+        except OSError as error:  # only rank 0 writes, and all ranks must end in the same way
+            print(f"proof: not written: {error}", flush=True)
+            return False
+        return True
+
+    def _of_notes(self, notes: Sequence[str]) -> list[verdicts.NotChecked]:
+        """Return the checks that the notes report as not made. A strict proof requests all checks."""
+        texts = [note.removeprefix(text.NOT_CHECKED) for note in notes if note.startswith(text.NOT_CHECKED)]
+        parts = (line.partition(" (") for line in texts)
+        return [
+            verdicts.NotChecked(check, reason.removesuffix(")"), self._strict or check.startswith(REQUESTED))
+            for check, _, reason in parts
+        ]
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """The proof so far, with the keys of proof.json. Empty until the watch begins."""
+        return self._content
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict so far. A difference from the request counts as a finding."""
+        kinds = ("known_wrong", "findings", "not_as_asked")
+        return Verdict.of(sum(len(self._content.get(kind, [])) for kind in kinds), self._checked, self._not_checked)
+
+    def _let_go(self) -> None:
+        """Remove everything except the hook on updates, which has no effect from then on.
+
+        PyTorch fails if a hook removes itself, so this is what hooks call.
+        """
+        if self._step is not None:
+            self._step.close()
+        self._forget_first()
+        self._step = self._base = None
+
+    def _leave(self) -> None:
+        """Remove all hooks."""
+        self._let_go()
+        if self._hook is not None:
+            self._hook.remove()
+        self._hook = None
+        self._loaders.close()
+        atexit.unregister(self._end_of_process)
+
+    @contextmanager
+    def _out_of_the_way(self, leave: Callable[[], None] | None = None) -> Iterator[None]:
+        """Print an error of the proof itself, so that the training continues.
+
+        If the proof is strict, raise Unverified instead. After an error, `leave` removes the hooks. If it is None,
+        `_leave` removes them.
+        """
+        try:
+            yield
+        except (ConfigMismatch, Unverified, TrainingFault):
+            self._leave()
+            raise
+        except Exception as error:
+            (leave or self._leave)()
+            if self._strict:
+                raise Unverified(f"not made on rank {rank()}: {type(error).__name__}: {error}") from error
+            print(f"proof: not made on rank {rank()}: {type(error).__name__}: {error}. Training continues.", flush=True)
+
+
+class Loaders:
+    """The data loaders over which a script iterates, recorded before the check of the training begins."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self._seen: dict[int, weakref.ref[Any]] = {}
+        self._stack: ExitStack | None = None
+
+    def listen(self) -> None:
+        """Record every data loader over which the script iterates from now on. A second call has no effect."""
+        if self._stack is None:
+            self._stack = ExitStack()
+            self._stack.enter_context(wrap_function(torch.utils.data.DataLoader, "__iter__", self._on_iteration))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([loader for reference in self._seen.values() if (loader := reference()) is not None])
+
+    def close(self) -> None:
+        if self._stack is not None:
+            self._stack.close()
+        self._stack = None
+
+    def _on_iteration(self, call: Any, loader: Any) -> Any:
+        self._seen[id(loader)] = weakref.ref(loader)
+        return call(loader)
+
+
+def _notes_of_gradients(gradients: Gradients, num_cut: int) -> list[str]:
+    """Return notes on gradients that are zero or missing. `num_cut` missing ones are reported as a fault."""
+    notes = []
+    if 0 < gradients.num_zero < gradients.number:
+        notes.append(f"{gradients.num_zero} of {gradients.number} gradient tensors are all zero")
+    if num_missing := gradients.num_missing - num_cut:
+        notes.append(f"{num_missing} parameters have no gradient, because the loss does not depend on them")
+    return notes
+
+
+def _schedulers(optimizer: Any) -> list[Any]:
+    """Return the learning rate schedules of an optimizer that exist in this process.
+
+    Schedules that are part of another one are left out.
+    """
+    base = base_optimizer(optimizer)
+    alive = [
+        schedule for schedule in gc.get_objects() if issubclass(type(schedule), torch.optim.lr_scheduler.LRScheduler)
+    ]
+    own = [schedule for schedule in alive if unwrapped_optimizer(schedule) is base]
+    parts = {id(part) for schedule in own for part in schedules.parts_of(schedule)}
+    return [schedule for schedule in own if id(schedule) not in parts]
+
+
+def remove_earlier(output: Path) -> None:
+    """Remove the proof of an earlier run, so that it cannot be mistaken for this run's."""
+    if rank() == 0:
+        with suppress(OSError):
+            output.unlink()
+
+
+def _demands(model: Any, engine: str, request: Request | None, arguments: Any) -> list[Demand]:
+    """Return the requested settings, from the weakest to the strongest source."""
+    # If no engine is configured, the launcher's environment means DDP. The script may build another engine by itself.
+    demands = [demand for demand in by_launcher() if demand.value != "DDP" or engine in ("DDP", "none")]
+    if arguments is not None:
+        demands += by_arguments(arguments)
+    if request is not None:
+        demands += by_file(request)
+    prepared = getattr(getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None), "_shared_state", None)
+    if is_deepspeed(model) and not (prepared and any(demand.name == "engine" for demand in demands)):
+        # Neither a launcher nor accelerate has changed this configuration, so it is what the script requests.
+        demands += by_json(model._config._param_dict, "the configuration given to DeepSpeed")
+    return demands
+
+
+def _free(output: Path) -> Path:
+    """Return a file name that no earlier proof of this process uses: proof-2.json for the second proof.json."""
+    number, free = 1, output.absolute()
+    while free in _outputs:
+        number += 1
+        free = output.absolute().with_stem(f"{output.stem}-{number}")
+    _outputs.add(free)
+    return output.with_name(free.name)
