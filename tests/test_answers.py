@@ -167,6 +167,17 @@ def test_upgrade(answer):
     assert len(content["findings"]) == len(content["vulns"]) - len(unknown)
 
 
+@pytest.mark.parametrize(
+    ("package", "old", "new", "fact"),
+    [("datasets", "4.7.0", "4.8.0", "Use "), ("transformers", "4.53.0", "5.0.0", "Keep 4.53.0")],
+)  # all faults of this release of datasets change the data; releases of transformers before 4.53.0 have fewer faults
+def test_the_release_to_take_has_few_faults_and_is_no_older(package, old, new, fact, answer, tmp_path):
+    for name, version in (("old.txt", old), ("new.txt", new)):
+        (tmp_path / name).write_text(f"{package}=={version}\n")
+    content, _ = answer("upgrade", tmp_path / "old.txt", tmp_path / "new.txt")
+    assert any(fact in finding["remedy"] for finding in content["findings"])
+
+
 def test_why(answer):
     content, status = answer("why", EXAMPLES / "oom.log")
     assert status == 1
@@ -212,10 +223,12 @@ def test_predict(answer, tmp_path):
 
 def test_import_and_compare(answer, tmp_path):
     log = tmp_path / "mine.csv"
-    log.write_text("step,loss\n1,3.0\n2,2.5\n3,2.25\n")
+    log.write_text("step,loss,memory_allocated (MiB)\n1,3.0,2\n2,2.5,2\n3,2.25,2\n")
     content, status = answer("import", log, "--output", tmp_path / "runs")
     (run,) = content["runs"]
     assert (status, run["name"], run["is_new"], run["num_logged_steps"]) == (0, "mine", True, 3)
+    columns = json.loads(Path(run["file"]).read_text())["training"]["columns"]
+    assert columns["allocated_bytes"] == [2 << 20] * 3
     assert not answer("import", log, "--output", tmp_path / "runs")[0]["runs"][0]["is_new"]
     content, _ = answer("compare", tmp_path / "runs")
     assert content["verdict"] is None

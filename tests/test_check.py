@@ -16,6 +16,7 @@ from refusing import refusal
 
 from zero_study import check, cli
 from zero_study.check import settings
+from zero_study.check.examine import DIRECTIONS, NOTHING
 from zero_study.check.project import is_lock, names_settings
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -55,6 +56,8 @@ def test_a_project_is_checked_at_once(project):
     assert report.locks == ["requirements.txt"]
     assert {"doctor/ignored-key", "doctor/fails-at-start-up"} <= ids(report, "configs/ds.json")
     assert {"upgrade/fault-begins", "upgrade/fault-ends"} <= ids(report, "requirements.txt")
+    for end, words in DIRECTIONS.items():
+        assert all(each.text.startswith(words) for each in report.findings if each.id == f"upgrade/{end}")
     misspelt = next(finding for finding in report.findings if finding.key == "gradient_cliping")
     assert "gradient_cliping" in Path("configs/ds.json").read_text().splitlines()[misspelt.line - 1]
     assert report.verdict.status == 1
@@ -66,7 +69,11 @@ def test_lock_files_are_compared_with_the_commit_that_is_named(project):
     assert not ids(check.examine([]), "requirements.txt")
     assert "upgrade/fault-begins" in ids(check.examine([], since="HEAD~1"), "requirements.txt")
     for unknown in ("no-such-branch", "--output=x"):
-        assert f"--since {unknown}" in refusal(check.examine, [], since=unknown)
+        for paths in ([], [Path("configs")]):
+            assert f"--since {unknown}" in refusal(check.examine, paths, since=unknown)
+    Path("pyproject.toml").write_text('[tool.zero-study]\nsince = "gone"\n')
+    assert "gone" in refusal(check.examine, [])
+    assert check.examine([Path("configs")]).configs  # no lock file has to be compared
 
 
 def test_known_faults_of_the_pinned_release_are_looked_up(project):
@@ -76,6 +83,7 @@ def test_known_faults_of_the_pinned_release_are_looked_up(project):
     report = check.examine([])
     assert report.deepspeed_release is None
     assert {"deepspeed==0.17.6", "deepspeed==0.19.8"} <= {*report.releases}
+    assert (len({*report.releases}), report.configs) == (len(report.releases), ["configs/ds.json"])
     assert "doctor/release-fault" in ids(report, "configs/ds.json")
     Path("configs/other.lock").write_text("deepspeed==0.19.8\n")  # the nearest lock file is that of the file
     assert check.examine([]).releases == ["deepspeed==0.19.8"]
@@ -128,6 +136,16 @@ def test_a_sound_project(project):
     Path("requirements.txt").write_text("torch==2.13.0\n")
     git("commit", "-qam", "third")
     assert check.examine([]).verdict.status == 0
+
+
+def test_a_misspelt_key_alone_makes_the_check_fail(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("ds.json").write_text('{"train_batch_size": 8, "gradient_cliping": 1.0, "zero_optimization": {"stage": 2}}')
+    Path("notes.md").write_text('{"zero_optimization": {"stage": 7},}')  # no configuration file
+    report = check.examine([])
+    assert {finding.severity for finding in report.findings} - {"note"} == {"warning"}
+    assert report.verdict.not_checked == ()
+    assert cli.run(["check"]) == 1
 
 
 BROKEN = {
@@ -196,18 +214,34 @@ def test_a_lock_file_is_the_same_file_however_it_is_named(project, monkeypatch):
     twice = check.examine([Path(), Path("requirements.txt").absolute(), Path("requirements.txt")])
     assert ids(twice, "requirements.txt") == expected
     assert twice.locks == ["requirements.txt"]
+    monkeypatch.chdir("configs")
+    report = check.examine([Path("..")])
+    assert (report.locks, ".." in {each.what for each in report.verdict.not_checked}) == (["requirements.txt"], False)
 
 
 def test_a_named_lock_file_that_cannot_be_read_is_not_passed_over(project):
     git("commit", "-qam", "second")
+    Path("configs/ds.json").unlink()
     sound = Path("configs/zero2.yaml")
     shutil.copy(ROOT / "accelerate_configs" / "zero2.yaml", sound)
     Path("requirements.txt").write_text("flask==3.0.0\n")
     assert check.examine([sound]).verdict.status == 0
-    assert not check.examine([]).locks  # other programs have such files, too
+    report = check.examine([])
+    assert (report.locks, report.verdict.status) == ([], 3)  # the commit pins a known package in it
+    Path("requirements-dev.txt").write_text("flask==3.0.0\n")
+    assert check.examine([Path("requirements-dev.txt")]).verdict.status == 3  # which nobody named counts for nothing
     report = check.examine([sound, Path("requirements.txt")])
     assert report.verdict.status == 3
     assert "requirements.txt" in check.text(report)
+    git("checkout", "-q", "requirements.txt")
+    sound.unlink()
+    assert check.examine([Path("requirements.txt")]).verdict.status == check.examine([]).verdict.status == 0
+    conflict("uv.lock")  # which no commit has
+    assert check.examine([]).verdict.status == 3
+    git("add", "uv.lock")
+    git("commit", "-qm", "damaged")
+    Path("uv.lock").write_text('version = 1\n[[package]]\nname = "torch"\nversion = "2.8.0"\n')
+    assert check.examine([]).verdict.status == 3
 
 
 def accept(**entry: str) -> None:
@@ -253,21 +287,26 @@ def test_the_printed_baseline_accepts_everything_once_reasons_are_given(project)
 
 
 def test_excluded_files_are_not_checked(project):
-    Path("pyproject.toml").write_text('[tool.zero-study]\nexclude = ["configs"]\n')
-    assert not check.examine([]).configs
+    Path("pyproject.toml").write_text('[tool.zero-study]\nexclude = ["configs", "*.txt"]\n')
+    report = check.examine([], "HEAD")
+    assert not report.configs + report.locks
     assert check.examine([Path("configs/ds.json")]).configs  # it is named
+    assert check.examine([Path("configs/ds.json"), Path("requirements.txt")]).locks == ["requirements.txt"]
 
 
 def test_checkpoints_are_checked_if_they_are_named(project):
     Path("out").mkdir()
     Path("out/optimizer.pt").touch()
+    shutil.copy("configs/ds.json", "out")
     Path("out/config.json").write_text('{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}')
     assert not check.examine([]).checkpoints
     report = check.examine([Path("out")])
-    assert report.checkpoints == ["out"]
+    assert (report.checkpoints, report.configs) == (["out"], [])  # a file in a checkpoint is none of the project
     assert report.verdict.status == 1
+    assert check.examine([Path("out"), Path("out/ds.json")]).checkpoints == ["out"]
     Path("pyproject.toml").write_text('[tool.zero-study]\ncheckpoints = ["out"]\n')
-    assert check.examine([]).checkpoints == ["out"]
+    assert check.examine([]).checkpoints == check.examine([Path("configs"), Path()]).checkpoints == ["out"]
+    assert not check.examine([Path("configs")]).checkpoints
 
 
 @pytest.mark.parametrize(
@@ -309,12 +348,33 @@ def test_a_lock_file_of_the_commit_is_not_passed_over(damage, since, project):
     damage("uv.lock")
     report = check.examine([], since)
     assert report.verdict.status == 3
-    assert any(each.what == "uv.lock" and each.is_requested for each in report.verdict.not_checked)
+    (entry,) = [each for each in report.verdict.not_checked if each.what == "uv.lock"]
+    assert (entry.is_requested, "cannot be read" in entry.why) == (True, damage is conflict)
+    Path("requirements.txt").unlink()
+    assert since is None or check.examine([], since).verdict.status == 3  # even if no lock file is left
+
+
+@pytest.mark.parametrize(("is_orphan", "since", "status"), [(True, None, 0), (True, "base", 3), (False, "base", 0)])
+def test_a_lock_file_without_a_counterpart_counts_if_a_comparison_was_requested(is_orphan, since, status, project):
+    Path("configs/ds.json").unlink()
+    shutil.copy(ROOT / "accelerate_configs" / "ddp.yaml", "configs")
+    git("commit", "-qam", "second")
+    git("branch", "base")
+    if is_orphan:
+        git("checkout", "-q", "--orphan", "new")  # it has no commit yet
+    Path("uv.lock").write_text('version = 1\n[[package]]\nname = "torch"\nversion = "2.8.0"\n')
+    assert check.examine([], since).verdict.status == status
 
 
 def accelerate_checkpoint(folder: Path) -> None:
     (folder / "pytorch_model_fsdp_0").mkdir(parents=True)
     (folder / "pytorch_model_fsdp_0" / "__0_0.distcp").write_text("x")
+    (folder / "notes").touch()
+
+
+def random_states(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "random_states_0.pkl").touch()
 
 
 def excluded(folder: Path) -> None:
@@ -323,14 +383,18 @@ def excluded(folder: Path) -> None:
     Path("pyproject.toml").write_text(f'[tool.zero-study]\nexclude = ["{folder}"]\n')
 
 
-@pytest.mark.parametrize("make", [accelerate_checkpoint, excluded, Path.mkdir])
-def test_a_named_folder_is_not_passed_over(make, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [(accelerate_checkpoint, "weights"), (random_states, "kind"), (excluded, settings.FILE), (Path.mkdir, NOTHING)],
+)
+def test_a_named_folder_is_not_passed_over(make, why, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copy(ROOT / "accelerate_configs" / "zero2.yaml", "sound.yaml")
     make(Path("named"))
     report = check.examine([Path("sound.yaml"), Path("named")])
     assert report.verdict.status in (1, 3)
     assert "named" in check.text(report)
+    assert any(why in str(each) for each in report.verdict.not_checked)
 
 
 @pytest.mark.parametrize("paths", [[], [Path()], [Path("out")]])
@@ -355,12 +419,17 @@ def test_ranges_of_releases_are_reported_once_and_can_be_accepted(project):
     Path("requirements.txt").write_text("torch>=2.4\naccelerate\n")
     git("add", "-A")
     git("commit", "-qm", "second")
-    report = check.examine([])
-    assert report.verdict.status == 3
-    assert [each.what for each in report.verdict.not_checked] == ["requirements.txt"]
-    assert {finding.id for finding in report.findings} == {"check/no-exact-release"}
+    for torch, not_checked in (("torch>=2.5", ["torch", "requirements.txt"]), ("torch>=2.4", ["requirements.txt"])):
+        Path("requirements.txt").write_text(f"{torch}\naccelerate\n")
+        report = check.examine([])
+        assert report.verdict.status == 3
+        assert [each.what for each in report.verdict.not_checked] == not_checked
+        assert {finding.id for finding in report.findings} == {"check/no-exact-release"}
     accept(id="check/no-exact-release", reason="Users choose their releases.")
-    assert check.examine([]).verdict.status == 0
+    verdict = check.examine([]).verdict
+    assert (verdict.status, len(verdict.checked) > 1) == (0, True)
+    Path("requirements.txt").write_text("torch>=2.5\naccelerate\n")
+    assert check.examine([]).verdict.status == 3  # a range that changed
 
 
 # ---------------------------------------------------------------- outputs

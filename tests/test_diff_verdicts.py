@@ -86,7 +86,7 @@ def test_a_resumed_training_is_compared_with_the_later_steps_of_a_whole_one(chan
         assert ("after step 2" in printed) == (changes == {})
 
 
-@pytest.mark.parametrize(("gradient", "status"), [(1.0, 0), (2.0, 1)])
+@pytest.mark.parametrize(("gradient", "status"), [(1.0, 0), (1 + 9e-7, 0), (1 + 1e-6, 1), (2.0, 1)])  # 16 units of fp32
 def test_ranks_that_get_parts_of_each_row_are_judged_by_their_gradients(gradient, status, tmp_path, capsys):
     put(tmp_path / "whole")
     for rank in range(2):
@@ -117,6 +117,9 @@ def test_recordings_without_an_update_are_not_sound(tmp_path: Path, capsys: pyte
             completed=0)  # fmt: skip
     assert status_of(tmp_path / "a", tmp_path / "b") == 3
     assert "not known" in capsys.readouterr().out
+    put(tmp_path / "a")
+    put(tmp_path / "b", completed=1)  # it ended in its second step
+    assert status_of(tmp_path / "a", tmp_path / "b") == 3
 
 
 # ---------------------------------------------------------------- noise of another training

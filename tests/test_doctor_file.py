@@ -473,6 +473,13 @@ def test_a_typo_is_one_finding(tmp_path):
     assert "1.0" in result.message  # what DeepSpeed does without the right one
 
 
+def test_an_unknown_section_is_one_finding(tmp_path):
+    content = {"train_batch_size": 8, "monitoring": {"enabled": True, "stage": 3, "inner": {"a": 1}}}
+    (path := tmp_path / "ds.json").write_text(json.dumps(content))
+    found = [one for one in examine.examine(path).findings if one.key.startswith("monitoring")]
+    assert [(one.key, one.matters) for one in found] == [("monitoring", True)]
+
+
 @pytest.mark.parametrize(
     ("optimizer", "stage", "clipping", "is_found"),
     [

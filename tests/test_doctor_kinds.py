@@ -327,6 +327,11 @@ def test_a_release_that_is_unknown_could_not_be_checked():
     assert cli.run(["doctor", "ds_plain_zero1.json", "--for", "deepspeed==99.0"]) == 3
 
 
+def test_a_key_that_is_not_examined_does_not_count_as_checked():
+    verdict = examine.examine(write("tpu.yaml", {"distributed_type": "XLA", "num_processes": 8})).verdict
+    assert (verdict.num_checked, verdict.status, [each.is_requested for each in verdict.not_checked]) == (1, 0, [False])
+
+
 def test_the_verdict_on_a_machine():
     fine, open_check = checkup.Check("a", "ok", "Yes."), checkup.Check("two ranks", "unknown", "No torch.")
     known_fault = checkup.Check(f"{checkup.KNOWN_FAULTS} torch", "unknown", "Unknown release.")

@@ -15,7 +15,7 @@ from safetensors.torch import save_file  # noqa: E402
 
 from zero_study import cli  # noqa: E402
 from zero_study import saved as saving  # noqa: E402
-from zero_study.saved import content, vocabulary  # noqa: E402
+from zero_study.saved import content, deepspeed_zero, text, vocabulary  # noqa: E402
 
 Tensors = dict[str, torch.Tensor]
 
@@ -170,7 +170,17 @@ def test_quantized_weights_with_scales_cannot_be_compared(tmp_path):
     (read,) = saving.read(save(tmp_path, scaled))
     result = saving.compare(read, {"up.weight": model()["layers.0.up.weight"]})
     assert (result.different, bool(result.unchecked)) == ({}, True)
+    assert (text.status([read], [], False), text.status([read], [result], False)) == (0, 3)
     assert kinds(tmp_path) == set()
+
+
+@pytest.mark.parametrize(("size", "status"), [(None, 3), (0, 3), (2, 0)])
+def test_optimizer_states_without_weights_are_not_sound(size, status, tmp_path):
+    read = content.Saved(tmp_path, "DeepSpeed")
+    read.states["w/exp_avg"] = content.in_memory("w/exp_avg", torch.ones(2), "file")
+    if size is not None:
+        read.tensors["w"] = content.in_memory("w", torch.ones(size), "file")
+    assert text.status([read], [], False) == status
 
 
 def test_the_verdict_says_that_values_were_not_compared(tmp_path, capsys):
@@ -178,6 +188,16 @@ def test_the_verdict_says_that_values_were_not_compared(tmp_path, capsys):
     for words, is_said in (([folder], True), ([folder, "--against", folder], False)):
         assert cli.run(["saved", *words]) == 0
         assert ("--against" in capsys.readouterr().out) == is_said
+
+
+# ---------------------------------------------------------------- the sizes of a ZeRO group
+
+
+@pytest.mark.parametrize(
+    ("size", "is_whole"), [(9, False), (10, True), (12, True), (13, True), (14, False), (16, False)]
+)
+def test_a_group_may_have_only_as_many_further_elements_as_deepspeed_aligns(size, is_whole):
+    assert deepspeed_zero._has_size(size, need=10, num_ranks=2) == is_whole
 
 
 # ---------------------------------------------------------------- tokens

@@ -22,8 +22,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from zero_study import prove
 from zero_study.engines.optimizer_formulas import orthogonalized
+from zero_study.prove import json_answer, rules
 from zero_study.prove import muon as muon_module
-from zero_study.prove import rules
+from zero_study.prove.findings import check_ranks, uneven_targets
 from zero_study.prove.muon import packed, unpacked
 from zero_study.prove.update import Update, judge
 
@@ -289,6 +290,46 @@ def test_the_sums_of_the_shards_of_ranks_are_added():
     assert (judged.findings, judged.numbers["rules"]["SGD"]["lowest_norm_ratio"]) == ([], 1.0)
     judged = judge([report(compared={"w": ["SGD", 1e-3, 1.0, 4.0, 2.0, 1.0, 0.0]})] * 2)
     assert "is 0.5 times as long" in judged.findings[0]
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "rounding", "difference", "counts"),  # the numbers of findings, and of checked and hidden parameters
+    [
+        (1e-3, 0.0, 3.9e-6, (0, 1, 0)),  # of a change of length 2: 0.1 % is 0.002
+        (1e-3, 0.0, 4.1e-6, (1, 1, 0)),
+        (1e-3, 0.039, 0.0, (0, 1, 0)),  # 10 % is 0.2
+        (1e-3, 0.041, 0.0, (0, 0, 1)),
+        (1e-3, 0.041, 0.1, (1, 1, 0)),  # larger than tolerance and rounding explain
+        (0.1, 0.99, 0.0, (0, 1, 0)),  # Muon: five tolerances are 1
+        (0.1, 1.01, 0.0, (0, 0, 1)),
+    ],
+)
+def test_how_much_rounding_hides_an_update(tolerance, rounding, difference, counts):
+    judged = judge([report(compared={"w": ["SGD", tolerance, 4.0, 4.0, 4.0, difference, rounding]})])
+    assert (len(judged.findings), judged.numbers["num_checked"], judged.numbers["num_not_checked"]) == counts
+    assert bool(judged.not_checked) == (counts[2] > 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({}, None),
+        ({"weights": {"a": (1.0, 2.0), "b": (3.0, 5.0)}}, "prove/ranks-differ"),
+        ({"settings": ["lr 0.2"]}, "prove/ranks-have-other-settings"),
+        ({"scaled": 1.0009}, None),
+        ({"scaled": 1.0011}, "prove/ranks-scale-differently"),
+        ({"targets": [100, 101]}, None),
+    ],
+)
+def test_ranks_that_do_not_train_the_same_model_are_found(changes, fault):
+    same = {
+        "watched": ["FSDP2", "Net", 100, "engine"], "ranks": [0, 1, 2], "settings": ["lr 0.1"], "buffers": {},
+        "weights": {"a": (1.0, 2.0), "b": (3.0, 4.0)}, "batches": [], "findings": [], "scaled": 1.0, "targets": [],
+        "unchecked": [], "is_separate": False, "totals": [None, None],
+    }  # fmt: skip
+    found, notes = check_ranks([same, same, {**same, **changes}])
+    assert ([json_answer.fault_id(text) for text in found], notes) == ([fault] * bool(fault), [])
+    assert uneven_targets([100, 102])
 
 
 def test_ranks_with_other_kinds_of_states_are_found():

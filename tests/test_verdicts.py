@@ -11,7 +11,7 @@ import pytest
 
 from zero_study import cli
 from zero_study.errors import Refusal
-from zero_study.verdict import Checked, Inputs, NotChecked, Verdict
+from zero_study.verdict import MEANINGS, Checked, Inputs, NotChecked, Verdict
 
 ROOT = Path(__file__).resolve().parents[1]
 TENSORS = Checked(20, "tensor", "compared with the file that transformers loads")
@@ -61,6 +61,26 @@ def test_a_verdict_says_what_was_compared_and_what_was_not():
         "20 tensors compared with the file that transformers loads, 1 state; 1 check could not be made"
     )
     assert Verdict.of(0).coverage() == "nothing was compared"
+    entries = [Checked(0, "state"), Checked(2, "entry", plural="entries")]
+    missing = [NotChecked("names"), NotChecked("types", "no model", True)]
+    verdict = Verdict.of(0, entries, missing)
+    assert verdict.coverage() == "2 entries; 2 checks could not be made"
+    assert [str(each) for each in verdict.not_checked] == ["names", "types (no model)"]
+    assert verdict.content() == {
+        "verdict": "unknown", "exit_status": 3,
+        "checked": [{"number": 0, "what": "0 states"}, {"number": 2, "what": "2 entries"}],
+        "could_not_check": [
+            {"what": "names", "why": "", "requested": False}, {"what": "types", "why": "no model", "requested": True},
+        ],
+    }  # fmt: skip
+
+
+def test_an_input_that_is_skipped_could_not_be_checked():
+    inputs = Inputs("a.json", "b.json")
+    inputs.end("a.json", Verdict.of(0, [TENSORS]))
+    inputs.skip("b.json", "it is damaged")
+    assert inputs.verdict() == Verdict.of(0, [TENSORS], [NotChecked("b.json", "it is damaged", True)])
+    assert (inputs.verdict().status, [*MEANINGS]) == (3, [0, 1, 2, 3])
 
 
 def sound(folder: Path) -> None:

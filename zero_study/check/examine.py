@@ -83,7 +83,7 @@ class Report:
                 self.findings.append(finding)
             else:
                 self.accepted.append((finding, entry))
-        self.inputs.end(str(path), replace(verdict, num_findings=0))  # `findings` are counted without accepted ones
+        self.inputs.end(str(path), verdict)  # whose number of findings, with the accepted ones, is not used
 
 
 def examine(paths: Sequence[Path], since: str | None = None) -> Report:
