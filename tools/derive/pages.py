@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 import nbformat
+import schemas
 import web_page
 from subjects.conformance import EFFECTS, is_nearly_hidden
 
@@ -91,6 +92,14 @@ def linked(text: str, source: Path, place: str, places: dict[Path, str]) -> str:
         return str(match["text"])
 
     return LINK.sub(link, text)
+
+
+def with_links_to_schemas(text: str) -> str:
+    """Return docs/json.md with links to the schemas, which the site has and the repository has not."""
+    names = {path.name for path in schemas.texts()}
+    return re.sub(
+        r"`([\w-]+\.json)`", lambda name: f"[{name[0]}](schemas/{name[1]})" if name[1] in names else name[0], text
+    )
 
 
 def notebook(source: Path, target: Path) -> str:
@@ -228,6 +237,7 @@ def llms(guides: str) -> str:
 def main() -> None:
     """Write all pages, after removing the earlier ones."""
     shutil.rmtree(PAGES, ignore_errors=True)
+    schemas.main()
     pages = sources()
     places = {path: place for place, path in pages.items()} | {ROOT / "reports": "reports/README.md"}
     for place, source in pages.items():
@@ -238,6 +248,7 @@ def main() -> None:
         else:
             picture = r"![\g<alt>](\g<light>#only-light)\n![\g<alt>](\g<dark>#only-dark)"
             text = PICTURE.sub(picture, source.read_text(encoding="utf-8"))
+            text = with_links_to_schemas(text) if place == "docs/json.md" else text
         target.write_text(LOOK + linked(text, source, place, places), encoding="utf-8")
     for path in pictures():
         target = PAGES / path.relative_to(ROOT)
