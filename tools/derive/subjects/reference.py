@@ -71,6 +71,6 @@ TABLES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/claims.md", "verdicts"): meanings_of_verdicts,
     ("reports/claims.md", "claims"): lambda: "\n".join(sentences.tally(sentences.read())),
     ("docs/architecture.md", "rooms"): rooms,
-    ("reports/launcher.md", "flags"): lambda: decided("flags"),
-    ("reports/launcher.md", "variables"): lambda: decided("variables"),
+    ("reports/refusals.md", "flags"): lambda: decided("flags"),
+    ("reports/refusals.md", "variables"): lambda: decided("variables"),
 }
