@@ -141,7 +141,7 @@ iproute2:
 	@PATH="$$PATH:/usr/sbin:/sbin"; command -v ip >/dev/null 2>&1 && command -v tc >/dev/null 2>&1 && exit 0; \
 	$(call APT_GET,iproute2,under 1 min)
 
-# In this order: each reads what those before it wrote. A page of a comparison names its own command in its last line.
+# In this order: each reads what those before it wrote.
 DERIVED = "tools/derive/address.py" "tools/derive/schemas.py" "tools/derive/api_page.py" "tools/derive/keys.py" "tools/derive/config_defaults.py" "tools/derive/planner_accuracy.py --write" \
 	"-m zero_study predict" "-m zero_study claims --write" "tools/derive/first_screen.py" "tools/derive/dry_run_figure.py" \
 	"tools/derive/drawings.py" "tools/derive/docs_tables.py" "tools/derive/page_numbers.py" "tools/derive/first_hour.py --write" "-m zero_study report"
@@ -149,9 +149,6 @@ DERIVED = "tools/derive/address.py" "tools/derive/schemas.py" "tools/derive/api_
 derived: setup
 	@mkdir -p build; export CUDA_VISIBLE_DEVICES=; for step in $(DERIVED); do echo "$$step ..."; \
 		.venv/bin/python $$step >build/derived.log 2>&1 || { cat build/derived.log >&2; exit 1; }; done
-	@for page in reports/cpu/*.md; do \
-		command=$$(sed -n '$$s/^Made by `\(zero-study .*\)`\.$$/\1/p' "$$page"); [ -n "$$command" ] || continue; \
-		echo "$$page ..."; .venv/bin/$$command >build/derived.md && mv build/derived.md "$$page" || exit 1; done
 	@git status --short -- study zero_study reports docs README.md
 
 lint: setup

@@ -261,7 +261,6 @@ def test_what_would_decide_the_rest_can_be_run(sources):
 @pytest.mark.pages
 def test_the_committed_verdicts_follow(now):
     assert verdicts.outdated(verdicts.read(), now) == {}
-    assert corrections_page.PAGE.read_text() == corrections_page.text()
     known = {name: one.verdict for name, one in now.items()} | {one.head.claim.id: one.word for one in sentences.read()}
     latest = {one.id: one.became for one in ledger.corrections() if one.on >= "2026-11-25"}
     words = {conclusion.word for conclusion in verdicts.Conclusion}

@@ -1012,6 +1012,16 @@ def test_strict_fails_if_faults_of_the_step_could_not_be_checked(monkeypatch):
     assert any("faults of the step" in note for note in proof()["notes"])
 
 
+def test_weights_whose_memory_fsdp1_has_freed_are_not_read():
+    """PyTorch crashes if it compares such tensors."""
+    module = torch.nn.Sequential(torch.nn.Embedding(8, 4), torch.nn.Linear(4, 8, bias=False))
+    module[0].weight.data.copy_(module[1].weight.data)
+    assert len(prove_findings.equal_embeddings(module)) == 1
+    for part in module:
+        part.weight.untyped_storage().resize_(0)
+    assert prove_findings.equal_embeddings(module) == []
+
+
 @pytest.mark.parametrize("config", [{"fp16": {"enabled": True}}, {"bf16": {"enabled": True}}])
 def test_strict_fails_where_another_precision_was_asked(config):
     model, optimizer = make()

@@ -328,7 +328,7 @@ def test_a_protocol_is_read_strictly(tmp_path: Path, change, said):
 
 
 def test_the_guide_shows_a_protocol_that_is_one(tmp_path: Path):
-    block = (files.ROOT / "reports" / "margins.md").read_text().split("```yaml\n")[1].split("```")[0]
+    block = (files.ROOT / "reports" / "losses.md").read_text().split("```yaml\n")[1].split("```")[0]
     (tmp_path / "mine.yaml").write_text(block)
     result = studies.find(str(tmp_path / "mine.yaml"))
     assert {part.label for part in result.parts} >= {*result.protocol.broken}

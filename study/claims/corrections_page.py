@@ -1,4 +1,4 @@
-"""Write reports/corrections.md: what the authors of each publication could correct, and which verdicts changed."""
+"""Make the site's page of corrections: what the authors of each publication could correct, and changed verdicts."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from study.claims.rules.by_public_runs import ByPublicRuns
 from study.claims.sentences import JudgedClaim, JudgedSentence
 from study.claims.verdicts import Conclusion
 from zero_study import terminal
-from zero_study.files import ROOT, write_whole
-
-PAGE = ROOT / "reports" / "corrections.md"
+from zero_study.files import ROOT
 
 _INTRODUCTION = (
     "# Corrections for authors",
@@ -31,12 +29,12 @@ _PAGE_OF_FUNCTION = {
     "volume": "cpu/communication.md", "volume_ratio": "cpu/communication.md", "reduced_ratio": "cpu/communication.md",
     "uses_collective": "cpu/communication.md", "state_bytes_per_parameter": "cpu/model_states.md",
     "state_ratio": "cpu/model_states.md", "peak_ratio": "cpu/peaks_real.md", "different_bits": "losses.md",
-    "accumulation_difference": "cpu/parity.md", "protocol_effect": "published-program.md",
+    "accumulation_difference": "cpu/parity.md", "protocol_effect": "claims.md",
 }  # fmt: skip
 # What such a page shows, as the text of a link to it.
 _SHOWN = {
     "cpu/communication.md": "messages", "cpu/model_states.md": "model states", "cpu/peaks_real.md": "peaks",
-    "losses.md": "losses", "cpu/parity.md": "losses", "published-program.md": "repaired program",
+    "losses.md": "losses", "cpu/parity.md": "losses", "claims.md": "repaired program",
 }  # fmt: skip
 _PAPERS = {
     "infinity": "https://arxiv.org/abs/2104.07857", "offload": "https://arxiv.org/abs/2101.06840",
@@ -46,13 +44,8 @@ _PAPERS = {
 _COMMAND = re.compile(r"(?<=[:.] )(zero-study|python) [^`]+$")  # at the end of a text, without backticks
 
 
-def write() -> None:
-    """Write reports/corrections.md from the ledger, the committed verdicts and the list of corrections."""
-    write_whole(PAGE, text().encode())
-
-
 def text() -> str:
-    """Return reports/corrections.md as Markdown."""
+    """Return the page as Markdown."""
     lines = ["\n\n".join(_INTRODUCTION)]
     judged = sentences.read()
     for source in ledger.read():

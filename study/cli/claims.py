@@ -61,7 +61,7 @@ def _claims(name: str | None, search: str | None, as_json: bool, check: bool, wr
 
 
 def _decide_claims(write: bool, as_json: bool) -> Verdict | Answer:
-    from study.claims import corrections_page, json_answer, ledger, verdicts
+    from study.claims import json_answer, ledger, verdicts
 
     missing: dict[str, str] = {}
     sources, now = ledger.read(), verdicts.decide_all(missing=missing)
@@ -73,7 +73,6 @@ def _decide_claims(write: bool, as_json: bool) -> Verdict | Answer:
         )
     if write:
         verdicts.write(now)
-        corrections_page.write()
         print(f"Wrote {len(now)} verdicts to {verdicts.VERDICTS}.")
     committed = {name: verdict for name, verdict in verdicts.read().items() if name not in missing}
     wrong = verdicts.disagreeing(sources, now) | verdicts.outdated(committed, now)

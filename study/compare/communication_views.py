@@ -168,7 +168,7 @@ divided by the bytes of all parameters.
 - seconds: the median step of the slowest rank, over all repeats. In parentheses: the error of the prediction.
 - rate: the network rate that `tc` shows, or for which the laboratory was configured.
 
-reports/cpu/README.md explains why stages 1 and 2 take longer than predicted."""
+reports/machines.md explains why stages 1 and 2 take longer than predicted."""
 
 PAYS = 1.25  # times the control's step time; also fixed before the first run
 CONTROL = "ddp"

@@ -222,7 +222,7 @@ def failing_cases(counts: pd.DataFrame, cases: int, package: str, head: Head) ->
 
 
 def first_screen(peaks: pd.Series, times: pd.Series, ink: str, title: str) -> Figure:
-    """Draw peak memory per process (GiB) and step time relative to DDP, by strategy, for reports/equal-memory.md.
+    """Draw peak memory per process (GiB) and step time relative to DDP, by strategy, for reports/memory-and-time.md.
 
     The figure is narrow and its letters are large, so that the letters are more than 10 pixels high on a phone.
     """

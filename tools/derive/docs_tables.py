@@ -1,18 +1,21 @@
 """Write the tables of the guides and reports from the records, between two comments such as <!-- claims -->.
 
-The modules in subjects/ say what makes each table.
+The modules in subjects/ say what makes each table. Where a page has the sentence with the command that prints a table,
+the sentence stays there, and only the site shows the table.
 
-    python tools/derive/docs_tables.py
+    python tools/derive/docs_tables.py                         # write every table
+    python tools/derive/docs_tables.py reports/why.md cases    # print one table
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 
 import subjects
-from subjects import theory
 
+from zero_study.errors import Refusal
 from zero_study.files import ROOT
 
 PLACES: dict[tuple[str, str], Callable[[], str]] = subjects.joined("TABLES")
@@ -28,17 +31,41 @@ def between(page: str, name: str) -> str:
     return pattern(name).search((ROOT / page).read_text(encoding="utf-8"))[2].strip("\n")
 
 
-def main() -> None:
-    """Write every table, and the page of theory's errors."""
-    theory.THEORY.write_text(f"{theory.whole_theory()}\n", encoding="utf-8")
+def sentence(page: str, name: str) -> str:
+    """Return the sentence with the command that prints a table, which a page can have instead of the table."""
+    return f"`python tools/derive/docs_tables.py {page} {name}` prints this table."
+
+
+def is_committed(page: str, name: str) -> bool:
+    """Return whether a page has a table itself, and not the sentence with its command."""
+    return between(page, name) != sentence(page, name)
+
+
+def with_table(text: str, name: str, table: str) -> str:
+    """Return the text of a page with a table between the two comments of this name."""
+    return pattern(name).sub(lambda m: f"{m[1]}{table}\n{m[3]}", text)
+
+
+def filled(page: str, text: str) -> str:
+    """Return the text of a page with each table of which it has only the command."""
+    for (of_page, name), make in PLACES.items():
+        if of_page == page and not is_committed(page, name):
+            text = with_table(text, name, make())
+    return text
+
+
+def main(words: Sequence[str]) -> None:
+    """Print one table, or write every table that is committed."""
+    if words:
+        if tuple(words) not in PLACES:
+            raise Refusal(f"{' '.join(words)}: no such table. Give a page and the name of a comment in it.")
+        print(PLACES[words[0], words[1]]())
+        return
     for (page, name), make in PLACES.items():
-        path, table = ROOT / page, make()
-        text = path.read_text(encoding="utf-8")
-        path.write_text(
-            pattern(name).sub(lambda m, table=table: f"{m[1]}{table}\n{m[3]}", text),
-            encoding="utf-8",
-        )
+        if is_committed(page, name):
+            path, table = ROOT / page, make()
+            path.write_text(with_table(path.read_text(encoding="utf-8"), name, table), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -1,14 +1,16 @@
 """The plan of the first hour on rented GPUs: which runs, in which order, and what each of them is predicted to show.
 
-reports/first-hour.md has these tables, which tools/derive/docs_tables.py writes. The files in docs/clouds/ rent
-machines and run the same plan; this program writes the commands and the prices into them. Nothing here is measured.
+reports/first-hour.md has the plan, which tools/derive/docs_tables.py writes, and names the commands that print the
+predictions. The files in docs/clouds/ rent machines and run the same plan; this program writes the commands and the
+prices into them, and the predictions into reports/predicted/first_hour.json. Nothing here is measured.
 
     python tools/derive/first_hour.py            # print the tables
-    python tools/derive/first_hour.py --write    # write the commands and prices into the files in docs/clouds/
+    python tools/derive/first_hour.py --write    # write the files
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import sys
@@ -32,6 +34,7 @@ from zero_study.theory import hardware, intervals
 from zero_study.theory.gpus import Gpu
 
 CLOUDS = files.ROOT / "docs" / "clouds"
+PREDICTIONS = files.ROOT / "reports" / "predicted" / "first_hour.json"
 IDLE_MINUTES = 10  # after which SkyPilot gives a machine back, as the files in docs/clouds/ ask it to
 ALONE = ("a100-40gb", "a100-80gb", "h100-sxm")  # machines with one GPU
 SEVERAL = ("h100-sxm", (2, 8))  # machines with several GPUs, whose runs are predicted
@@ -389,14 +392,24 @@ TABLES = {
 }
 
 
+def predictions_as_json() -> str:
+    """Return the tables of predictions as JSON, with one object for each row."""
+    tables = {}
+    for name in ("hour_on_one_gpu", "hour_on_several_gpus", "hour_orders"):
+        head, _, *rows = [line.strip("| ").split(" | ") for line in TABLES[name]().splitlines()]
+        tables[name] = [dict(zip(head, row, strict=True)) for row in rows]
+    return json.dumps(tables, indent=1) + "\n"
+
+
 def main(words: Sequence[str]) -> None:
-    """Print every table, or write the files that rent machines."""
+    """Print every table, or write the predictions and the files that rent machines."""
     if words:
         if words != ["--write"]:
             raise Refusal(f"{words[0]}: unknown. Give --write, or nothing to print the tables.")
         for machine in MACHINES:
             if machine.file:
                 (CLOUDS / machine.file).write_text(written(machine), encoding="utf-8")
+        PREDICTIONS.write_text(predictions_as_json(), encoding="utf-8")
         return
     for name, make in TABLES.items():
         print(f"{name}\n\n{make()}\n")

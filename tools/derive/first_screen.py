@@ -1,7 +1,7 @@
-"""The numbers and the picture of README, and pictures of the notebook a100-or-h100 and of reports/equal-memory.md.
+"""The numbers and the picture of README, and pictures of the notebook a100-or-h100 and of reports/memory-and-time.md.
 
 README's picture shows predictions: the memory of one model under each strategy. The numbers in `NUMBERS`, and the
-picture of reports/equal-memory.md, are from committed records of this project's runs on CPUs. The picture of the
+picture of reports/memory-and-time.md, are from committed records of this project's runs on CPUs. The picture of the
 notebook compares models on machines with GPUs: predictions, measurements by others, and committed records of runs on
 GPUs if there are any.
 
@@ -209,28 +209,14 @@ def public_sentences() -> str:
     return sentences.bullets(lines)
 
 
-# README's question, and the batch of the table of three models in reports/predicted/README.md.
+# README's question.
 MODEL, MODEL_NAME, GPU, NUM_GPUS = "llama-3.1-8b", "Llama 3.1 8B", "h100", 8
-SEQUENCES = 8  # per GPU
 
 
 @cache
 def advice() -> Advice:
     """Return what `zero-study advise --model llama-3.1-8b --gpu h100 --gpus 8` answers."""
     return planner.advise(MODEL, planner.Request(gpu=GPU, num_gpus=NUM_GPUS))
-
-
-@cache
-def at_one_batch(model: str = MODEL, num_gpus: int = NUM_GPUS) -> dict[str, StrategyPrediction]:
-    """Return predictions by strategy, all for the same batch and with full activation checkpointing."""
-    request = planner.Request(
-        gpu=GPU,
-        num_gpus=num_gpus,
-        micro_batch_size=SEQUENCES,
-        gradient_accumulation_steps=1,
-        activation_checkpointing="full",
-    )
-    return _by_strategy(planner.advise(model, request))
 
 
 def shown_options() -> dict[str, StrategyPrediction]:

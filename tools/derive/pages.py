@@ -1,4 +1,4 @@
-"""Gather the pages of the site into build/pages: README, guides, executed notebooks, and a reference from the code.
+"""Gather the pages of the site into build/pages: README, guides, reports, executed notebooks, and generated pages.
 
 python tools/derive/pages.py
 """
@@ -9,6 +9,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -16,10 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+import docs_tables
 import nbformat
+import schemas
 import web_page
 from subjects.conformance import EFFECTS, is_nearly_hidden
 
+from study.claims import corrections_page
 from study.records.schema import Record
 from zero_study import cli, skills
 from zero_study.command_line import ALL
@@ -39,6 +44,20 @@ LINK = re.compile(
 ROW = re.compile(r"\| \[(?P<title>[^\]]+)\]\((?P<to>[^)#\s:]+\.md)\) \| (?P<about>.+) \|")
 LARGEST = 200_000  # bytes of a linked file that is copied into the site
 PICTURES = ("reports/**/*.svg", "docs/**/*.svg")  # which pages show
+
+# Comparisons of committed runs that only the site shows: the page, the view, and the studies.
+VIEWS = {
+    "parity": ("parity", "smoke"),
+    "parity_full": ("parity", "parity"),
+    "real_text": ("parity", "cpu"),
+    "bert_large": ("parity", "bert-large"),
+    "model_states": ("model-states", "model-states", "smoke"),
+    "communication": ("communication", "communication"),
+    "network": ("communication", "network"),
+    "peaks": ("peaks", "peaks"),
+    "peaks_real": ("parts", "peaks-real"),
+    "theory": ("theory", ""),
+}
 
 # README's picture is the reader's system's; the site has a switch of its own, and shows the one that goes with it.
 PICTURE = re.compile(
@@ -60,6 +79,16 @@ def sources() -> dict[str, Path]:
             if path.suffix in (".md", ".ipynb") and "records" not in path.parts:
                 pages[str(path.relative_to(ROOT).with_suffix(".md"))] = path
     return pages
+
+
+def only_on_the_site() -> Iterator[tuple[str, str]]:
+    """Yield place and text of each page that is made from records, and that the repository does not have."""
+    yield "reports/corrections.md", corrections_page.text()
+    for name, (view, *studies) in VIEWS.items():
+        folders = [f"reports/cpu/records/{study}".rstrip("/") for study in studies]
+        command = [sys.executable, "-m", "zero_study", "compare", "--view", view, "--markdown", *folders]
+        printed = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+        yield f"reports/cpu/{name}.md", printed.stdout
 
 
 def pictures() -> list[Path]:
@@ -91,6 +120,14 @@ def linked(text: str, source: Path, place: str, places: dict[Path, str]) -> str:
         return str(match["text"])
 
     return LINK.sub(link, text)
+
+
+def with_links_to_schemas(text: str) -> str:
+    """Return docs/json.md with links to the schemas, which the site has and the repository has not."""
+    names = {path.name for path in schemas.texts()}
+    return re.sub(
+        r"`([\w-]+\.json)`", lambda name: f"[{name[0]}](schemas/{name[1]})" if name[1] in names else name[0], text
+    )
 
 
 def notebook(source: Path, target: Path) -> str:
@@ -228,8 +265,14 @@ def llms(guides: str) -> str:
 def main() -> None:
     """Write all pages, after removing the earlier ones."""
     shutil.rmtree(PAGES, ignore_errors=True)
+    schemas.main()
     pages = sources()
+    made = dict(only_on_the_site())
     places = {path: place for place, path in pages.items()} | {ROOT / "reports": "reports/README.md"}
+    places |= {ROOT / place: place for place in made}
+    for place, text in made.items():
+        (PAGES / place).parent.mkdir(parents=True, exist_ok=True)
+        (PAGES / place).write_text(LOOK + linked(text, ROOT / place, place, places), encoding="utf-8")
     for place, source in pages.items():
         target = PAGES / place
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -237,7 +280,8 @@ def main() -> None:
             text = notebook(source, target)
         else:
             picture = r"![\g<alt>](\g<light>#only-light)\n![\g<alt>](\g<dark>#only-dark)"
-            text = PICTURE.sub(picture, source.read_text(encoding="utf-8"))
+            text = PICTURE.sub(picture, docs_tables.filled(place, source.read_text(encoding="utf-8")))
+            text = with_links_to_schemas(text) if place == "docs/json.md" else text
         target.write_text(LOOK + linked(text, source, place, places), encoding="utf-8")
     for path in pictures():
         target = PAGES / path.relative_to(ROOT)

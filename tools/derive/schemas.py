@@ -2,6 +2,8 @@
 
 python tools/derive/schemas.py
 
+Only the ids are committed. `make site` also calls this program, so that the site has the schemas.
+
 An id is never removed by this program. If a command no longer has a finding, remove its id from finding-ids.json by
 hand, and say so in the changelog.
 """

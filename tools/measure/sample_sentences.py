@@ -142,7 +142,7 @@ def of_docstrings() -> Iterator[tuple[str, str]]:
 KINDS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
     "README": lambda: of_pages("README.md"),
     "guides": lambda: of_pages("docs/**/*.md"),
-    "reports": lambda: of_pages("reports/*.md", "reports/cpu/*.md"),
+    "reports": lambda: of_pages("reports/*.md"),
     "notebooks": of_notebooks,
     "help": of_help,
     "messages": of_messages,

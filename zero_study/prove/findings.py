@@ -12,7 +12,7 @@ import torch
 
 from .. import terminal
 from ..engines.readback.facts import ddp_of, inner_module, replicated_names
-from ..engines.readback.parameters import is_partitioned, whole_size
+from ..engines.readback.parameters import is_partitioned, local, whole_size
 from .checksums import Checksum, checksums, first_difference, total
 from .proved_step import NEAR, Gradients, Step
 from .text import NOT_CHECKED
@@ -370,8 +370,13 @@ def equal_embeddings(module: torch.nn.Module) -> list[str]:
         "tie was lost, perhaps when weights were loaded."
         for (table, a), (head, b) in itertools.product(tables, heads)
         if a is not b and a.numel() > 1 and a.shape == b.shape and a.device.type != "meta"
-        and not is_partitioned(a) and torch.equal(a, b)
+        and not is_partitioned(a) and _has_values(a) and _has_values(b) and torch.equal(a, b)
     ]  # fmt: skip
+
+
+def _has_values(parameter: Any) -> bool:
+    """Return whether the memory of a parameter is there. FSDP1 frees it between steps, and reading it would crash."""
+    return bool(local(parameter).untyped_storage().nbytes())
 
 
 # ---------------------------------------------------------------- of the data

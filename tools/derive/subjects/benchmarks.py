@@ -186,11 +186,11 @@ def time_of_diff(step: str) -> str:
 
 
 TABLES: dict[tuple[str, str], Callable[[], str]] = {
-    ("reports/checkpoints.md", "resumed"): resumed,
-    ("reports/checkpoints.md", "other_ranks"): other_ranks,
-    ("reports/checkpoints.md", "saving"): saving,
-    ("reports/throughput.md", "throughput"): throughput,
-    ("reports/faults.md", "faults"): faults,
+    ("reports/machines.md", "resumed"): resumed,
+    ("reports/machines.md", "other_ranks"): other_ranks,
+    ("reports/machines.md", "saving"): saving,
+    ("reports/memory-and-time.md", "throughput"): throughput,
+    ("reports/machines.md", "faults"): faults,
     ("reports/machines.md", "machines"): machines,
     ("reports/prove.md", "proofs"): proofs,
     ("reports/diff.md", "limits"): limits,

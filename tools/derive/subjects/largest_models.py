@@ -59,7 +59,7 @@ def more_parameters_than_ddp(*strategies: str) -> str:
 
 
 TABLES: dict[tuple[str, str], Callable[[], str]] = {
-    ("reports/frontier.md", "fits"): fits,
+    ("reports/memory-and-time.md", "fits"): fits,
 }
 
 

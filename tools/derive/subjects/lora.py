@@ -86,7 +86,7 @@ def errors_of_adapters() -> str:
 
 
 TABLES: dict[tuple[str, str], Callable[[], str]] = {
-    ("reports/adapters.md", "adapters"): adapters,
+    ("reports/memory-and-time.md", "adapters"): adapters,
 }
 
 
@@ -101,10 +101,10 @@ IN_GUIDE_AND_REPORT: dict[str, Callable[[], str]] = {
 NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
     **{
         (page, name): make
-        for page in ("docs/memory-and-time.md", "reports/adapters.md")
+        for page in ("docs/memory-and-time.md", "reports/memory-and-time.md")
         for name, make in IN_GUIDE_AND_REPORT.items()
     },
     ("docs/memory-and-time.md", "adapters_gpt"): adapters_of_gpt,
-    ("reports/adapters.md", "adapters_bf16"): adapters_in_bf16,
-    ("reports/adapters.md", "adapter_errors"): errors_of_adapters,
+    ("reports/memory-and-time.md", "adapters_bf16"): adapters_in_bf16,
+    ("reports/memory-and-time.md", "adapter_errors"): errors_of_adapters,
 }

@@ -92,9 +92,9 @@ def difference_of_seed_24() -> str:
 
 TABLES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/losses.md", "margins"): margins,
-    ("reports/margins.md", "learned"): partial(learned, "learned"),
-    ("reports/margins.md", "gpt"): partial(learned, "learned-gpt"),
-    ("reports/margins.md", "bf16"): partial(learned, "learned-bf16"),
+    ("reports/losses.md", "learned"): partial(learned, "learned"),
+    ("reports/losses.md", "gpt"): partial(learned, "learned-gpt"),
+    ("reports/losses.md", "bf16"): partial(learned, "learned-bf16"),
 }
 
 

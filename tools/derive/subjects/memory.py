@@ -143,8 +143,8 @@ TABLES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/concepts.md", "states"): states_by_strategy,
     ("docs/memory-and-time.md", "overview"): overview,
     ("docs/memory-and-time.md", "by_size"): by_size,
-    ("reports/peaks.md", "peaks"): real_peaks,
-    ("reports/peaks.md", "crossings"): crossings,
+    ("reports/memory-and-time.md", "peaks"): real_peaks,
+    ("reports/memory-and-time.md", "crossings"): crossings,
 }
 
 

@@ -116,5 +116,5 @@ NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/planner-options.md", "adapter_peaks"): adapter_peaks,
     ("reports/planner-accuracy.md", "adapter_reserved"): adapter_reserved,
     ("reports/planner-accuracy.md", "adapter_times"): adapter_times,
-    ("reports/adapters.md", "llama_factory"): against_llama_factory,
+    ("reports/memory-and-time.md", "llama_factory"): against_llama_factory,
 }

@@ -79,8 +79,8 @@ def published_loss() -> str:
 
 
 TABLES: dict[tuple[str, str], Callable[[], str]] = {
-    ("reports/published-program.md", "protocol"): published_program,
-    ("reports/published-program.md", "seeds"): seeds,
+    ("reports/claims.md", "protocol"): published_program,
+    ("reports/claims.md", "seeds"): seeds,
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 
 import yaml
 from wording import tabulate
@@ -38,11 +39,12 @@ def architectures() -> str:
     return tabulate(("classes for", "counted", "transformers cannot build", "cannot be traced"), rows)
 
 
-def rooms() -> str:
-    """Return the table of folders and top-level modules from docs/rooms.yaml."""
-    rooms = yaml.safe_load((ROOT / "docs" / "rooms.yaml").read_text(encoding="utf-8"))
-    rows = [(f"`{name}`", room["purpose"]) for name, room in rooms.items()]
-    return tabulate(("folder or module", "purpose"), rows)
+def rooms(house: str) -> str:
+    """Return the table of the folders and top-level modules of a package from docs/rooms.yaml."""
+    content = yaml.safe_load((ROOT / "docs" / "rooms.yaml").read_text(encoding="utf-8"))
+    return tabulate(
+        ("folder or module", "purpose"), [(f"`{name}`", room["purpose"]) for name, room in content[house].items()]
+    )
 
 
 def decided(kind: str) -> str:
@@ -70,7 +72,8 @@ TABLES: dict[tuple[str, str], Callable[[], str]] = {
     ("reports/planner-accuracy.md", "architectures"): architectures,
     ("docs/claims.md", "verdicts"): meanings_of_verdicts,
     ("reports/claims.md", "claims"): lambda: "\n".join(sentences.tally(sentences.read())),
-    ("docs/architecture.md", "rooms"): rooms,
-    ("reports/launcher.md", "flags"): lambda: decided("flags"),
-    ("reports/launcher.md", "variables"): lambda: decided("variables"),
+    ("docs/architecture.md", "tools"): partial(rooms, "zero_study"),
+    ("docs/architecture.md", "study"): partial(rooms, "study"),
+    ("reports/refusals.md", "flags"): lambda: decided("flags"),
+    ("reports/refusals.md", "variables"): lambda: decided("variables"),
 }

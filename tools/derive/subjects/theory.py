@@ -6,20 +6,13 @@ import statistics
 from collections.abc import Callable
 from functools import cache
 
-from committed_runs import CPU, against_theory, runs
+from committed_runs import against_theory, runs
 from wording import percent, span, tabulate, too_high_or_low, whole_percent
 
 from study.compare import memory_views, predicted
 
 NEARLY_EXACT = 0.01  # of a peak: more than this is counted too much in runs whose threads were not waited for
 EXACT = 1e-5  # relative; nearer a state is not predicted: Adam's step counters are left out
-THEORY = CPU.parent / "theory.md"
-
-
-@cache
-def whole_theory() -> str:
-    """Return the page of all errors of theory."""
-    return memory_views.THEORY.page([CPU])
 
 
 def close(errors: list[float]) -> int:
@@ -114,6 +107,6 @@ NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/memory-and-time.md", "states"): exact_states,
     ("docs/memory-and-time.md", "close_peaks"): number_of_close_peaks,
     ("docs/memory-and-time.md", "real_peaks"): real_peaks_in_words,
-    ("reports/peaks.md", "worst_peak"): worst_real_peak,
-    ("reports/peaks.md", "zero2_bf16"): zero2_in_bf16,
+    ("reports/memory-and-time.md", "worst_peak"): worst_real_peak,
+    ("reports/memory-and-time.md", "zero2_bf16"): zero2_in_bf16,
 }

@@ -111,8 +111,8 @@ def equal_on_several_machines() -> str:
 
 TABLES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/memory-and-time.md", "batches"): batches,
-    ("reports/equal-memory.md", "speeds"): speeds,
-    ("reports/equal-memory.md", "series"): series,
+    ("reports/memory-and-time.md", "speeds"): speeds,
+    ("reports/memory-and-time.md", "series"): series,
 }
 
 

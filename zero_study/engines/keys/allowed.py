@@ -2,7 +2,7 @@
 
 A run is defined by its strategy's file and its own flags. Any other flag of `accelerate launch` or variable of a
 library is refused, unless it changes no result or the record proves its effect. The rules are in the table of keys,
-from which `reports/launcher.md` is generated.
+from which the tables of `reports/refusals.md` are generated.
 """
 
 from __future__ import annotations
