@@ -35,7 +35,7 @@ from study.engines.collective_probe import CollectiveProbe
 from study.engines.hooks import before_updates
 from study.engines.readback.states import count_states
 from study.prove import findings as prove_findings
-from study.prove import json_answer, norms
+from study.prove import json_answer, norms, reference
 from study.prove.__main__ import main
 from study.prove.checksums import checksums, first_difference
 from study.prove.demands import by_json, by_launcher, processes_of
@@ -615,6 +615,13 @@ def test_what_is_planted_is_found_and_nothing_in_sound_trainings(name, proofs):
     assert len(found) == len(WRONG.get(name, []))
     for finding, expected in zip(found, WRONG.get(name, []), strict=True):
         assert finding.startswith(expected)
+
+
+@pytest.mark.launches
+def test_the_cause_of_different_ranks_is_named_if_the_last_micro_step_is_not_averaged(proofs):
+    launching.use()
+    named = {name for name, kinds in WRONG.items() if DIFFER in kinds and "no_sync" in proofs(name)["findings"][-1]}
+    assert named == {"no_sync_at_the_wrong_one", "half_a_bypass"}
 
 
 @pytest.mark.launches
@@ -1237,6 +1244,23 @@ def test_a_reference_changes_no_weight(monkeypatch):
         run()
         weights.append(torch.load("net.pt", weights_only=True))
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+@pytest.mark.parametrize(
+    ("ratio", "num_ranks", "num_passes", "expected"),
+    [
+        (2, 2, 2, " (the number of ranks, which is also the number of micro batches)"),
+        (2, 2, 4, " (the number of ranks)"),
+        (4, 2, 4, " (the number of micro batches)"),
+        (0.25, 2, 2, " (1 divided by the number of ranks times micro batches)"),
+        (0.5, 1, 2, " (1 divided by the number of micro batches)"),
+        (3, 2, 2, ""),
+        (0, 2, 2, ""),
+    ],
+)
+def test_all_numbers_that_a_factor_may_be_are_named(ratio, num_ranks, num_passes, expected):
+    reports = [{"weights": [(1.0, 5)] * num_passes} for _ in range(num_ranks)]
+    assert reference._named_factor(ratio, reports) == expected
 
 
 SHARDED = """
