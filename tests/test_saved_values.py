@@ -211,12 +211,12 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
 def test_settings_that_compute_something_else_are_compared(name, tmp_path, capsys):
     settings, changes, is_wrong = SETTINGS[name]
     folders = [tmp_path / side for side in ("right", "changed")]
-    for folder, content in zip(folders, (settings, settings | changes), strict=True):
+    for folder, values in zip(folders, (settings, settings | changes), strict=True):
         if settings is PEFT:
-            save(folder, lora(), **content)
+            save(folder, lora(), **values)
         else:
             save(folder, model())
-            (folder / "config.json").write_text(json.dumps(content))
+            (folder / "config.json").write_text(json.dumps(values))
     sides = [saving.read(folder)[0] for folder in folders]
     result = saving.compare(sides[1], sides[0])
     assert [any(key in finding.text for key in changes) for finding in result.findings] == [True] * is_wrong
