@@ -432,6 +432,28 @@ def test_ranges_of_releases_are_reported_once_and_can_be_accepted(project):
     assert check.examine([]).verdict.status == 3  # a range that changed
 
 
+INCLUDING = {
+    "requirements.txt": "-r {}\n",
+    "requirements-dev.txt": "pytest\n--constraint={}  # the same releases\n",
+    "environment.yml": "dependencies:\n- python\n- pip:\n  - -r {}\n",
+}
+
+
+@pytest.mark.parametrize("name", INCLUDING)
+def test_included_files_of_any_name_are_read_from_the_commit(name, project):
+    shutil.rmtree("configs")
+    Path("requirements.txt").unlink()
+    Path("pinned").mkdir()
+    Path(name).write_text(INCLUDING[name].format("pinned/base.txt"))
+    Path("pinned/base.txt").write_text("-r ../more.in\n-r base.txt\ntorch==2.13.0\n")
+    Path("more.in").write_text("deepspeed==0.19.8\n")
+    git("add", "-A")
+    git("commit", "-qm", "second")
+    assert (check.examine([]).locks, check.examine([]).verdict.status) == ([name], 0)
+    Path("more.in").write_text("deepspeed==0.18.0\n")
+    assert "upgrade/fault-begins" in ids(check.examine([]), name)
+
+
 # ---------------------------------------------------------------- outputs
 
 

@@ -102,6 +102,20 @@ def test_ranks_that_get_parts_of_each_row_are_judged_by_their_gradients(gradient
     assert ("all gradients and updates agree" in " ".join(capsys.readouterr().out.split())) == (status == 0)
 
 
+@pytest.mark.parametrize(("shape", "speed", "status"), [([7, 2], 3.0, 0), ([2, 7], 3.0, 1), ([2, 6], 3.0, 1)])
+def test_an_output_in_another_shape_is_not_called_different(shape, speed, status, tmp_path, capsys):
+    """Its recorded mean is over other rows. An output with another number of elements is a difference."""
+    for folder in ("a", "b"):
+        path = put(tmp_path / folder)
+    content_of_b = json.loads(gzip.decompress(path.read_bytes()))
+    for entry in content_of_b["entries"]:
+        if entry[1] == "forward":
+            entry[6:] = [[speed * value for value in entry[6]], shape]
+    put(tmp_path / "b", entries=content_of_b["entries"])
+    assert status_of(tmp_path / "a", tmp_path / "b") == status
+    assert ("its shape is [2, 7] in A and [7, 2] in B" in " ".join(capsys.readouterr().out.split())) == (status == 0)
+
+
 def test_weights_that_move_in_one_training_only_are_found_below_every_bound(tmp_path, monkeypatch):
     put(tmp_path / "a", rate=1e-3)
     put(tmp_path / "b", rate=0.0)

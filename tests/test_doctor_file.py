@@ -505,6 +505,26 @@ def test_clipping_acts_on_the_update_of_muon(tmp_path, optimizer, stage, clippin
 
 
 @pytest.mark.parametrize(
+    ("schedule", "rate", "maximum", "effect"),
+    [
+        ("WarmupDecayLR", 2e-5, None, "overridden"),
+        ("WarmupDecayLR", "auto", None, "overridden"),
+        ("WarmupDecayLR", 1e-3, None, "honoured"),
+        ("WarmupDecayLR", 2e-5, 2e-5, "honoured"),
+        ("WarmupLR", 2e-5, None, "honoured"),
+        ("WarmupCosineLR", 2e-5, None, "honoured"),
+    ],
+)
+def test_a_schedule_with_a_rate_of_its_own_overrides_that_of_the_optimizer(schedule, rate, maximum, effect):
+    """As DeepSpeed's own lr_schedules.py: only WarmupDecayLR has a default for warmup_max_lr."""
+    params = {"total_num_steps": 9, "warmup_num_steps": 2} | ({} if maximum is None else {"warmup_max_lr": maximum})
+    content = {"optimizer": {"params": {"lr": rate}}, "scheduler": {"type": schedule, "params": params}}
+    assert examined(content, "ds.json")["optimizer.params.lr"].effect == effect
+    of_maximum = examined({"scheduler": content["scheduler"]}, "ds.json").get("scheduler.params.warmup_max_lr")
+    assert (of_maximum is not None and of_maximum.is_note) == (schedule == "WarmupDecayLR" and maximum is None)
+
+
+@pytest.mark.parametrize(
     ("typo", "right_key"), [("gradient_cliping", "gradient_clipping"), ("zero_stag", "zero_stage")]
 )
 def test_a_typo_in_an_accelerate_file_is_one_finding(typo, right_key):

@@ -241,6 +241,28 @@ def test_a_deepspeed_file_that_contradicts_the_arguments_is_found():
     assert all(finding.file == "ds.json" and "auto" in finding.remedy for finding in found)
 
 
+# name -> the keys of the JSON, and the number that the finding on train_batch_size states; None: no finding
+PRODUCTS = {
+    "right": ({"train_batch_size": 16, "gradient_accumulation_steps": 4}, None),
+    "right without accumulation": ({"train_batch_size": 4}, None),
+    "wrong": ({"train_batch_size": 32, "gradient_accumulation_steps": 4}, "16"),
+    "unknown": ({"train_batch_size": 16, "gradient_accumulation_steps": "auto"}, "product"),
+    "fewer ranks with different data": (
+        {"train_batch_size": 16, "gradient_accumulation_steps": 4, "tensor_parallel": {"autotp_size": 2}}, "product"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_train_batch_size_is_judged_by_the_product_that_it_must_be(name):
+    """Of the two processes of accelerate_names_json.yaml, and two samples in a micro batch."""
+    keys, stated = PRODUCTS[name]
+    without = {key: v for key, v in read("ds_plain_zero1.json").items() if key != "gradient_accumulation_steps"}
+    write("ds_plain_zero1.json", without | {"train_micro_batch_size_per_gpu": 2} | keys)
+    found = [f for f in changed("accelerate_names_json.yaml", {}) if f.key == "train_batch_size"]
+    assert [stated in finding.message for finding in found] == ([] if stated is None else [True])
+
+
 # ---------------------------------------------------------------- --fix
 
 

@@ -35,7 +35,7 @@ from zero_study.engines.collective_probe import CollectiveProbe
 from zero_study.engines.hooks import before_updates
 from zero_study.engines.readback.states import count_states
 from zero_study.prove import findings as prove_findings
-from zero_study.prove import json_answer, norms
+from zero_study.prove import json_answer, norms, reference
 from zero_study.prove.__main__ import main
 from zero_study.prove.checksums import checksums, first_difference
 from zero_study.prove.demands import by_json, by_launcher, processes_of
@@ -618,6 +618,13 @@ def test_what_is_planted_is_found_and_nothing_in_sound_trainings(name, proofs):
 
 
 @pytest.mark.launches
+def test_the_cause_of_different_ranks_is_named_if_the_last_micro_step_is_not_averaged(proofs):
+    launching.use()
+    named = {name for name, kinds in WRONG.items() if DIFFER in kinds and "no_sync" in proofs(name)["findings"][-1]}
+    assert named == {"no_sync_at_the_wrong_one", "half_a_bypass"}
+
+
+@pytest.mark.launches
 def test_the_update_is_checked_on_all_ranks_together(proofs):
     launching.use()
     for name in ("ddp", "accumulation", "clipped_once", "scaler", "fsdp1", "fsdp2", "fsdp2_clipped", "zero_redundancy"):
@@ -650,7 +657,8 @@ import os
 import torch, deepspeed
 torch._dynamo.config.disable = True  # DeepSpeed compiles Muon, which takes a minute
 from accelerate import Accelerator, InitProcessGroupKwargs
-from zero_study.engines import extensions, prove
+from zero_study import prove
+from zero_study.engines import extensions
 extensions.use_own_folder()
 extensions.use_built()  # or DeepSpeed compiles for half a minute
 # Without a GPU accelerate finds no backend for DeepSpeed by itself.
@@ -737,7 +745,8 @@ NORMS = """
 import os
 import torch, deepspeed
 from deepspeed.accelerator import get_accelerator
-from zero_study.engines import extensions, prove
+from zero_study import prove
+from zero_study.engines import extensions
 extensions.use_own_folder()
 extensions.use_built()
 get_accelerator().is_fp16_supported = lambda: True
@@ -1038,7 +1047,8 @@ def test_an_older_proof_does_not_answer_for_a_script_that_ends_early():
 
 ENDS_EARLY = """
 import sys, torch
-from zero_study.engines import prove, torch_locks
+from zero_study import prove
+from zero_study.engines import torch_locks
 from zero_study.doctor import checkup
 model = torch.nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -1247,6 +1257,23 @@ def test_a_reference_changes_no_weight(monkeypatch):
         run()
         weights.append(torch.load("net.pt", weights_only=True))
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+@pytest.mark.parametrize(
+    ("ratio", "num_ranks", "num_passes", "expected"),
+    [
+        (2, 2, 2, " (the number of ranks, which is also the number of micro batches)"),
+        (2, 2, 4, " (the number of ranks)"),
+        (4, 2, 4, " (the number of micro batches)"),
+        (0.25, 2, 2, " (1 divided by the number of ranks times micro batches)"),
+        (0.5, 1, 2, " (1 divided by the number of micro batches)"),
+        (3, 2, 2, ""),
+        (0, 2, 2, ""),
+    ],
+)
+def test_all_numbers_that_a_factor_may_be_are_named(ratio, num_ranks, num_passes, expected):
+    reports = [{"weights": [(1.0, 5)] * num_passes} for _ in range(num_ranks)]
+    assert reference._named_factor(ratio, reports) == expected
 
 
 SHARDED = """

@@ -200,6 +200,55 @@ def test_a_group_may_have_only_as_many_further_elements_as_deepspeed_aligns(size
     assert deepspeed_zero._has_size(size, need=10, num_ranks=2) == is_whole
 
 
+# ---------------------------------------------------------------- settings
+
+
+BASE = {
+    "model_type": "llama", "num_attention_heads": 4, "hidden_act": "silu", "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}, "layer_types": ["full", "sliding"],
+    "text_config": {"hidden_size": 8}, "use_cache": True, "dtype": "float32", "architectures": ["A"],
+    "transformers_version": "5.0.0", "attention_dropout": 0.0,
+}  # fmt: skip
+PEFT = {**LORA, "use_rslora": False, "alpha_pattern": {}, "exclude_modules": ["a", "b"], "lora_dropout": 0.1}
+# settings of one side -> whether they compute something else with the same tensors
+SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
+    "heads": (BASE, {"num_attention_heads": 8}, True),
+    "activation": (BASE, {"hidden_act": "gelu"}, True),
+    "epsilon": (BASE, {"rms_norm_eps": 1e-5}, True),
+    "base of RoPE": (BASE, {"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}, True),
+    "scaled RoPE": (BASE, {"rope_parameters": {**BASE["rope_parameters"], "factor": 2.0}}, True),
+    "order of layers": (BASE, {"layer_types": ["sliding", "full"]}, True),
+    "a part of a model": (BASE, {"text_config": {"hidden_size": 9}}, True),
+    "nothing that is computed": (BASE, {
+        "use_cache": False, "dtype": "bfloat16", "architectures": ["B"], "transformers_version": "4.57.0",
+        "attention_dropout": 0.1, "_name_or_path": "a/b"}, False),
+    "a key of another release": (BASE, {"rope_interleaved": False, "text_config": {"hidden_size": 8, "x": 1}}, False),
+    "scale": (PEFT, {"lora_alpha": 64}, True),
+    "kind of scale": (PEFT, {"use_rslora": True}, True),
+    "scale of a module": (PEFT, {"alpha_pattern": {"q_proj": 32}}, True),
+    "order of a set": (PEFT, {"exclude_modules": ["b", "a"], "lora_dropout": 0.0, "peft_version": "1"}, False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_that_compute_something_else_are_compared(name, tmp_path, capsys):
+    settings, changes, is_wrong = SETTINGS[name]
+    folders = [tmp_path / side for side in ("right", "changed")]
+    for folder, values in zip(folders, (settings, settings | changes), strict=True):
+        if settings is PEFT:
+            save(folder, lora(), **values)
+        else:
+            save(folder, model())
+            (folder / "config.json").write_text(json.dumps(values))
+    sides = [saving.read(folder)[0] for folder in folders]
+    result = saving.compare(sides[1], sides[0])
+    assert [any(key in finding.text for key in changes) for finding in result.findings] == [True] * is_wrong
+    assert result.num_settings > 0
+    assert saving.compare(sides[0], sides[0]).findings == []
+    assert cli.run(["saved", str(folders[1]), "--against", str(folders[0])]) == 1 or not is_wrong
+    assert "settings compared with" in " ".join(capsys.readouterr().out.split())
+
+
 # ---------------------------------------------------------------- tokens
 
 

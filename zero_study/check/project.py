@@ -22,6 +22,8 @@ LOCK = re.compile(
     r"|environment.*\.ya?ml)",
     re.IGNORECASE,
 )
+# An option with which a lock file includes another file, also as an entry of a list in YAML.
+_INCLUDED = re.compile(rb"(?m)^[-\s]*?(?:-r|-c|--requirement|--constraint)[=\s]*([^\s#'\"]+)")
 # Keys that hardly any file has that does not configure a training. A file that has one of them, or several keys of
 # training tools, and cannot be parsed is reported.
 _DISTINCTIVE = frozenset({
@@ -77,16 +79,21 @@ class Project:
     def write_earlier(self, paths: Iterable[Path], commit: str, folder: Path) -> dict[Path, Path]:
         """Write the versions that files had in a commit into a folder, at the same relative paths.
 
-        Return the path of the written file for each file that the commit has.
+        The files that they include are written, too. Return the path of the written file for each file that the
+        commit has.
         """
         written: dict[Path, Path] = {}
-        for path in paths:
+        queue = list(paths)
+        for path in queue:  # which grows
             name = self.name_of(path)
             shown = _git(self.root, "show", f"{commit}:{name}")
             if shown.returncode == 0:
                 written[path] = folder / name
                 written[path].parent.mkdir(parents=True, exist_ok=True)
                 written[path].write_bytes(shown.stdout)
+                names = map(os.fsdecode, _INCLUDED.findall(shown.stdout))
+                included = (Path(os.path.normpath(path.parent / each)) for each in names)
+                queue += {each for each in included if each.is_relative_to(self.root)} - {*queue}
         return written
 
 

@@ -64,11 +64,12 @@ class Entry(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """The recorded facts of a tensor that are compared: its sketch, data type and size."""
+    """The recorded facts of a tensor that are compared: its sketch, data type, size and shape."""
 
     sketch: np.ndarray
     dtype: str
     size: int  # elements, or rows
+    shape: tuple[int, ...] = ()  # of the output of one call, otherwise empty
 
 
 @dataclass
@@ -239,7 +240,7 @@ class Recording:
         outputs: dict[Key, list[Seen]] = {}
         for rank, entries in enumerate(self.ranks):
             for entry in entries:
-                seen = Seen(np.array(entry.sketch), entry.dtype, entry.rows)
+                seen = Seen(np.array(entry.sketch), entry.dtype, entry.rows, tuple(entry.shape))
                 if entry.kind == "forward" and not by_call:
                     outputs.setdefault(Key(entry.step, entry.kind, entry.name, None), []).append(seen)
                 elif by_call or not rank:

@@ -5,6 +5,7 @@ A part can also be another file, which the configuration file names.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -77,7 +78,29 @@ def _of_accelerate(parts: Parts, path: Path, content: Mapping[str, Any]) -> None
         parts.findings[:] = [*remaining, _elsewhere(path, DEEPSPEED_FILE, name)]
     inner = read_json(referenced.path)
     label = name if referenced.is_seen else str(referenced.path)
-    parts.findings += _overridden(label, inner) + parts.of_json(label, inner)
+    findings = [_with_product(finding, inner, content) for finding in parts.of_json(label, inner)]
+    parts.findings += _overridden(label, inner) + findings
+
+
+def _with_product(finding: Finding, inner: Mapping[str, Any], launch: Mapping[str, Any]) -> Finding:
+    """Return the finding for train_batch_size, judged by the product that it must be if both files have its factors.
+
+    Model and sequence parallelism have other products, so they are left out.
+    """
+    others = ("parallelism_config", "tensor_parallel", "sequence_parallel_size", "elasticity")
+    steps = inner.get("gradient_accumulation_steps", 1)  # accelerate adds the 1
+    factors = [launch.get("num_processes"), inner.get("train_micro_batch_size_per_gpu"), steps]
+    if finding.key != "train_batch_size" or finding.error != "train_batch_size is not equal":
+        return finding
+    if any(type(factor) is not int for factor in factors) or not {*inner, *launch}.isdisjoint(others):
+        return finding
+    product = math.prod(factors)
+    text = "{} processes x micro batch size {} x {} accumulation steps is {}".format(*factors, product)
+    if finding.value == product:
+        message = f"{text}, as DeepSpeed requires. With another number of processes, DeepSpeed stops."
+        return replace(finding, effect="honoured", message=message, remedy="", matters=False, error="")
+    message = f"DeepSpeed stops, because {text} and not {finding.value}."
+    return replace(finding, effect="crashes", message=message, remedy=f'Write {product} or "auto".')
 
 
 def _of_json(parts: Parts, path: Path, content: Mapping[str, Any]) -> None:

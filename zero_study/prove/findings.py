@@ -53,6 +53,7 @@ def rank_report(
         # It exchanges no gradients with ranks outside of its group.
         "is_separate": not has_hook and beyond < facts["num_trainable_params"],
         "totals": [at_start, total(weights)],
+        "last_is_local": averager == "engine" and not has_hook and not step.traffic.last_backward,
         "batches": batches,
         "settings": [f"{key} {group[key]}" for group in optimizer.param_groups for key in _SETTINGS if key in group],
         "findings": check_rank(facts, step, averager),
@@ -490,9 +491,15 @@ def _different_weights(report: Report, pair: str, difference: str) -> str:
             f"{pair} train separately: nothing averages their gradients, and their weights differ ({difference}). "
             "Pass the model to accelerator.prepare, or wrap it in DDP."
         )
+    begin = f"ranks differ: the weights of {pair} are not the same ({difference})."
+    if report["last_is_local"]:
+        return (
+            f"{begin} Earlier backward passes of the step averaged their gradients, but the last one reduced 0 bytes. "
+            "Run the last micro step outside of no_sync, and call the wrapped model instead of its .module."
+        )
     return (
-        f"ranks differ: the weights of {pair} are not the same ({difference}). Look for weights that are changed or "
-        "added after the model is wrapped, and for backward passes outside of the wrapped model."
+        f"{begin} Look for weights that are changed or added after the model is wrapped, and for backward passes "
+        "outside of the wrapped model."
     )
 
 

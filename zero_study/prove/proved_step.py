@@ -98,6 +98,7 @@ class Traffic:
         self.reduced = dict.fromkeys(("forward", "backward", "update", "script"), 0)  # bytes reduced in each phase
         self.phase: str | None = None  # the phase of the current call; None between calls
         self.probe = CollectiveProbe(waits=False)
+        self.last_backward = 0  # bytes reduced in the last backward call
         self._counted = 0  # bytes reduced until the last change of phase
 
     def enter(self, phase: str | None) -> None:
@@ -108,6 +109,8 @@ class Traffic:
         before, self._counted = self._counted, self.probe.reduced_bytes()
         if self.phase:
             self.reduced[self.phase] += self._counted - before
+        if self.phase == "backward":
+            self.last_backward = self._counted - before
         self.phase = phase
 
     def collectives(self) -> list[Issued]:

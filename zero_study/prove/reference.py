@@ -533,14 +533,13 @@ def _named_factor(ratio: float, reports: Sequence[Report]) -> str:
     """Return what a factor is, as words in brackets. Empty if it is not one of the known numbers."""
     num_ranks, num_passes = len(reports), max(len(report["weights"]) for report in reports)
     numbers = {
-        "the number of targets": sum(number for report in reports for _, number in report["weights"]),
-        "the number of ranks and micro batches": num_ranks * num_passes,
-        "the number of micro batches": num_passes,
         "the number of ranks": num_ranks,
+        "the number of micro batches": num_passes,
+        "the number of ranks times micro batches": num_ranks * num_passes if min(num_ranks, num_passes) > 1 else 1,
+        "the number of targets": sum(number for report in reports for _, number in report["weights"]),
     }
-    for name, number in reversed(numbers.items()):
-        if number > 1 and abs(ratio / number - 1) < TOLERANCE / 2:
-            return f" ({name})"
-        if number > 1 and abs(ratio * number - 1) < TOLERANCE / 2:
-            return f" (1 divided by {name})"
+    for begin, factor in (("", ratio), ("1 divided by ", 1 / ratio if ratio else 0.0)):
+        names = [name for name, number in numbers.items() if number > 1 and abs(factor / number - 1) < TOLERANCE / 2]
+        if names:
+            return f" ({begin}{', which is also '.join(names)})"
     return ""

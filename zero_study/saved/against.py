@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -15,6 +15,12 @@ from .content import Finding, Saved
 from .values import same
 
 WIDEST_FIRST = ("float64", "float32", "float16", "bfloat16")
+# Settings that do not change what a loaded model computes: names, versions, types, caches, initial values, dropout,
+# tokens of generation, and outputs.
+_NEUTRAL = re.compile(
+    r"_.*|architectures|auto_map.*|(torch_)?dtype|.*_version|use_cache|.*init.*|.*drop.*|.*_token_id|output_.*"
+    r"|return_.*|.*aux_loss.*|id2label|label2id|task_.*|base_model_name_or_path|revision|inference_mode|megatron_.*"
+)
 
 Value = TypeVar("Value")
 
@@ -35,6 +41,7 @@ class Comparison:
     unchecked: list[str] = field(default_factory=list)
     is_requested: bool = False  # by --against, and not a comparison of files in one folder
     has_sketches: bool = False  # a recording has sketches of the tensors, and not their elements
+    num_settings: int = 0  # of config.json or adapter_config.json that were compared
 
     @property
     def num_compared(self) -> int:
@@ -70,7 +77,43 @@ def compare(saved: Saved, other: Saved | Mapping[str, torch.Tensor], title: str 
     if not isinstance(other, Saved) or saved.is_adapter != other.is_adapter:
         ignore_base_weights(result, saved)
     report(result)
+    if isinstance(other, Saved) and saved.is_adapter == other.is_adapter and result.num_compared:
+        _compare_settings(result, saved.config or {}, other.config or {}, saved.is_adapter)
     return result
+
+
+def _compare_settings(result: Comparison, ours: Mapping[str, Any], theirs: Mapping[str, Any], is_adapter: bool) -> None:
+    """Compare the settings that decide what the tensors compute, and add a finding if some differ."""
+    if is_adapter:  # PEFT writes sets as lists
+        ours, theirs = (
+            {key: sorted(value, key=str) if isinstance(value, list) else value for key, value in config.items()}
+            for config in (ours, theirs)
+        )
+    pairs = list(_settings(ours, theirs))
+    result.num_settings = len(pairs)
+    differing = [f"{name} is {str(a)[:80]} and not {str(b)[:80]}" for name, a, b in pairs if a != b]
+    if differing:
+        file = "adapter_config.json" if is_adapter else "config.json"
+        text = f"{file} differs from that in {result.other}: {', '.join(differing)}."
+        remedy = "With other settings, the same tensors compute something else. Save the settings of the training."
+        result.findings.append(Finding("different", f"{text} {remedy}", [file]))
+
+
+def _settings(ours: Mapping[str, Any], theirs: Mapping[str, Any], name: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield the name and both values of each setting that both sides have, without neutral ones.
+
+    Releases write different defaults, so a key that one side lacks is left out. An exception is a section such as
+    alpha_pattern, whose keys are no settings with defaults.
+    """
+    needs_both = not name or name.endswith("config")
+    for key in dict.fromkeys([*ours, *theirs]):
+        if _NEUTRAL.fullmatch(key) or (needs_both and not (key in ours and key in theirs)):
+            continue
+        a, b = ours.get(key), theirs.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            yield from _settings(a, b, f"{name}.{key}".lstrip("."))
+        else:
+            yield f"{name}.{key}".lstrip("."), a, b
 
 
 _SCALES = re.compile(r"scale|SCB|absmax|codebook", re.IGNORECASE)

@@ -23,7 +23,11 @@ def verdict(saved: Sequence[Saved], compared: Sequence[Comparison], is_strict: b
         Checked(sum(map(_num_readable, saved)), "tensor", "read and checked"),
         Checked(sum(len(saved_part.states) for saved_part in saved), "optimizer state", "read and checked"),
         *(entry for saved_part in saved for entry in saved_part.checked),
-        *(Checked(comparison.num_compared, "tensor", f"compared with {comparison.other}") for comparison in compared),
+        *(
+            Checked(number, noun, f"compared with {comparison.other}")
+            for comparison in compared
+            for number, noun in ((comparison.num_compared, "tensor"), (comparison.num_settings, "setting"))
+        ),
     ]
     missing = [_not_checked(sentence, is_strict) for saved_part in saved for sentence in saved_part.unchecked]
     missing += [_not_checked(sentence, True) for comparison in compared for sentence in comparison.unchecked]

@@ -101,7 +101,8 @@ def assert_saved_is_complete(
     """Assert that a checkpoint or a saved model is complete and loadable. `zero-study saved` checks the same.
 
     `trained` is the trained model, its whole state by name, or the folder of another checkpoint or of a recording by
-    `zero-study diff`. `model` is a folder with the model's config.json, if the saved folder has none.
+    `zero-study diff`. `model` is a folder with the model's config.json, if the saved folder has none. Settings, such as
+    num_attention_heads or lora_alpha, are compared only if `trained` is the folder of another saved model.
     """
     __tracebackhide__ = True
     from .saving import check
