@@ -82,11 +82,11 @@ def test_a_run_dies_with_whoever_started_it(tmp_path):
     """Killed by SIGKILL, which nobody can handle: the program and the child of its that asks for it, too."""
     child = (
         "import sys, time; sys.path.insert(0, sys.argv[1])\n"
-        "from study import processes; processes.die_with_parent(); open(sys.argv[3] + '/asked', 'w'); time.sleep(600)"
+        "from zero_study import processes; processes.die_with_parent(); open(sys.argv[3] + '/asked', 'w'); time.sleep(600)"
     )
     program = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[2], *sys.argv[1:]])"
     starter = (
-        "import subprocess, sys; sys.path.insert(0, sys.argv[3]); from study import processes; "
+        "import subprocess, sys; sys.path.insert(0, sys.argv[3]); from zero_study import processes; "
         "subprocess.run(processes.with_parent_death_signal([sys.executable, *sys.argv[1:]]), start_new_session=True)"
     )
     root = str(Path(processes.__file__).parents[1])
@@ -138,7 +138,7 @@ def wait_until(condition) -> None:
 
 # ---------------------------------------------------------------- what processes that are started answer
 
-TELL = "import os, sys; from study import processes; "
+TELL = "import os, sys; from zero_study import processes; "
 
 
 @pytest.fixture(autouse=True)

@@ -317,7 +317,7 @@ def test_commands_plan_and_run(study, monkeypatch, capsys):
 def test_nohup_is_respected(ignored):
     """What the parent ignores stays ignored; else the end of the terminal is as Ctrl-C."""
     code = (
-        "import signal; from study import __main__, cli\n"
+        "import signal; from zero_study import __main__, cli\n"
         f"signal.signal(signal.SIGHUP, signal.{'SIG_IGN' if ignored else 'SIG_DFL'})\n"
         "cli.run = lambda _: signal.raise_signal(signal.SIGHUP); __main__.main()"
     )

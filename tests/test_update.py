@@ -325,7 +325,7 @@ def test_ranks_that_do_not_train_the_same_model_are_found(changes, fault):
     same = {
         "watched": ["FSDP2", "Net", 100, "engine"], "ranks": [0, 1, 2], "settings": ["lr 0.1"], "buffers": {},
         "weights": {"a": (1.0, 2.0), "b": (3.0, 4.0)}, "batches": [], "findings": [], "scaled": 1.0, "targets": [],
-        "unchecked": [], "is_separate": False, "totals": [None, None],
+        "unchecked": [], "is_separate": False, "totals": [None, None], "last_is_local": False,
     }  # fmt: skip
     found, notes = check_ranks([same, same, {**same, **changes}])
     assert ([json_answer.fault_id(text) for text in found], notes) == ([fault] * bool(fault), [])

@@ -60,10 +60,12 @@ class _Commands(command_line.Command, click.Group):
         return sorted(all_commands())
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        """Return the command with this name. None if there is none, and none can be missing with the study."""
+        """Return the command with this name. Raises click's NoSuchCommand, or Refusal if it may be one of the study."""
         command = self.commands.get(name) or all_commands().get(name)
-        if command is None and (reason := _of_study().why_missing):
-            raise Refusal(f"zero-study has no command {name!r}. {reason}")
+        if command is None and not name.startswith("-"):
+            if reason := _of_study().why_missing:
+                raise Refusal(f"zero-study has no command {name!r}. {reason}")
+            raise click.NoSuchCommand(name, possibilities=all_commands(), ctx=context)
         return command
 
 

@@ -495,7 +495,7 @@ def _different_weights(report: Report, pair: str, difference: str) -> str:
     if report["last_is_local"]:
         return (
             f"{begin} Earlier backward passes of the step averaged their gradients, but the last one reduced 0 bytes. "
-            "Run the last micro step outside of no_sync, and call the wrapped model instead of its .module."
+            "Run the last micro step outside of no_sync, and call the wrapped model instead of the module inside it."
         )
     return (
         f"{begin} Look for weights that are changed or added after the model is wrapped, and for backward passes "
