@@ -82,7 +82,8 @@ def test_a_run_dies_with_whoever_started_it(tmp_path):
     """Killed by SIGKILL, which nobody can handle: the program and the child of its that asks for it, too."""
     child = (
         "import sys, time; sys.path.insert(0, sys.argv[1])\n"
-        "from zero_study import processes; processes.die_with_parent(); open(sys.argv[3] + '/asked', 'w'); time.sleep(600)"
+        "from zero_study import processes; processes.die_with_parent()\n"
+        "open(sys.argv[3] + '/asked', 'w'); time.sleep(600)"
     )
     program = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[2], *sys.argv[1:]])"
     starter = (

@@ -1247,6 +1247,17 @@ def test_the_gradient_is_compared_with_that_of_one_process(loss, monkeypatch):
         assert found["reference"]["difference"] < 1e-5
 
 
+@pytest.mark.parametrize(("factor", "is_clipping"), [(0.3, True), (0.5, False)])  # two micro batches
+def test_own_clipping_is_told_from_a_division_by_a_number_that_it_is_not(factor, is_clipping, monkeypatch):
+    script = OF_ONE_PROCESS.format(loss="entropy(x, y) / 2", uneven=0)
+    clipping = "torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)"
+    Path("train.py").write_text(script.replace(clipping, f"[p.grad.mul_({factor}) for p in net.parameters()]"))
+    monkeypatch.setattr(sys, "argv", ["prove"])
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    main(["--reference", "train.py"])
+    assert (bool(proof()["findings"]), "factor_of_script" in proof()["reference"]) == (not is_clipping, is_clipping)
+
+
 def test_a_reference_changes_no_weight(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["prove"])
     monkeypatch.setattr(sys, "path", ["", *sys.path])

@@ -281,6 +281,10 @@ class Gradients:
         self._made = self._fingerprints()
         self._contributions.end_backward()
 
+    def scale_since_backward(self) -> float | None:
+        """Return by what all gradients were multiplied since the last backward call. None if that is unknown."""
+        return scale_between(self._made, self._fingerprints())
+
     def compare_with_last_update(self) -> None:
         """Record whether the last update used the same gradients without a backward call since then."""
         self.are_repeated = not self.num_backwards and repeated(self.sums().values(), self._of_last_update)
@@ -294,7 +298,7 @@ class Gradients:
         self.number, self.num_zero = len(sums), sums.count((0.0, 0.0))
         self.num_missing = sum(p.grad is None and p.numel() > 0 for p in self._parameters)
         marks = self._fingerprints()
-        self.factor, self.growth = scale_between(self._made, marks), growth_between(self._made, marks)
+        self.factor, self.growth = self.scale_since_backward(), growth_between(self._made, marks)
         self.are_replaced = self.factor is None and self._contributions.are_unrelated()
         self.erased_share = self._contributions.erased_share()
         if self.factor is None and self.growth is None and marks != self._made:
@@ -445,7 +449,7 @@ class Step:
         if not self._agree(self.reference.reason):
             self.reference.report = {"reason": self.reference.reason or "another rank could not compute it"}
             return
-        self.reference.note_gradients()
+        self.reference.note_gradients(self.gradients.scale_since_backward())
         self.reference.run()
 
     def close(self) -> None:

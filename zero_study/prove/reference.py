@@ -79,6 +79,7 @@ class Reference:
         self._model, self._facts = model, facts
         self._passes: list[_Pass] = []
         self._got: dict[str, dict[str, Any]] | None = None  # the gradients of the step, before they are clipped
+        self._factor: float | None = None  # by what the script had multiplied them
         self.report: Report = {}
         self._reason = _why_impossible(model, facts)
         trainable = [(name, p) for name, p in inner_module(model).named_parameters() if p.requires_grad]
@@ -159,14 +160,15 @@ class Reference:
             forward_pass.weight = of_loss
             forward_pass.received[number] = gradient.detach() if before is None else before + gradient.detach()
 
-    def note_gradients(self) -> None:
+    def note_gradients(self, factor: float | None = None) -> None:
         """Record the gradients of the step after the engine has averaged them. A second call has no effect.
 
-        Under DeepSpeed, every rank must call this before the engine's step.
+        Under DeepSpeed, every rank must call this before the engine's step. `factor` is by what the script has
+        multiplied all gradients since the last backward pass. None if it is unknown.
         """
         if self._got is None and not self._reason:
             try:
-                self._got = self._gradients()
+                self._got, self._factor = self._gradients(), factor
             except Exception as error:  # the training continues
                 self._reason = f"{type(error).__name__}: {error}"
 
@@ -225,6 +227,7 @@ class Reference:
         return {
             "reason": None,
             "got": self._got or {},
+            "factor": self._factor,
             "of_loss": {name: packed(values, 0) for name, values in own.items()},
             "of_mean": None if is_own_loss else {name: packed(values, 0) for name, values in of_mean.items()},
             "weights": weights,
@@ -449,6 +452,7 @@ class Judgment(NamedTuple):
     not_checked: list[str]  # what of it could not be checked, and why
     num_checked: int  # elements of gradients
     numbers: dict[str, Any]  # for proof.json
+    notes: tuple[str, ...] = ()
 
 
 def judge(reports: Sequence[Report], averages: bool) -> Judgment:
@@ -473,12 +477,28 @@ def judge(reports: Sequence[Report], averages: bool) -> Judgment:
     ratio, cosine = length / expected_length, float(actual @ expected) / (length * expected_length) if length else 0.0
     difference = float((actual - expected).norm()) / expected_length
     tolerance = TOLERANCE_OF_16_BITS if any(report["has_16_bits"] for report in reports) else TOLERANCE
-    numbers = {"norm_ratio": ratio, "cosine": cosine, "difference": difference, "loss_is_own": is_own_loss}
+    numbers: dict[str, Any] = {
+        "norm_ratio": ratio,
+        "cosine": cosine,
+        "difference": difference,
+        "loss_is_own": is_own_loss,
+    }
     not_checked = ["the script's loss is not a mean that a loss function of PyTorch computed, so its scale is unknown"]
-    findings = []
+    findings: list[str] = []
+    notes: list[str] = []
     if difference > tolerance and (averages or not is_own_loss or cosine < 1 - tolerance):
-        findings = [_finding(reports, ratio, cosine, tolerance, is_own_loss)]
-    return Judgment(findings, not_checked if is_own_loss else [], actual.numel(), numbers)
+        factors = [report["factor"] or 0.0 for report in reports]
+        factor = factors[0]
+        if factor and all(abs(each / factor - 1) < SAME for each in factors) and not _named_factor(factor, reports):
+            numbers["factor_of_script"] = factor  # a division by a number of ranks would be no clipping
+        if float((actual / numbers.get("factor_of_script", 1.0) - expected).norm()) <= tolerance * expected_length:
+            notes = [
+                f"the script multiplied all gradients by {factor:.4g} after the last backward pass, as clipping does. "
+                "Before that, the gradient was that of one process."
+            ]
+        else:
+            findings = [_finding(reports, ratio, cosine, tolerance, is_own_loss)]
+    return Judgment(findings, not_checked if is_own_loss else [], actual.numel(), numbers, tuple(notes))
 
 
 def _gathered(reports: Sequence[Report], key: str) -> tuple[torch.Tensor, torch.Tensor]:

@@ -486,6 +486,7 @@ class StepWatcher:
         self._content["reference"] = result.numbers
         self._checked.append(Checked(result.num_checked, "gradient element", "compared with that of one process"))
         notes += [f"{text.NOT_CHECKED}{REFERENCE} ({reason})" for reason in result.not_checked]
+        notes += result.notes
         return result.findings
 
     def _decide(self, posted: Sequence[Any]) -> list[Any]:
