@@ -93,7 +93,7 @@ box:
 
 # One worker per core: a launch has two processes, but it spends most of its time on imports. More workers need more
 # memory. Slow tests also wait for clusters and networks, so they have one worker more.
-PYTEST = .venv/bin/python -m pytest --maxprocesses 8 --dist loadfile --no-loadscope-reorder $(RECORD)
+PYTEST = .venv/bin/python -m pytest $(ONLY) --maxprocesses 8 --dist loadfile --no-loadscope-reorder $(RECORD)
 
 test: setup $(if $(CI),chromium)
 	@$(PYTEST) --numprocesses logical -m "not slow and not pages and not nightly and not measurements"

@@ -257,12 +257,12 @@ def likely_tests(copy: Copy, path: Path, room: str) -> list[str]:
     importers = [file for file, text in copy.sources().items() if file.suffix == ".py" and _imports(text, module)]
     of_importers = [file.relative_to(copy.folder).with_suffix("") for file in importers]
     scores = {}
-    for file in sorted((copy.folder / "tests").glob("test_*.py")):
+    for file in sorted((copy.folder / "tests").rglob("test_*.py")):
         text = file.read_text(encoding="utf-8")
         score = 3.0 * _imports(text, module) + 2.0 * (path.name in text) + 1.0 * (package in text and "." in package)
         score += 1.0 * any(_imports(text, each) for each in of_importers)
         of_name = _words(file.stem)
-        scores[file.name] = score + 6.0 * len(words & of_name) / max(1, len(of_name))
+        scores[str(file.relative_to(copy.folder / "tests"))] = score + 6.0 * len(words & of_name) / max(1, len(of_name))
     found = sorted((name for name in scores if scores[name]), key=lambda name: -scores[name])
     return found[:MOST_LIKELY]
 
