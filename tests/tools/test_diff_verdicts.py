@@ -229,6 +229,15 @@ def test_noise_of_the_same_training_is_a_bound(settings: dict[str, Any], run: Ru
     assert "2 buffers of the model (not recorded: 1.running_mean, 1.running_var)" in " ".join(text(result).split())
 
 
+def test_a_rate_of_zero_is_named_on_either_side(run: Run, tmp_path: Path):
+    run(RATE="0.0")
+    (tmp_path / "a").rename(tmp_path / "b")
+    run(RATE="0.1")
+    a, b = (Recording.read(tmp_path / name) for name in ("a", "b"))
+    assert compare(a, b).causes[0] == "the learning rate of B is 0 in step 1."
+    assert compare(b, a).causes[0] == "the learning rate of A is 0 in step 1."
+
+
 def test_noise_of_an_old_recording_cannot_be_checked(run: Run, tmp_path: Path):
     run("--noise", "1")
     for path in (tmp_path / "a").rglob("rank-0.json.gz"):

@@ -62,7 +62,7 @@ def _causes(pattern: _Pattern) -> Iterator[str]:
     if first.broken:
         yield "an overflow or a division by zero. Nothing after this tensor can be compared."
     elif first.missing:
-        yield _of_missing(first, first.missing)
+        yield _of_missing(first, first.missing, pattern.a if first.missing == "A" else pattern.b)
     else:
         if 0 < len(first.ranks) < pattern.a.world_size and first.kind != "batch":
             yield f"only rank {first.ranks[0]} differs. Its shard, its weights or its code may be different."
@@ -70,12 +70,20 @@ def _causes(pattern: _Pattern) -> Iterator[str]:
             yield from _BY_KIND[first.kind](pattern)
 
 
-def _of_missing(first: Difference, side: str) -> str:
+def _of_missing(first: Difference, side: str, recording: Recording) -> str:
+    """Return why a side has no tensor of the first difference."""
     if first.kind == "weights":
         return "the models have different parameters, or different names for them."
+    if first.kind in ("update", "whole") and _is_rate_zero(recording, first.step):
+        return f"the learning rate of {side} is 0 in step {first.step}."
     if first.kind == "whole":
         return f"{side} makes no update, because it ended before one, or because its optimizer is not from torch.optim."
     return f"{first.name} is not trained in {side}, because it is frozen, or because no backward pass reaches it."
+
+
+def _is_rate_zero(recording: Recording, step: int) -> bool:
+    rates = [rate for rates in recording.facts["rates"][step - 1 : step] for rate in rates]
+    return bool(rates) and not any(rates)
 
 
 def _of_batch(pattern: _Pattern) -> Iterator[str]:
@@ -135,10 +143,13 @@ def _of_update(pattern: _Pattern) -> Iterator[str]:
         is_none = abs(factor) < NOTHING
         if is_none and any(entry.kind == "weights" and entry.dtype in ROUNDOFF for entry in pattern.b.ranks[0]):
             yield "the weights have 16 bits in B, without fp32 master weights, so that small updates round to nothing."
+        step = pattern.first.step
         yield (
-            "B's optimizer does not have this parameter, or has not stepped."
-            if is_none
-            else f"the learning rate is {factor:.4g} times as large in B."
+            f"the learning rate is {factor:.4g} times as large in B."
+            if not is_none
+            else f"the learning rate of B is 0 in step {step}."
+            if _is_rate_zero(pattern.b, step)
+            else "B's optimizer does not have this parameter, or has not stepped."
         )
     yield "the optimizer's settings or states differ: learning rate, weight decay, groups, betas, epsilon or moments."
     if factor is None and 0.5 < pattern.first.distance < 2:

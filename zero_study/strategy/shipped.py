@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-# The digest of the settings of each file in accelerate_configs/, by name. tests/both/test_strategy.py checks the digests.
+# The digest of the settings of each file in accelerate_configs/, by name. test_strategy.py checks the digests.
 DIGESTS: dict[str, str] = json.loads(Path(__file__).with_name("shipped.json").read_text())
 
 # Settings that do not define a strategy: launcher, path of the JSON, and settings that the run sets for all strategies.
