@@ -10,12 +10,13 @@ from study import run_in_theory
 from study.config import RunConfig, build_config
 from study.records.schema import SCHEMA_VERSION, Facts
 from study.running import studies
-from zero_study import __version__, files
+from zero_study import files
 from zero_study.errors import Refusal, refusing
 from zero_study.strategy import file, theory_engine
 from zero_study.strategy.file import Strategy
 from zero_study.theory import adapters, hardware, peaks, prediction
 from zero_study.theory.hardware import Gpu
+from zero_study.version import __version__
 
 # What the project ships: kinds and numbers of GPUs, and the studies that need GPUs.
 BOXES = (("a100-40gb", 1), ("a100-80gb", 1), ("a100-80gb", 8), ("h100-sxm", 8), ("h200", 1))

@@ -18,12 +18,13 @@ from typing import NamedTuple
 
 import click
 
-from zero_study import __version__, command_line
+from zero_study import command_line
 from zero_study.answers.envelope import Answer
 from zero_study.cli import check, plan, project
 from zero_study.cli.options import Command
 from zero_study.errors import Refusal, describe_usage
 from zero_study.verdict import Verdict
+from zero_study.version import __version__
 
 # The groups of commands that `zero-study` lists if it is called without arguments: the commands of this package, and an
 # example. The replication study adds its own commands.

@@ -34,7 +34,7 @@ from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 
-from .. import __version__, terminal
+from .. import terminal
 from ..engines.hooks import before_updates, without_graphs, wrap_function
 from ..engines.readback import full_tensors
 from ..engines.readback.dtypes import dtype_names
@@ -42,6 +42,7 @@ from ..engines.readback.facts import is_deepspeed, uncompiled, versions
 from ..engines.readback.parameters import full_value, is_partitioned, plain_name, whole_size
 from ..engines.scripts import rank
 from ..files import write_whole
+from ..version import __version__
 from . import padding, training
 from .recorded import FILE, FORMAT, Entry
 from .rounding import Rounding

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from zero_study import __version__
 from zero_study.errors import Refusal, refusing
 from zero_study.files import LONGEST_NAME, check_name, relative_to_cwd, sha256
 from zero_study.logs import formats
 from zero_study.logs.draft import Draft
 from zero_study.public_runs.schema import PublicRun, Setting, Source
 from zero_study.terminal import printable
+from zero_study.version import __version__
 
 # Programs give all their logs these names, so the folder's name says which run it is.
 _NAMES_OF_PROGRAMS = re.compile(r"trainer_state|metrics|events\.out\.tfevents\..*")

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from .. import __version__, terminal
+from .. import terminal
 from .. import verdict as verdicts
 from ..engines.hooks import before_updates, wrap_function
 from ..engines.readback.demands import Demand
@@ -38,6 +38,7 @@ from ..engines.readback.parameters import whole_size
 from ..engines.readback.states import count_states
 from ..engines.scripts import rank
 from ..verdict import Checked, Verdict
+from ..version import __version__
 from . import findings, mismatch, norms, reference, schedules, store_exchange, text, update
 from .checksums import Checksum, of_batch, of_weights, total
 from .demands import Request, by_arguments, by_file, by_json, by_launcher, content_of, requested_processes

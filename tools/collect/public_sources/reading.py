@@ -10,11 +10,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from public_sources.checkout import Checkout
-from zero_study import __version__
 from zero_study.errors import Refusal
 from zero_study.logs import imported
 from zero_study.public_runs.quantities import values
 from zero_study.public_runs.schema import Ending, PublicRun, Series, Setting
+from zero_study.version import __version__
 
 # What a description of the machine or a folder names better than the log, in which submitters name themselves freely.
 BESIDE_THE_LOG = {"benchmark", "submitter", "system"}
