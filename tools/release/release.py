@@ -3,7 +3,8 @@
     python tools/release/release.py 0.2.0          # in build/release; the clone stays as it is
     python tools/release/release.py 0.2.0 --tag    # also commit version and changelog in the clone, and tag the commit
 
-The program works on a copy of HEAD, and installs the programs that check a release into build/release/tools.
+First, `make site` builds the pages and JSON Schemas that are not committed. If one cannot be made, the release ends.
+The program then works on a copy of HEAD, and installs the programs that check a release into build/release/tools.
 
 The upload is done by .github/workflows/release.yml when a tag is pushed. That workflow also makes the attestations,
 because they are signed with the identity of the workflow: a person at a terminal has no such identity. The index has to
@@ -120,6 +121,7 @@ def main() -> None:
     chosen = parser.parse_args()
     if changed := _git("status", "--porcelain"):
         sys.exit(f"The clone has changes that are not committed, so they would not be released:\n{changed}")
+    _run("make", "-C", ROOT, "site")
     source = FOLDER / "source"
     for folder in (source, FOLDER / "dist", FOLDER / "installed"):
         shutil.rmtree(folder, ignore_errors=True)
