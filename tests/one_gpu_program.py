@@ -1,6 +1,6 @@
 """`tools/measure/one_gpu.py` with the shortest runs that reach each of its items; arguments as of that program.
 
-Items keep the runs whose ids match. With --small their models are tiny. The comparison with Trainer has few steps.
+Items keep the runs whose ids match. With --small their models are tiny.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools" / "measure"))
 
 import one_gpu
-import throughput
 from one_gpu import Runs
 
 RUNS = {
@@ -25,16 +24,11 @@ RUNS = {
 }
 
 
-def shortened() -> tuple[one_gpu.Item, ...]:
+def shortened() -> tuple[Runs, ...]:
     """Return the list's items with few runs each. An item that has none of `RUNS` keeps none of its runs."""
-    return tuple(
-        replace(item, ids=RUNS.get(item.title, "^$")) if isinstance(item, Runs) else replace(item, strategies=("ddp",))
-        for item in one_gpu.ITEMS
-    )
+    return tuple(replace(item, ids=RUNS.get(item.title, "^$")) for item in one_gpu.ITEMS)
 
 
 if __name__ == "__main__":
-    short = {**throughput.FLAGS, "size": "tiny", "global_batch_size": 8, "num_train_examples": 48, "max_steps": 6}
-    throughput.WORKS["small"] = {**short, "timing_warmup_steps": 2}
     one_gpu.ITEMS = shortened()
     one_gpu.main()

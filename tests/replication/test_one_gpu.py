@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
-import shlex
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +12,8 @@ import fake_train
 import launching
 import one_gpu
 import pytest
-import throughput
 from click.testing import CliRunner
-from one_gpu import AgainstTrainer, Place, Runs
+from one_gpu import Place, Runs
 
 from study.compare import table
 from study.records import pack, schema
@@ -137,46 +134,25 @@ def test_what_fails_or_is_refused_keeps_nothing_else_waiting(place, monkeypatch,
     def refuse(*_, **__):
         raise Refusal("--data-dir data: no such folder")
 
-    monkeypatch.setattr(throughput, "measure", refuse)
-    listed = (*LIST[:2], AgainstTrainer("trainer", "bert-large", ("ddp",), 1), LIST[2])
+    fail = {"error": refuse}
+    whole = Runs.run
+
+    def run(item, place, slot):
+        return fail["error"]() if item.title == "trainer" else whole(item, place, slot)
+
+    monkeypatch.setattr(Runs, "run", run)
+    listed = (*LIST[:2], Runs("trainer", "a", "none"), LIST[2])
     assert one_gpu.run(listed, place, Slot(60)) == runner.SOME_NOT_OK
     assert len(done(place)) == 5
     assert "zero-study: --data-dir data: no such folder" in capsys.readouterr().err
     assert one_gpu.run(listed, place, Slot(60)) == runner.SOME_NOT_OK  # what failed keeps its outcome in a slot
-    monkeypatch.setattr(throughput, "measure", lambda *_, **__: 1 / 0)  # a fault of the program's own
+    fail["error"] = lambda: 1 / 0  # a fault of the program's own
     assert one_gpu.run(listed, place, Slot(60)) == runner.SOME_NOT_OK
     assert "ZeroDivisionError" in capsys.readouterr().err
     assert packed(place) == 5
     fakes(monkeypatch, place)
     assert one_gpu.run(LIST, place, Slot(60)) == runner.SOME_NOT_OK
     assert "**failed**" in (place.folder / one_gpu.PAGE).read_text()
-
-
-@pytest.mark.launches
-def test_trainer_is_compared_in_what_is_left_of_the_slot(place, monkeypatch):
-    item = AgainstTrainer("trainer", "bert-large", ("ddp", "zero2"), 2)
-    compared = []
-
-    def compare(work, number, num_pairs):
-        compared.append((work.strategy.name, work.config.size, number))
-        arm = {"wall_samples_per_second": 1.0, "step_samples_per_second": 1.0, "losses": [1.0]}
-        arm |= {"proof": dict.fromkeys(throughput.SAME), "peak_samples_per_second": None}
-        return throughput.reduced({"order": [], "ours": arm, "trainer": arm}, 1e-4)
-
-    monkeypatch.setattr(throughput, "compare", compare)
-    assert item.run(place, Slot(1, first_runs_regardless=False)) == throughput.SOME_MISSING
-    assert compared == []
-    assert item.state(place).to_run == 2
-    assert one_gpu.run((LIST[0], item), place, Slot(600)) == runner.ALL_OK
-    assert compared == [("ddp", "tiny", 1), ("zero2", "tiny", 1)]  # in the small one pair each
-    assert item.state(place)[:3] == (0, 2, 0)
-    result = json.loads((place.folder / "throughput" / "throughput-small.json").read_text())
-    words = shlex.split(result["command"])[2:]
-    requested = throughput.main.make_context("throughput.py", words).params
-    assert throughput.recorded(requested) == result["command"]  # by which the command itself goes on with it
-    assert packed(place) == 2
-    home = next(Path().glob("home*"))
-    assert json.loads((home / "throughput-small.json").read_text()) == result
 
 
 # ---------------------------------------------------------------- the list itself
@@ -201,7 +177,7 @@ def test_the_list_in_order_of_value(monkeypatch, tmp_path):
     monkeypatch.setenv("COLUMNS", "120")  # each title on one line
     place = Place(tmp_path, Path("data"), False)
     states = [item.state(place) for item in one_gpu.ITEMS]
-    assert [state.to_run for state in states] == [21, 20, 9, 16, 13, 6, 6, 18, 9]
+    assert [state.to_run for state in states] == [21, 20, 9, 16, 13, 6, 18, 9]
     assert {(state.kept, state.skipped) for state in states} == {(0, 0)}
     displayed = one_gpu.show(one_gpu.ITEMS, place)
     rows = displayed.splitlines()[2 : 2 + len(states)]
@@ -237,12 +213,7 @@ REHEARSED = {
 def test_the_list_in_the_small(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "ROOT", tmp_path)  # no earlier runs
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    short = {**throughput.FLAGS, "size": "tiny", "global_batch_size": 8, "num_train_examples": 48, "max_steps": 6}
-    monkeypatch.setitem(throughput.WORKS, "small", {**short, "timing_warmup_steps": 2})
-    listed = [
-        replace(item, ids=REHEARSED[item.study]) if isinstance(item, Runs) else replace(item, strategies=("ddp",))
-        for item in (*one_gpu.ITEMS[:4], one_gpu.ITEMS[5])
-    ]
+    listed = [replace(item, ids=REHEARSED[item.study]) for item in one_gpu.ITEMS[:4]]
     monkeypatch.setattr(one_gpu, "ITEMS", tuple(listed))
     launching.use()
     done = CliRunner().invoke(one_gpu.main, ["--small", "--runs-dir", str(tmp_path / "runs")])
@@ -250,8 +221,8 @@ def test_the_list_in_the_small(tmp_path, monkeypatch):
     place = Place(tmp_path / "runs" / "small", None, True)
     states = [item.state(place) for item in listed]
     counts = [(state.to_run, state.kept, state.skipped) for state in states]
-    assert counts == [(0, 2, 1), (0, 1, 0), (0, 1, 0), (0, 2, 0), (0, 1, 0)]
-    assert pack.merge(place.folder / one_gpu.PACK, tmp_path / "home").checked[1].number == 7
+    assert counts == [(0, 2, 1), (0, 1, 0), (0, 1, 0), (0, 2, 0)]
+    assert pack.merge(place.folder / one_gpu.PACK, tmp_path / "home").checked[1].number == 6
     page = (place.folder / one_gpu.PAGE).read_text()
     row = next(line for line in page.splitlines() if line.startswith("| `zero2` "))
     assert row == "| `zero2` | ok |  |  |  |  | ok | not run | not run | not run | not run |"

@@ -12,6 +12,5 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "measure"))
 
 import doctor_observed  # doctor's findings about public files, and what the engines did with these files
 import one_gpu  # the list of `make gpu`, whose times are predicted
-import pairs  # the format of a ratio over pairs of runs
 
-__all__ = ["doctor_observed", "one_gpu", "pairs"]
+__all__ = ["doctor_observed", "one_gpu"]

@@ -20,12 +20,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
-import throughput
 
 from study.compare import acceptance
-from study.config import build_config
 from study.records import pack
-from study.run import Run, make_run
+from study.run import Run
 from study.running import lock, plan, runner, studies
 from study.running.estimate import GPU_LAUNCH_SECONDS, History, duration
 from study.running.runner import ALL_OK, SOME_NOT_OK, SOME_WITHOUT_OUTCOME, Slot
@@ -34,7 +32,6 @@ from study.workloads import sources
 from zero_study import files, terminal
 from zero_study.engines import extensions, this_machine
 from zero_study.errors import Refusal, refusing
-from zero_study.strategy.file import read_by_name
 from zero_study.theory import hardware
 
 PAID_MINUTES = 60
@@ -102,66 +99,20 @@ class Runs:
         return LIMIT_IN_THE_SMALL if place.is_small else self.timeout_seconds
 
 
-@dataclass(frozen=True)
-class AgainstTrainer:
-    """Pairs of runs of this project's trainer and of Hugging Face's Trainer, in one process."""
-
-    title: str
-    work: str
-    strategies: tuple[str, ...]
-    num_pairs: int
-
-    def folder(self, place: Place) -> Path:
-        return place.folder / "throughput"
-
-    def _asked(self, place: Place) -> dict[str, Any]:
-        work = {"num_pairs": self.num_pairs, "work": self.work, "size": None}
-        return {"num_pairs": 1, "work": "small", "size": "tiny"} if place.is_small else work
-
-    def _output(self, place: Place) -> Path:
-        return self.folder(place) / f"throughput-{self._asked(place)['work']}.json"
-
-    def _pair_seconds(self, place: Place) -> float:
-        """Estimate the seconds of a pair, assuming that both runs take as long as this project's trainer."""
-        asked = self._asked(place)
-        flags = throughput.WORKS[asked["work"]] | ({"size": asked["size"]} if asked["size"] else {})
-        run = make_run(build_config(**flags), read_by_name(self.strategies[0]), 1)
-        return 2 * (History(on_gpu=False).estimate(run).seconds if place.is_small else _on_gpu(run, place))
-
-    def state(self, place: Place) -> State:
-        asked, output = self._asked(place), self._output(place)
-        kept = files.load(output, "a benchmark's result")["strategies"] if output.exists() else {}
-        num_kept = sum(len(one["pairs"]) for one in kept.values())
-        to_run = len(self.strategies) * asked["num_pairs"] - num_kept
-        return State(to_run, num_kept, 0, to_run * self._pair_seconds(place))
-
-    def run(self, place: Place, slot: Slot) -> int:
-        asked, names = self._asked(place), ",".join(self.strategies)
-        output = self._output(place)
-        output.parent.mkdir(parents=True, exist_ok=True)
-        options = {"strategies": names, **asked, "num_processes": 1}
-        options["data_dir"] = None if place.is_small else place.data_dir
-        command = throughput.recorded({**options, "output": output})
-        options |= {"output": output, "pair_seconds": self._pair_seconds(place)}
-        return throughput.measure(**options, slot=slot, command=command)
-
-
 # In order of value. A second seed says less than a first run of something else, so that of the large model is last.
-Item = Runs | AgainstTrainer
-ITEMS: tuple[Item, ...] = (
+ITEMS: tuple[Runs, ...] = (
     Runs("acceptance of every strategy", "gpu-acceptance", timeout_seconds=240.0),
     Runs("BERT-large: memory, time, MFU", "gpu-bert-large"),
     Runs("GPT of 1.5 billion: memory, time, MFU", "gpu-gpt2-xl", r"-seed0-batch\d+-(autocast|bf16)$"),
     Runs("LoRA, and frozen weights in 4 bits", "gpu-lora"),
     Runs("bytes of 2, 4, 8 ranks on the card", "shared-gpu", r"^bert-imdb-\w+-(single|ddp|zero[123])-\d"),
-    AgainstTrainer("against Hugging Face's Trainer", "bert-large", ("ddp", "zero2", "zero3"), 2),
     Runs("GPT of 1.5 billion: the largest batch", "gpu-gpt2-xl", r"-largest$"),
     Runs("GPT 124m to 6b: peaks", "model-size", r"-(single|zero3|zero3_cpu_offload)-1x-seed0-batch8\b"),
     Runs("GPT of 1.5 billion: the second seed", "gpu-gpt2-xl", r"-seed1-"),
 )
 
 
-def show(items: Sequence[Item], place: Place) -> str:
+def show(items: Sequence[Runs], place: Place) -> str:
     """Print the list: the remaining work of each item, and how long it is expected to take."""
     machine = this_machine.find()
     states = [item.state(place) for item in items]
@@ -179,7 +130,7 @@ def show(items: Sequence[Item], place: Place) -> str:
     return f"{table}\nabout {total} in all; minutes are {basis}"
 
 
-def run(items: Sequence[Item], place: Place, slot: Slot) -> int:
+def run(items: Sequence[Runs], place: Place, slot: Slot) -> int:
     """Run the items of the list that fit into the slot, and return an exit status like that of `zero-study run`.
 
     Raises Refusal if there is no GPU, if the texts are missing, or if another call uses the same folder.
@@ -224,7 +175,7 @@ def _build_extensions() -> None:
         print(refusal, flush=True)
 
 
-def _status(item: Item, place: Place, slot: Slot) -> int:
+def _status(item: Runs, place: Place, slot: Slot) -> int:
     """Run one item. If it is refused, the following items still run."""
     try:
         return item.run(place, slot)
@@ -235,7 +186,7 @@ def _status(item: Item, place: Place, slot: Slot) -> int:
     return SOME_NOT_OK
 
 
-def _take_home(items: Sequence[Item], place: Place) -> None:
+def _take_home(items: Sequence[Runs], place: Place) -> None:
     """Write the page of accepted results, and a pack of all results."""
     folders = [folder for item in items if (folder := item.folder(place)).is_dir()]
     try:

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from committed_runs import benchmark
-from measuring import pairs
 from wording import number_of, span, tabulate
 
 from study.records import schema
@@ -65,9 +64,14 @@ def saving() -> str:
     return tabulate(head, rows)
 
 
+def over_pairs(ratios: dict[str, float]) -> str:
+    """Return the median of a ratio over pairs of runs, with the lowest and the highest."""
+    return f"{ratios['median']:.3f} ({ratios['minimum']:.3f} to {ratios['maximum']:.3f}, n={ratios['count']})"
+
+
 def throughput() -> str:
     """The trainer's samples per second, divided by those of another program at the same work."""
-    rows = [[f"`{name}`", baseline, pairs.show(result["wall_ratio"]), pairs.show(result["step_ratio"])]
+    rows = [[f"`{name}`", baseline, over_pairs(result["wall_ratio"]), over_pairs(result["step_ratio"])]
             for baseline, file in (("Trainer", "throughput"), ("DeepSpeed without accelerate", "throughput_deepspeed"))
             for name, result in benchmark(file)["strategies"].items()]  # fmt: skip
     return tabulate(["strategy", "compared with", "by wall clock", "by the median step"], rows)
