@@ -404,7 +404,7 @@ TOOLS = {
     f"advise --model gpt2 {GPU}": 0, "doctor ddp.yaml": 0, f"why {SOUND}": 0, "check ddp.yaml": 0, "skills print": 0,
     f"upgrade {launching.ROOT / 'constraints.txt'} {launching.ROOT / 'constraints.txt'}": 0, "prove script.py": 0,
     "dry-run --world 2 --model gpt2 --sequence-length 8 ddp": 0, "saved adapter": 2, "diff recorded recorded": 0,
-    "conformance --only zero0/fp32/1-ranks/accumulation-1": 0,
+    "conformance --only zero0/fp32/1-rank/accumulation-1": 0,
 }  # fmt: skip
 
 

@@ -537,11 +537,9 @@ class Step:
                 parts.enter_context(wrap_function(kind, "__call__", self._on_module))
             if self.reference is not None:
                 call = functools.partial(self.reference.forward, call)
-            self.packing.note_inputs(options)
-            with self.cuts.observed(), self.packing.observed():
+            with self.cuts.observed(), self.packing.observed(options):
                 result = self._under_probe("forward", call, *arguments, **options)
             self.cuts.end_forward()
-            self.packing.end_forward()
             return result
 
     def _on_collective(self, call: Any, *arguments: Any, **options: Any) -> Any:
@@ -565,7 +563,6 @@ class Step:
         """
         if id(module) in self._parts and torch.is_autocast_enabled(self._device):
             self.autocast_dtype = torch.get_autocast_dtype(self._device)
-        self.packing.note_inputs(options)
         result = call(module, *arguments, **options)
         if id(module) in self._parts and any(p is not None for p in module._parameters.values()):
             self.cuts.note_module(module, result)
