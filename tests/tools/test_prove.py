@@ -1258,6 +1258,14 @@ def test_own_clipping_is_told_from_a_division_by_a_number_that_it_is_not(factor,
     assert (bool(proof()["findings"]), "factor_of_script" in proof()["reference"]) == (not is_clipping, is_clipping)
 
 
+@pytest.mark.launches
+def test_a_compiled_layer_does_not_trace_the_hook_that_finds_models():
+    script = OF_ONE_PROCESS.format(loss="entropy(x, y) / 2", uneven=0)
+    Path("train.py").write_text(script.replace("net = Net()", "net = Net(); net.head.compile(backend='eager')"))
+    completed = launching.python(["-m", "zero_study.prove", "--strict", "train.py"], Path.cwd())
+    assert completed.returncode == 0, completed.stderr
+
+
 def test_a_reference_changes_no_weight(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["prove"])
     monkeypatch.setattr(sys, "path", ["", *sys.path])

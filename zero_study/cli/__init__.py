@@ -10,8 +10,9 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from functools import cache
-from importlib.metadata import EntryPoint, EntryPoints, PackageNotFoundError, distribution
+from importlib.metadata import EntryPoints, PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -35,7 +36,7 @@ GROUPS: dict[str, tuple[tuple[click.Command, ...], str]] = {
     "Check": ((*check.COMMANDS, *project.CHECKS), "zero-study doctor my_deepspeed.json"),
     "Maintain": (project.COMMANDS, "zero-study pack runs/smoke my-box.zip"),
 }
-_STUDY = "study"  # the package of the replication study
+_MISSING = "The commands of the replication study are missing, because"
 _ENTRY_POINTS = "zero_study.commands"
 
 
@@ -64,7 +65,8 @@ class _Commands(command_line.Command, click.Group):
         """Return the command with this name. Raises click's NoSuchCommand, or Refusal if it may be one of the study."""
         command = self.commands.get(name) or all_commands().get(name)
         if command is None and not name.startswith("-"):
-            if reason := _of_study().why_missing:
+            is_misspelt = get_close_matches(name, self.commands, cutoff=0.8)
+            if (reason := _of_study().why_missing) and not is_misspelt:
                 raise Refusal(f"zero-study has no command {name!r}. {reason}")
             raise click.NoSuchCommand(name, possibilities=all_commands(), ctx=context)
         return command
@@ -84,14 +86,14 @@ def _why_missing(package: str) -> str | None:
     """
     own = Path(__file__).resolve().parents[2] / package / "__init__.py"
     if not own.is_file():
-        return f"The commands of the replication study are missing, because the package {package} is not installed."
+        return f"{_MISSING} the package {package} is not installed."
     spec = find_spec(package)
-    found = None if spec is None else spec.origin
-    if found is not None and Path(found).resolve() == own:
+    found = spec and (spec.origin or next(iter(spec.submodule_search_locations or ()), None))
+    if found and Path(found).resolve() == own:
         return None
     return (
-        f"The commands of the replication study are missing, because Python imports {found} in place of the package "
-        f"{package} of zero-study. Run zero-study in another folder, or change PYTHONPATH."
+        f"{_MISSING} Python imports {found} in place of the package {package} of zero-study. Run zero-study in another "
+        "folder, or change PYTHONPATH."
     )
 
 
@@ -104,10 +106,12 @@ class _OfStudy(NamedTuple):
 
 @cache
 def _of_study() -> _OfStudy:
-    if (reason := _why_missing(_STUDY)) is not None:
-        return _OfStudy({}, reason)
     commands: dict[str, tuple[click.Command, ...]] = {}
-    for point in _entry_points() or [EntryPoint(_STUDY, f"{_STUDY}.cli:COMMANDS", _ENTRY_POINTS)]:
+    if not (points := _entry_points()):
+        return _OfStudy({}, f"{_MISSING} zero-study is not installed. In the clone, run `make setup`.")
+    for point in points:
+        if (reason := _why_missing(point.module.partition(".")[0])) is not None:
+            return _OfStudy({}, reason)
         for title, of_group in point.load().items():
             commands[title] = (*commands.get(title, ()), *of_group)
     return _OfStudy(commands)

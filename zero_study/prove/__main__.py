@@ -247,6 +247,8 @@ class _Pairs:
         self._stack.close()
 
     def _on_forward(self, module: torch.nn.Module, _: Any) -> None:
+        if torch.compiler.is_compiling():  # a part of a model that is compiled, with this hook in its graph
+            return
         if not self._called and not self._steps:
             self._at_start = total(of_weights(module))
         if not self._called:

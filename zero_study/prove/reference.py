@@ -558,6 +558,10 @@ def _named_factor(ratio: float, reports: Sequence[Report]) -> str:
         "the number of ranks times micro batches": num_ranks * num_passes if min(num_ranks, num_passes) > 1 else 1,
         "the number of targets": sum(number for report in reports for _, number in report["weights"]),
     }
+    if len(targets := {number for report in reports for _, number in report["weights"]}) == 1:
+        (of_pass,) = targets
+        numbers |= {"the targets of a rank": of_pass * num_passes} if num_ranks > 1 else {}
+        numbers |= {"the targets of a micro batch": of_pass} if num_passes > 1 else {}
     for begin, factor in (("", ratio), ("1 divided by ", 1 / ratio if ratio else 0.0)):
         names = [name for name, number in numbers.items() if number > 1 and abs(factor / number - 1) < TOLERANCE / 2]
         if names:
