@@ -404,7 +404,7 @@ def test_a_folder_of_which_nothing_can_be_read_is_not_fine(tmp_path, capsys):
 def test_a_model_of_unknown_architecture_is_not_checked():
     for config, reason in (
         ({}, "architecture"),
-        ({"architectures": ["NoSuchModel"], "model_type": "no_such"}, "NoSuchModel"),
+        ({"architectures": ["NoSuchModel"], "model_type": "no_such"}, "no_such"),
         ({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "auto_map": {"AutoModel": "m.py"}}, "code"),
         ({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "quantization_config": {}}, None),
     ):

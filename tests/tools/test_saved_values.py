@@ -205,10 +205,16 @@ def test_a_group_may_have_only_as_many_further_elements_as_deepspeed_aligns(size
 
 BASE = {
     "model_type": "llama", "num_attention_heads": 4, "hidden_act": "silu", "rms_norm_eps": 1e-6,
-    "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}, "layer_types": ["full", "sliding"],
+    "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}, "num_hidden_layers": 2,
+    "layer_types": ["full_attention", "sliding_attention"], "hidden_size": 16, "intermediate_size": 32,
+    "vocab_size": 50, "image_token_id": 5, "max_position_embeddings": 2048,
     "text_config": {"hidden_size": 8}, "use_cache": True, "dtype": "float32", "architectures": ["A"],
     "transformers_version": "5.0.0", "attention_dropout": 0.0,
 }  # fmt: skip
+OLD_ROPE = {key: value for key, value in BASE.items() if key not in ("rope_parameters", "hidden_act")}
+SCALED = {"type": "linear", "factor": 2.0}
+IMAGES = {**OLD_ROPE, "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}}
+UNKNOWN = {"model_type": "unknown", "num_attention_heads": 4}
 PEFT = {**LORA, "use_rslora": False, "alpha_pattern": {}, "exclude_modules": ["a", "b"], "lora_dropout": 0.1}
 # settings of one side -> whether they compute something else with the same tensors
 SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
@@ -217,12 +223,35 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
     "epsilon": (BASE, {"rms_norm_eps": 1e-5}, True),
     "base of RoPE": (BASE, {"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}, True),
     "scaled RoPE": (BASE, {"rope_parameters": {**BASE["rope_parameters"], "factor": 2.0}}, True),
-    "order of layers": (BASE, {"layer_types": ["sliding", "full"]}, True),
+    "order of layers": (BASE, {"layer_types": ["sliding_attention", "full_attention"]}, True),
     "a part of a model": (BASE, {"text_config": {"hidden_size": 9}}, True),
     "nothing that is computed": (BASE, {
         "use_cache": False, "dtype": "bfloat16", "architectures": ["B"], "transformers_version": "4.57.0",
         "attention_dropout": 0.1, "_name_or_path": "a/b"}, False),
     "a key of another release": (BASE, {"rope_interleaved": False, "text_config": {"hidden_size": 8, "x": 1}}, False),
+    "checkpointed activations": ({**BASE, "gradient_checkpointing": False}, {"gradient_checkpointing": True}, False),
+    "a derived value": ({**BASE, "head_dim": 4}, {"head_dim": None}, False),
+    "a key of RoPE's type": (
+        {**OLD_ROPE, "rope_scaling": SCALED}, {"rope_scaling": {**SCALED, "rope_type": "linear"}}, False),
+    "generation": ({**BASE, "num_beams": 1, "max_length": 20}, {"num_beams": 4, "max_length": 512}, False),
+    "length with RoPE": (BASE, {"max_position_embeddings": 4096}, False),
+    "length with dynamic RoPE": (
+        {**OLD_ROPE, "rope_scaling": {**SCALED, "type": "dynamic"}}, {"max_position_embeddings": 4096}, True),
+    "kind of loss": ({**BASE, "problem_type": None}, {"problem_type": "single_label_classification"}, False),
+    **{f"RoPE of images in {kind}": ({**IMAGES, "model_type": kind}, {"rope_scaling": {
+        "type": "default", "rope_type": "default", "mrope_section": [1, 1, 2]}}, False)
+       for kind in ("llama", "qwen2_vl")},
+    "RoPE that one side lacks": (OLD_ROPE, {"rope_parameters": {**SCALED, "rope_theta": 1e4}}, True),
+    "scaled RoPE that one side lacks": (OLD_ROPE, {"rope_scaling": SCALED, "rope_parameters": None}, True),
+    "activation that one side lacks": (OLD_ROPE, {"hidden_act": "gelu"}, True),
+    "the default that one side lacks": (OLD_ROPE, {"hidden_act": "silu"}, False),
+    "token of images": (BASE, {"image_token_id": 7}, True),
+    "padding": (BASE, {"pad_token_id": 3}, True),
+    "tokens of generation": (BASE, {"bos_token_id": 3, "eos_token_id": 4, "decoder_start_token_id": 5}, False),
+    "an unknown model": (UNKNOWN, {"num_attention_heads": 8}, True),
+    **{f"base changed by {kind}": (PEFT, {"init_lora_weights": kind}, True) for kind in ("pissa", "olora")},
+    **{f"initial values of {kind}": (PEFT, {"init_lora_weights": kind}, False) for kind in ("gaussian", "orthogonal")},
+    "DoRA that one side lacks": ({key: PEFT[key] for key in PEFT if key != "use_dora"}, {"use_dora": True}, True),
     "scale": (PEFT, {"lora_alpha": 64}, True),
     "kind of scale": (PEFT, {"use_rslora": True}, True),
     "scale of a module": (PEFT, {"alpha_pattern": {"q_proj": 32}}, True),
@@ -235,7 +264,7 @@ def test_settings_that_compute_something_else_are_compared(name, tmp_path, capsy
     settings, changes, is_wrong = SETTINGS[name]
     folders = [tmp_path / side for side in ("right", "changed")]
     for folder, values in zip(folders, (settings, settings | changes), strict=True):
-        if settings is PEFT:
+        if "peft_type" in settings:
             save(folder, lora(), **values)
         else:
             save(folder, model())
@@ -247,6 +276,16 @@ def test_settings_that_compute_something_else_are_compared(name, tmp_path, capsy
     assert saving.compare(sides[0], sides[0]).findings == []
     assert cli.run(["saved", str(folders[1]), "--against", str(folders[0])]) == 1 or not is_wrong
     assert "settings compared with" in " ".join(capsys.readouterr().out.split())
+
+
+def test_settings_without_defaults_that_one_file_lacks_are_not_checked(tmp_path):
+    sides = [content.Saved(tmp_path, "Hugging Face", config=config) for config in (UNKNOWN, UNKNOWN | {"act": "gelu"})]
+    for side in sides:
+        side.tensors["w"] = content.in_memory("w", torch.ones(2), "file")
+    result = saving.compare(*sides)
+    assert (result.num_settings, result.findings) == (2, [])
+    assert ["act" in sentence for sentence in result.unchecked] == [True]
+    assert saving.compare(sides[1], sides[1]).unchecked == []
 
 
 # ---------------------------------------------------------------- tokens

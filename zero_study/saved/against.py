@@ -11,16 +11,21 @@ import torch
 
 from ..engines.readback.dtypes import dtype_name
 from ..engines.readback.parameters import adapter_name
-from .content import Finding, Saved
+from . import loading
+from .content import Finding, Saved, names_text
+from .expected import NotKnown
 from .values import same
 
 WIDEST_FIRST = ("float64", "float32", "float16", "bfloat16")
 # Settings that do not change what a loaded model computes: names, versions, types, caches, initial values, dropout,
-# tokens of generation, and outputs.
+# generation, training, and outputs.
 _NEUTRAL = re.compile(
-    r"_.*|architectures|auto_map.*|(torch_)?dtype|.*_version|use_cache|.*init.*|.*drop.*|.*_token_id|output_.*"
-    r"|return_.*|.*aux_loss.*|id2label|label2id|task_.*|base_model_name_or_path|revision|inference_mode|megatron_.*"
+    r"_.*|architectures|auto_map.*|(torch_)?dtype|.*_version|use_cache|(?!init_lora_weights).*init.*|.*drop.*"
+    r"|((forced_)?[be]os|decoder_start)_token_id|output_.*|return_.*|.*aux_loss.*|id2label|label2id|task_.*"
+    r"|base_model_name_or_path|revision|inference_mode|megatron_.*|gradient_checkpointing|problem_type"
+    r"|num_(beams|beam_groups|return_sequences)|(max|min)_length|do_sample|top_p|(repetition|length)_penalty"
 )
+_CHANGES_BASE = re.compile("pissa|olora|corda|loftq", re.IGNORECASE)  # initial values of LoRA, also if it is loaded
 
 Value = TypeVar("Value")
 
@@ -77,19 +82,29 @@ def compare(saved: Saved, other: Saved | Mapping[str, torch.Tensor], title: str 
     if not isinstance(other, Saved) or saved.is_adapter != other.is_adapter:
         ignore_base_weights(result, saved)
     report(result)
-    if isinstance(other, Saved) and saved.is_adapter == other.is_adapter and result.num_compared:
-        _compare_settings(result, saved.config or {}, other.config or {}, saved.is_adapter)
+    if not (isinstance(other, Saved) and saved.is_adapter == other.is_adapter and result.num_compared):
+        return result
+    if saved.config and other.config:
+        _compare_settings(result, saved.config, other.config, saved.is_adapter)
     return result
 
 
 def _compare_settings(result: Comparison, ours: Mapping[str, Any], theirs: Mapping[str, Any], is_adapter: bool) -> None:
     """Compare the settings that decide what the tensors compute, and add a finding if some differ."""
+    only_one: list[str] = []  # names that one side lacks
+    reason = ""
+    try:
+        ours, theirs = (loading.with_defaults(dict(config), is_adapter) for config in (ours, theirs))
+    except NotKnown as error:
+        reason = str(error)
     if is_adapter:  # PEFT writes sets as lists
         ours, theirs = (
-            {key: sorted(value, key=str) if isinstance(value, list) else value for key, value in config.items()}
+            {key: sorted(value, key=str) if isinstance(value, list | set) else value for key, value in config.items()}
             for config in (ours, theirs)
         )
-    pairs = list(_settings(ours, theirs))
+    pairs = list(_settings(ours, theirs, only_one))
+    if only_one and reason:  # there are no defaults for them
+        result.unchecked.append(f"settings that only one of the files has ({names_text(only_one)}), because {reason}")
     result.num_settings = len(pairs)
     differing = [f"{name} is {str(a)[:80]} and not {str(b)[:80]}" for name, a, b in pairs if a != b]
     if differing:
@@ -99,21 +114,45 @@ def _compare_settings(result: Comparison, ours: Mapping[str, Any], theirs: Mappi
         result.findings.append(Finding("different", f"{text} {remedy}", [file]))
 
 
-def _settings(ours: Mapping[str, Any], theirs: Mapping[str, Any], name: str = "") -> Iterator[tuple[str, Any, Any]]:
+def _settings(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any], only_one: list[str], name: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
     """Yield the name and both values of each setting that both sides have, without neutral ones.
 
-    Releases write different defaults, so a key that one side lacks is left out. An exception is a section such as
-    alpha_pattern, whose keys are no settings with defaults.
+    Releases have different settings, so a key that one side lacks is left out, and added to `only_one`. An exception
+    is a section such as alpha_pattern, whose keys are no settings with defaults.
     """
     needs_both = not name or name.endswith("config")
+    if "rope_" in name:
+        ours, theirs = _rope(ours), _rope(theirs)
     for key in dict.fromkeys([*ours, *theirs]):
-        if _NEUTRAL.fullmatch(key) or (needs_both and not (key in ours and key in theirs)):
-            continue
         a, b = ours.get(key), theirs.get(key)
-        if isinstance(a, dict) and isinstance(b, dict):
-            yield from _settings(a, b, f"{name}.{key}".lstrip("."))
+        full_name = f"{name}.{key}".lstrip(".")
+        if (
+            _NEUTRAL.fullmatch(key)
+            or (key == "init_lora_weights" and not _CHANGES_BASE.search(f"{a} {b}"))
+            or (key == "max_position_embeddings" and _ignores_length(ours) and _ignores_length(theirs))
+        ):
+            continue
+        if needs_both and not (key in ours and key in theirs):
+            only_one.append(full_name)
+        elif isinstance(a, dict) and isinstance(b, dict):
+            yield from _settings(a, b, only_one, full_name)
         else:
-            yield f"{name}.{key}".lstrip("."), a, b
+            yield full_name, a, b
+
+
+def _rope(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of RoPE with its type under one key. Sections for images (mrope) need no type of their own."""
+    kind = section.get("rope_type") or section.get("type") or "default"
+    rest = {key: value for key, value in section.items() if key != "type"}
+    return {**rest, "rope_type": "default" if kind == "mrope" else kind}
+
+
+def _ignores_length(config: Mapping[str, Any]) -> bool:
+    """Return whether positions have a RoPE that does not depend on the largest length."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return bool(rope or "rope_theta" in config) and not re.search("'(dynamic|yarn|longrope|su)'", str(rope))
 
 
 _SCALES = re.compile(r"scale|SCB|absmax|codebook", re.IGNORECASE)

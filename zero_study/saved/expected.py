@@ -60,10 +60,6 @@ def from_config(config: dict[str, Any], model_class: Any = None) -> Expected:
 
 def class_of(config: dict[str, Any], model_class: Any = None) -> tuple[Any, Any]:
     """Return the configuration and the class of the model that a config.json describes. Raises NotKnown."""
-    try:
-        import transformers
-    except ModuleNotFoundError:
-        raise NotKnown("transformers is not installed") from None
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
     if model_class is None and not isinstance(name, str):
@@ -72,22 +68,32 @@ def class_of(config: dict[str, Any], model_class: Any = None) -> tuple[Any, Any]
         raise NotKnown("the model has its own code, which is not run")
     if config.get("quantization_config"):
         raise NotKnown("the weights are quantized")
+    built = configuration(config)
     kind = config.get("model_type")
     if model_class is None or not _is_for(model_class, kind):
         model_class = class_called(str(name))
-    if model_class is None or not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
-        raise NotKnown(f"transformers {transformers.__version__} does not know {name}")
+    chosen_class = None if model_class is None else _class_for(model_class, built)
+    if chosen_class is None:
+        raise NotKnown(f"transformers has no {name if model_class is None else model_class.__name__} for {kind}")
+    return built, chosen_class
+
+
+def configuration(config: dict[str, Any]) -> Any:
+    """Return a config.json as transformers reads it, with derived values and defaults. Raises NotKnown."""
+    try:
+        import transformers
+    except ModuleNotFoundError:
+        raise NotKnown("transformers is not installed") from None
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
+        raise NotKnown(f"transformers {transformers.__version__} does not know models of type {kind}")
     try:
         with quiet():
             kind_class = transformers.CONFIG_MAPPING[kind]
             decode = getattr(kind_class, "_decode_special_floats", dict)  # JSON has no infinity
-            built = kind_class.from_dict(decode(_without_code(config)))
-            chosen_class = _class_for(model_class, built)
+            return kind_class.from_dict(decode(_without_code(config)))
     except Exception as error:
         raise NotKnown(f"transformers cannot read the configuration ({type(error).__name__})") from None
-    if chosen_class is None:
-        raise NotKnown(f"transformers has no {model_class.__name__} for {kind}")
-    return built, chosen_class
 
 
 def class_called(name: str) -> Any:

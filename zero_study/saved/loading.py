@@ -168,10 +168,26 @@ def _lacking(
     return sorted(missing), reshaped
 
 
+def with_defaults(settings: dict[str, Any], is_adapter: bool) -> dict[str, Any]:
+    """Return the settings of a model or an adapter with what its library derives from them. Raises NotKnown."""
+    if not is_adapter:
+        return dict(expected.configuration(settings).to_dict())
+    try:
+        import peft
+
+        with expected.quiet():
+            return {**settings, **_peft_config(peft, settings).to_dict()}
+    except Exception as error:
+        raise NotKnown(f"PEFT cannot read the configuration ({type(error).__name__})") from None
+
+
+def _peft_config(peft: Any, settings: dict[str, Any]) -> Any:
+    return peft.PeftConfig.from_peft_type(**getattr(peft.PeftConfig, "check_kwargs", dict)(**settings))
+
+
 def _wrap(peft: Any, base: Any, settings: dict[str, Any]) -> Any:
     """Return the base model with an adapter that has no values. Raises NoSuchModules."""
-    options = getattr(peft.PeftConfig, "check_kwargs", dict)(**settings)
-    chosen = peft.PeftConfig.from_peft_type(**options)
+    chosen = _peft_config(peft, settings)
     chosen.inference_mode = True
     if isinstance(getattr(chosen, "init_lora_weights", None), str):
         chosen.init_lora_weights = True  # others compute with the values of the base model
