@@ -239,7 +239,7 @@ def test_the_page_answers_while_one_types(address, planner):
     ask(page, address, QUESTIONS[0])
     page.locator("#gpus").press("Control+a")
     page.keyboard.type("16")
-    page.get_by_text("on 16 x h100-sxm (").wait_for()
+    page.get_by_text("on 16 x h100-sxm in 2 nodes").wait_for()
     assert "gpus=16" in page.url
     # By keyboard alone: from the first field to the button that shows the other strategies.
     page.locator("#model").focus()
