@@ -74,5 +74,5 @@ def test_an_error_of_the_check_does_not_end_the_training(tmp_path, monkeypatch):
 
 def test_attention_that_cannot_be_read_is_reported_as_not_checked(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("zero_study.prove.packing._SOFTMAX", {})
+    monkeypatch.setattr("zero_study.prove.packing._SOFTMAX", ())
     assert findings(RESTARTS, "eager") == ["not checked: attention between packed documents"]

@@ -68,4 +68,8 @@ def main(words: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except Refusal as refusal:
+        print(f"tools/derive/docs_tables.py: {refusal}", file=sys.stderr)
+        sys.exit(2)

@@ -10,8 +10,7 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-# Functions that give attention weights, each with the place of `dim` among its arguments.
-_SOFTMAX = {torch.Tensor.softmax: 1, torch.softmax: 1, functional.softmax: 1}
+_SOFTMAX = (torch.Tensor.softmax, torch.softmax, functional.softmax)  # they take `dim` as second argument
 _EXCLUDES = -50.0  # a mask adds a smaller number to exclude a key: exp(-50) is 2e-22
 _NOTHING = 1e-12  # a smaller attention weight is none
 _MOST_BORDERS = 16  # that are judged in a forward pass

@@ -298,7 +298,7 @@ class Gradients:
         self.number, self.num_zero = len(sums), sums.count((0.0, 0.0))
         self.num_missing = sum(p.grad is None and p.numel() > 0 for p in self._parameters)
         marks = self._fingerprints()
-        self.factor, self.growth = self.scale_since_backward(), growth_between(self._made, marks)
+        self.factor, self.growth = scale_between(self._made, marks), growth_between(self._made, marks)
         self.are_replaced = self.factor is None and self._contributions.are_unrelated()
         self.erased_share = self._contributions.erased_share()
         if self.factor is None and self.growth is None and marks != self._made:
