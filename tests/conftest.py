@@ -17,6 +17,8 @@ from typing import Any
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before any test imports torch
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # a worker has a core, and threads beyond it only wait for one another
+# With it, `print` writes each argument by itself, and the lines of two ranks mix in one pipe.
+os.environ.pop("PYTHONUNBUFFERED", None)
 
 import launching
 import pytest
