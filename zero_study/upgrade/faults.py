@@ -57,6 +57,9 @@ class Fault:
     # What goes wrong: gradients, weights or the loss; other data; what is saved or resumed; only memory, time or text.
     effect: Literal["training", "data", "checkpoint", "cost"] = "training"
     factor: str = ""  # a sentence with a measured factor, which is true with and without the fault
+    # How a log shows it, for `why`: the exception (its name without module; empty: none), patterns for the message and
+    # for a frame of the traceback ("FILE:LINE in FUNCTION"; empty: any), and an example of the message.
+    signature: Mapping[str, str] = field(default_factory=dict)
     program: str = ""  # a program of this repository that shows it
     evidence: Literal["", "read"] = ""  # read: known from the thread and the source code, not measured here
     # Only of a fault that conformance found. Engines, precisions and variation are named as in the matrix.
@@ -70,7 +73,7 @@ class Fault:
 
     def is_in(self, version: str | None) -> bool:
         """Return whether a release of the package has this property, regardless of other packages."""
-        first, end = base_release(self.introduced or "0"), base_release(self.fixed or "9999")
+        first, end = base_release(self.introduced or "0.0.1"), base_release(self.fixed or "9999")
         return version is not None and first <= base_release(version) < end
 
     def is_among(self, pins: Mapping[str, str]) -> bool:
