@@ -3,13 +3,15 @@
 Each function has the name of the rule whose message it provokes. It raises, or returns what a program printed.
 """
 
+# The functions call packages in ways that their types forbid, and call functions without types.
+# mypy: disable-error-code="no-untyped-call, override, arg-type, attr-defined"
+
 from __future__ import annotations
 
 import argparse
 import contextlib
 import io
 import os
-import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -125,11 +127,6 @@ def _(tools: Tools) -> None:
     _flatten(False, _parameter(2), _parameter(2).requires_grad_(False))
 
 
-@raises("start-up/flatten-device")
-def _(tools: Tools) -> None:
-    _flatten(True, _parameter(2), nn.Parameter(torch.zeros(2, device="meta")))
-
-
 @raises("start-up/fsdp-scalar")
 def _(tools: Tools) -> None:
     from torch.distributed.fsdp import fully_shard
@@ -162,13 +159,6 @@ def _launch_arguments(*options: str) -> Any:
     return launch_command_parser().parse_args([*common, *options, "train.py"])
 
 
-@raises("start-up/fsdp2-local-state-dict")
-def _(tools: Tools) -> None:
-    from accelerate.utils import FullyShardedDataParallelPlugin
-
-    FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type="LOCAL_STATE_DICT")
-
-
 @raises("start-up/fsdp-not-distributed")
 def _(tools: Tools) -> None:
     _trainer(tools, fsdp="full_shard")
@@ -186,22 +176,6 @@ def _(tools: Tools) -> None:
     tools.make_group()
     group = torch.distributed.new_group([0], backend="cpu:gloo")
     group._get_backend(torch.device("cuda"))  # as any collective of a tensor on a GPU does
-
-
-@raises("start-up/ddp-nothing-to-train")
-def _(tools: Tools) -> None:
-    from torch.nn.parallel import DistributedDataParallel
-
-    tools.make_group()
-    DistributedDataParallel(nn.Linear(2, 2).requires_grad_(False))
-
-
-@raises("start-up/ddp-devices")
-def _(tools: Tools) -> None:
-    from torch.nn.parallel import DistributedDataParallel
-
-    tools.make_group()
-    DistributedDataParallel(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta")))
 
 
 @raises("start-up/not-gathered")
@@ -228,11 +202,6 @@ def _(tools: Tools) -> None:
     _deepspeed_config(train_batch_size=32, train_micro_batch_size_per_gpu=3, gradient_accumulation_steps=2)
 
 
-@raises("start-up/batch-size-missing")
-def _(tools: Tools) -> None:
-    _deepspeed_config(optimizer={"type": "AdamW"})
-
-
 @raises("start-up/auto-values")
 def _(tools: Tools) -> None:
     _deepspeed_config(
@@ -250,30 +219,11 @@ def _(tools: Tools) -> None:
     _deepspeed_config(train_batch_size=1, zero_optimization={"stage": 2, "overlap_com": True})
 
 
-@raises("start-up/deepspeed-duplicate-keys")
-def _(tools: Tools) -> None:
-    from deepspeed.runtime.config import DeepSpeedConfig
-
-    path = tools.folder / "deepspeed.json"
-    path.write_text('{"train_batch_size": 1, "train_batch_size": 2}', encoding="utf-8")
-    DeepSpeedConfig(str(path))
-
-
 @raises("start-up/deepspeed-config-path")
 def _(tools: Tools) -> None:
     from accelerate.utils import HfDeepSpeedConfig
 
     HfDeepSpeedConfig("configs/zero3.json")
-
-
-@raises("start-up/deepspeed-mismatch")
-def _(tools: Tools) -> None:
-    from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
-
-    config = HfTrainerDeepSpeedConfig({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": "auto"})
-    arguments = _arguments(tools, per_device_train_batch_size=8)
-    config.trainer_config_process(arguments)
-    config.trainer_config_finalize(arguments, _model(), 10)
 
 
 @raises("start-up/accelerate-precision-mismatch")
@@ -321,36 +271,10 @@ def _(tools: Tools) -> None:
     DeepSpeedEngine._do_optimizer_sanity_check(engine, torch.optim.Rprop([_parameter(1)]))
 
 
-@raises("start-up/offload-client-optimizer")
-def _(tools: Tools) -> None:
-    from deepspeed.runtime.engine import DeepSpeedEngine
-
-    engine: Any = SimpleNamespace(
-        _supported_optims=lambda: [torch.optim.Optimizer], zero_use_cpu_optimizer=lambda: True,
-        zero_force_ds_cpu_optimizer=lambda: True,
-    )  # fmt: skip
-    tools.make_group()
-    DeepSpeedEngine._configure_optimizer(engine, torch.optim.AdamW([_parameter(1)]), None)
-
-
-@raises("save/no-checkpoint")
-def _(tools: Tools) -> None:
-    from transformers.integrations.deepspeed import deepspeed_load_checkpoint
-
-    deepspeed_load_checkpoint(None, str(tools.folder / "checkpoint-500"))
-
-
 # --- accelerate and Trainer
 
 
-@raises("start-up/precision-not-supported")
-def _(tools: Tools) -> None:
-    from transformers import TrainingArguments
-
-    TrainingArguments(str(tools.folder), bf16=True)
-
-
-@raises("start-up/argument")
+@raises("start-up/evaluation-strategy")
 def _(tools: Tools) -> None:
     _arguments(tools, evaluation_strategy="steps")
 
@@ -394,25 +318,6 @@ def _(tools: Tools) -> None:
     Trainer.compute_loss(trainer, lambda **inputs: {"logits": 1}, {"input_ids": 1})  # type: ignore[arg-type]
 
 
-@raises("start-up/evaluation-without-data")
-def _(tools: Tools) -> None:
-    _trainer(tools, eval_strategy="steps")
-
-
-@raises("start-up/best-model-strategies")
-def _(tools: Tools) -> None:
-    _arguments(tools, load_best_model_at_end=True, eval_strategy="epoch", save_strategy="steps")
-
-
-@raises("start-up/length-unknown")
-def _(tools: Tools) -> None:
-    class Stream(torch.utils.data.IterableDataset[int]):
-        def __iter__(self) -> Any:
-            return iter(())
-
-    _trainer(tools, dataset=Stream())
-
-
 @raises("start-up/no-columns")
 def _(tools: Tools) -> None:
     from datasets import Dataset
@@ -439,15 +344,6 @@ def _(tools: Tools) -> None:
     from transformers.trainer_utils import validate_quantization_for_training
 
     validate_quantization_for_training(SimpleNamespace(is_quantized=True))
-
-
-@raises("start-up/bitsandbytes-missing")
-def _(tools: Tools) -> None:
-    from transformers import BitsAndBytesConfig
-    from transformers.quantizers import quantizer_bnb_4bit
-
-    tools.patch.setattr(quantizer_bnb_4bit, "is_bitsandbytes_available", lambda *_: False)
-    quantizer_bnb_4bit.Bnb4BitHfQuantizer(BitsAndBytesConfig(load_in_4bit=True)).validate_environment()
 
 
 @raises("start-up/bitsandbytes-binary")
@@ -530,32 +426,6 @@ def _(tools: Tools) -> None:
     torch.linalg.svd(torch.ones(2, 2, dtype=torch.float16))
 
 
-@raises("start-up/backward-twice")
-def _(tools: Tools) -> None:
-    loss = _parameter(1).exp().sum()
-    loss.backward()
-    loss.backward()
-
-
-@raises("start-up/in-place")
-def _(tools: Tools) -> None:
-    value = _parameter(1).exp()
-    value.add_(1)
-    value.sum().backward()
-
-
-@raises("start-up/recomputed-differently")
-def _(tools: Tools) -> None:
-    from torch.utils.checkpoint import checkpoint
-
-    sizes = iter((2, 3))
-
-    def block(weight: torch.Tensor) -> torch.Tensor:
-        return (weight.exp().expand(next(sizes))).exp().sum()
-
-    checkpoint(block, _parameter(1), use_reentrant=False).backward()
-
-
 class _Ending(torch.utils.data.Dataset[int]):
     def __len__(self) -> int:
         return 1
@@ -587,30 +457,9 @@ def _saved_model(tools: Tools) -> None:
     _model().save_pretrained(tools.folder)
 
 
-@raises("start-up/pad-token")
-def _(tools: Tools) -> None:
-    _tokenizer()(["a", "a b"], padding=True)
-
-
-@raises("start-up/unequal-lengths")
+@raises("start-up/nested-lists")
 def _(tools: Tools) -> None:
     _tokenizer()(["a", "a b"], return_tensors="pt")
-
-
-@raises("start-up/tokenizer-file")
-def _(tools: Tools) -> None:
-    from tokenizers import Tokenizer
-
-    text = _tokenizer().backend_tokenizer.to_str().replace('"WordLevel"', '"Newer"').replace('"Whitespace"', '"Newer"')
-    Tokenizer.from_str(text)
-
-
-@raises("start-up/architecture-unknown")
-def _(tools: Tools) -> None:
-    from transformers import AutoConfig
-
-    (tools.folder / "config.json").write_text('{"model_type": "qwen99"}', encoding="utf-8")
-    AutoConfig.from_pretrained(tools.folder)
 
 
 @raises("start-up/auto-class")
@@ -618,16 +467,6 @@ def _(tools: Tools) -> None:
     from transformers import AutoModelForCausalLM, ViTConfig
 
     AutoModelForCausalLM.from_config(ViTConfig())
-
-
-@raises("start-up/trust-remote-code")
-def _(tools: Tools) -> None:
-    from transformers import AutoConfig
-
-    (tools.folder / "config.json").write_text(
-        '{"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig"}}', encoding="utf-8"
-    )
-    AutoConfig.from_pretrained(tools.folder, trust_remote_code=False)
 
 
 @raises("start-up/flash-attention-missing")
@@ -654,15 +493,10 @@ def _hub_answers(tools: Tools, error: str, status: int, code: str) -> None:
 
 @raises("start-up/hub-gated")
 def _(tools: Tools) -> None:
-    _hub_answers(tools, "Access to model meta-llama/Llama-3.1-8B is restricted", 403, "GatedRepo")
+    _hub_answers(tools, "Access to model meta-llama/Llama-3.1-8B is restricted", 401, "GatedRepo")
 
 
-@raises("start-up/hub-not-found")
-def _(tools: Tools) -> None:
-    _hub_answers(tools, "Repository not found", 404, "RepoNotFound")
-
-
-@raises("start-up/hub-offline")
+@raises("start-up/hub-cache")
 def _(tools: Tools) -> None:
     from transformers import AutoConfig
 
@@ -694,23 +528,6 @@ def _(tools: Tools) -> None:
 # --- packages that do not fit each other, and extensions
 
 
-@raises("start-up/import-name")
-def _(tools: Tools) -> None:
-    from transformers import AdamW  # type: ignore[attr-defined]  # noqa: F401
-
-
-@raises("start-up/own-file-shadows")
-def _(tools: Tools) -> None:
-    (tools.folder / "own_accelerate.py").write_text("from own_accelerate import Accelerator\n", encoding="utf-8")
-    tools.patch.syspath_prepend(tools.folder)
-    import own_accelerate  # noqa: F401
-
-
-@raises("start-up/module-missing")
-def _(tools: Tools) -> None:
-    import flash_attn_3_cuda  # noqa: F401
-
-
 @raises("launch/mpi-instead-of-launcher")
 def _(tools: Tools) -> None:
     from deepspeed.comm.comm import mpi_discovery
@@ -725,16 +542,6 @@ def _(tools: Tools) -> None:
     import numpy
 
     _ = numpy.float_
-
-
-@raises("start-up/undefined-symbol")
-def _(tools: Tools) -> None:
-    import ctypes
-
-    source, library = tools.folder / "extension.c", tools.folder / "extension.so"
-    source.write_text("void missing(void); void call(void) { missing(); }", encoding="utf-8")
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, source], check=True)
-    ctypes.CDLL(str(library), os.RTLD_NOW)
 
 
 @raises("start-up/library-not-linked")
@@ -780,16 +587,6 @@ def _(tools: Tools) -> None:
 
     tools.patch.setattr(cpp_extension, "is_ninja_available", lambda: False)
     cpp_extension.verify_ninja_availability()
-
-
-@raises("start-up/op-not-compatible")
-def _(tools: Tools) -> None:
-    from deepspeed.ops.op_builder import CPUAdamBuilder
-
-    builder = CPUAdamBuilder()
-    tools.patch.setattr(builder, "is_compatible", lambda *_, **__: False)
-    tools.patch.setattr("zero_study.engines.extensions._library", lambda name: tools.folder / name)  # nothing is built
-    builder.jit_load()
 
 
 @raises("start-up/op-of-other-torch")
@@ -857,20 +654,6 @@ def _(tools: Tools) -> None:
     _system_error(errno.EDQUOT)
 
 
-@raises("save/read-only")
-def _(tools: Tools) -> None:
-    import errno
-
-    _system_error(errno.EROFS)
-
-
-@raises("save/permission")
-def _(tools: Tools) -> None:
-    import errno
-
-    _system_error(errno.EACCES)
-
-
 @raises("save/optimizer-groups")
 def _(tools: Tools) -> None:
     saved = torch.optim.AdamW([_parameter(1), _parameter(1)]).state_dict()
@@ -908,14 +691,6 @@ def _(tools: Tools) -> None:
     checkpoint.load({"b": torch.ones(1)}, checkpoint_id=tools.folder, no_dist=True)
 
 
-@raises("save/dcp-size")
-def _(tools: Tools) -> None:
-    from torch.distributed import checkpoint
-
-    checkpoint.save({"a": torch.ones(1)}, checkpoint_id=tools.folder, no_dist=True)
-    checkpoint.load({"a": torch.ones(2)}, checkpoint_id=tools.folder, no_dist=True)
-
-
 @raises("save/file-damaged")
 def _(tools: Tools) -> None:
     path = tools.folder / "a.pt"
@@ -941,11 +716,6 @@ def _(tools: Tools) -> None:
     torch.load(path, weights_only=False)
 
 
-@raises("save/file-empty")
-def _(tools: Tools) -> None:
-    pickle.loads(b"")
-
-
 @raises("save/device-of-other-machine")
 def _(tools: Tools) -> None:
     from torch import serialization
@@ -967,13 +737,6 @@ def _(tools: Tools) -> None:
     from deepspeed.utils import zero_to_fp32
 
     zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(str(tools.folder))
-
-
-@raises("save/zero-no-files")
-def _(tools: Tools) -> None:
-    from deepspeed.utils import zero_to_fp32
-
-    zero_to_fp32.get_optim_files(str(tools.folder))
 
 
 @raises("save/not-json")
@@ -1013,13 +776,6 @@ def _(tools: Tools) -> None:
     torch.set_rng_state(torch.ones(8))
 
 
-@raises("save/adapter-config")
-def _(tools: Tools) -> None:
-    from peft import PeftConfig
-
-    PeftConfig.from_pretrained(str(tools.folder))
-
-
 @raises("save/sharded-save-only-model")
 def _(tools: Tools) -> None:
     trainer = _trainer(tools, save_only_model=True)
@@ -1037,47 +793,6 @@ def _(tools: Tools) -> None:
 def _(tools: Tools) -> None:
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True)
     torch.distributed.TCPStore("127.0.0.1", store.port, is_master=True)
-
-
-@raises("launch/accelerate-port")
-def _(tools: Tools) -> None:
-    from accelerate.utils.launch import prepare_multi_gpu_env
-
-    tools.patch.setattr("accelerate.utils.launch.is_port_in_use", lambda port: True)
-    options = (
-        "--num_machines",
-        "2",
-        "--machine_rank",
-        "0",
-        "--main_process_ip",
-        "10.0.0.1",
-        "--main_process_port",
-        "29500",
-    )
-    prepare_multi_gpu_env(_launch_arguments(*options))
-
-
-@raises("launch/accelerate-config")
-def _(tools: Tools) -> None:
-    from accelerate.commands.config.config_args import load_config_from_file
-
-    load_config_from_file("configs/fsdp.yaml")
-
-
-@raises("launch/accelerate-config-keys")
-def _(tools: Tools) -> None:
-    from accelerate.commands.config.config_args import load_config_from_file
-
-    path = tools.folder / "config.yaml"
-    path.write_text("distributed_type: FSDP\nnum_processes: 2\nfsdp_confg: {}\n", encoding="utf-8")
-    load_config_from_file(str(path))
-
-
-@raises("launch/accelerate-one-process")
-def _(tools: Tools) -> None:
-    from accelerate.commands.launch import _validate_launch_command
-
-    _validate_launch_command(_launch_arguments("--multi_gpu", "--num_processes", "1"))
 
 
 @raises("launch/no-nccl")
@@ -1133,33 +848,11 @@ def _(tools: Tools) -> str:
     return printed.getvalue()
 
 
-@raises("launch/arguments")
-def _(tools: Tools) -> None:
-    from transformers import HfArgumentParser, TrainingArguments
-
-    HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(
-        ["--output_dir", "out", "--evaluation_stratgy", "no"]
-    )
-
-
 @raises("launch/main-process-address")
 def _(tools: Tools) -> None:
     from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 
     prepare_simple_launcher_cmd_env(_launch_arguments("--cpu", "--num_machines", "2"))
-
-
-@raises("launch/script-not-found")
-def _(tools: Tools) -> str:
-    return _printed(sys.executable, str(tools.folder / "train.py"))
-
-
-@raises("launch/backend-missing")
-def _(tools: Tools) -> None:
-    from accelerate.utils.launch import prepare_simple_launcher_cmd_env
-
-    tools.patch.setattr("accelerate.utils.launch.which", lambda name: None)
-    prepare_simple_launcher_cmd_env(_launch_arguments("--cpu", "--mpirun_hostfile", "hosts", "--num_machines", "2"))
 
 
 @raises("launch/mesh-size")

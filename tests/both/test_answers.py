@@ -182,9 +182,11 @@ def test_why(answer):
     content, status = answer("why", EXAMPLES / "oom.log")
     assert status == 1
     first = content["findings"][0]
-    assert (first["id"], first["severity"]) == (f"why/{content['cause']['id']}", "error")
+    assert (first["id"], first["severity"]) == ("why/first-failure", "error")
     assert first["place"]["file"] == str(EXAMPLES / "oom.log")
-    assert first["place"]["line"] == min(line["line"] for line in content["cause"]["evidence"])
+    assert first["place"]["line"] == content["first_failure"]["line"]
+    assert content["cause"] is None
+    assert {each["certainty"] for each in content["other_causes"]} == {"stated", "computed"}
 
 
 @pytest.mark.parametrize("words", [[], ["zero3-blog"], ["--search", "zero stage memory"]])

@@ -80,7 +80,7 @@ def test_commands_in_messages_can_be_typed():
         except (Refusal, click.ClickException) as error:
             refused[path, command] = str(error)
     assert refused == {}
-    assert len(commands) > 50
+    assert len(commands) > 40
 
 
 def check(command: str) -> None:

@@ -1,213 +1,132 @@
-"""Rules of `zero-study why`: each finds its own message, and the messages are those that packages really print."""
+"""Rules of `zero-study why`: each states its own message, and the messages are those that packages really print."""
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import mmap
 import re
 import time
 import traceback
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import why_errors
+import yaml
 from torch.distributed.checkpoint.api import CheckpointException
 
-from zero_study.why import answer, known
+from zero_study.logs import printed_failures
+from zero_study.logs.printed_steps import Line
+from zero_study.why import answer, json_answer, rules
+from zero_study.why.fact import Fact
+from zero_study.why.rules import Rule
 
-KINDS = ("start-up", "save", "launch")
-MESSAGES = [rule for rule in known.rules() if not rule.is_conclusion]
-# The rules for unknown exceptions are in tests/tools/test_why_general.py.
-OWN = [rule for rule in MESSAGES if rule.kind in KINDS and not rule.general]
+RULES = rules.rules()
+BY_ID = {rule.id: rule for rule in RULES}
 PACKAGES = Path(torch.__file__).parents[1]
-
-# Messages that need a GPU, several ranks or a whole training: the installed file that has a part of the message.
-SOURCES = {
-    "start-up/fsdp-module-on-cpu": (
-        "torch/distributed/fsdp/_runtime_utils.py",
-        "An FSDP-managed module unexpectedly has parameters on ",
-    ),
-    "launch/device-ordinal": (
-        "torch/distributed/elastic/agent/server/local_elastic_agent.py",
-        "exceeds available GPUs",
-    ),
-    "launch/deepspeed-no-gpu": ("deepspeed/launcher/runner.py", "Unable to proceed, no GPU resources available"),
-    "launch/ssh": ("deepspeed/launcher/runner.py", "was not reachable via ssh"),
-    "launch/no-ssh-rank": ("deepspeed/launcher/runner.py", "without ssh, but --node_rank is not set correctly"),
-    "launch/master-address": (
-        "deepspeed/launcher/runner.py",
-        "Unable to detect suitable master address via `hostname -I`",
-    ),
-    "save/zero3-16bit": (
-        "accelerate/accelerator.py",
-        "Cannot get 16bit model weights because `stage3_gather_16bit_weights_on_model_save`",
-    ),
-    "save/zero3-not-saved": (
-        "deepspeed/runtime/engine.py",
-        "because stage3_gather_16bit_weights_on_model_save is False",
-    ),
-    "save/meta": ("accelerate/accelerator.py", "You can't save the model since some parameters are on the meta device"),
-    "save/quantized": ("transformers/modeling_utils.py", " and is not serializable"),
-    "save/tag-not-consistent": ("deepspeed/runtime/engine.py", "' is not consistent across"),
-    "save/zero-world-size": ("deepspeed/runtime/engine.py", "The checkpoint being loaded used a DP "),
-    "start-up/fsdp2-optimizer": (
-        "accelerate/accelerator.py",
-        "When using FSDP2, a model and optimizer must be passed together",
-    ),
-    "start-up/fsdp2-tied": ("accelerate/accelerator.py", "FSDP2 mapping failed (missing: "),
-    "start-up/fsdp-and-deepspeed": (
-        "transformers/trainer.py",
-        "Using --fsdp xxx together with --deepspeed is not possible",
-    ),
-    "start-up/fsdp-optimizer-of-own": (
-        "transformers/trainer.py",
-        "Passing `optimizers` is not allowed if PyTorch FSDP is enabled",
-    ),
-    "start-up/device-map-distributed": (
-        "accelerate/accelerator.py",
-        "You can't train a model that has been loaded with `device_map='auto'`",
-    ),
-    "start-up/deepspeed-ignored-keys": (
-        "accelerate/utils/dataclasses.py",
-        "accelerate config variables will be ignored:",
-    ),
-    "start-up/optimizer-twice": (
-        "accelerate/accelerator.py",
-        "You cannot specify an optimizer in the config file and in the code at the same time",
-    ),
-    "start-up/deepspeed-missing": ("accelerate/commands/launch.py", "DeepSpeed is not installed => run"),
-    "start-up/dispatch-batches": (
-        "accelerate/data_loader.py",
-        "You can't use batches of different size with `dispatch_batches=True`",
-    ),
-    "start-up/different-devices": ("torch/lib/libtorch_cpu.so", "Expected all tensors to be on the same device, but "),
-    "start-up/gpu-too-new": ("torch/cuda/__init__.py", "is not compatible with the current PyTorch installation"),
-    "start-up/compiler-version": ("torch/utils/cpp_extension.py", "maximum required version by CUDA"),
-    "save/adapter-rank": ("torch/nn/modules/module.py", "size mismatch for "),
-    "save/vocabulary-size": ("torch/nn/modules/module.py", "size mismatch for "),
-    "save/write-cut-off": ("torch/serialization.py", "def save("),
-    "start-up/unscale-cut-off": ("torch/amp/grad_scaler.py", "Attempting to unscale FP16 gradients"),
-    "start-up/dtensor-operator": (
-        "torch/distributed/tensor/_sharding_prop.py",
-        "does not have a sharding strategy registered",
-    ),
-    "start-up/fsdp-compute-device": ("torch/distributed/fsdp/_init_utils.py", "Inconsistent compute device and"),
-    "start-up/fsdp-uniform-dtype": (
-        "torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py",
-        "uniform original parameter dtype",
-    ),
-    "start-up/loader-timeout": ("torch/utils/data/dataloader.py", "DataLoader timed out after"),
-    "start-up/no-chat-template": (
-        "transformers/tokenization_utils_base.py",
-        "chat template functions because tokenizer.chat_template is not set",
-    ),
-    "start-up/no-samples": ("torch/utils/data/sampler.py", "num_samples should be a positive integer"),
-    "start-up/tokenizer-class": ("transformers/models/auto/tokenization_auto.py", "Tokenizer class"),
-    "start-up/unknown-split": ("datasets/arrow_reader.py", "Unknown split"),
-    "start-up/zero3-embedding": ("torch/nn/functional.py", "Padding_idx must be within num_embeddings"),
-    "start-up/zero3-order": ("deepspeed/runtime/zero/partitioned_param_coordinator.py", "tracing error at step"),
-    "start-up/zero-reduced-twice": (
-        "deepspeed/runtime/zero/stage_1_and_2.py",
-        "Gradient computed twice for this partition",
-    ),
-    "launch/no-gpu-cut-off": ("torch/cuda/__init__.py", "def _lazy_init"),
-    "start-up/extension-cut-off": ("torch/utils/cpp_extension.py", "def _jit_compile"),
-    "start-up/hub-cut-off": ("transformers/utils/hub.py", "def cached_files"),
-    "start-up/collator-shapes": ("torch/lib/libtorch_cpu.so", "stack expects each tensor to be equal size"),
-    "start-up/hub-limit": ("huggingface_hub/utils/_http.py", "Too Many Requests"),
-    "start-up/micro-batch-zero": ("deepspeed/runtime/config.py", " has to be greater than 0"),
-    "start-up/leaf-in-place": ("torch/lib/libtorch_cpu.so", "leaf Variable that requires grad"),
-    "start-up/scheduler-without-rate": ("torch/optim/lr_scheduler.py", "is not specified in param_groups"),
-    "start-up/loss-not-scalar": (
-        "torch/autograd/__init__.py",
-        "grad can be implicitly created only for scalar outputs",
-    ),
-    "start-up/storage-not-resizable": ("torch/lib/libtorch_cpu.so", "Trying to resize storage that is not resizable"),
-    "launch/data-worker-aborted": ("torch/lib/libtorch_python.so", " is killed by signal: "),
-    "start-up/no-compiler": ("torch/_inductor/exc.py", "No working C++ compiler found"),
-}
-
-# Messages that no installed package has, and who prints them.
-ELSEWHERE = {
-    "save/shared-tensors-of-model": "transformers 4; a public log has it",
-    "start-up/nccl-limit": "NCCL on a GPU; a public log has it",
-    "launch/driver-too-old": "PyTorch's build for CUDA",
-    "launch/slurm-time-limit": "Slurm",
-    "launch/slurm-ended": "Slurm",
-    "launch/slurm-request": "Slurm",
-    "start-up/generations-divide": "TRL; a public log has it",
-    "start-up/unscale-bf16": "PyTorch's build for CUDA",
-    "start-up/flash-attention-type": "flash-attn",
-    "start-up/wandb-key": "wandb",
-    "start-up/gpu-unknown-to-nvcc": "nvcc",
-    "launch/command-not-found": "the shell",
-    "start-up/context-too-long": "vLLM and SGLang",
-    "start-up/extension-file-missing": "the loader of Linux",
-    "start-up/cpp-standard": "PyTorch's headers",
-    "start-up/context-of-model": "vLLM",
-    "start-up/map-lengths": "Arrow",
-    "launch/ray-resources": "verl and Ray",
-    "save/megatron-keys": "Megatron",
-    "start-up/arrow-too-large": "Arrow",
-    "start-up/attention-backend": "Transformer Engine",
-    "start-up/experts-tokens": "PyTorch's build for CUDA",
-    "start-up/no-batches": "Python",
-    "start-up/number-format-of-newer-gpu": "Triton on a GPU",
-    "start-up/zero-parameter-unknown": "Python",
-    "start-up/data-cache-disk-full": "the operating system",
-    "launch/cublas": "PyTorch's build for CUDA",
-    "launch/cuda-unknown-error": "PyTorch's build for CUDA",
-    "launch/driver-mismatch": "NVIDIA's driver",
-    "launch/illegal-access": "PyTorch's build for CUDA",
-    "launch/name-in-own-script": "Python",
-    "launch/network-mount": "the operating system",
-    "launch/rank-variable": "Python",
-    "launch/syntax": "Python",
-    "launch/threads": "the operating system",
-    "launch/wandb-network": "wandb",
-    "save/hub-push": "the hub",
-    "save/rank-file-missing": "Python",
-    "save/rename-race": "Python",
-    "save/storage": "PyTorch, in C++",
-    "start-up/adapter-of-newer-peft": "Python",
-    "start-up/bitsandbytes-library": "Python",
-    "start-up/chat-roles": "the chat templates of models",
-    "start-up/column-missing": "Python",
-    "start-up/compile-failed": "the compiler of PyTorch",
-    "start-up/cuda-library-missing": "the loader of Linux",
-    "start-up/cudnn-version": "PyTorch's build for CUDA",
-    "start-up/divisible": "several programs",
-    "start-up/engine-parallel": "vLLM",
-    "start-up/engine-server": "TRL",
-    "start-up/engine-start": "vLLM",
-    "start-up/engine-weight-names": "vLLM",
-    "start-up/glibc": "the loader of Linux",
-    "start-up/hub-of-other-release": "Python",
-    "start-up/kv-cache-too-small": "vLLM",
-    "start-up/model-code-of-other-release": "Python",
-    "start-up/not-picklable": "Python",
-    "start-up/numpy-aliases": "NumPy",
-    "start-up/prompt-too-long": "vLLM",
-    "start-up/pydantic-of-other-release": "pydantic",
-    "start-up/quantized-moved": "transformers with bitsandbytes on a GPU",
-    "save/step-from-name": "scripts that resume",
-    "start-up/torch-too-old": "Python",
-    "start-up/torchvision-of-other-torch": "torchvision",
-    "start-up/triton-of-other-torch": "Python",
-    "start-up/triton-shared-memory": "Triton on a GPU",
-}
-
-STARTS_PYTHON = {"launch/script-not-found"}  # the raising function starts another Python
-
-SOUND = Path(__file__).parents[1] / "fixtures" / "why" / "sound.log"  # with the warnings that sound trainings print
+SOUND = Path(__file__).parents[1] / "why" / "sound"
+SENTENCES = ("happened", "because", "check")
+GROUP = re.compile(r"\{(\w+)\}")
 
 
-def first_cause(text: str) -> str | None:
-    cause = answer.answer_lines(text.splitlines()).cause
-    return cause.id if cause else None
+def facts_of(text: str) -> list[Fact]:
+    """Return what the rules state about a text."""
+    return list(rules.facts(printed_failures.read(f"{line}\n".encode() for line in text.splitlines())))
+
+
+def ids_of(text: str) -> set[str]:
+    return {fact.id for fact in facts_of(text)}
+
+
+def sentences_of(rule: Rule) -> list[str]:
+    return [*(getattr(rule, name) for name in SENTENCES), *rule.changes]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_the_example_of_a_rule_gives_its_fact(rule: Rule) -> None:
+    (fact,) = (fact for fact in facts_of(rule.example) if fact.id == rule.id)
+    assert (fact.kind, fact.certainty, fact.is_note) == (rule.kind, "stated", rule.is_note)
+    assert fact.is_open == (not rule.because)
+    assert fact.evidence
+    names = re.compile(rule.match).groupindex
+    text = "\n".join((fact.happened, fact.because, *fact.changes, fact.check))
+    assert [name for name in names if f"{{{name}}}" in text] == []
+
+
+def test_ids_are_unique_and_have_a_kind_and_no_rule_has_the_id_of_a_computed_fact() -> None:
+    ids = [rule.id for rule in RULES]
+    computed = yaml.safe_load(json_answer.COMPUTED.read_text(encoding="utf-8"))
+    assert len(ids) == len(set(ids))
+    assert set(ids).isdisjoint(computed)
+    assert {
+        id for id in ids if not re.fullmatch(r"(?:memory|hang|wrong|slow|start-up|save|launch)/[a-z0-9-]+", id)
+    } == set()
+    assert len(json_answer.ids()) == len(ids) + len(computed)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_every_name_in_braces_is_a_group(rule: Rule) -> None:
+    groups = set(re.compile(rule.match).groupindex)
+    in_braces = {name for sentence in sentences_of(rule) for name in GROUP.findall(sentence)}
+    assert in_braces - groups == set()
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_every_rule_says_who_prints_it_and_its_files_and_releases_are_installed(rule: Rule) -> None:
+    assert rule.raised_by
+    for package, release in re.findall(
+        r"(accelerate|deepspeed|transformers|peft|safetensors|torch) (\d+\.\d+\.\d+):", rule.raised_by
+    ):
+        assert importlib.metadata.version(package).startswith(release), f"{package} {release} is not installed"
+    for address in rule.seen:  # odd threads are kept for judging the answers
+        assert int(address.rpartition("/")[2]) % 2 == 0
+
+
+def test_braces_that_are_no_group_stay() -> None:
+    rule = Rule(
+        id="save/braces", kind="save", match=r"(?P<old>a)|(?P<new>b)|(?P<none>c)",
+        happened="{old}{new} is {'x': 1} ({none})", because='{"bf16": {"enabled": true}}', example="error b",
+    )  # fmt: skip
+    fact = rule.found(printed_failures.Log(lines=[Line(1, None, "error b")]))
+    assert fact is not None
+    assert (fact.happened, fact.because) == ("b is {'x': 1}", '{"bf16": {"enabled": true}}')
+
+
+def test_values_are_those_of_the_exception_and_not_of_the_quoted_code() -> None:
+    log = """Traceback (most recent call last):
+  File "/env/deepspeed/launcher/runner.py", line 248, in _parse_hostfile
+    raise ValueError(f"Hostfile contains a bad entry: {line}, unable to proceed with launching")
+ValueError: Hostfile contains a bad entry: worker-0 gpus=8, unable to proceed with launching"""
+    (fact,) = facts_of(log)
+    assert "worker-0 gpus=8" in fact.happened
+    assert [line.number for line in fact.evidence] == [4, 3]
+
+
+def test_a_rule_needs_its_frame_its_code_and_its_text_and_must_not_have_the_excluded_one() -> None:
+    values: dict[str, Any] = {"kind": "save", "happened": "It failed.", "raised_by": "frob", "example": "x"}
+    log = printed_failures.read(
+        line.encode()
+        for line in [
+            "Traceback (most",
+            '  File "/x/frob.py", line 3, in call',
+            "    check(x)",
+            "ValueError: no frob, but nothing else",
+        ]
+    )
+    assert Rule(id="a", match="no frob", frames="frob.py:3 in call", code=r"check\(", **values).found(log)
+    for condition in ({"frames": "other.py"}, {"code": "other"}, {"without": "nothing else"}):
+        assert Rule(id="a", match="no frob", **(values | condition)).found(log) is None
+    with pytest.raises(re.error):
+        Rule(id="a", match="(", **values)
+    with pytest.raises(ValueError, match="certainty"):
+        Rule(id="a", match="x", **(values | {"certainty": "certain"}))
+
+
+# ---------------------------------------------------------------- what installed packages print
 
 
 @pytest.fixture
@@ -220,49 +139,11 @@ def accelerate_state() -> Iterator[None]:
     GradientState._reset_state()
 
 
-@pytest.mark.parametrize("rule", MESSAGES, ids=lambda rule: rule.id)
-def test_a_rule_is_the_first_cause_of_its_example(rule: known.Rule):
-    assert first_cause(rule.example) == rule.id
-
-
-def test_every_sentence_can_be_filled():
-    for rule in (rule for rule in MESSAGES if not rule.general):
-        cause = next(cause for cause in answer.answer_lines(rule.example.splitlines()).causes if cause.id == rule.id)
-        names = re.compile(rule.match or "").groupindex
-        text = "\n".join((cause.happened, cause.because, *cause.changes, cause.check))
-        assert not [name for name in names if f"{{{name}}}" in text], rule.id
-
-
-def test_braces_that_are_no_group_stay():
-    rule = known.Rule(
-        id="save/braces", kind="save", match=r"(?P<old>a)|(?P<new>b)|(?P<none>c)",
-        happened="{old}{new} is {'x': 1} ({none})",
-        because='{"bf16": {"enabled": true}}', example="error b",
-    )  # fmt: skip
-    cause = rule.found(answer.answer_lines(["error b"]).log)
-    assert cause is not None
-    assert (cause.happened, cause.because) == ("b is {'x': 1}", '{"bf16": {"enabled": true}}')
-
-
-def test_values_are_those_of_the_exception_and_not_of_the_quoted_code():
-    log = """Traceback (most recent call last):
-  File "/env/deepspeed/launcher/runner.py", line 248, in _parse_hostfile
-    raise ValueError(f"Hostfile contains a bad entry: {line}, unable to proceed with launching")
-ValueError: Hostfile contains a bad entry: worker-0 gpus=8, unable to proceed with launching"""
-    cause = answer.answer_lines(log.splitlines()).cause
-    assert cause is not None
-    assert "worker-0 gpus=8" in cause.happened
-    assert [line.number for line in cause.evidence] == [4, 3]
-
-
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "rule",
-    [pytest.param(rule, marks=pytest.mark.launches if rule in STARTS_PYTHON else ()) for rule in why_errors.RAISERS],
-)
+@pytest.mark.parametrize("rule", why_errors.RAISERS)
 def test_a_real_error_is_recognized(
     rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: Any, accelerate_state: None
-):
+) -> None:
     tools = why_errors.Tools(tmp_path, monkeypatch, lambda: request.getfixturevalue("group"))
     try:
         text = why_errors.RAISERS[rule](tools)
@@ -270,47 +151,91 @@ def test_a_real_error_is_recognized(
         text = "".join(traceback.format_exception(error))
         traceback.clear_frames(error.__traceback__)
     assert text, "nothing was raised"
-    assert first_cause(text) == rule
+    assert rule in ids_of(text)
+    first = answer.answer([[f"{line}\n".encode() for line in text.splitlines()]]).first_failure
+    assert first is not None or BY_ID[rule].is_note or BY_ID[rule].where == "line"
 
 
-@pytest.mark.parametrize("rule", SOURCES)
-def test_an_installed_file_has_the_message(rule: str):
-    file, part = SOURCES[rule]
-    with (PACKAGES / file).open("rb") as source, mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        assert content.find(part.encode()) >= 0
+FILE = re.compile(r"[\w-]+(?:/[\w.-]+)+\.(?:py|hpp|cpp|h|cc)\b")
+LIBRARIES = ("torch/lib/libtorch_cpu.so", "torch/lib/libtorch_python.so", "torch/lib/libc10.so")
+WORDS, SHORTEST = 3, 12  # of a part of a message that is looked for, and its characters
 
 
-def test_every_rule_is_raised_or_in_a_source_or_in_a_public_thread_or_has_a_reason():
-    proved = {*why_errors.RAISERS, *SOURCES}
-    with_thread = {rule.id for rule in OWN if rule.seen}
-    assert {rule.id for rule in OWN} == {*proved, *ELSEWHERE, *with_thread}
-    assert proved.isdisjoint(ELSEWHERE)
-    assert len(proved) > len(OWN) / 2
+def parts_of(pattern: str) -> set[str]:
+    """Return some words in a row of each text that a regular expression contains without other signs."""
+    plain = re.sub(r"\\([^\w\s])", lambda match: chr(0xE000 + ord(match[1])), pattern)  # such as an escaped dot
+    plain = re.sub(r"\(\?P<\w+>|\(\?[:=!<]*|\[[^\]]*\]|\\\w|.?[*+?]\??|.?\{\d*,?\d*\}\??|[.()|^$]", "\n", plain)
+    plain = re.sub(r"[\ue000-\ue0ff]", lambda match: chr(ord(match[0]) - 0xE000), plain)
+    parts = set()
+    for words in map(str.split, plain.split("\n")):
+        parts |= {" ".join(words[start : start + WORDS]) for start in range(max(1, len(words) - WORDS + 1))}
+    return {part for part in parts if len(part) >= SHORTEST}
 
 
-def test_threads_of_rules_have_even_numbers():
-    """Threads with odd numbers are kept for judging the answers. Nobody who writes rules reads them."""
-    for rule in known.rules():
-        for address in rule.seen:
-            assert int(address.rpartition("/")[2]) % 2 == 0, (rule.id, address)
+@cache
+def texts_of(path: Path) -> str:
+    """Return the texts in a Python file, with those that are written as several joined."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    strings = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    names = (node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef)))
+    return "\n".join([*strings, *names])
 
 
-def test_every_rule_says_who_raises_it_and_what_to_change():
-    for rule in OWN:
-        assert rule.raised_by or rule.seen, rule.id
-        assert rule.changes, rule.id
-        for file in re.findall(r"[\w-]+(?:/[\w-]+)+\.py", rule.raised_by):
-            assert (PACKAGES / file).is_file(), (rule.id, file)
-        for package, release in re.findall(
-            r"(accelerate|deepspeed|transformers|peft|safetensors) (\d+\.\d+\.\d+):", rule.raised_by
-        ):
-            installed = importlib.metadata.version(package)
-            assert release == installed, f"{rule.id} was found in {package} {release}, and {installed} is installed"
+def is_in_library(text: str) -> bool:
+    for name in LIBRARIES:
+        with (PACKAGES / name).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            if content.find(text.encode()) >= 0:
+                return True
+    return False
 
 
-@pytest.mark.parametrize("rule", MESSAGES, ids=lambda rule: rule.id)
-def test_a_rule_is_fast_on_long_lines(rule: known.Rule):
-    pattern = re.compile(rule.match or rule.cut_off)
+def installed_files(rule: Rule) -> list[Path]:
+    return [
+        path for name in FILE.findall(rule.raised_by) if (path := PACKAGES / name).is_file() and path.suffix == ".py"
+    ]
+
+
+# Why the file that raises the exception does not have its text.
+WRITTEN_ELSEWHERE = {
+    "launch/rendezvous-timeout": "the exception has no text, and its class is in another file",
+    "save/hub-push": "the hub writes it",
+    "start-up/zero3-copied-module": "the text is the value of a dictionary",
+    "start-up/zero3-not-gathered": "the text is the value of a dictionary",
+    "wrong/missing-weights": "the report is a table with the names of weights",
+}
+# A release and a colon mean that this file has the message. Otherwise, the file only calls what prints it.
+IN_FILES = [
+    rule for rule in RULES
+    if re.match(r"\w+ \d+[\d.]*: ", rule.raised_by) and installed_files(rule)
+    and rule.id not in why_errors.RAISERS.keys() | WRITTEN_ELSEWHERE.keys()
+]  # fmt: skip
+IN_LIBRARIES = [rule for rule in RULES if re.match(r"torch 2\.13[\d.]*, in C\+\+", rule.raised_by)]
+
+
+@pytest.mark.parametrize("rule", IN_FILES, ids=lambda rule: rule.id)
+def test_an_installed_file_has_a_part_of_the_message(rule: Rule) -> None:
+    parts = parts_of(rule.match)
+    assert any(part in texts_of(path) for part in parts for path in installed_files(rule)), parts
+
+
+@pytest.mark.parametrize("rule", IN_LIBRARIES, ids=lambda rule: rule.id)
+def test_an_installed_library_has_a_part_of_the_message(rule: Rule) -> None:
+    parts = parts_of(rule.match)
+    assert any(map(is_in_library, parts)), parts
+
+
+def test_most_messages_were_found_in_an_installed_package() -> None:
+    assert WRITTEN_ELSEWHERE.keys() | why_errors.RAISERS.keys() <= BY_ID.keys()
+    checked = {rule.id for rule in (*IN_FILES, *IN_LIBRARIES)} | why_errors.RAISERS.keys()
+    assert len(checked) > len(RULES) / 2
+
+
+# ---------------------------------------------------------------- speed, and sound trainings
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_a_rule_is_fast_on_long_lines(rule: Rule) -> None:
+    pattern = rules.compiled(rule.match)
     words = ("a", "a.", "a/b", "ab:", "'a", "[0, ", "/a.so", "a_", "1", "a ", " ", f"{rule.example} ")
     begin = time.process_time()
     for word in words:
@@ -318,20 +243,11 @@ def test_a_rule_is_fast_on_long_lines(rule: known.Rule):
     assert time.process_time() - begin < 0.5
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "model.embed_tokens.weight                   | MISSING    | ",
-        "model.layers.{0, 1}.mlp.up_proj.weight      | MISSING    | ",
-        "Some weights of LlamaForSequenceClassification were not initialized from the model checkpoint at out and are "
-        "newly initialized: ['model.norm.weight', 'score.weight']",
-    ],
-)
-def test_new_weights_that_are_no_head_are_a_cause(line: str):
-    assert first_cause(line) == "wrong/new-weights"
+@pytest.mark.parametrize("path", sorted(SOUND.glob("*.log")), ids=lambda path: path.stem)
+def test_a_sound_training_has_notes_only(path: Path) -> None:
+    assert [fact.id for fact in facts_of(path.read_text(encoding="utf-8")) if not fact.is_note] == []
 
 
-def test_warnings_of_a_sound_training_are_no_cause():
-    causes = answer.answer_lines(SOUND.read_text(encoding="utf-8").splitlines()).causes
-    assert [cause.id for cause in causes if cause.kind in KINDS] == []
-    assert [cause.id for cause in causes if cause.certainty != "possible"] == []
+def test_the_warnings_that_sound_trainings_print_are_notes() -> None:
+    path = Path(__file__).parents[1] / "fixtures" / "why" / "sound.log"
+    assert [fact.id for fact in facts_of(path.read_text(encoding="utf-8")) if not fact.is_note] == []

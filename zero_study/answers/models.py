@@ -580,14 +580,22 @@ class UpgradeAnswer(Answer):
 class WhyAnswer(Answer):
     """The output of `why --json`."""
 
-    cause: dict[str, Any] | None
-    other_causes: list[dict[str, Any]]
     first_failure: dict[str, Any] | None
+    cause: dict[str, Any] | None
+    """The first fact that says why the run failed. None if the log does not show it."""
+    other_causes: list[dict[str, Any]]
+    """All other facts."""
+    question: str
+    record: list[str]
+    """Lines to copy that record what the log lacks."""
     lines: list[dict[str, Any]]
+    files: list[dict[str, Any]]
     num_lines: int
+    num_rows: int
     ranks: list[int]
     num_steps: int
     setting: dict[str, Any]
+    environment: dict[str, Any] | None
     remedies: list[dict[str, Any]]
     known_faults_of_the_releases: list[dict[str, Any]]
 

@@ -578,10 +578,10 @@ def _chosen_optimizers(names: tuple[str, ...]) -> list[str]:
 @command(
     "why",
     statuses=Statuses(
-        "nothing is wrong with the steps that the log shows",
-        "a cause was found",
+        "the rows of steps in the log show no exception and no sign of trouble",
+        "a failure or a sign of trouble was found",
         "the request is refused",
-        "the cause is not known",
+        "the log has neither a failure nor enough rows of steps",
     ),
 )
 @click.argument(
@@ -607,64 +607,73 @@ def _chosen_optimizers(names: tuple[str, ...]) -> list[str]:
 @click.option("--micro-batch-size", type=NUMBER, metavar="N", help="Number of sequences per GPU and micro step.")
 @click.option("--sequence-length", type=NUMBER, metavar="N", help="Number of tokens per sequence.")
 @click.option(
+    "--environment/--no-environment",
+    "is_environment_requested",
+    default=None,
+    help="Look at the releases and the source of the installed packages that a traceback names. [default: only if the "
+    "log's folder of packages is on this machine]",
+)
+@click.option(
     "--flight-recorder",
     type=PATH,
     metavar="DIR",
-    help="Folder with the files of PyTorch's flight recorder, one per rank.",
+    help="Folder with the files of PyTorch's flight recorder, one per rank. It needs no log.",
 )
-@click.option("--snapshot", type=PATH, metavar="FILE", help="File with a memory snapshot of PyTorch.")
-@click.option("--trace", type=PATH, metavar="FILE", help="JSON file with a trace of PyTorch's profiler.")
+@click.option("--snapshot", type=PATH, metavar="FILE", help="File with a memory snapshot of PyTorch. It needs no log.")
+@click.option(
+    "--trace", type=PATH, metavar="FILE", help="JSON file with a trace of PyTorch's profiler. It needs no log."
+)
 @json_option
 def _why(
     logs: tuple[Path, ...],
     flight_recorder: Path | None,
     snapshot: Path | None,
     trace: Path | None,
+    is_environment_requested: bool | None,
     as_json: bool,
     **known: Any,
 ) -> Verdict | Answer:
-    """Find out why a run failed, is slow or trains wrongly, from what it printed.
+    """Find the first failure in what a run printed, and state what is certain about it.
 
-    The command reads the output of one rank or of all ranks, from any launcher. It separates the first failure from the
-    errors that follow from it, and says what to change. It knows messages of PyTorch, NCCL, accelerate, DeepSpeed,
-    transformers and their launchers, and also uses the numbers in these messages and the logged steps. Nothing in a log
-    is executed, no network is used, and tokens and passwords are masked in the answer.
+    The command reads the output of one rank or of all ranks, from any launcher. It names the first failure with its
+    message and its frames, computes what the numbers in the log show, and quotes what a library's own check says. If
+    the cause is not in the log, it says so, with the question to ask and what to record next time. Nothing in a log is
+    executed, no network is used, and tokens and passwords are masked in the answer.
     """
     from zero_study.answers import envelope
-    from zero_study.why import answer, json_answer, recordings, text
-    from zero_study.why.setting import Setting
+    from zero_study.logs.printed_settings import Setting
+    from zero_study.why import answer, json_answer, memory_snapshot, profiler_trace, text
+    from zero_study.why import flight_recorder as calls
 
     recorded = [
-        *(recordings.flight_recordings(flight_recorder) if flight_recorder else []),
-        *(recordings.snapshot(snapshot) if snapshot else []),
-        *(recordings.trace(trace) if trace else []),
+        *(calls.facts(flight_recorder) if flight_recorder else []),
+        *(memory_snapshot.facts(snapshot) if snapshot else []),
+        *(profiler_trace.facts(trace) if trace else []),
     ]
     if known["strategy"] is not None:
         file.find_strategy(known["strategy"])
     setting = Setting(**known)
-    if any((flight_recorder, snapshot, trace)) and not recorded and not logs:
-        reason = "The recordings show no difference between ranks. Name the log of the run, too."
+    has_recording = not logs and any((flight_recorder, snapshot, trace))
+    if has_recording and not recorded:
+        reason = (
+            "The recordings show neither a difference between ranks nor a call that waits. Name the log of the run."
+        )
         terminal.print_error(reason)
         unknown = Verdict.of(0, (), [NotChecked("the cause", reason, True)])
         return envelope.error("why", "not checked", reason, unknown.status) if as_json else unknown
-    if logs and logs != (Path("-"),):
-        found = answer.answer(logs, setting, recorded)
-    elif recorded and not logs:
-        found = answer.answer_lines((), setting, recorded)
-    else:
-        found = answer.answer_lines(_standard_input(), setting, recorded)
+    named = logs if logs and logs != (Path("-"),) else [] if has_recording else [_standard_input()]
+    found = answer.answer(named, setting, recorded, is_environment_requested)
     if as_json:
         return json_answer.of(found, str(logs[0]) if len(logs) == 1 and logs != (Path("-"),) else None)
     print(text.text(found))
     return found.verdict
 
 
-def _standard_input() -> Iterator[str]:
+def _standard_input() -> Iterator[bytes]:
     """Yield the lines of standard input. Raises Refusal if it is a terminal."""
     if sys.stdin.isatty():
         raise Refusal("A log is missing. Name a file, or write it to standard input: `zero-study why < train.log`.")
-    for line in sys.stdin.buffer:
-        yield line.decode("utf-8", errors="replace")
+    yield from sys.stdin.buffer
 
 
 COMMANDS = (_doctor, _prove, _dry_run, _upgrade, _diff, _saved, _conformance, _why)

@@ -1,7 +1,9 @@
-"""Answer why a run failed: find the first cause in its log, further causes, and the most important lines."""
+"""Answer what a log shows about a failed run: the first failure, and what is certain about it."""
 
 from __future__ import annotations
 
+import re
+import signal
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,122 +12,115 @@ from typing import Any
 from zero_study.errors import Refusal
 from zero_study.files import open_regular, reading
 from zero_study.logs import formats
-from zero_study.upgrade.changes import known_faults
+from zero_study.logs.printed_failures import TIME_OUT, Failure, Frame, Log, Reader
+from zero_study.logs.printed_settings import Setting, SettingReader
+from zero_study.logs.printed_steps import Steps
 from zero_study.upgrade.faults import Fault
 from zero_study.verdict import Checked, NotChecked, Verdict
-from zero_study.why import general, hangs, known, launch, memory, planned, slow, training
-from zero_study.why.cause import Cause, rank_causes
-from zero_study.why.log import Failure, Line, Log, Reader, mask
-from zero_study.why.setting import Setting, SettingReader
-from zero_study.why.signs import Signs
-from zero_study.why.stacks import Stacks
-from zero_study.why.steps import Bar, Steps
-from zero_study.why.tables import Tables
+from zero_study.why import (
+    environment,
+    hangs,
+    known_faults,
+    memory,
+    next_step,
+    planned,
+    rules,
+    stated_values,
+    tracebacks,
+    training_facts,
+)  # fmt: skip
+from zero_study.why.environment import Environment
+from zero_study.why.fact import Fact
+from zero_study.why.next_step import NextStep
+from zero_study.why.secret import mask
 
-LONGEST_LINE = 1 << 16  # characters that are read at once, so that a log in one line needs little memory
-MOST_OTHERS = 3  # further causes in the answer
-MOST_SHOWN = 5  # lines that are shown if no cause is known
-_ENDS = ("ChildFailedError", "CalledProcessError", "SignalException", "SystemExit", "KeyboardInterrupt", "RayTaskError")
+LONGEST_LINE = 1 << 16  # bytes that are read at once, so that a log in one line needs little memory
+MOST_SHOWN = 5  # lines that are shown if the log has no failure
+MOST_SHOWN_FRAMES = 5
+GOES_ON = 3  # rows of steps after an exception that show that the training went on
+# Exceptions with which launchers report what another process did.
+_REPORTS = ("ChildFailedError", "CalledProcessError", "SignalException", "SystemExit", "KeyboardInterrupt",
+            "RayTaskError", "ExitCode", "ProcessExitedException", "ProcessRaisedException")  # fmt: skip
+_OF_RANK = re.compile(r"(?i)rank[-_.]?(\d+)|(?:^|[/_.-])(\d+)[/.](?:std(?:err|out)|log)")
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The causes that a log shows, the first one first, and what was read from the log."""
+    """What a log shows, the first failure first."""
 
-    causes: tuple[Cause, ...]  # the first one is the answer
-    lines: tuple[Line, ...]  # the first lines that matter
+    facts: tuple[Fact, ...]  # those about the first failure first, and notes last
+    first_failure: Failure | None
+    num_later: int  # failures that follow
+    num_alike: int  # of them that have the same message
     log: Log
     steps: Steps
     setting: Setting
-    remedies: tuple[dict[str, Any], ...] = ()  # of the planner, for memory of a GPU
-    faults: tuple[
-        Fault, ...
-    ] = ()  # known faults of the releases that the log states, if the training gives wrong results
-    has_signs: bool = False  # of trouble, so that the log is not called sound
+    next_step: NextStep
+    environment: Environment | None = None
+    remedies: tuple[dict[str, Any], ...] = ()  # of the planner, for the memory of a GPU
+    faults: tuple[Fault, ...] = ()  # known faults whose signature the log has
 
     @property
-    def cause(self) -> Cause | None:
-        """The first cause. None if only consequences are known and an unknown exception came before them."""
-        if not self.causes or (self.causes[0].is_consequence and self.first_failure is not None):
-            return None
-        return self.causes[0]
-
-    @property
-    def first_failure(self) -> Failure | None:
-        """The first exception that is explained by no known cause, and by no other exception or rank."""
-        return _first_unknown(self.log, self.causes)
-
-    @property
-    def is_sound(self) -> bool:
-        """Whether the log shows steps of a training and nothing that is wrong."""
-        has_failure = self.log.failures or self.log.open_frames
-        return self.num_found == 0 and not has_failure and not self.has_signs and self.doubt is None
+    def cause(self) -> Fact | None:
+        """The first fact that says why the run failed. None if the cause is not in the log."""
+        causes = (fact for fact in self.facts if fact.because and not fact.is_note and not fact.is_consequence)
+        return next((fact for fact in causes if not is_after(fact.line, self.first_failure, self.log)), None)
 
     @property
     def doubt(self) -> str | None:
-        """What in a log without a known cause does not fit a sound training. None if everything does."""
-        if crash := self.log.crash:
-            return f"line {crash.number:,} says: {mask(crash.text.strip())}"
-        return training.doubt(self.steps) if self.steps.num_steps else "it has no step of a training"
-
-    @property
-    def stopped_at(self) -> Bar | None:
-        """The progress bar of the steps at the end of the log, if it is not full. None if there is none."""
-        bar = self.steps.step_bar
-        return bar if bar is not None and bar.done < bar.total else None
+        """Why the logged steps cannot be called free of signs. None if the log has enough of them, without a sign."""
+        return (
+            training_facts.doubt(self.steps)
+            if self.steps.num_steps
+            else "no line was recognized as a step of a training"
+        )
 
     @property
     def num_found(self) -> int:
-        """How many causes there are, without notes."""
-        return 0 if self.cause is None else sum(not cause.is_note for cause in self.causes)
+        """How many things are wrong: the first failure, and facts that are not notes."""
+        return (self.first_failure is not None) + sum(not fact.is_note for fact in self.facts)
 
     @property
     def verdict(self) -> Verdict:
-        """Return the verdict: a cause was found, the logged steps show nothing wrong, or the cause is unknown."""
-        unknown = (
-            []
-            if self.num_found or self.is_sound
-            else [NotChecked("the cause", self.doubt or "the log has no known sign of one", True)]
-        )
-        return Verdict.of(self.num_found, [Checked(self.log.num_lines, "line", "read")], unknown)
+        """Return the verdict: something was found, the logged steps show nothing, or they are too few."""
+        is_open = self.log.open_frames or self.doubt is not None
+        why = "the log ends in a traceback without its exception" if self.log.open_frames else self.doubt or ""
+        unknown = [NotChecked("whether the run is sound", why, True)] if not self.num_found and is_open else []
+        checked = [Checked(self.log.num_lines, "line", "read"), Checked(len(self.steps.rows), "row", "of steps")]
+        return Verdict.of(self.num_found, checked, unknown)
 
 
-def answer(paths: Iterable[Path], requested: Setting | None = None, recorded: Sequence[Cause] = ()) -> Answer:
-    """Return why a run failed, from one or more log files.
+def answer(
+    logs: Iterable[Path | Iterable[bytes]],
+    requested: Setting | None = None,
+    recorded: Sequence[Fact] = (),
+    is_environment_requested: bool | None = False,
+) -> Answer:
+    """Return what one or more logs show, given as files or as lines.
 
-    Several files are the logs of several ranks, or consecutive parts of one log. `recorded` are the causes that
-    recordings of PyTorch show. Raises Refusal if a file cannot be read, or if the log is empty.
+    Several logs are those of several ranks, or consecutive parts of one log. `recorded` are the facts of recordings of
+    PyTorch. `is_environment_requested`: see `environment.look`. Raises Refusal if a file cannot be read, or if the logs
+    are empty.
     """
-    files = list(paths)
-    log_content = _read(line for path in files for line in _lines(path))
-    if not log_content.steps.rows:
-        for path in files:
-            _add_imported(log_content.steps, path)
-    return _answer(log_content, requested, recorded)
-
-
-def answer_lines(lines: Iterable[str], requested: Setting | None = None, recorded: Sequence[Cause] = ()) -> Answer:
-    """Return why a run failed, from the lines that it printed. Raises Refusal if there are no lines."""
-    return _answer(_read(lines), requested, recorded)
-
-
-@dataclass
-class _Read:
-    """Everything that was read from the lines of a log."""
-
-    log: Log
-    steps: Steps
-    stated: SettingReader
-    signs: Signs
-    tables: Tables
-    stacks: Stacks
-
-
-def _read(lines: Iterable[str]) -> _Read:
-    steps, stated, signs, tables, stacks = Steps(), SettingReader(), Signs(), Tables(), Stacks()
-    log = Reader((steps, stated, signs, tables, stacks)).read(lines)
+    sources = list(logs)
+    steps, stated = Steps(), SettingReader()
+    reader = Reader((steps, stated))
+    for source in sources:
+        if not isinstance(source, Path):
+            reader.read(source)
+            continue
+        match = _OF_RANK.search(str(source)) if len(sources) > 1 else None
+        rank = int(match[1] or match[2]) if match else None
+        reader.read(_lines(source), str(source) if len(sources) > 1 else None, rank)
     steps.finish()
-    return _Read(log, steps, stated, signs, tables, stacks)
+    if not steps.rows and not reader.log.failures:
+        for source in sources:
+            if isinstance(source, Path):
+                _add_imported(steps, source)
+    log = reader.log
+    if not log.num_lines and not recorded:
+        raise Refusal("The log is empty. Name the file with the output of the run, or pipe the output to this command.")
+    return _answer(log, steps, stated.setting(requested or Setting()), recorded, is_environment_requested)
 
 
 def _add_imported(steps: Steps, path: Path) -> None:
@@ -141,148 +136,155 @@ def _add_imported(steps: Steps, path: Path) -> None:
             steps.add_series(series.columns)
 
 
-def _answer(log_content: _Read, requested: Setting | None, recorded: Sequence[Cause]) -> Answer:
-    log, steps = log_content.log, log_content.steps
-    if not log.num_lines and not recorded:
-        raise Refusal("The log is empty. Name the file with the output of the run, or pipe the output to this command.")
-    setting = log_content.stated.setting(requested or Setting())
+def _answer(
+    log: Log, steps: Steps, setting: Setting, recorded: Sequence[Fact], is_environment_requested: bool | None
+) -> Answer:
     messages = memory.messages(log)
     if setting.gpu is None and messages:
         setting = replace(setting, gpu=planned.gpu_of(messages[0].total))
-    found = list(
-        _not_refuted(
-            [
-                *recorded,
-                *known.causes(log, setting.features),
-                *memory.causes(messages, steps, setting),
-                *hangs.causes(log, steps, setting),
-                *training.causes(steps, setting),
-                *slow.causes(steps, setting),
-                *log_content.signs.causes(steps),
-                *log_content.tables.causes(),
-                *log_content.stacks.causes(),
-                *launch.causes(log),
-                *planned.slower_than_predicted(steps, setting),
-            ],
-            steps,
-        )
-    )
-    if not any(not cause.is_note and not cause.is_consequence for cause in found):
-        found += general.causes(log, _first_unknown(log, found), setting)
-    if not any(not cause.is_note and not cause.is_consequence for cause in found):
-        found += [*memory.of_cut_off(log), *_of_end(log_content, setting, found)]
-    causes = rank_causes(found)
-    first = causes[0] if causes else None
-    is_of_gpu = bool(messages) and first is not None and first.kind == "memory"
-    remedies = planned.remedies(setting) if is_of_gpu else ()
-    runs_wrong = first is None or first.kind == "wrong"
-    faults = tuple(_faults(setting)) if runs_wrong else ()
+    of_rules = list(rules.facts(log))
+    first = first_failure(log, steps, {fact.line for fact in of_rules if fact.is_consequence})
+    installed = environment.look([first] if first is not None else [], is_environment_requested)
+    releases = dict(setting.versions) | (installed.versions if installed is not None else {})
+    faults = list(known_faults.facts(log, releases))
+    found = [
+        *recorded,
+        *(fact for message in messages[:MOST_SHOWN] for fact in memory.facts(message, steps, setting)),
+        *hangs.facts(log, steps),
+        *stated_values.facts(log, setting),
+        *([stated_values.of_signal(first, log)] if first is not None and first.signal else []),
+        *of_rules,
+        *(fact for _, fact in faults),
+        *training_facts.facts(steps, setting.total_steps),
+    ]
+    facts = _ordered(found, first, log)
+    is_of_gpu = first is not None and any(message.failure.number == first.number for message in messages)
+    later = [each for each in log.failures if _is_later(each, first, log)]
     return Answer(
-        tuple(causes), tuple(_first_lines(log)), log, steps, setting, remedies, faults, log_content.signs.are_there
-    )
+        facts, first, len(later) + log.num_failures - len(log.failures),
+        sum(first is not None and _is_alike(each, first) for each in later), log, steps, setting,
+        next_step.after(first, log, facts, len(steps.rows)), installed, planned.remedies(setting) if is_of_gpu else (),
+        tuple(fault for fault, _ in faults),
+    )  # fmt: skip
 
 
-def _first_unknown(log: Log, causes: Iterable[Cause]) -> Failure | None:
-    """Return the first exception that no cause explains, and that no other exception or rank explains."""
-    explained = {line.number for cause in causes for line in cause.evidence}
-    return next(
-        (
-            failure
-            for failure in log.failures
-            if failure.kind not in _ENDS and not failure.is_handled and failure.number not in explained
-        ),
-        None,
-    )
+def first_failure(log: Log, steps: Steps, consequences: Iterable[int] = ()) -> Failure | None:
+    """Return the failure that came first and is not the consequence of another one. None if the log has none.
 
-
-def _of_end(log_content: _Read, setting: Setting, found: Sequence[Cause]) -> Iterator[Cause]:
-    """Yield causes from the last lines of a log without a failure.
-
-    A hang at the start is excluded if the log has training steps, or if it shows why the run is slow.
+    `consequences` are the lines of messages that libraries print only after another failure. Failures after which the
+    training went on come last. Time stamps decide the order if all candidates have comparable ones.
     """
-    may_hang = not log_content.steps.num_steps and not any(cause.kind == "slow" for cause in found)
-    for cause in known.causes_of_end(log_content.log, setting.features):
-        if cause.kind != "hang" or may_hang:
-            yield cause
+    places = set(consequences)
+    rows = {rank: [row.line.number for row in series.rows] for rank, series in steps.by_rank.items()}
+
+    def depth(failure: Failure) -> int:
+        went_on = sum(number > failure.number for number in rows.get(failure.rank, ())) >= GOES_ON
+        return 8 * went_on + _depth(failure, log, places)
+
+    candidates = [failure for failure in log.failures if not failure.is_handled]
+    if not candidates:
+        return None
+    least = min(map(depth, candidates))
+    best = [failure for failure in candidates if depth(failure) == least]
+    times = [failure.time for failure in best]
+    if len(log.files) > 1 and all(time is not None and time.date[1:] != (0, 0) for time in times):
+        best.sort(key=lambda failure: failure.time.key if failure.time is not None else ())
+    return tracebacks.origin(best[0], log.failures)
 
 
-def _not_refuted(causes: Iterable[Cause], steps: Steps) -> Iterator[Cause]:
-    """Yield the causes, without warnings that the logged numbers disprove.
-
-    Logged gradient norms show that gradients arrive. If all losses are above 0, most samples count for the loss.
-    """
-    losses = [row.loss for row in steps.rows if row.loss is not None]
-    refuted = {
-        "wrong/no-gradient": any(row.norm for row in steps.rows),
-        "wrong/response-template": bool(losses) and all(loss > 0 for loss in losses),
-    }
-    yield from (cause for cause in causes if not refuted.get(cause.id, False))
-
-
-def _faults(setting: Setting) -> Iterator[Fault]:
-    """Yield known faults of the logged releases that give wrong results and can affect the strategy."""
-    stage = {"zero1": 1, "zero2": 2, "zero3": 3}.get(setting.strategy or "")
-    releases = dict(setting.versions)
-    for change in known_faults():
-        stages = change.needs.get("zero_optimization.stage")
-        if stage is not None and stages is not None and stage not in stages:
-            continue
-        if change.kind == "fault" and change.effect == "training" and change.is_among(releases):
-            yield change
+def _depth(failure: Failure, log: Log, consequences: set[int]) -> int:
+    """Return 0 for a failure by itself, and more for what other failures lead to."""
+    is_waiting = failure.kind == TIME_OUT or "Watchdog caught" in failure.text
+    if failure.signal in (signal.SIGTERM, signal.SIGHUP) or failure.kind in _REPORTS:
+        return 4
+    if failure.signal == signal.SIGABRT and any(each.kind == TIME_OUT for each in log.failures):
+        return 2
+    if is_waiting:
+        return 1
+    return 3 if next_step.LOST.search(failure.text) or failure.number in consequences else 0
 
 
-def _lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a file. Bytes that are not UTF-8 are replaced, and a very long line is read in parts."""
+def is_after(number: int, first: Failure | None, log: Log) -> bool:
+    """Return whether a line comes after the first failure, in the same file."""
+    return first is not None and number > first.last_number and log.place(number)[0] == log.place(first.number)[0]
+
+
+def _is_later(failure: Failure, first: Failure | None, log: Log) -> bool:
+    """Return whether a failure comes after the first one: by its line, or in another file by its time."""
+    if first is None or failure is first:
+        return False
+    if log.place(failure.number)[0] == log.place(first.number)[0]:
+        return failure.number >= first.number
+    return failure.time is None or first.time is None or failure.time.key >= first.time.key
+
+
+def _is_alike(failure: Failure, first: Failure) -> bool:
+    shapes = {re.sub(r"[\d.]+", "", each.first_line) for each in (failure, first)}
+    return len(shapes) == 1
+
+
+def _ordered(found: Iterable[Fact], first: Failure | None, log: Log) -> tuple[Fact, ...]:
+    """Return each fact once: those about the first failure, then the others, and notes last."""
+
+    def key(fact: Fact) -> tuple[bool, bool, bool, bool, int]:
+        is_about = first is None or any(first.number <= line.number <= first.last_number for line in fact.evidence)
+        is_later = is_after(fact.line, first, log)
+        is_of_steps = fact.kind in ("wrong", "slow") and first is not None
+        return fact.is_note, fact.is_consequence or is_later, not is_about, is_of_steps, fact.line
+
+    by_id: dict[str, Fact] = {}
+    for fact in sorted(found, key=key):
+        by_id.setdefault(fact.id, fact)
+    return tuple(by_id.values())
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file. A very long line is read in parts."""
     with reading(path, "a log"), open_regular(path) as file:
         while line := file.readline(LONGEST_LINE):
-            yield line.decode("utf-8", errors="replace")
-
-
-def _first_lines(log: Log) -> Iterator[Line]:
-    """Yield the lines to show if no cause is known: the first exception of each kind, or else the first kept lines."""
-    seen: set[str] = set()
-    for failure in log.failures:
-        if failure.kind in _ENDS or failure.kind in seen or failure.is_handled:
-            continue
-        seen.add(failure.kind)
-        yield Line(failure.number, failure.rank, failure.first_line)
-    if not seen:
-        yield from log.lines[:MOST_SHOWN]
-    if not seen and not log.lines:
-        yield from log.last
+            yield line
 
 
 def content(answer: Answer) -> dict[str, Any]:
     """Return the answer as a dictionary that can be written as JSON."""
     return {
         **answer.verdict.content(),
+        "first_failure": None if answer.first_failure is None else _failure(answer, answer.first_failure),
         "cause": answer.cause.content() if answer.cause else None,
-        "other_causes": [cause.content() for cause in answer.causes if cause is not answer.cause],
-        "first_failure": None if answer.first_failure is None else _failure(answer.first_failure),
+        "other_causes": [fact.content() for fact in answer.facts if fact is not answer.cause],
+        "question": answer.next_step.question,
+        "record": list(answer.next_step.record),
         "lines": [
-            {"line": line.number, "rank": line.rank, "text": mask(line.text)} for line in answer.lines[:MOST_SHOWN]
+            {"line": line.number, "rank": line.rank, "text": mask(line.text)}
+            for line in [*answer.log.lines[:MOST_SHOWN]] or answer.log.last
         ],
+        "files": [{"file": name, "first_line": number + 1} for number, name in answer.log.files],
         "num_lines": answer.log.num_lines,
+        "num_rows": len(answer.steps.rows),
         "ranks": sorted(answer.log.ranks),
         "num_steps": answer.steps.num_steps,
-        "setting": {
-            name: sorted(value) if isinstance(value, frozenset) else value
-            for name, value in vars(answer.setting).items()
-            if value not in (None, False)
+        "setting": {name: value for name, value in vars(answer.setting).items() if value not in (None, False)},
+        "environment": None if answer.environment is None else {
+            "folder": str(answer.environment.folder), "releases": answer.environment.versions,
         },
         "remedies": list(answer.remedies),
         "known_faults_of_the_releases": [
             {"id": fault.id, "summary": fault.summary, "fixed_in": fault.fixed} for fault in answer.faults
         ],
-    }
+    }  # fmt: skip
 
 
-def _failure(failure: Failure) -> dict[str, Any]:
-    """Return an exception as a dictionary that can be written as JSON."""
+def _failure(answer: Answer, failure: Failure) -> dict[str, Any]:
+    """Return the first failure as a dictionary that can be written as JSON."""
+    file, number = answer.log.place(failure.number)
+
+    def frame(of: Frame | None) -> dict[str, Any] | None:
+        return None if of is None else of._asdict() | {"code": mask(of.code)}
+
     return {
-        "line": failure.number,
-        "rank": failure.rank,
-        "kind": failure.kind,
-        "message": mask(failure.message),
-        "frames": [str(frame) for frame in failure.frames[-5:]],
-    }
+        "file": file, "line": number, "rank": failure.rank, "time": failure.time and failure.time.text,
+        "kind": failure.kind, "signal": failure.signal or None, "message": mask(failure.message),
+        "user_frame": frame(tracebacks.user_frame(failure)), "library_frame": frame(tracebacks.library_frame(failure)),
+        "frames": [str(each) for each in failure.frames[-MOST_SHOWN_FRAMES:]],
+        "num_later": answer.num_later, "num_later_alike": answer.num_alike,
+    }  # fmt: skip

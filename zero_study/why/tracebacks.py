@@ -1,26 +1,30 @@
-"""Read a traceback: what the program was doing, which code called which library, and which line raised."""
+"""Read a traceback: the frame of the user's program, the frame of a library, and the phase of the training."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
-from zero_study.why import frame_signs, phases
-from zero_study.why.frame_signs import FrameSigns
-from zero_study.why.log import Failure, Frame, mask
+import yaml
+from pydantic import BaseModel, ConfigDict
 
-FILE = Path(__file__).with_name("tasks.yaml")
-LONGEST_PLACE = 160  # characters of a place in a sentence
+from zero_study.logs.printed_failures import Failure, Frame
+
+FILE = Path(__file__).with_name("phases.yaml")
+Phase = Literal[
+    "saving", "evaluation", "generation", "building", "wrapping", "optimizer step", "gathering", "loss",
+    "recomputation", "attention", "backward", "forward", "weight transfer",
+]  # fmt: skip
 _PACKAGE = re.compile(r"(?:site|dist)-packages/([A-Za-z_]\w*)")
 _PYTHON = re.compile(
-    r"/lib(?:64)?/python[\d.]+/(?!(?:site|dist)-packages)|^<frozen |[\\/]lib[\\/](?:threading|runpy)\.py"
+    r"/lib(?:64)?/python[\d.]+/(?!(?:site|dist)-packages)|^<|[\\/]lib[\\/](?:threading|runpy)\.py|/bin/\w+$|\.p[yx][xi]$"
 )
 # Packages that people install from a clone, so that their files are in no folder of packages.
 _CLONED = re.compile(
-    r"/(?:[Dd]eep[Ss]peed/)?(transformers|deepspeed|accelerate|trl|peft|torchtitan|verl|megatron|llamafactory|swift|"
+    r"(?:^|/)(?:[Dd]eep[Ss]peed/)?(torch|autograd|torchinductor_\w+|transformers|deepspeed|accelerate|trl|peft|torchtitan|verl|megatron|llamafactory|swift|"
     r"axolotl|vllm|sglang|openrlhf|nemo_rl|nemo|skyrl|slime|lightning|pytorch_lightning|datasets|torchtune|diffusers)/"
     r"(?=\S*\.py$)"
 )
@@ -28,20 +32,51 @@ _CLONED = re.compile(
 _PASSES = re.compile(
     r"^(?:wrapper|wrapped_fn|wrapped_func|inner|inner_f|_wrapped_call_impl|_call_impl|decorate_context|_fn|wrapped|"
     r"__call__|log_wrapper|_call_and_handle_interrupt|auto_init_wrapper|<module>|_run_code|_run_module_as_main|"
-    r"__getattr__|__getattribute__|_format_and_raise|format_and_raise|_raise|helper_fn|_run_script|decorate_autocast|run_module|_resume_span|record|_bootstrap\w*|get_result|__get_result)$"
+    r"__getattr__|__getattribute__|helper_fn|_run_script|decorate_autocast|run_module|_resume_span|record|"
+    r"_bootstrap\w*|get_result|__get_result)$"
 )
 # An exception that was raised elsewhere and is passed on.
 _CARRIED = re.compile(r"^(?:\w+: )?Caught (\w+) in (?:DataLoader worker|pin memory thread|replica)")
 
 
-class _Signs(FrameSigns):
-    task: str
-    doing: str
+class _Signs(BaseModel):
+    """How the frames of a traceback show a phase."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    phase: Phase
+    place: str  # as words for a sentence
+    frames: tuple[str, ...]  # patterns for `file:function`
+    innermost: int = 0  # only so many frames are examined, from the innermost one; 0: all
+    code: tuple[str, ...] = ()  # patterns for lines of code, if no frame has a sign
 
 
 @cache
 def _signs() -> tuple[_Signs, ...]:
-    return frame_signs.read(FILE, _Signs)
+    return tuple(_Signs.model_validate(entry) for entry in yaml.safe_load(FILE.read_text(encoding="utf-8")))
+
+
+def names_of(frames: Sequence[Frame]) -> list[str]:
+    """Return `file:function` of each frame."""
+    return [f"{frame.file}:{frame.function}" for frame in frames]
+
+
+def phase_of(failure: Failure) -> Phase | None:
+    """Return the phase in which an exception was raised. None if neither its frames nor its code show the phase."""
+    names = names_of(failure.frames)
+    for signs in _signs():
+        if any(re.search("|".join(signs.frames), name) for name in names[-signs.innermost :]):
+            return signs.phase
+    for line in reversed([each for each in failure.before if " --" not in each]):  # a command line is no code
+        for signs in _signs():
+            if signs.code and re.search("|".join(signs.code), line):
+                return signs.phase
+    return None
+
+
+def place_of(phase: Phase) -> str:
+    """Return the phase as words for a sentence, such as "in the backward pass"."""
+    return next(signs.place for signs in _signs() if signs.phase == phase)
 
 
 def package_of(frame: Frame) -> str:
@@ -55,83 +90,28 @@ def package_of(frame: Frame) -> str:
     return cloned[-1] if cloned else ""
 
 
-@dataclass(frozen=True)
-class Traceback:
-    """What the frames of a traceback show, without its last line."""
-
-    frames: tuple[Frame, ...]
-    task: str  # of tasks.yaml, or a phase of phases.yaml; "" if the frames do not say it
-    doing: str  # the same as words for a sentence
-
-    @property
-    def inner(self) -> Frame | None:
-        """The innermost frame outside Python's standard library that does more than pass a call on."""
-        own = [frame for frame in self.frames if package_of(frame) != "python"]
-        telling = [frame for frame in own if not _PASSES.match(frame.function)]
-        candidates = telling or own or list(self.frames)
-        return candidates[-1] if candidates else None
-
-    @property
-    def is_in_package(self) -> bool:
-        """Whether the exception was raised in an installed package, and not in the user's program."""
-        return self.inner is not None and bool(package_of(self.inner))
-
-    @property
-    def user(self) -> Frame | None:
-        """The innermost frame of the user's own program. None if all frames are of packages."""
-        return next((frame for frame in reversed(self.frames) if not package_of(frame)), None)
-
-    @property
-    def packages(self) -> list[str]:
-        """The packages of the frames, the innermost first and each once. "" stands for the user's program."""
-        names = [package_of(frame) for frame in reversed(self.frames) if not _PASSES.match(frame.function)]
-        return list(dict.fromkeys(name for name in names if name != "python"))
-
-    @property
-    def raised(self) -> str:
-        """The line of the source that was executed last."""
-        return self.frames[-1].code if self.frames else ""
-
-    @property
-    def values(self) -> dict[str, str]:
-        """Values for the sentences of rules. A value is empty if the traceback does not show it."""
-        inner, user, packages = self.inner, self.user, self.packages
-        code = (inner.code if inner else "") or self.raised
-        library = next((name for name in packages if name), "")
-        libraries = [name for name in packages if name]
-        place = "" if inner is None else f" in {_place(inner)}"
-        if inner is not None and user is not None and user is not inner:
-            place += f", called by {_place(user)}"
-        return {
-            "where": place + (f", {self.doing}" if self.doing else ""),
-            "doing": self.doing,
-            "code": f": {mask(code)[:LONGEST_PLACE]}" if code and not code.startswith("raise ") else "",
-            "library": library or "the program",
-            "caller": (libraries[1] if len(libraries) > 1 else "the program") if library else "the program",
-            "function": inner.function if inner else "a function",
-        }
+def user_frame(failure: Failure) -> Frame | None:
+    """Return the innermost frame of the user's own program. None if all frames are of packages."""
+    return next((frame for frame in reversed(failure.frames) if not package_of(frame)), None)
 
 
-def _place(frame: Frame) -> str:
-    file = "/".join(re.sub(r"^.*(?:site|dist)-packages/", "", frame.file.replace("\\", "/")).split("/")[-3:])
-    return f"{frame.function} ({mask(file)[-LONGEST_PLACE:]}, line {frame.line})"
+def library_frame(failure: Failure) -> Frame | None:
+    """Return the innermost frame of a package that does more than pass a call on. None if there is none."""
+    frames = [frame for frame in failure.frames if package_of(frame) not in ("", "python")]
+    telling = [frame for frame in frames if not _PASSES.match(frame.function)]
+    return next(reversed(telling or frames), None)
 
 
-def of(failure: Failure) -> Traceback:
-    """Evaluate the traceback of an exception, and return the result."""
-    return read(failure.frames, failure.before)
-
-
-def read(frames: Sequence[Frame], code: Sequence[str] = ()) -> Traceback:
-    """Evaluate the frames of a traceback, or the lines of code before the exception if there are no frames."""
-    names = frame_signs.names_of(frames)
-    for signs in _signs():
-        if signs.fit(names):
-            return Traceback(tuple(frames), signs.task, signs.doing)
-    phase = phases.phase_of(frames, code if not frames else ())
-    if phase is None:
-        return Traceback(tuple(frames), "", "")
-    return Traceback(tuple(frames), phase, phases.place_of(phase))
+def library_frames(failure: Failure) -> tuple[Frame, ...]:
+    """Return the innermost frame of a package, after the one that called it if it only raises the exception."""
+    inner = library_frame(failure)
+    if inner is None or not inner.code.startswith(("raise", "assert")):
+        return () if inner is None else (inner,)
+    before = failure.frames[: failure.frames.index(inner)]
+    is_telling = (
+        bool(before) and package_of(before[-1]) not in ("", "python") and not _PASSES.match(before[-1].function)
+    )
+    return (before[-1], inner) if is_telling else (inner,)
 
 
 def origin(failure: Failure, failures: Sequence[Failure]) -> Failure:
@@ -140,13 +120,9 @@ def origin(failure: Failure, failures: Sequence[Failure]) -> Failure:
     while True:
         latest = chain[-1]
         before = latest.earlier if latest.is_meant else None
-        if before is None and _CARRIED.match(latest.text):
-            before = next(_after(latest, failures), None)
+        if before is None and _CARRIED.match(latest.message):
+            later = failures[next(n for n, each in enumerate(failures) if each is latest) + 1 :]
+            before = next((each for each in later if each.rank == latest.rank), None)
         if before is None or before in chain:
             return latest
         chain.append(before)
-
-
-def _after(failure: Failure, failures: Sequence[Failure]) -> Iterator[Failure]:
-    place = next((number for number, failed in enumerate(failures) if failed is failure), len(failures))
-    yield from (later for later in failures[place + 1 :] if later.rank == failure.rank)
