@@ -48,6 +48,7 @@ _TOKENS = re.compile(
     r")\s?"
 )
 _ANCHOR = re.compile(rf"Traceback \(most|\s{{0,8}}File \"[^\"]+\", line \d|{EXCEPTION}(?::\s|:?$)")
+_NO_PREFIX = re.compile(rf"%\||{EXCEPTION}: ")
 _OF_RANK = re.compile(r"(?i)rank[ =:_-]?(\d{1,5})\b|\[1,(\d+)\]<")
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-Z\\-_]")
 _OF_RAY = re.compile(r"(\(\w[\w.:-]*(?: \w+)?[, ]+pid=\d+[^()]{0,60}\))\s?")
@@ -106,7 +107,7 @@ class Prefixes:
     def learn(self, part: Part) -> Part:
         """Return a part without a prefix that precedes a traceback, a frame or an exception, and remember it."""
         end = max(0, part.text.find("Traceback (most"))
-        is_certain = 0 < end <= LONGEST_PREFIX and "%|" not in part.text[:end]
+        is_certain = 0 < end <= LONGEST_PREFIX and not _NO_PREFIX.search(part.text[:end])
         while not is_certain and not _ANCHOR.match(part.text, end) and (match := _TOKENS.match(part.text, end)):
             end = match.end()
         if not end or not _ANCHOR.match(part.text, end):

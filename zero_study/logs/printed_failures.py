@@ -181,6 +181,7 @@ class Log:
     num_lines: int = 0
     files: list[tuple[int, str]] = field(default_factory=list)  # the first line of each file, if there are several
     ranks: set[int] = field(default_factory=set)
+    are_ranks_local: bool = False  # the numbers count the processes of one machine, as those of torchrun --tee do
     failures: list[Failure] = field(default_factory=list)
     num_failures: int = 0  # also those that were not kept
     lines: list[Line] = field(default_factory=list)  # that may matter, in order
@@ -269,6 +270,7 @@ class Reader:
 
     def _take(self, raw: bytes, shape: bytes, default: int | None) -> None:
         """Read a line that may be relevant, or whose shape is new."""
+        self.log.are_ranks_local |= b"[default" in raw
         parts = self._prefixes.parts(raw.decode("utf-8", errors="replace").rstrip("\r\n"))
         known = self._shapes.get(shape)
         if known is None:

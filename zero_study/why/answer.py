@@ -36,11 +36,12 @@ from zero_study.why.secret import mask
 
 LONGEST_LINE = 1 << 16  # bytes that are read at once, so that a log in one line needs little memory
 MOST_SHOWN = 5  # lines that are shown if the log has no failure
-MOST_SHOWN_FRAMES = 5
 GOES_ON = 3  # rows of steps after an exception that show that the training went on
 # Exceptions with which launchers report what another process did.
-_REPORTS = ("ChildFailedError", "CalledProcessError", "SignalException", "SystemExit", "KeyboardInterrupt",
-            "RayTaskError", "ExitCode", "ProcessExitedException", "ProcessRaisedException")  # fmt: skip
+_REPORTS = (
+    "ChildFailedError", "CalledProcessError", "SignalException", "SystemExit", "KeyboardInterrupt",
+    "RayTaskError", "ExitCode", "CancelledError", "ProcessExitedException", "ProcessRaisedException",
+)  # fmt: skip
 _OF_RANK = re.compile(r"(?i)rank[-_.]?(\d+)|(?:^|[/_.-])(\d+)[/.](?:std(?:err|out)|log)")
 
 
@@ -64,7 +65,12 @@ class Answer:
     def cause(self) -> Fact | None:
         """The first fact that says why the run failed. None if the cause is not in the log."""
         causes = (fact for fact in self.facts if fact.because and not fact.is_note and not fact.is_consequence)
-        return next((fact for fact in causes if not is_after(fact.line, self.first_failure, self.log)), None)
+        return next((fact for fact in causes if self.is_about_first(fact)), None)
+
+    def is_about_first(self, fact: Fact) -> bool:
+        """Return whether a fact is about the first failure: its own lines, or those of watchdogs and recordings."""
+        first = self.first_failure
+        return first is None or not fact.line or fact.kind == "hang" or _is_of(fact, first)
 
     @property
     def doubt(self) -> str | None:
@@ -218,6 +224,10 @@ def _is_later(failure: Failure, first: Failure | None, log: Log) -> bool:
     return failure.time is None or first.time is None or failure.time.key >= first.time.key
 
 
+def _is_of(fact: Fact, first: Failure) -> bool:
+    return any(first.number <= line.number <= first.last_number for line in fact.evidence)
+
+
 def _is_alike(failure: Failure, first: Failure) -> bool:
     shapes = {re.sub(r"[\d.]+", "", each.first_line) for each in (failure, first)}
     return len(shapes) == 1
@@ -227,7 +237,7 @@ def _ordered(found: Iterable[Fact], first: Failure | None, log: Log) -> tuple[Fa
     """Return each fact once: those about the first failure, then the others, and notes last."""
 
     def key(fact: Fact) -> tuple[bool, bool, bool, bool, int]:
-        is_about = first is None or any(first.number <= line.number <= first.last_number for line in fact.evidence)
+        is_about = first is None or _is_of(fact, first)
         is_later = is_after(fact.line, first, log)
         is_of_steps = fact.kind in ("wrong", "slow") and first is not None
         return fact.is_note, fact.is_consequence or is_later, not is_about, is_of_steps, fact.line
@@ -282,9 +292,10 @@ def _failure(answer: Answer, failure: Failure) -> dict[str, Any]:
         return None if of is None else of._asdict() | {"code": mask(of.code)}
 
     return {
-        "file": file, "line": number, "rank": failure.rank, "time": failure.time and failure.time.text,
+        "file": file, "line": number, "rank": failure.rank,
+        "is_rank_local": answer.log.are_ranks_local, "time": failure.time and failure.time.text,
         "kind": failure.kind, "signal": failure.signal or None, "message": mask(failure.message),
         "user_frame": frame(tracebacks.user_frame(failure)), "library_frame": frame(tracebacks.library_frame(failure)),
-        "frames": [str(each) for each in failure.frames[-MOST_SHOWN_FRAMES:]],
+        "frames": [str(each) for each in failure.frames[-MOST_SHOWN:]],
         "num_later": answer.num_later, "num_later_alike": answer.num_alike,
     }  # fmt: skip

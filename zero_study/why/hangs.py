@@ -19,7 +19,7 @@ from zero_study.why.fact import Fact
 _WORK = re.compile(
     r"WorkNCCL\((?:SeqNum=(?P<number>\d+)|\.\.\.)?,? ?OpType=(?P<operation>\w+)"
     r"(?:, TensorShape=\[(?P<shape>[\d, ]*)\])?(?:, Numel[Il]n=(?P<inputs>\d+), NumelOut=(?P<outputs>\d+))?"
-    r"[^)]*?Timeout\(ms\)=(?P<limit>\d+)\)"
+    r"[^)]*?Timeout\(ms\)=(?P<limit>\d+)\)(?: ran for (?P<ran>\d+))?"
 )
 # Lines that say that a rank waited, without its call.
 _WAITED = re.compile(
@@ -82,8 +82,8 @@ def waiting(log: Log) -> list[Waiting]:
         prefixed = before.rank if line.rank is None and "atchdog" in before.text else line.rank
         rank = prefixed if prefixed is not None or not own else int(own[1] or own[2])
         entry = Waiting(
-            line, rank, int(match["number"] or 0), match["operation"].lstrip("_"), elements, int(match["limit"]),
-            groups[rank][1][1] if rank in groups else "",
+            line, rank, int(match["number"] or 0), match["operation"].lstrip("_"), elements,
+            int(match["ran"] or match["limit"]), groups[rank][1][1] if rank in groups else "",
         )  # fmt: skip
         waits.setdefault(rank, entry)
     numbers = _numbers(log, _WAITED_IN) or _numbers(log, _ENQUEUED)

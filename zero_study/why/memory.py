@@ -36,7 +36,7 @@ def facts(message: OutOfMemory, steps: Steps, setting: Setting) -> Iterator[Fact
         yield Fact("memory/refused", "memory", text, because, "computed", "the numbers of the message", evidence)
         return
     if message.tried and message.free is not None and message.own is not None and message.others and missing > 0:
-        if message.others >= missing:
+        if message.others >= max(missing, NOTED_REST):
             yield Fact(
                 "memory/other-process", "memory", text,
                 "Without the other processes on this GPU, the request would have fitted.",

@@ -23,7 +23,7 @@ SNAPSHOT = (
 ALL_RANKS = ("torchrun --log-dir logs --redirects 3 --tee 3 ...   (one file per rank, with standard error)",)
 ANOMALY = ("torch.autograd.set_detect_anomaly(True)   (names the operation whose gradient is NaN)",
            "TrainingArguments(logging_nan_inf_filter=False, logging_steps=1)")  # fmt: skip
-EVERY_STEP = ("logging_steps=1, and the log from its first line on",)
+EVERY_STEP = ("each step, from the first one on: logging_steps=1 of Trainer, --log-interval 1 of Megatron",)
 PROFILE = ("torch.profiler.profile, then export_chrome_trace(FILE), and zero-study why --trace FILE", RECORDER[1])
 OF_RAY = ("/tmp/ray/session_latest/logs/worker-*.err on each machine   (one file per worker)",)
 CORE = ("ulimit -c unlimited   (before the run; then: gdb python CORE_FILE, and bt)",)
@@ -99,10 +99,7 @@ def after(failure: Failure | None, log: Log, facts: Sequence[Fact], num_rows: in
     if user is None and len(frames) > 1:
         user = frames[0]
     if user is not None:
-        what = (
-            f"Which value in the message is not the one you expect, and from where does {user.function} ({user.file}, "
-        )
-        what += f"line {user.line}) get it?"
+        what = f"Did {user.function} ({user.file}, line {user.line}) work before, and what has changed since then?"
     else:
         called = "" if library is None else f" {library.function} of {package_of(library)}"
         what = f"Which line of the program called{called or ' this code'}? The traceback does not show it."

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, ConfigDict
 
 from zero_study.logs.printed_failures import Failure, Log
 from zero_study.logs.printed_steps import Line
@@ -51,13 +51,6 @@ class Rule(BaseModel):
     is_note: bool = False
     example: str  # a text that the pattern matches, as it is printed
     seen: tuple[str, ...] = ()  # public threads in which the cause of the message was found
-
-    @field_validator("match", "frames", "code", "without")
-    @classmethod
-    def _compiles(cls, pattern: str | None) -> str | None:
-        if pattern is not None:
-            re.compile(pattern)
-        return pattern
 
     def found(self, log: Log) -> Fact | None:
         """Return what the library states if its message is in a log. None otherwise."""

@@ -57,7 +57,7 @@ def _no_cause(answer: Answer) -> str:
 
 def _failure(answer: Answer, failure: Failure) -> Iterator[str]:
     """Yield the lines about the first failure: where, when, its message, its frames, and what followed."""
-    who = "a process" if failure.rank is None else f"rank {failure.rank}"
+    who = "a process" if failure.rank is None else f"{'local ' * answer.log.are_ranks_local}rank {failure.rank}"
     file, number = answer.log.place(failure.number)
     place = f"line {number:,}" + (f" of {file}" if file else "") + (f", {failure.time.text}" if failure.time else "")
     did = f"{failure.kind} ended {who}" if failure.signal else f"{who} raised {failure.kind}"
@@ -108,17 +108,15 @@ def _rows(answer: Answer) -> Iterator[str]:
             f" Not recognized, so not checked: {missing}." if missing else ""
         )
     yield terminal.wrap(lines)
-    bar, seconds = answer.steps.step_bar, answer.steps.usual_seconds
+    bar = answer.steps.step_bar
     if bar is not None and bar.done < bar.total:
         yield terminal.wrap(f"The log ends at step {bar.done:,.0f} of {bar.total:,.0f}.")
-    if seconds is not None:
-        yield terminal.wrap(f"A step takes {seconds:,.3g} s.")
     if answer.doubt is not None and not answer.num_found:
         yield terminal.wrap(f"Whether the training is sound could not be checked: {answer.doubt}.")
         if log.lines:
             yield from (
                 "",
-                "Lines with words such as error or warning:",
+                "Lines that may matter:",
                 *_quoted(answer, log.lines[:MOST_NEAR]),
             )
 
@@ -129,7 +127,13 @@ def _fact(answer: Answer, fact: Fact, shown: set[int]) -> list[str]:
     title = "A note" if fact.is_note else names[fact.certainty]
     lines = [terminal.wrap(f"{title} (from {fact.basis}): {mask(fact.happened)}", "", "  ")]
     if fact.because:
-        lines += [terminal.wrap(f"{'Reason' if fact.is_note else 'Cause'}: {mask(fact.because)}", "", "  ")]
+        lines += [
+            terminal.wrap(
+                f"{'Cause' if answer.is_about_first(fact) and not fact.is_note else 'Reason'}: {mask(fact.because)}",
+                "",
+                "  ",
+            )
+        ]
     quoted = [line for line in fact.evidence if line.number not in shown][:MOST_QUOTED]
     shown.update(line.number for line in quoted)
     lines += _quoted(answer, quoted)

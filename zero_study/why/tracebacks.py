@@ -24,7 +24,8 @@ _PYTHON = re.compile(
 )
 # Packages that people install from a clone, so that their files are in no folder of packages.
 _CLONED = re.compile(
-    r"(?:^|/)(?:[Dd]eep[Ss]peed/)?(torch|autograd|torchinductor_\w+|transformers|deepspeed|accelerate|trl|peft|torchtitan|verl|megatron|llamafactory|swift|"
+    r"(?i)(?:^|/(?:src|tmp|pytorch|megatron[\w.-]*|ms-swift|llama-?factory)/|/(?P<repo>\w+)/(?=(?P=repo)/))"
+    r"(?P<package>torch|autograd|torchinductor_\w+|transformers|deepspeed|accelerate|trl|peft|torchtitan|verl|megatron|llamafactory|swift|"
     r"axolotl|vllm|sglang|openrlhf|nemo_rl|nemo|skyrl|slime|lightning|pytorch_lightning|datasets|torchtune|diffusers)/"
     r"(?=\S*\.py$)"
 )
@@ -86,8 +87,8 @@ def package_of(frame: Frame) -> str:
         return match[1]
     if _PYTHON.search(path):
         return "python"
-    cloned = _CLONED.findall(path)
-    return cloned[-1] if cloned else ""
+    cloned = list(_CLONED.finditer(path))
+    return cloned[-1]["package"] if cloned else ""
 
 
 def user_frame(failure: Failure) -> Frame | None:

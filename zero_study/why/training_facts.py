@@ -44,15 +44,15 @@ def facts(steps: Steps, total_steps: int | None = None) -> list[Fact]:
 def doubt(steps: Steps) -> str | None:
     """Return why the rows cannot be called free of trouble, or were too few to be checked. None if nothing is wrong."""
     rows, losses = steps.rows, _values(steps.rows, "loss")
+    if losses and losses[-1] > RISEN * losses[0] > 0:
+        return f"the loss is {losses[0]:.4g} in the first row and {losses[-1]:.4g} in the last one"
     if len(rows) <= FEW:
         return f"only {_count(rows, 'line')} with a loss or a gradient norm of a step"
     if not losses:
         return "no loss that is a number"
-    if losses[-1] == max(losses) and losses[-1] > RISEN * losses[0] > 0:
-        return f"the loss is {losses[0]:.4g} in the first row and {losses[-1]:.4g} in the last one"
     if len(losses) >= SEVERAL and len(set(losses)) == 1:
         return f"the loss is {losses[0]:.4g} in all rows"
-    if 2 * steps.num_overflows > steps.num_steps:
+    if 2 * steps.num_overflows > len(rows):
         return f"{steps.num_overflows:,} steps were skipped because of an overflow"
     return None
 
@@ -183,7 +183,7 @@ def _rises(rows: Sequence[Row]) -> list[Fact]:
     place, last = losses[starts[smooth.index(lowest)]], losses[-1]
     text = (
         f"The loss rises to {end:.4g} at the end (median of {width:,} rows). It is {smooth[0]:.4g} at the beginning, "
-        f"and {lowest:.4g} at its lowest, from {_state(place)} on. The last row is {_state(last)}."
+        f"and {lowest:.4g} at its lowest, around {_state(place)}. The last loss is that of {_state(last)}."
     )
     return [_fact("wrong/loss-rises", text, rows, place, last)]
 
