@@ -2,7 +2,8 @@
 
 `printable` puts a text from outside this program (such as a name or a key of a user's file) on one line. Use it
 where such a text becomes a part of a message or of a written file. `guarded_output` is the safety net behind it: every
-command runs within it, so that a forgotten control character is printed as its escape code.
+command runs within it, so that a forgotten control character is printed as its escape code. `mask` hides tokens and
+passwords in such texts.
 """
 
 from __future__ import annotations
@@ -123,6 +124,44 @@ def _parts(words: Iterable[str]) -> Iterator[str]:
 def printable(text: str) -> str:
     """Return a text from outside this program on one line. Control characters are shown as escapes."""
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
+# ---------------------------------------------------------------- secrets
+
+# A number after "token", as in max_tokens: 9, is no secret.
+_NAMES = (
+    r"(?:(?:api|access|account|private|secret|encryption)[_ -]?key|secret|passw(?:or)?d|pass(?:phrase)?|pwd|credential|"
+    r"cookie|token(?!s?[\"']?\s*[=:]?\s*\d+(?![\w:.-])))s?"
+)
+_SECRETS = (
+    re.compile(
+        r"\b(hf_|sk-(?:ant-|proj-)?|gh[oprsu]_|github_pat_|glpat-|xox[abps]-|A[KS]IA|AIza|nvapi-|npm_|dckr_pat_|eyJ|wandb_v1_)"
+        r"[\w\-.]{8,}"
+    ),
+    # A flag such as --password, or a variable: its value may be short. A quoted value ends with its quote.
+    re.compile(
+        rf"(?i)((?:--?[\w-]*{_NAMES}(?:\s+|=)|\b\w*{_NAMES}[\"']?\s*[=:]\s*)(?:b|\$)?)(?:\"[^\"]+\"|'[^']+'|(?![\s\"'])[^\s\"']+)"
+    ),
+    re.compile(r"(://[^/\s:@]*:)[^\s/]+(?=@)"),
+    re.compile(r"(://)[^/\s:@]{16,}(?=@)"),
+    re.compile(r"(?i)((?:bearer|authorization: basic)\s+)\S+"),
+)
+
+
+def mask(text: str) -> str:
+    """Return a text without tokens and passwords."""
+    for pattern in _SECRETS:
+        text = pattern.sub(r"\1***", text)
+    return text
+
+
+def masked(value: Any) -> Any:
+    """Return a value of JSON with masked texts, at each depth."""
+    if isinstance(value, dict):
+        return {name: masked(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [masked(each) for each in value]
+    return mask(value) if isinstance(value, str) else value
 
 
 # ---------------------------------------------------------------- counts and numbers

@@ -61,8 +61,9 @@ from zero_study.errors import Refusal
 from zero_study.logs.printed_failures import Failure, Frame, crash_of
 from zero_study.logs.printed_settings import Setting
 from zero_study.terminal import GIB
+from zero_study.theory import gpus
 from zero_study.upgrade import faults
-from zero_study.why import answer, json_answer, known_faults, memory_messages, planned, tensors, text, tracebacks
+from zero_study.why import answer, json_answer, known_faults, memory_messages, tensors, text, tracebacks
 from zero_study.why.answer import Answer
 from zero_study.why.fact import Fact
 
@@ -389,7 +390,7 @@ def test_all_numbers_of_the_old_message_are_read() -> None:
 
 
 def test_the_gpu_and_changes_that_fit_follow_from_the_memory_only_if_model_and_gpus_are_known() -> None:
-    assert [planned.gpu_of(round(size * GIB)) for size in (79.14, 139.8, 5)] == ["a100-80gb", "h200", None]
+    assert [gpus.usual_with(round(size * GIB)) for size in (79.14, 139.8, 5)] == ["a100-80gb", "h200", None]
     setting = QWEN | {"model": "llama-3.1-8b", "num_gpus": 2, "strategy": "ddp"}
     setting |= {"micro_batch_size": 1, "sequence_length": 2048}
     result = answer_of(full(OPTIMIZER), **setting)
@@ -644,3 +645,82 @@ def test_an_empty_log_and_an_unknown_strategy_are_refused(tmp_path: Path) -> Non
     assert "empty" in refusal(cli.run, ["why", write(tmp_path / "log", [])])
     with pytest.raises(Refusal, match="zero9"):
         cli.run(["why", write(tmp_path / "log", SOUND), "--strategy", "zero9"])
+
+
+# ---------------------------------------------------------------- lines that only look like a failure, and hostile ones
+
+TEN_ROWS = [f"step {step} loss {20 - step}.5" for step in range(1, 11)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "exit_signal ............... Signals.SIGTERM", "kill_signal: SIGKILL", "Timeout: 1800", "Exit: 0",
+        "MeanSquaredError: 0.2", "Killed by user request: none", "exit 150 steps", "exit_code: 140", "free(): ok",
+        "NCCL INFO Bootstrap: SIGHUP ignored", "Received SIGTERM, saving checkpoint and exiting cleanly",
+    ],
+)  # fmt: skip
+def test_a_line_that_only_names_a_failure_is_none(line: str) -> None:
+    assert answer_of([line, *TEN_ROWS]).verdict.status == 0
+    assert answer_of([*TEN_ROWS, line]).verdict.status == 0
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Terminated", "Process finished with exit code 1", "Command terminated by signal 9",
+        "srun: error: gpu01: task 1: Exited with exit code 1",
+        "E0101 api.py:869] failed (exitcode: 1) local_rank: 1 (pid: 13) of binary: python",
+    ],
+)  # fmt: skip
+def test_the_end_of_a_process_after_sound_rows_is_a_failure(line: str) -> None:
+    assert answer_of([*TEN_ROWS, line]).verdict.status == 1
+
+
+def test_a_notebook_and_a_message_before_the_traceback_hide_no_exception() -> None:
+    lines = ["RuntimeError        Traceback (most recent call last)", "Cell In[3], line 2", "----> 2 f()"]
+    assert failure_of(*lines, "", "RuntimeError: boom").number == 5
+    twice = ["ValueError: boomTraceback (most recent call last):", '  File "a.py", line 2, in f', "ValueError: boom"]
+    assert failure_of(*twice).frames
+
+
+@pytest.mark.parametrize("number", ["0", "1.2.3", "9" * 400, "1e999"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "vocab_size: {}", "world_size: {}", "CUDA out of memory. Tried to allocate {} GiB. GPU 0 has {} GiB is free",
+        " 1%|x| {}/{} [00:01<00:02, {}s/it]", "step: 1 loss: {} step_time: -{}",
+        "OVERFLOW! loss scale: {}, reducing to {}",
+        "Watchdog caught collective operation timeout: WorkNCCL(SeqNum={}, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, "
+        "Timeout(ms)={}) ran for {}",
+    ],
+)  # fmt: skip
+def test_no_number_ends_the_program(line: str, number: str) -> None:
+    answer_of(
+        [line.replace("{}", number)] * 12 + ["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"]
+    )
+
+
+@pytest.mark.parametrize("line", ["OVERFLOW!" * 100 + "loss scale " + "1" * 2900, "loss: 1.0 " + "a" * 3900])
+def test_a_pathological_line_is_read(line: str) -> None:
+    assert answer_of([line] * 10).log.num_lines == 10  # which took minutes
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "redis://:SECRETSECRET@10.0.0.1", "https://user:p@SECRETSECRET@host", "HF_TOKEN=12345678-SECRET-abcd",
+        "Authorization: Basic SECRET", 'password="abc;SECRET"', "api_key = b'SECRET'", "PRIVATE_KEY=SECRET",
+    ],
+)  # fmt: skip
+def test_more_secrets_are_masked(text: str) -> None:
+    result = answer_of([f'  File "/home/{text}/train.py", line 2, in f', f"ValueError: {text}"])
+    assert "SECRET" not in text_of(result) + json.dumps(answer.content(result))
+
+
+def test_a_link_from_a_folder_of_packages_is_not_followed(packages: Path) -> None:
+    (packages.parent / "private.py").write_text("first\nprivate\n")
+    (packages / "frob" / "link.py").symlink_to(packages.parent / "private.py")
+    assert "private" not in text_of(answer_of(of_package(packages / "frob" / "link.py", "x"), None)).replace(
+        "private.py", ""
+    )

@@ -35,8 +35,8 @@ _TIME = re.compile(
 _LEVEL = r"(?:DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)"
 # The name of an exception begins what a program printed, and never belongs to a prefix.
 EXCEPTION = (
-    r"(?:[A-Za-z_]\w*\.)*(?:\w*(?:Error|Exception|Interrupt|Timeout|Exit|Failure|ExitedException)|Empty|Refusal|"
-    r"(?<=exc\.)[A-Z]\w+)"
+    r"(?:[A-Za-z_]\w{0,60}\.){0,9}(?:\w{0,60}(?:Error|Exception)|[A-Za-z]\w{0,60}(?:Interrupt|Timeout|Exit|Failure)|"
+    r"(?<=queue\.)Empty|(?<=exc\.)[A-Z]\w{0,60})"
 )
 _TOKENS = re.compile(
     rf"(?!{EXCEPTION}(?::|$))(?!Traceback \(most|\s*File \")(?:"
@@ -48,8 +48,8 @@ _TOKENS = re.compile(
     r")\s?"
 )
 _ANCHOR = re.compile(rf"Traceback \(most|\s{{0,8}}File \"[^\"]+\", line \d|{EXCEPTION}(?::\s|:?$)")
-_NO_PREFIX = re.compile(rf"%\||{EXCEPTION}: ")
-_OF_RANK = re.compile(r"(?i)rank[ =:_-]?(\d{1,5})\b|\[1,(\d+)\]<")
+_NO_PREFIX = re.compile(rf"%\||(?<!\w){EXCEPTION}(?::|\s*$)")
+_OF_RANK = re.compile(r"(?i)(?<![a-z_])rank[ =:_-]?(\d{1,5})\b|\[1,(\d+)\]<")
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-Z\\-_]")
 _OF_RAY = re.compile(r"(\(\w[\w.:-]*(?: \w+)?[, ]+pid=\d+[^()]{0,60}\))\s?")
 _REPEATED = re.compile(r"\s?\[repeated \d+x across cluster\].*$")  # by Ray
@@ -106,11 +106,12 @@ class Prefixes:
 
     def learn(self, part: Part) -> Part:
         """Return a part without a prefix that precedes a traceback, a frame or an exception, and remember it."""
-        end = max(0, part.text.find("Traceback (most"))
-        is_certain = 0 < end <= LONGEST_PREFIX and not _NO_PREFIX.search(part.text[:end])
-        while not is_certain and not _ANCHOR.match(part.text, end) and (match := _TOKENS.match(part.text, end)):
+        head = part.text[: 2 * LONGEST_PREFIX]
+        end = max(0, head.find("Traceback (most"))
+        is_certain = 0 < end <= LONGEST_PREFIX and not _NO_PREFIX.search(head[:end])
+        while not is_certain and not _ANCHOR.match(head, end) and (match := _TOKENS.match(head, end)):
             end = match.end()
-        if not end or not _ANCHOR.match(part.text, end):
+        if not end or not _ANCHOR.match(head, end):
             return part
         prefix = part.text[:end]
         if is_certain and prefix.strip() and len(self._learned) < MOST_LEARNED:
@@ -135,8 +136,8 @@ class Time(NamedTuple):
     seconds: float  # of the day
 
     @property
-    def key(self) -> tuple[int, int, float]:
-        return (*self.date[1:], self.seconds)
+    def key(self) -> tuple[int, int, int, float]:
+        return (*self.date, self.seconds)
 
 
 def time_of(text: str) -> Time | None:

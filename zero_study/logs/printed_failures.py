@@ -23,6 +23,8 @@ MOST_FRAMES = 80  # of a traceback that are kept, the innermost ones
 MESSAGE_LINES = 40  # of an exception that are kept
 MOST_LAST = 6  # lines before the end of a log that are kept
 MOST_BEFORE = 4  # lines before an exception that are kept
+MOST_STREAMS = 2000  # ranks and prefixes whose last lines are kept
+LONGEST_OF_WATCHDOG = 800  # characters
 MOST_RAW = 40  # lines before a failure in which its time is looked for
 MOST_SHAPES = 4096  # of lines that are remembered
 _NO_DIGITS = b"0123456789\xe2\x96\x88\x89\x8a\x8b\x8c\x8d\x8e\x8f"  # what changes from step to step, as in bars
@@ -47,34 +49,38 @@ MATTERING = (
 _SIGNS = (
     "NCCL ", "Traceback (most", 'File "', ".py:", ".py in ", ".py](", "<ipython", "uring handling of the above",
     "was the direct cause of the",
-    "Error", "Exception", "Interrupt", "Timeout", "Exit", "Failure", "Empty", "Refusal",
+    "Error", "Exception", "Interrupt", "Timeout", "Exit", "Failure", "Empty",
 )  # fmt: skip
-_RAISES = (*_SIGNS[-8:], ".exc.")  # names of exceptions end with one of these words, or are in a module of exceptions
+_RAISES = (*_SIGNS[-7:], ".exc.")  # names of exceptions end with one of these words, or are in a module of exceptions
+# Before the name of a signal, if it was received. Arguments of programs name signals, too.
+_BY = r"(?:by signal\W{0,3}\d*\W{0,3}|died with <Signals\.|signal \d+ \(|\*\*\* |got |caught )"
 # What the system, a launcher or a scheduler prints if a signal ended a process, with the signal.
 _CRASHES = tuple(
     (re.compile(pattern), number)
     for pattern, number in (
-        (r"(?i)segmentation fault|\bSIGSEGV\b", signal.SIGSEGV),
-        (r"(?i)\bbus error\b|\bSIGBUS\b", signal.SIGBUS),
-        (r"(?i)illegal instruction\b|\bSIGILL\b", signal.SIGILL),
-        (r"(?i)floating point exception\b|\bSIGFPE\b", signal.SIGFPE),
-        (r"double free|corrupted (?:size|double)|(?:free|malloc|realloc|munmap_chunk)\(\): |heap corruption|"
-         r"stack smashing|terminate called|^\s*(?:\S+: line \d+:\s+\d+ )?Aborted\b|\bSIGABRT\b", signal.SIGABRT),
-        (r"(?i)oom[-_]kill|out of memory: kill|oomkilled|\bSIGKILL\b|"
-         r"^\s*(?:\S+: line \d+:\s+\d+ )?killed\b",
+        (rf"(?i)segmentation fault|{_BY}SIGSEGV\b", signal.SIGSEGV),
+        (rf"(?i)\bbus error\b|{_BY}SIGBUS\b", signal.SIGBUS),
+        (rf"(?i)illegal instruction\b|{_BY}SIGILL\b", signal.SIGILL),
+        (rf"(?i)floating point exception\b|{_BY}SIGFPE\b", signal.SIGFPE),
+        (r"double free|corrupted (?:size vs|double)|(?:free|malloc|realloc|munmap_chunk)\(\): (?:inv|mem|cor|una|mis)|"
+         rf"heap corruption|stack smashing|terminate called|(?:^\s*|: line \d+:\s+\d+ )Aborted\b|{_BY}SIGABRT\b",
+         signal.SIGABRT),
+        (r"(?i)oom[-_]kill|out of memory: kill|oomkilled|terminated by signal 9\b|"
+         rf"(?-i:(?:^\s*|^\S+ \d+ )Killed\s*$|: line \d+:\s+\d+ Killed\b)|{_BY}SIGKILL\b",
          signal.SIGKILL),
-        (r"\bSIGHUP\b", signal.SIGHUP),
-        (r"\bSIGTERM\b|Signals\.SIGINT\b", signal.SIGTERM),
+        (rf"(?i){_BY}SIGHUP\b|Received 1 death signal", signal.SIGHUP),
+        (rf"(?i)closing signal SIGTERM|{_BY}SIG(?:TERM|INT)\b", signal.SIGTERM),
     )
 )  # fmt: skip
 _CRASH_WORDS = ("egmentation", "us error", "SIG", "llegal instr", "loating point exc", "free", "corrupt", "malloc()",
     "munmap_chunk", "smashing", "terminate called", "bort", "ill", "oom", "OOM", "xit", "atal Python error", "atchdog",
-    "pressure", "Assertion", "out of memory", "Tried",
+    "pressure", "Assertion", "out of memory", "Tried", "return code", "TERMINATION", "erminated",
 )  # fmt: skip
 # Failures that one line states without the name of an exception.
 _SINGLE = re.compile(
     r"(?P<Timeout>Watchdog caught collecti|watchdog got stuck for)|(?P<Killed>killed due to memory pressure)|"
-    r"(?P<Assertion>Assertion [`'].*failed)|"
+    r"(?P<Assertion>Assertion [`'].*failed)|(?P<ExitCode>^Terminated\s*$|(?i:exit(?:ed|s)?(?: with)?(?: return| exit)? "
+    r"?(?:code|status)|exitcode|return code)\s?[:=]?\s{0,8}(?:[1-9]|1\d|1[01]\d|2\d\d)(?![\d.])|BAD TERMINATION OF)|"
     r"(?P<OutOfMemoryError>(?:CUDA|HIP|XPU) out of memory\. Tried|^\s*Tried to allocate \d)"
 )
 _AFTER_BAR = re.compile(r"^.*?%\|[^\]]*\](?=\[)")  # a progress bar that another line followed without a line end
@@ -82,7 +88,7 @@ _OWN_RANK = re.compile(
     r"\[(?:PG [^\]]*?)?Rank (\d+)\]|^\[(\d{1,5})\] is setting up NCCL|\b[Rr]ank (\d{1,5}): |on rank (\d{1,5})\b"
 )
 _EXIT = re.compile(
-    r"(?i)exit[_ -]?(?:ed|s)?(?:code)?[ -]?(?:with )?(?:return |exit )?(?:code|status)?\s*[:=]?\s*"
+    r"(?i)(?<![a-z_])(?:exit(?:ed|s)?(?: with)?(?: return| exit)? ?(?:code|status)|exitcode|return code)\s?[:=]?\s{0,8}"
     r"(?:-(?P<signal>[1-9]|[1-5]\d|6[0-4])|(?P<shell>1(?:29|3\d|4\d|5\d)))(?![\d.])"
 )
 _FATAL = re.compile(r"Fatal Python error: (?P<what>.+)")
@@ -110,17 +116,19 @@ TIME_OUT = "Timeout"  # the kind of a failure that PyTorch's watchdog reports
 NO_FUNCTION = "<module>"  # of a frame that names none
 LONGEST_CODE = 200  # characters of it that are kept
 _EXCEPTION = re.compile(
-    r"^(?:\s{0,2}[\[\"'`]?|E\s{2,7}|.*?(?<=\s)(?:ERROR|CRITICAL)\s[-:]?\s*|.*?\d+%\|.*?\]\s?|FAILED \S+ - )"
+    r"^(?:\s{0,2}[\[\"'`]?|E\s{2,7}|.{0,200}?(?<=\s)(?:ERROR|CRITICAL)\s[-:]?\s{0,4}|.{0,99}?\d{1,3}%\|[^\]]*\]\s?|"
+    r"FAILED \S+ - )"
     rf"({EXCEPTION})(?:: (.*)|:?\s*)$"
 )
+_VALUE = re.compile(r"[-+.\d]+(?:e-?\d+)?%?")  # of a metric such as MeanSquaredError
 # The end of a traceback. Many exceptions have no text, and names such as StopIteration.
 _AFTER_FRAMES = re.compile(r"((?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?:: (.*))?$")
 # What ends the message of an exception, because another program or a logger wrote it.
 _NOT_MESSAGE = re.compile(
     r"\s*(?:\[?(?:ERROR|WARNING|INFO|DEBUG|CRITICAL)\b|terminate called|\S+ Caught signal|"
     r"\[?\d{4}[-/]\d\d[-/]\d\d|\[[EWIF]\d{3}|[EWIF]\d{4} |\[E Process|wandb: |srun: |slurmstepd|={12,}|"
-    r"\d{1,3}%\|)|"
-    r".*\d%\|.*(?:it/s|s/it)"
+    r"\d{1,3}%\||##\[|(?i:\[?(?:step|iter|iteration|epoch)\b|\{?['\"]?loss\b))|"
+    r".{0,200}?\d%\|.*(?:it/s|s/it)"
 )
 
 
@@ -307,6 +315,8 @@ class Reader:
         return any(word in lower for word in MATTERING) or any(word in text for word in _SIGNS)
 
     def _remember(self, stream: _Stream, text: str) -> None:
+        if len(self._before) > MOST_STREAMS:
+            self._before.clear()
         if text.strip(" ^~"):  # the marks below a line of code say nothing
             self._before.setdefault(stream, deque(maxlen=MOST_BEFORE)).append(text)
 
@@ -333,6 +343,8 @@ class Reader:
             if text.startswith("#") and self._reversed:  # the frames of a failed collective have no prefix
                 stream = next(reversed(self._reversed))
             self._open.pop(stream, None)
+            if len(self._frames) > MOST_STREAMS:
+                self._frames.clear()
             kept = self._frames.setdefault(stream, deque(maxlen=MOST_FRAMES))
             kept.extendleft(frames) if stream in self._reversed else kept.extend(frames)
         elif match := self._exception(stream, text):
@@ -351,7 +363,7 @@ class Reader:
         if len(log.lines) < MOST_LINES and ("NCCL " in text or any(word in text.lower() for word in MATTERING)):
             log.lines.append(line)
         if ("NCCL" in text or "timed out" in text or "atchdog" in text) and len(log.of_watchdogs) < MOST_WATCHDOG_LINES:
-            log.of_watchdogs.append(line)
+            log.of_watchdogs.append(line._replace(text=text[:LONGEST_OF_WATCHDOG]))
         self._remember(stream, text)
 
     def _exception(self, stream: _Stream, text: str) -> re.Match[str] | None:
@@ -360,7 +372,8 @@ class Reader:
         if any(word in text for word in _RAISES):
             # The report of torchrun and of pytest moves a whole traceback to the right.
             moved = text.lstrip() if has_frames and len(text) - len(text.lstrip()) <= FARTHEST else text
-            if match := _EXCEPTION.match(moved) or _EXCEPTION.match(text):
+            match = _EXCEPTION.match(moved) or _EXCEPTION.match(text)
+            if match and (has_frames or not _VALUE.fullmatch(match[2] or "")):
                 return match
         return _AFTER_FRAMES.match(text) if has_frames and stream not in self._reversed else None
 
@@ -374,7 +387,7 @@ class Reader:
             rank = line.rank if own is None or line.rank is not None else int(next(filter(None, own.groups())))
             if not any(each.kind == kind and each.rank == rank for each in self.log.failures):
                 self._fail(line, stream, kind, _AFTER_BAR.sub("", text).strip(), is_line=True)
-                if "WorkNCCL(" in text or "stuck" in text:  # the message ends in its line
+                if "WorkNCCL(" in text or "stuck" in text or kind == "ExitCode":  # the message ends in its line
                     self._open.pop(stream, None)
             return True
         number = crash_of(text)
@@ -400,6 +413,8 @@ class Reader:
             failure.is_handled = True
         if stream in self._earlier:
             failure.earlier, failure.is_meant = self._earlier.pop(stream)
+        if len(self._open) > MOST_STREAMS:
+            self._open.clear()
         if not number or "terminate called" in message or "***" in message:  # others of signals have one line
             self._open[stream] = failure, 1
         self._add(failure)

@@ -25,6 +25,7 @@ class Setting:
     versions: tuple[tuple[str, str], ...] = ()  # releases of packages
 
 
+MOST_DIGITS = 16  # of a number that a setting may have
 FIRST_LINES = 20_000  # after which a log states no more settings
 _MODEL = re.compile(
     r"(?:--model_name_or_path|--model-name-or-path|--model|base_model:|model_name_or_path[\"']?[:=]|_name_or_path[\"']?:)\s*[\"']?"
@@ -85,8 +86,8 @@ class SettingReader:
         for name, pattern in _PATTERNS:
             if name not in self.stated and (match := pattern.search(line.text)):
                 text = match[1].replace(",", "").rstrip(".")
-                if text.replace(".", "", 1).isdigit():
-                    self.stated[name] = int(float(text))
+                if text.isdigit() and len(text) < MOST_DIGITS and int(text):
+                    self.stated[name] = int(text)
         if "model" not in self.stated and (match := _MODEL.search(line.text)) and not match[1].isdigit():
             self.stated["model"] = match[1].rstrip("/").rpartition("/")[2] if match[1].startswith("/") else match[1]
         if "strategy" not in self.stated and (match := _STAGE.search(line.text)):

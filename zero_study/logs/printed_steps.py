@@ -24,10 +24,14 @@ MOST_BARS = 50
 LONGEST = 1000  # characters of the first line of a dictionary
 WARM_UP = 2  # steps that start the workers which load data
 
-_NUMBER = r"([-+]?(?:\d[\d,]*\.?\d*(?:e[-+]?\d+)?|\.\d+|nan|inf(?:inity)?))((?-i:[kKMB]|m?s|secs?|seconds)\b)?"
+_NUMBER = (
+    r"([-+]?(?:\d[\d,]{0,24}(?:\.\d{0,24})?(?:e[-+]?\d{1,3})?|\.\d{1,24}|nan|inf(?:inity)?))"
+    r"((?-i:[kKMB]|m?s|secs?|seconds)\b)?"
+)
 # A pair such as 'loss': 1.5, lm loss: 1.5E+00, loss=1.5 or "grad_norm": "nan", whose name may contain / and _.
 _PAIR = re.compile(
-    r"""(?i)["']?([a-z][\w/.\-()]*(?: [a-z]+(?: \((?:ms|s|tokens)\))?)*)["']?\s*[:=]\s*(?:tensor\()?["'\[]?""" + _NUMBER
+    r"""(?i)(?<![\w/.\-])["']?([a-z][\w/.\-()]{0,80}(?: [a-z]{1,20}(?: \((?:ms|s|tokens)\))?)*)["']?\s*"""
+    r"""[:=]\s*(?:tensor\()?["'\[]?""" + _NUMBER
 )
 # Without a colon, such as loss 1.5, iteration 12/ 300 or gradient-norm 0.3.
 _SPACED = re.compile(
@@ -40,13 +44,14 @@ _ROW = re.compile(
     r"(?:[.\d]|(?i:nan|inf))"
 )
 _NOT_FINITE = re.compile(r"""(?:[:=(\[]\s?["']?|oss |orm )[-+]?(?:nan|NaN|inf|Inf)""")
-_COUNTED = re.compile(r"step(?:=(\d+), skipped=|[: ] ?(\d+)/\d)")
+_COUNTED = re.compile(r"step(?:=(\d{1,15}), skipped=|[: ] ?(\d{1,15})/\d)")
 _OVERFLOW = re.compile(
-    r"OVERFLOW!.*?[Ll]oss scale:? ?(\d+\.?\d*(?:e\+?\d+)?),? (?:but hysteresis|reducing to)|"
-    r"overflow.{0,60}reducing loss scale (?:from \S+ )?to (\d+\.?\d*(?:e\+?\d+)?)"
+    r"OVERFLOW!.{0,80}?[Ll]oss scale:? ?(\d{1,24}(?:\.\d{0,9})?(?:e\+?\d{1,3})?),? (?:but hysteresis|reducing to)|"
+    r"overflow.{0,60}reducing loss scale (?:from \S+ )?to (\d{1,24}(?:\.\d{0,9})?(?:e\+?\d{1,3})?)"
 )
 _BAR = re.compile(
-    r"\d{1,3}%\|[^|]*\|\s*(\d+\.?\d*)([kM]?)/(\d+\.?\d*)([kM]?)\s*\[[\d:]+<[\d:?]+[^\],]*,\s*(\d+\.?\d*|\?)\s?(s/\w+|\w+/s)"
+    r"\d{1,3}%\|[^|]*\|\s{0,4}(\d{1,15}(?:\.\d{0,9})?)([kM]?)/(\d{1,15}(?:\.\d{0,9})?)([kM]?)\s{0,4}"
+    r"\[[\d:]{1,15}<[\d:?]{1,15}[^\],]*,\s{0,4}(\d{1,15}(?:\.\d{0,9})?|\?)\s?(s/\w+|\w+/s)"
 )
 # Words of bars that count examples of the data set, files or weights, not steps.
 _NOT_STEPS = re.compile(
@@ -86,7 +91,9 @@ _OWN = {
     )
     for name in names.split()
 }
-_SPEED = re.compile(r"(?<![\w.])([\d,]+(?:\.\d+)?) ?(?:samples|sequences|examples|images|tokens|tok|img)/s(?:ec)?\b")
+_SPEED = re.compile(
+    r"(?<![\w.])([\d,]{1,24}(?:\.\d{1,9})?) ?(?:samples|sequences|examples|images|tokens|tok|img)/s(?:ec)?\b"
+)
 _UNITS = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "ms": 1e-3}
 _FILLERS = re.compile(r"(?i)(?:info|debug|with|current|batch|step|and|at|train|training) ")
 

@@ -393,3 +393,14 @@ NCCL_BYTES = round(0.6 * 2**30)
 def usable_memory_bytes(gpu: Gpu, world_size: int = 1) -> int:
     """Return the bytes of a GPU that torch's allocator can use, without those of driver, CUDA context and NCCL."""
     return gpu.torch_memory_bytes - gpu.context_bytes - (NCCL_BYTES if world_size > 1 else 0)
+
+
+SAME_MEMORY = 0.35 * 2**30  # bytes by which the memory that PyTorch states may differ from that of a GPU in the list
+# The most common one of several GPUs with the same memory.
+USUAL = ["t4", "v100-32gb", "rtx-4090", "l4", "rtx-a6000", "l40s", "a100-40gb", "a100-80gb", "h100-sxm", "h200", "b200"]
+
+
+def usual_with(torch_bytes: int) -> str | None:
+    """Return the name of the most common GPU with this memory, as PyTorch states it. None if no known GPU has it."""
+    near = {name for name, gpu in GPUS.items() if abs(gpu.torch_memory_bytes - torch_bytes) <= SAME_MEMORY}
+    return next((name for name in USUAL if name in near), min(near, default=None))

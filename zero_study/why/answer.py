@@ -15,6 +15,8 @@ from zero_study.logs import formats
 from zero_study.logs.printed_failures import TIME_OUT, Failure, Frame, Log, Reader
 from zero_study.logs.printed_settings import Setting, SettingReader
 from zero_study.logs.printed_steps import Steps
+from zero_study.terminal import masked
+from zero_study.theory import gpus
 from zero_study.upgrade.faults import Fault
 from zero_study.verdict import Checked, NotChecked, Verdict
 from zero_study.why import (
@@ -32,17 +34,17 @@ from zero_study.why import (
 from zero_study.why.environment import Environment
 from zero_study.why.fact import Fact
 from zero_study.why.next_step import NextStep
-from zero_study.why.secret import mask
 
 LONGEST_LINE = 1 << 16  # bytes that are read at once, so that a log in one line needs little memory
 MOST_SHOWN = 5  # lines that are shown if the log has no failure
-GOES_ON = 3  # rows of steps after an exception that show that the training went on
+SURVIVED = 8  # the depth of a failure after which the training went on
+GOES_ON = 10  # rows of steps after an exception that show that the training went on
 # Exceptions with which launchers report what another process did.
 _REPORTS = (
     "ChildFailedError", "CalledProcessError", "SignalException", "SystemExit", "KeyboardInterrupt",
     "RayTaskError", "ExitCode", "CancelledError", "ProcessExitedException", "ProcessRaisedException",
 )  # fmt: skip
-_OF_RANK = re.compile(r"(?i)rank[-_.]?(\d+)|(?:^|[/_.-])(\d+)[/.](?:std(?:err|out)|log)")
+_OF_RANK = re.compile(r"(?i)(?<![a-z_])rank[-_.]?(\d{1,5})(?!\d)|/(\d{1,5})/std(?:err|out)(?:\.log)?$")
 
 
 @dataclass(frozen=True)
@@ -146,8 +148,8 @@ def _answer(
     log: Log, steps: Steps, setting: Setting, recorded: Sequence[Fact], is_environment_requested: bool | None
 ) -> Answer:
     messages = memory.messages(log)
-    if setting.gpu is None and messages:
-        setting = replace(setting, gpu=planned.gpu_of(messages[0].total))
+    if setting.gpu is None and messages and messages[0].total:
+        setting = replace(setting, gpu=gpus.usual_with(messages[0].total))
     of_rules = list(rules.facts(log))
     first = first_failure(log, steps, {fact.line for fact in of_rules if fact.is_consequence})
     installed = environment.look([first] if first is not None else [], is_environment_requested)
@@ -178,19 +180,20 @@ def first_failure(log: Log, steps: Steps, consequences: Iterable[int] = ()) -> F
     """Return the failure that came first and is not the consequence of another one. None if the log has none.
 
     `consequences` are the lines of messages that libraries print only after another failure. Failures after which the
-    training went on come last. Time stamps decide the order if all candidates have comparable ones.
+    training went on do not count. Time stamps decide the order if all candidates have comparable ones.
     """
     places = set(consequences)
     rows = {rank: [row.line.number for row in series.rows] for rank, series in steps.by_rank.items()}
 
     def depth(failure: Failure) -> int:
         went_on = sum(number > failure.number for number in rows.get(failure.rank, ())) >= GOES_ON
-        return 8 * went_on + _depth(failure, log, places)
+        return SURVIVED * went_on + _depth(failure, log, places)
 
     candidates = [failure for failure in log.failures if not failure.is_handled]
     if not candidates:
         return None
-    least = min(map(depth, candidates))
+    if (least := min(map(depth, candidates))) >= SURVIVED:
+        return None
     best = [failure for failure in candidates if depth(failure) == least]
     times = [failure.time for failure in best]
     if len(log.files) > 1 and all(time is not None and time.date[1:] != (0, 0) for time in times):
@@ -256,7 +259,11 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def content(answer: Answer) -> dict[str, Any]:
-    """Return the answer as a dictionary that can be written as JSON."""
+    """Return the answer as a dictionary that can be written as JSON, without secrets."""
+    return {name: masked(value) for name, value in _content(answer).items()}
+
+
+def _content(answer: Answer) -> dict[str, Any]:
     return {
         **answer.verdict.content(),
         "first_failure": None if answer.first_failure is None else _failure(answer, answer.first_failure),
@@ -265,7 +272,7 @@ def content(answer: Answer) -> dict[str, Any]:
         "question": answer.next_step.question,
         "record": list(answer.next_step.record),
         "lines": [
-            {"line": line.number, "rank": line.rank, "text": mask(line.text)}
+            {"line": line.number, "rank": line.rank, "text": line.text}
             for line in [*answer.log.lines[:MOST_SHOWN]] or answer.log.last
         ],
         "files": [{"file": name, "first_line": number + 1} for number, name in answer.log.files],
@@ -289,12 +296,12 @@ def _failure(answer: Answer, failure: Failure) -> dict[str, Any]:
     file, number = answer.log.place(failure.number)
 
     def frame(of: Frame | None) -> dict[str, Any] | None:
-        return None if of is None else of._asdict() | {"code": mask(of.code)}
+        return None if of is None else of._asdict()
 
     return {
         "file": file, "line": number, "rank": failure.rank,
         "is_rank_local": answer.log.are_ranks_local, "time": failure.time and failure.time.text,
-        "kind": failure.kind, "signal": failure.signal or None, "message": mask(failure.message),
+        "kind": failure.kind, "signal": failure.signal or None, "message": failure.message,
         "user_frame": frame(tracebacks.user_frame(failure)), "library_frame": frame(tracebacks.library_frame(failure)),
         "frames": [str(each) for each in failure.frames[-MOST_SHOWN:]],
         "num_later": answer.num_later, "num_later_alike": answer.num_alike,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from zero_study.logs.printed_failures import Failure, Frame
 
-_INSTALLED = re.compile(r"^(?P<folder>.*(?:site|dist)-packages)/(?P<rest>(?P<package>\w+)/[\w/.-]+\.py)$")
+_INSTALLED = re.compile(r"^(?P<folder>(?:.*/)?(?:site|dist)-packages)/(?P<rest>(?P<package>\w+)/[\w/.-]+\.py)$")
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,7 @@ class Environment:
 
     def source_of(self, frame: Frame) -> str:
         """Return the line of the installed source that a frame names. Empty if there is none."""
-        match = _INSTALLED.match(frame.file)
-        path = self.folder / match["rest"] if match and ".." not in frame.file else None
+        path = _source(self.folder, frame.file)
         return linecache.getline(str(path), frame.line).strip() if path is not None else ""
 
     def differs(self, frames: Iterable[Frame]) -> bool:
@@ -45,7 +44,8 @@ def look(failures: Iterable[Failure], is_requested: bool | None) -> Environment 
         return None
     frames = [frame for failure in failures for frame in failure.frames]
     matches = [match for frame in frames if (match := _INSTALLED.match(frame.file))]
-    here = next((Path(match["folder"]) for match in matches if Path(match[0]).is_file()), None)
+    folders = (Path(match["folder"]) for match in matches)
+    here = next((each for each, match in zip(folders, matches, strict=True) if _source(each, match[0])), None)
     if here is None and not is_requested:
         return None
     folder = here or Path(sysconfig.get_paths()["purelib"])
@@ -53,6 +53,16 @@ def look(failures: Iterable[Failure], is_requested: bool | None) -> Environment 
     versions = {name: version for name in names if (version := _version(folder, name))}
     found = Environment(folder, versions)
     return None if found.differs(frames) else found
+
+
+def _source(folder: Path, file: str) -> Path | None:
+    """Return a regular file of Python in a folder of packages. None if there is none, or if it is a link elsewhere."""
+    match = _INSTALLED.match(file)
+    try:
+        path = (folder / match["rest"]).resolve(strict=True) if match else None
+        return path if path is not None and path.is_file() and folder.resolve() in path.parents else None
+    except OSError:
+        return None
 
 
 def _version(folder: Path, package: str) -> str:

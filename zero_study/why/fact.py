@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from zero_study.logs.printed_steps import Line
-from zero_study.why.secret import mask
 
 Kind = Literal["memory", "hang", "wrong", "slow", "start-up", "save", "launch"]
 # stated: the log or a library says it. computed: it follows from stated numbers.
@@ -43,10 +42,10 @@ class Fact:
     def content(self) -> dict[str, Any]:
         """Return the fact as a dictionary that can be written as JSON."""
         return {
-            "id": self.id, "kind": self.kind, "what_happened": mask(self.happened), "why": mask(self.because),
+            "id": self.id, "kind": self.kind, "what_happened": self.happened, "why": self.because,
             "certainty": self.certainty, "certainty_of_what_happened": self.certainty,
             "certainty_of_why": self.certainty if self.because else None, "basis": self.basis,
             "is_open": self.is_open, "is_note": self.is_note,
-            "evidence": [{"line": line.number, "rank": line.rank, "text": mask(line.text)} for line in self.evidence],
+            "evidence": [{"line": line.number, "rank": line.rank, "text": line.text} for line in self.evidence],
             "changes": list(self.changes), "check": self.check, "documented": self.documented,
         }  # fmt: skip

@@ -17,18 +17,18 @@ from zero_study.logs.printed_steps import Bar, Line, Steps
 from zero_study.why.fact import Fact
 
 _WORK = re.compile(
-    r"WorkNCCL\((?:SeqNum=(?P<number>\d+)|\.\.\.)?,? ?OpType=(?P<operation>\w+)"
-    r"(?:, TensorShape=\[(?P<shape>[\d, ]*)\])?(?:, Numel[Il]n=(?P<inputs>\d+), NumelOut=(?P<outputs>\d+))?"
-    r"[^)]*?Timeout\(ms\)=(?P<limit>\d+)\)(?: ran for (?P<ran>\d+))?"
+    r"WorkNCCL\((?:SeqNum=(?P<number>\d{1,15})|\.\.\.)?,? ?OpType=(?P<operation>\w+)"
+    r"(?:, TensorShape=\[(?P<shape>[\d, ]*)\])?(?:, Numel[Il]n=(?P<inputs>\d{1,18}), NumelOut=(?P<outputs>\d{1,18}))?"
+    r"[^)]*?Timeout\(ms\)=(?P<limit>\d{1,15})\)(?: ran for (?P<ran>\d{1,15}))?"
 )
 # Lines that say that a rank waited, without its call.
 _WAITED = re.compile(
     r"Timeout at NCCL work: (\d+)|Received a dump signal due to a collective timeout from this local rank|"
     r"failure detected by watchdog at work sequence id: \d+|NCCL operations have failed or timed out"
 )
-_WAITED_IN = re.compile(r"(?:watchdog at work(?: sequence id)?|Timeout at NCCL work): (\d+)")
-_ENQUEUED = re.compile(r"[Ll]ast enqueued(?: NCCL)? work: (\d+)(?:, last completed(?: NCCL)? work: (\d+))?")
-_OWN_RANK = re.compile(r"\[(?:PG [^\]]*?)?(?:Global )?Rank (\d+)\]|\bRank (\d+)\b")
+_WAITED_IN = re.compile(r"(?:watchdog at work(?: sequence id)?|Timeout at NCCL work): (\d{1,15})")
+_ENQUEUED = re.compile(r"[Ll]ast enqueued(?: NCCL)? work: (\d{1,15})(?:, last completed(?: NCCL)? work: (\d{1,15}))?")
+_OWN_RANK = re.compile(r"\[(?:PG [^\[\]]*?)?(?:Global )?Rank (\d{1,6})\]|\bRank (\d{1,6})\b")
 _GROUP = re.compile(
     r"\[PG (?:ID )?([^\]]*?) Rank \d+\].*?(?:detected by watchdog|terminated with exception|Timeout at NCCL work)"
 )
@@ -42,7 +42,9 @@ _STORE_TIMEOUT = re.compile(
 )
 # Kinds whose sizes may differ between the ranks of one call.
 _UNEVEN = ("ALLTOALL", "ALLTOALL_BASE", "GATHER", "SCATTER", "SEND", "RECV", "COALESCED", "UNKNOWN")
-_SHOWN, MOST_QUEUES = 8, 4  # ranks that are listed, and whose queues are
+MOST_RANKS = 1 << 20
+# Ranks that are listed, whose queues are, and whose calls are compared with each other.
+_SHOWN, MOST_QUEUES, MOST_COMPARED = 8, 4, 256
 
 
 class Waiting(NamedTuple):
@@ -162,7 +164,7 @@ def _table(waits: Sequence[Waiting], log: Log, steps: Steps) -> Fact:
 
 def _silence(ranks: set[int], log: Log) -> Iterator[str]:
     """Yield a sentence on the ranks of which the log has no time-out."""
-    if not ranks or len(log.ranks | ranks) < 2:
+    if not ranks or len(log.ranks | ranks) < 2 or max(log.ranks | ranks) > MOST_RANKS:
         return
     silent = sorted(set(range(max(log.ranks | ranks) + 1)) - ranks)
     printed = [rank for rank in silent if rank in log.ranks]
@@ -188,7 +190,7 @@ def _preparation(steps: Steps) -> Bar | None:
 
 def _unlike(waits: Sequence[Waiting]) -> tuple[Waiting, Waiting] | None:
     """Return two ranks of a group that made different calls with the same number, or None."""
-    for first, second in itertools.combinations(waits, 2):
+    for first, second in itertools.combinations(waits[:MOST_COMPARED], 2):
         if first.number == second.number > 0 and first.group == second.group and first.call != second.call:
             return first, second
     return None

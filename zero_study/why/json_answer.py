@@ -10,10 +10,10 @@ import yaml
 
 from zero_study.answers import envelope
 from zero_study.answers.envelope import Severity
+from zero_study.terminal import mask
 from zero_study.why import answer as answers
 from zero_study.why import rules
 from zero_study.why.answer import Answer
-from zero_study.why.secret import mask
 
 FIRST_FAILURE = "first-failure"
 COMPUTED = Path(__file__).with_name("computed.yaml")  # the meanings of the facts that no rule states

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from zero_study.logs.printed_failures import Failure
 
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-_SIZE = r"([\d.]+) (bytes|KiB|MiB|GiB|TiB)"
+_SIZE = r"(?<![\d.])(\d{1,15}(?:\.\d{1,9})?) (bytes|KiB|MiB|GiB|TiB)"
 _TRIED = re.compile(rf"(?i)(?:out of memory|OutOfMemoryError).{{0,200}}?Tried to allocate {_SIZE}")
 # A message whose numbers were cut off. Ray says "out of memory" of the host.
 _SHORT = re.compile(r"^(?:OutOfMemoryError|RuntimeError|AcceleratorError): (?:CUDA|HIP|XPU|NPU) out of memory\b")

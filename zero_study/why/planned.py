@@ -9,37 +9,9 @@ from zero_study.logs.printed_settings import Setting
 from zero_study.planner import Request, advise
 from zero_study.planner.choose import StrategyPrediction
 from zero_study.terminal import bytes_text
-from zero_study.theory import hardware
 
-GIB = 1 << 30
-SAME_MEMORY = 0.35  # GiB by which the memory that a message states may differ from that of a GPU in the list
 AS_IT_IS = "these settings fit, so that the run used others, or something that the prediction does not contain"
-# The usual one of several GPUs with the same memory.
-_USUAL = [
-    "t4",
-    "v100-32gb",
-    "rtx-4090",
-    "l4",
-    "rtx-a6000",
-    "l40s",
-    "a100-40gb",
-    "a100-80gb",
-    "h100-sxm",
-    "h200",
-    "b200",
-]
 _OF_RUN = ("strategy", "micro_batch_size", "gradient_accumulation_steps", "sequence_length")
-
-
-def gpu_of(total_bytes: int | None) -> str | None:
-    """Return the most common GPU with this memory, as PyTorch states it. None if no known GPU has it."""
-    if total_bytes is None:
-        return None
-    near = {
-        name for name, gpu in hardware.GPUS.items()
-        if abs(gpu.torch_memory_bytes - total_bytes) <= SAME_MEMORY * GIB
-    }  # fmt: skip
-    return next((name for name in _USUAL if name in near), min(near, default=None))
 
 
 def remedies(setting: Setting) -> tuple[dict[str, Any], ...]:

@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict
 
 from zero_study.logs.printed_failures import Failure, Log
 from zero_study.logs.printed_steps import Line
+from zero_study.terminal import mask
 from zero_study.why.fact import Fact, Kind
-from zero_study.why.secret import mask
 
 FOLDER = Path(__file__).parent / "rules"
 MOST_EVIDENCE = 3  # lines of a rule that are shown

@@ -18,7 +18,7 @@ _HOST_MEMORY = re.compile(
 )
 _BATCH = re.compile(
     r"train_batch_size is not equal to micro_batch_per_gpu \* gradient_acc_step \* world_size\s+"
-    r"(?P<batch>\d+) != (?P<micro>\d+) \* (?P<accumulation>\d+) \* (?P<world>\d+)"
+    r"(?P<batch>\d{1,15}) != (?P<micro>\d{1,15}) \* (?P<accumulation>\d{1,15}) \* (?P<world>\d{1,15})"
 )
 _METADATA = re.compile(
     r"tensor at position \d+:\s*saved metadata: (?P<saved>\{[^{}]*\})\s*recomputed metadata: (?P<again>\{[^{}]*\})"

@@ -48,10 +48,9 @@ def _candidates(setting: Setting) -> Iterator[tuple[str, float, str]]:
     shape, vocabulary = shape_of(setting.model), vocabulary_of(setting)
     for size, type_name in TYPES.items():
         if vocabulary is not None and setting.micro_batch_size and setting.sequence_length:
-            for cut in (0, 1):
-                tokens = setting.micro_batch_size * (setting.sequence_length - cut)
-                kind = "the logits"
-                yield kind, size * tokens * vocabulary, f"{kind} of {tokens:,} tokens in {type_name}"
+            tokens = setting.micro_batch_size * setting.sequence_length
+            kind = "the logits"
+            yield kind, size * tokens * vocabulary, f"{kind} of {tokens:,} tokens in {type_name}"
         if shape is not None and vocabulary is not None:
             kind = "the embedding or the output layer"
             yield kind, size * vocabulary * shape.hidden, f"{kind} in {type_name}, or a temporary of its optimizer step"

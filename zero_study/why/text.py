@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator
 from zero_study import terminal
 from zero_study.logs.printed_failures import TIME_OUT, Failure, Frame
 from zero_study.logs.printed_steps import Line
-from zero_study.terminal import count
+from zero_study.terminal import count, mask
 from zero_study.why.answer import Answer, is_after
 from zero_study.why.fact import Fact
-from zero_study.why.secret import mask
 from zero_study.why.tracebacks import library_frames, package_of, user_frame
 
 COLUMNS = {
@@ -44,7 +43,7 @@ def text(answer: Answer) -> str:
         ]
         if answer.next_step.record:
             lines += ["To find out:", *(f"  {line}" for line in answer.next_step.record)]
-    return "\n".join(lines)
+    return mask("\n".join(lines))
 
 
 def _no_cause(answer: Answer) -> str:

@@ -21,6 +21,7 @@ NOISE = 5.0  # times the usual change between neighbors, over the root of the nu
 FALLEN = 0.98  # times the first losses that the last ones are if the loss falls
 TAIL = 0.1  # share of the rows from which zeros at the end count
 ROUNDED, NEAR_ZERO = 0.01, 1e-3  # a loss below it may become 0 by rounding; a loss of a policy may be as small
+EXTREME = 30  # powers of ten of a loss that is no loss
 SLOWER = 1.5  # times the seconds of the first half of the rows
 WAITING = 0.4  # share of the time of the steps
 
@@ -140,7 +141,7 @@ def _not_finite(rows: Sequence[Row], steps: Steps) -> Iterator[Fact]:
 
 def _positive(rows: Sequence[Row]) -> tuple[list[Row], list[float]]:
     """Return the rows with losses above 0, and these losses. Empty if losses may be negative or are of a policy."""
-    positive = [row for row in _with(rows, "loss") if row.loss]
+    positive = [row for row in _with(rows, "loss") if row.loss and abs(math.log10(abs(row.loss))) < EXTREME]
     values = _values(positive, "loss")
     return ([], []) if _has_rewards(rows) or min(values, default=0) < 0 else (positive, values)
 
@@ -237,7 +238,7 @@ def _waiting(steps: Steps) -> Iterator[Fact]:
 def _slower(rows: Sequence[Row]) -> Iterator[Fact]:
     """Yield that all steps of the last quarter take longer than those of the first half."""
     for name, unit in (("seconds", "s per step"), ("speed", "samples or tokens per second")):
-        timed = [row for row in _with(rows, name) if getattr(row, name)]
+        timed = [row for row in _with(rows, name) if getattr(row, name) > 0]
         values = _values(timed, name)
         half, rest = values[: len(values) // 2], values[-len(values) // 4 :]
         if len(values) < SEVERAL:
