@@ -131,7 +131,7 @@ def printable(text: str) -> str:
 # A number after "token", as in max_tokens: 9, is no secret.
 _NAMES = (
     r"(?:(?:api|access|account|private|secret|encryption)[_ -]?key|secret|passw(?:or)?d|pass(?:phrase)?|pwd|credential|"
-    r"cookie|token(?!s?[\"']?\s*[=:]?\s*\d+(?![\w:.-])))s?"
+    r"cookie|token(?!s?[\"']?\s*[=:]?\s*\d[\d.,]*(?![\w:-])))s?"
 )
 _SECRETS = (
     re.compile(

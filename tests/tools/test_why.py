@@ -724,3 +724,11 @@ def test_a_link_from_a_folder_of_packages_is_not_followed(packages: Path) -> Non
     assert "private" not in text_of(answer_of(of_package(packages / "frob" / "link.py", "x"), None)).replace(
         "private.py", ""
     )
+
+
+def test_the_frames_of_another_rank_that_raised_the_same_are_shown() -> None:
+    failure = failure_of(
+        "[rank0]: ValueError: no 3", *[f"[rank1]: {line}" for line in TRACEBACK[:-1]], "[rank1]: ValueError: no 4"
+    )
+    assert (failure.rank, failure.number) == (0, 1)
+    assert failure.frames

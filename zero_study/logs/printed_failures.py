@@ -24,7 +24,7 @@ MESSAGE_LINES = 40  # of an exception that are kept
 MOST_LAST = 6  # lines before the end of a log that are kept
 MOST_BEFORE = 4  # lines before an exception that are kept
 MOST_STREAMS = 2000  # ranks and prefixes whose last lines are kept
-LONGEST_OF_WATCHDOG = 800  # characters
+LONGEST_KEPT = 1000  # characters of a line that may matter
 MOST_RAW = 40  # lines before a failure in which its time is looked for
 MOST_SHAPES = 4096  # of lines that are remembered
 _NO_DIGITS = b"0123456789\xe2\x96\x88\x89\x8a\x8b\x8c\x8d\x8e\x8f"  # what changes from step to step, as in bars
@@ -361,9 +361,9 @@ class Reader:
             _add_code(self._frames[stream], text)
         # Of too many lines the first ones are kept, because the cause comes first.
         if len(log.lines) < MOST_LINES and ("NCCL " in text or any(word in text.lower() for word in MATTERING)):
-            log.lines.append(line)
+            log.lines.append(line._replace(text=line.text[:LONGEST_KEPT]))
         if ("NCCL" in text or "timed out" in text or "atchdog" in text) and len(log.of_watchdogs) < MOST_WATCHDOG_LINES:
-            log.of_watchdogs.append(line._replace(text=text[:LONGEST_OF_WATCHDOG]))
+            log.of_watchdogs.append(line._replace(text=text[:LONGEST_KEPT]))
         self._remember(stream, text)
 
     def _exception(self, stream: _Stream, text: str) -> re.Match[str] | None:

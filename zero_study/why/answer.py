@@ -198,7 +198,10 @@ def first_failure(log: Log, steps: Steps, consequences: Iterable[int] = ()) -> F
     times = [failure.time for failure in best]
     if len(log.files) > 1 and all(time is not None and time.date[1:] != (0, 0) for time in times):
         best.sort(key=lambda failure: failure.time.key if failure.time is not None else ())
-    return tracebacks.origin(best[0], log.failures)
+    first = tracebacks.origin(best[0], log.failures)
+    with_frames = [each.frames for each in log.failures if each.frames and _is_alike(each, first)]
+    first.frames = first.frames or next(iter(with_frames), ())  # of another rank that raised the same
+    return first
 
 
 def _depth(failure: Failure, log: Log, consequences: set[int]) -> int:

@@ -128,19 +128,21 @@ def facts(log: Log, steps: Steps) -> Iterator[Fact]:
 
 
 def _table(waits: Sequence[Waiting], log: Log, steps: Steps) -> Fact:
-    calls = list(dict.fromkeys(wait.call for wait in waits))
+    by_call: dict[object, list[Waiting]] = {}
+    for wait in waits:
+        by_call.setdefault(wait.call, []).append(wait)
     ranks = {wait.rank for wait in waits if wait.rank is not None}
     rows = []
-    for call in calls:
-        alike = [wait for wait in waits if wait.call == call]
+    for alike in [*by_call.values()][:_SHOWN]:
         limit = f" for {_duration(alike[0].milliseconds)}" if alike[0].milliseconds else ""
         rows.append(f"{_names(alike)} waited{limit} in {alike[0]}.")
+    rows += [f"There are {len(by_call) - _SHOWN:,} more calls."] if len(by_call) > _SHOWN else []
     queues = _numbers(log, _ENQUEUED)
     for rank, (_, match) in sorted(queues.items(), key=lambda item: int(item[1][1][2] or 0))[:MOST_QUEUES]:
         done = f" and completed {int(match[2]):,}" if match[2] else ""
         rows.append(f"Rank {rank} had put {int(match[1]):,} calls into its queue{done}.")
     text = " ".join([*rows, *_silence(ranks, log), *_before(waits[0].line, steps)])
-    evidence = tuple(next(wait.line for wait in waits if wait.call == call) for call in calls)
+    evidence = tuple(alike[0].line for alike in by_call.values())[:_SHOWN]
     groups = {wait.group for wait in waits}
     id, because = "hang/waiting", ""
     if unlike := _unlike(waits):

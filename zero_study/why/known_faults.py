@@ -23,8 +23,8 @@ def facts(log: Log, releases: Mapping[str, str]) -> Iterator[tuple[Fault, Fact]]
         if not is_stated and not fault.signature["function"]:
             continue  # other causes may have the same message
         first, end = fault.introduced, fault.fixed
-        span = f"from {first}" if first else "all releases"
-        span += f" to before {end}" if end else ", without a release that fixes it"
+        span = f"from {first}" if first else "any release"
+        span += f" and before {end}" if end else ", without a release that fixes it"
         summary = (fault.summary or fault.what).rstrip(".")
         yield fault, Fact(
             ID, "start-up", f"The message and its traceback are those of a known fault of {fault.package}: {summary}.",

@@ -66,16 +66,17 @@ def _parts(message: OutOfMemory, phase: Phase | None, steps: Steps) -> str:
     """Return sentences with the numbers of the message, the phase, and the steps before it."""
     rank = "A process" if message.failure.rank is None else f"Rank {message.failure.rank}"
     gpu = "its GPU" if message.gpu is None else f"GPU {message.gpu}"
-    size = f", which has {bytes_text(message.total)}" if message.total else ""
-    text = f"{rank} requested {bytes_text(message.tried) if message.tried else 'memory'} on {gpu}{size}"
-    text += "." if message.free is None else f" and of which {bytes_text(message.free)} was free." if size else "."
+    text = f"{rank} requested {bytes_text(message.tried) if message.tried else 'memory'} on {gpu}."
+    if message.total:
+        free = "" if message.free is None else f", of which {bytes_text(message.free)} was free"
+        text += f" The GPU has {bytes_text(message.total)}{free}."
     if message.allocated is not None:
         text += f" Its tensors used {bytes_text(message.allocated)}"
         text += "." if not message.unused else f", and PyTorch had reserved another {bytes_text(message.unused)}."
     if message.processes:
         listed = count(len(message.processes), "process", "processes")
         text += f" The message lists {listed} with {bytes_text(sum(message.processes))} in all"
-        text += ", and does not say which one is this process." if message.own is None else " beside this one."
+        text += ", but not which of them is this one." if message.own is None else " besides this one."
     elif (message.others or 0) >= NOTED_REST:
         text += f" Other processes used {bytes_text(message.others or 0)}."
     elif (message.rest or 0) >= NOTED_REST:
@@ -89,7 +90,7 @@ def _parts(message: OutOfMemory, phase: Phase | None, steps: Steps) -> str:
     text += f" It happened {tracebacks.place_of(phase)}." if phase else ""
     before = [row for row in steps.rows if row.line.number < message.failure.number]
     if used := [row.memory for row in before if row.memory]:
-        text += f" For the steps before, the log states at most {max(used):.1f} GiB."
+        text += f" For the steps before it, the log states at most {max(used):.1f} GiB of memory."
     return text + (f" {count(steps.num_steps, 'step')} had been trained." if steps.num_steps else "")
 
 

@@ -23,7 +23,7 @@ SNAPSHOT = (
 ALL_RANKS = ("torchrun --log-dir logs --redirects 3 --tee 3 ...   (one file per rank, with standard error)",)
 ANOMALY = ("torch.autograd.set_detect_anomaly(True)   (names the operation whose gradient is NaN)",
            "TrainingArguments(logging_nan_inf_filter=False, logging_steps=1)")  # fmt: skip
-EVERY_STEP = ("each step, from the first one on: logging_steps=1 of Trainer, --log-interval 1 of Megatron",)
+EVERY_STEP = ("log each step: logging_steps=1 (Trainer), --log-interval 1 (Megatron)",)
 PROFILE = ("torch.profiler.profile, then export_chrome_trace(FILE), and zero-study why --trace FILE", RECORDER[1])
 OF_RAY = ("/tmp/ray/session_latest/logs/worker-*.err on each machine   (one file per worker)",)
 CORE = ("ulimit -c unlimited   (before the run; then: gdb python CORE_FILE, and bt)",)
@@ -65,7 +65,7 @@ def after(failure: Failure | None, log: Log, facts: Sequence[Fact], num_rows: in
             )
         return NextStep("What is wrong with this run, and what did each rank write to standard error?", all_ranks)
     if failure.kind == TIME_OUT or "Watchdog" in failure.text:
-        return NextStep("What did the ranks that are behind, or printed no time-out, do at that time?", RECORDER)
+        return NextStep("What did each of the other ranks do at that time?", RECORDER)
     if LOST.search(failure.text):
         return NextStep("Which process ended first, and what did it print?", all_ranks)
     if failure.kind == "Killed":
@@ -96,8 +96,6 @@ def after(failure: Failure | None, log: Log, facts: Sequence[Fact], num_rows: in
         return NextStep("Where was it raised? The log has no traceback of it.", all_ranks)
     user, frames = user_frame(failure), library_frames(failure)
     library = frames[-1] if frames else None
-    if user is None and len(frames) > 1:
-        user = frames[0]
     if user is not None:
         what = f"Did {user.function} ({user.file}, line {user.line}) work before, and what has changed since then?"
     else:

@@ -76,8 +76,8 @@ def _failure(answer: Answer, failure: Failure) -> Iterator[str]:
     if failure.earlier is not None and not failure.is_meant:
         yield terminal.wrap(f"It was raised while {mask(failure.earlier.first_line)!r} was handled.", "  ", "    ")
     if answer.num_later:
-        how_many = "all" if answer.num_alike == answer.num_later else f"{answer.num_alike:,} of them"
-        alike = f", {how_many} with the same message but for its numbers" if answer.num_alike else ""
+        how_many = "" if answer.num_alike == answer.num_later else f"{answer.num_alike:,} of them "
+        alike = f", {how_many}with the same message but other numbers" if answer.num_alike else ""
         yield terminal.wrap(f"{count(answer.num_later, 'later error')} in the log{alike}.", "  ", "    ")
 
 

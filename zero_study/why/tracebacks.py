@@ -24,7 +24,7 @@ _PYTHON = re.compile(
 )
 # Packages that people install from a clone, so that their files are in no folder of packages.
 _CLONED = re.compile(
-    r"(?i)(?:^|/(?:src|tmp|pytorch|megatron[\w.-]*|ms-swift|llama-?factory)/|/(?P<repo>\w+)/(?=(?P=repo)/))"
+    r"(?i)(?:^|/(?:src|tmp|pytorch|megatron[\w.-]*|ms-swift[\w.-]*|llama-?factory)/|/(?P<repo>\w+)/(?=(?P=repo)/))"
     r"(?P<package>torch|autograd|torchinductor_\w+|transformers|deepspeed|accelerate|trl|peft|torchtitan|verl|megatron|llamafactory|swift|"
     r"axolotl|vllm|sglang|openrlhf|nemo_rl|nemo|skyrl|slime|lightning|pytorch_lightning|datasets|torchtune|diffusers)/"
     r"(?=\S*\.py$)"
