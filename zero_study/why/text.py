@@ -82,7 +82,9 @@ def _failure(answer: Answer, failure: Failure) -> Iterator[str]:
 
 
 def _frame(where: str, frame: Frame, code: str) -> Iterator[str]:
-    yield terminal.wrap(f"{where}: {frame.function} ({frame.file}, line {frame.line})", "  ", "    ")
+    # The folder of packages is left out.
+    place = f"{where}: {frame.function} ({frame.file.rpartition('-packages/')[2]}, line {frame.line})"
+    yield terminal.wrap(place, "  ", "    ")
     if code:
         yield terminal.wrap(mask(code), "    > ", "    > ")
 
