@@ -4,6 +4,8 @@ import gzip
 import json
 import math
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -255,14 +257,15 @@ def test_calls_of_gloo_are_complete_if_they_are_retired(tmp_path):
 
 
 @pytest.mark.launches
-def test_a_recording_of_this_pytorch_is_read(tmp_path, monkeypatch):
-    """The recorder of gloo writes what that of NCCL writes."""
+def test_a_recording_of_this_pytorch_is_read(tmp_path):
+    """The recorder of gloo writes what that of NCCL writes. A fresh process has recorded no calls."""
     torch = pytest.importorskip("torch")
-    dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace", None)
-    if dump is None:
+    if not hasattr(torch._C._distributed_c10d, "_dump_fr_trace"):
         pytest.skip("this PyTorch has no flight recorder for gloo")
-    content = dump(True, True, False)
-    (tmp_path / "rank_0").write_bytes(content if isinstance(content, bytes) else bytes(content))
+    dump = "torch._C._distributed_c10d._dump_fr_trace(True, True, False)"
+    command = [sys.executable, "-c", f"import sys, torch; sys.stdout.buffer.write({dump})"]
+    recording = subprocess.run(command, capture_output=True, check=True).stdout
+    (tmp_path / "rank_0").write_bytes(recording)
     assert "no calls are recorded" in refusal(flight_recorder.facts, tmp_path)
 
 
