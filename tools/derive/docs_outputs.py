@@ -12,7 +12,8 @@ A block of commands (`sh`) that is followed by one of these comments and a `text
 
 The commands run in a copy of `docs/examples`, in a terminal of 80 columns. The folders `accelerate_configs`, `reports`
 and `study` lie beside the examples, as in a clone. Standard error is shown too. Lines of progress are left out,
-because a slower machine prints more of them: "10 s, step 3, loss 0.67", and lines that end with " ...".
+because a slower machine prints more of them: "10 s, step 3, loss 0.67", lines that end with " ...", the bars of tqdm
+and DeepSpeed's notes with a time stamp.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ PATTERN = re.compile(
 )
 
 
-PROGRESS = re.compile(r"^(\[\d+/\d+\] \S+:)? *\d+ s, (starting|step \d+)|^\S.* \.\.\.$")
+PROGRESS = re.compile(
+    r"^(\[\d+/\d+\] \S+:)? *\d+ s, (starting|step \d+)|^\S.* \.\.\.$|^\s*\d+%\||^\[\d{4}-\d\d-\d\d .*\] \[\w+\]"
+)
 
 
 class Place(NamedTuple):

@@ -31,7 +31,6 @@ from study.report import by_machine, machine_plots, plots, public_answers, sente
 from zero_study import planner, terminal
 from zero_study.conformance import results
 from zero_study.files import ROOT
-from zero_study.planner import choose
 from zero_study.planner.choose import Advice, StrategyPrediction
 
 SHOWN = ["ddp", "zero2", "zero2_tuned", "zero3", "zero3_tuned", "fsdp2"]
@@ -84,6 +83,12 @@ def _ratios(column: str) -> pd.Series:
     return pd.Series({name: frontier.mean_over_series(series)[0] for name, series in ratios.items() if len(series) > 1})
 
 
+def _of_peaks(said: str, strategy: str) -> Number:
+    """A peak compared with DDP's."""
+    what = f"peak memory of tensors, `{strategy}` divided by DDP"
+    return Number(said, what, "peaks-real", lambda: f"{_of_ddp()[strategy]:.2f}")
+
+
 def _of_series(said: str, what: str, strategy: str) -> Number:
     """A time per step at DDP's batch, or a throughput at the largest batch of each, compared with DDP."""
     column = {"time per step": "equal_ratios", "throughput": "own_ratios"}[what]
@@ -113,7 +118,9 @@ def parameters_of_bits() -> str:
 NUMBERS = [
     Number("1.6", "million parameters of the GPT whose weights were compared", "bits", parameters_of_bits),
     Number("617", "million parameters of the largest model that we trained", "frontier", largest_trained),
-    Number("0.56", "peak memory of tensors, `fsdp2` divided by DDP", "peaks-real", lambda: f"{_of_ddp()['fsdp2']:.2f}"),
+    _of_peaks("0.56", "fsdp2"),
+    _of_peaks("1.57", "zero3"),
+    _of_peaks("0.70", "zero3_tuned"),
     Number("124", "million parameters of DDP's largest model under 3 GiB", "frontier", lambda: largest_models()["ddp"]),
     _of_series("1.37", "time per step", "fsdp2"),
     Number(
@@ -306,29 +313,14 @@ def picture() -> str:
 FAULTS = "docs/releases.md#faults-of-deepspeed-0198"
 
 
-def answers() -> str:
-    """Return README's first two answers: the planner's recommendation for one model, and the releases to avoid."""
-    best, ddp = shown_best(), shown_options()["ddp"]
-    assert not ddp.fits
-    near = choose.equally_fast(choose.preferred(advice().options))
-    simple = {option.strategy.name for option in near if choose.complexity(option)[:3] == choose.complexity(best)[:3]}
-    equal = [name for name in shown_options() if name in simple - {best.strategy.name}]
-    assert equal
-    names = " or ".join(STRATEGY_NAMES[name] for name in (best.strategy.name, *equal))
+def release() -> str:
+    """Return README's sentence about the newest release that was tested, and the releases to avoid."""
     newest = list(results.read("deepspeed"))[-1]
     first, last = releases_with_fault("autocast-norm").split(" ")[0], releases_with_fault("outputs-of-outputs")
-    job = best.prediction.job
-    batch = job.micro_batch_size * job.gradient_accumulation_steps * NUM_GPUS
-    lines = [
-        f"**Which strategy trains {MODEL_NAME} on {NUM_GPUS} H100?** {names}. We predict that a step with "
-        f"{names.split()[0]} takes {best.seconds:.3g} s ({best.fastest_seconds:.2g} to {best.slowest_seconds:.2g}) for "
-        f"{batch} sequences of {job.sequence_length:,} tokens, which is ${_dollars(best):,.0f} per billion tokens. "
-        f"DDP does not fit: it lacks {_gib(-ddp.free_bytes)} GiB per GPU.",
-        f"**Which DeepSpeed release should I use?** {newest}, the newest that we tested, unless you train in one of "
-        f"[a few settings]({FAULTS}). Avoid {first} to {last.split(' ')[-1]}: common settings [train incorrectly "
-        "without an error message](#releases-that-train-incorrectly-without-an-error-message).",
-    ]
-    return sentences.bullets(lines)
+    return (
+        f"Use DeepSpeed {newest}, the newest release that we tested, except for [a few settings]({FAULTS}). Avoid "
+        f"{first} to {last.split(' ')[-1]}, which train incorrectly with common settings:"
+    )
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import numpy as np
 from wording import percent, tabulate, whole_percent
 
 from study.accuracy import public_errors
+from study.public_runs import archive
 
 PUBLIC_QUANTITIES = {
     "seconds_per_step": "time",
@@ -20,6 +21,7 @@ PUBLIC_QUANTITIES = {
     "fits": "whether it fits",
 }
 TIMES = ("seconds_per_step", "tokens_per_second_per_gpu")
+PEAK = "peak_allocated_bytes"
 
 
 def public_predictions(predictions: Path = public_errors.PREDICTIONS) -> str:
@@ -99,7 +101,7 @@ def _fits(rows: Sequence[public_errors.Compared]) -> tuple[list[public_errors.Co
 
 def blind_memory() -> str:
     """Say how far peaks of tensors are off, by source, that were predicted before their logs were read."""
-    return f"by {_range(_medians_by_source('peak_allocated_bytes'))} in the median, depending on the source"
+    return f"by {_range(_medians_by_source(PEAK))} in the median, depending on the source"
 
 
 def _errors_by_source(*quantities: str) -> list[list[float]]:
@@ -146,50 +148,51 @@ PROGRAMS = (
 SPECIAL = ("Lightning largest models", "Megatron-LM golden values of H100", "MLPerf NVIDIA BERT")
 
 
+def num_trainings() -> str:
+    """Return for how many trainings a committed prediction could be compared with the log."""
+    return f"{len({(row.family, row.id) for row in _blind()})}"
+
+
+def num_public() -> str:
+    """Return the number of public runs in the archive."""
+    return f"{sum(len(archive.source(name)) for name in archive.sources()):,}"
+
+
 def trust() -> str:
-    """Compare, in a few rows for README, what was predicted before the logs were read with the logs."""
+    """Compare, in a paragraph for README, what was predicted before the logs were read with the logs."""
     fits, num_failed = _fits(_blind())
-    num_wrong = sum(row.predicted != row.measured for row in fits)
+    num_right = sum(row.predicted == row.measured for row in fits)
     times = {each.group: each for each in public_errors.summaries() if each.quantity in TIMES}
-    of_benchmark = {
-        machines: [times.pop(f"ptd_benchmark {engine}, {machines}") for engine in ("DDP", "FSDP")]
-        for machines in ("one machine", "several machines")
-    }
+    ddp, fsdp = (times.pop(f"ptd_benchmark {engine}, one machine") for engine in ("DDP", "FSDP"))
+    slow_network = [times.pop(f"ptd_benchmark {engine}, several machines") for engine in ("DDP", "FSDP")]
     experts = times.pop("prime-rl baselines, mixtures of experts")
     assert {*times} == {*PROGRAMS, *SPECIAL}
     assert all(_median_time_error(f"ptd_benchmark {engine}, several machines") < 0 for engine in ("DDP", "FSDP"))
-    peaks = _errors_by_source("peak_allocated_bytes")
+    peaks = [(statistics.median(errors), float(np.quantile(errors, 0.9))) for errors in _errors_by_source(PEAK)]
 
-    def ranges(names: Sequence[str]) -> list[str]:
-        of_groups = [times[name] for name in names]
-        return [_range([each.median or 0 for each in of_groups]), _range([each.ninetieth or 0 for each in of_groups])]
+    def errors_of(pairs: Iterable[tuple[float, float]]) -> str:
+        medians, ninetieths = zip(*pairs, strict=True)
+        return f"{_range(medians)} ({_range(ninetieths)})"
 
-    def by_engine(machines: str) -> list[str]:
-        ddp, fsdp = of_benchmark[machines]
-        pairs = ((ddp.median, fsdp.median), (ddp.ninetieth, fsdp.ninetieth))
-        return [f"{whole_percent(first)} for DDP, {whole_percent(second)} for FSDP" for first, second in pairs]
+    def errors(*groups: public_errors.Summary) -> str:
+        return errors_of((each.median or 0, each.ninetieth or 0) for each in groups)
 
-    rows = [
-        ["whether it fits", f"wrong for {num_wrong} of {len(fits)} trainings, of which {num_failed} did not fit", ""],
-        [
-            "peak of allocated memory, depending on the source",
-            _range([statistics.median(errors) for errors in peaks]),
-            _range([float(np.quantile(errors, 0.9)) for errors in peaks]),
-        ],
-        ["time: LoRA of a 70B model under ZeRO-3, QLoRA, prime-rl (dense), NeMo Automodel", *ranges(PROGRAMS)],
-        ["time: prime-rl, mixtures of experts", whole_percent(experts.median), whole_percent(experts.ninetieth)],
-        ["time: one machine with A100 (a benchmark of 2021)", *by_engine("one machine")],
-        [
-            "time: several such machines with 100 Gbit/s between them, predicted too short",
-            *by_engine("several machines"),
-        ],
-        ["time: very short steps, or specialized programs", *ranges(SPECIAL)],
-    ]
-    return tabulate(["predicted before we read the logs", "error (median)", "nine in ten errors are below"], rows)
+    return (
+        f"We committed predictions of {num_trainings()} published trainings before we read their logs. We predicted "
+        f"for {len(fits)} of them whether they fit, and were right for {num_right} ({num_failed} did not fit). The "
+        "following errors are medians, with the 90th percentile in parentheses. Peaks of allocated memory were off by "
+        f"{errors_of(peaks)}, depending on the source. Times were off by {errors(*(times[name] for name in PROGRAMS))} "
+        "for LoRA of a 70B model under ZeRO-3, QLoRA, dense models of prime-rl, and NeMo Automodel; by "
+        f"{errors(experts)} for mixtures of experts; by {errors(ddp)} for DDP and {errors(fsdp)} for FSDP on one "
+        f"machine with A100 in 2021; by {errors(*slow_network)} on several such machines with 100 Gbit/s between them, "
+        f"which are predicted too short; and by {errors(*(times[name] for name in SPECIAL))} for very short steps and "
+        "specialized programs."
+    )
 
 
 def _range(values: Sequence[float]) -> str:
-    return f"{100 * min(values):.0f} to {whole_percent(max(values))}"
+    least, most = whole_percent(min(values)), whole_percent(max(values))
+    return most if least == most else f"{least.removesuffix(' %')} to {most}"
 
 
 TABLES: dict[tuple[str, str], Callable[[], str]] = {
@@ -202,6 +205,7 @@ TABLES: dict[tuple[str, str], Callable[[], str]] = {
 
 
 NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
+    ("README.md", "num_public"): num_public,
     ("docs/planner.md", "blind_memory"): blind_memory,
     ("docs/planner.md", "blind_times"): blind_times,
 }

@@ -34,9 +34,9 @@ NUMBERS_HEAD = "number in README", "what it is", "source", "measured on", "seeds
 
 
 TABLES: dict[tuple[str, str], Callable[[], str]] = {
-    ("README.md", "answers"): first_screen.answers,
     ("README.md", "picture"): first_screen.picture,
     ("README.md", "public"): first_screen.public_sentences,
+    ("README.md", "release"): first_screen.release,
     ("reports/memory-and-time.md", "measured"): measured,
     ("reports/README.md", "numbers"): lambda: tabulate(NUMBERS_HEAD, first_screen.table()),
 }
