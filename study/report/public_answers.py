@@ -39,20 +39,22 @@ def difference(name: str, quantity: str) -> public_comparisons.Difference:
 
 
 @cache
-def _pairs(name: str) -> list[public_pairs.Pair]:
+def pairs_of(name: str) -> list[public_pairs.Pair]:
+    """Return the pairs of a comparison of public runs by its name."""
     (comparison,) = (candidate for candidate in public_comparisons.paired() if candidate.name == name)
     return public_pairs.pairs_of(comparison, archive.source(comparison.source))
 
 
-def _spread(name: str, quantity: str) -> public_pairs.Spread:
-    spread = public_pairs.spread([getattr(pair, quantity) for pair in _pairs(name)])
+def spread_of(name: str, quantity: str) -> public_pairs.Spread:
+    """Return the median and the ranges of one quantity over the pairs of a comparison."""
+    spread = public_pairs.spread([getattr(pair, quantity) for pair in pairs_of(name)])
     assert spread is not None
     return spread
 
 
 def cards() -> str:
     """Say how much longer an A100 takes than an H100, by the two sources with the most pairs."""
-    pairs = _spread("a100-h100-foundry", "time")
+    pairs = spread_of("a100-h100-foundry", "time")
     return (
         f"In {pairs.num} pairs of FSDP trainings on one machine with eight GPUs, a step takes {pairs.median:.2f} times "
         f"as long on A100 as on H100 in the median ({pairs.least:.2f} to {pairs.most:.2f}; MosaicML, one run each, "
@@ -92,7 +94,7 @@ def more_about_cards() -> str:
 
 def lightning() -> str:
     """Say what memory and time the strategies need in the comparison of Lightning's developers."""
-    measured = {name: _of_lightning("1", entry) for entry, name in STRATEGIES.items()}
+    measured = {name: of_lightning("1", entry) for entry, name in STRATEGIES.items()}
     settings = {(run.setting.gpu, run.setting.num_gpus, run.setting.parameters) for run in measured.values()}
     assert settings == {("A100", 8, 1_000_000_000)}
     peaks = [f"{run.totals['peak_allocated_bytes'] / 2**30:.1f} GiB under {name}" for name, run in measured.items()]
@@ -106,7 +108,7 @@ def lightning() -> str:
 
 def _more_about_lightning() -> str:
     """Say in which sizes and with which engines sharding is faster than DDP in the same comparison."""
-    smaller = [[_of_lightning(size, entry) for size in ("250m", "500m")] for entry in list(STRATEGIES)[:2]]
+    smaller = [[of_lightning(size, entry) for size in ("250m", "500m")] for entry in list(STRATEGIES)[:2]]
     ddp, zero2 = ([run.totals["seconds_per_step"] for run in runs] for runs in smaller)
     assert all(theirs < ours for theirs, ours in zip(zero2, ddp, strict=True))
     return (
@@ -117,21 +119,22 @@ def _more_about_lightning() -> str:
 
 
 def _fairscale() -> str:
-    runs = [_of_lightning("1", entry) for entry in ("Fully-Sharded-Training-Wrap", "Sharded-Training")]
+    runs = [of_lightning("1", entry) for entry in ("Fully-Sharded-Training-Wrap", "Sharded-Training")]
     return ", ".join(
         f"{run.totals['seconds_per_step']:.2f} s and {run.totals['peak_allocated_bytes'] / 2**30:.1f} GiB"
         for run in runs
     )
 
 
-def _of_lightning(size: str, entry: str) -> PublicRun:
+def of_lightning(size: str, entry: str) -> PublicRun:
+    """Return the run of Lightning's comparison with a size, such as "250m" or "1" (billion), and a strategy."""
     (run,) = (run for run in archive.source(LIGHTNING) if run.name == f"{size}-{entry}")
     return run
 
 
 def one_and_two() -> str:
     """Say how full fine-tuning on one A100 and, with FSDP, on two A100 differs: its loss, time and memory."""
-    pairs = _pairs("fms-full-one-two")
+    pairs = pairs_of("fms-full-one-two")
     nats = np.array([pair.nats for pair in pairs if pair.nats is not None])
     models: dict[str, list[float]] = {}  # those that ran out of memory have no loss
     for pair in pairs:
@@ -141,7 +144,7 @@ def one_and_two() -> str:
     mean, low, high = t_interval(np.array([np.mean(values) for values in models.values()]))
     assert low is not None
     assert high is not None
-    time, peak = (_spread("fms-full-one-two", quantity) for quantity in ("time", "peak"))
+    time, peak = (spread_of("fms-full-one-two", quantity) for quantity in ("time", "peak"))
     return (
         f"In {len(nats)} pairs of full fine-tunings with accelerate (IBM's fms-acceleration, {len(models)} models, 100 "
         "steps, weights in bf16, one run each), the mean training loss with FSDP on two A100 differs from that on one "
@@ -154,7 +157,7 @@ def one_and_two() -> str:
 
 def _nats(name: str) -> float:
     """Return the mean difference of the losses of a comparison of pairs, in nats per token."""
-    return float(np.mean([pair.nats for pair in _pairs(name) if pair.nats is not None]))
+    return float(np.mean([pair.nats for pair in pairs_of(name) if pair.nats is not None]))
 
 
 def eight() -> str:
@@ -189,8 +192,8 @@ def _margin() -> str:
 
 
 def _fsdp() -> str:
-    near, memory = (_spread("ptd-ddp-fsdp-one-node", quantity) for quantity in ("time", "peak"))
-    far = _spread("ptd-ddp-fsdp-four-nodes", "time")
+    near, memory = (spread_of("ptd-ddp-fsdp-one-node", quantity) for quantity in ("time", "peak"))
+    far = spread_of("ptd-ddp-fsdp-four-nodes", "time")
     return (
         f"On eight A100 of one machine, FSDP takes {near.median:.2f} times as long as DDP ({near.tenth:.2f} to "
         f"{near.ninetieth:.2f} in eight of ten settings, of {near.num}), and needs {memory.median:.2f} times the "
@@ -201,7 +204,7 @@ def _fsdp() -> str:
 
 
 def _machines() -> str:
-    nodes = _spread("ptd-ddp-nodes", "time")
+    nodes = spread_of("ptd-ddp-nodes", "time")
     return (
         f"In settings that FSDP also has, DDP on eight A100 takes {nodes.median:.1f} times as long on four machines as "
         f"on one ({nodes.tenth:.1f} to {nodes.ninetieth:.1f} in eight of ten settings). Between the machines are 100 "

@@ -1,9 +1,8 @@
-"""The numbers and the picture of README, and pictures of the notebook a100-or-h100 and of reports/memory-and-time.md.
+"""The numbers and answers of README, and pictures of the notebook a100-or-h100 and of reports/memory-and-time.md.
 
-README's picture shows predictions: the memory of one model under each strategy. The numbers in `NUMBERS`, and the
-picture of reports/memory-and-time.md, are from committed records of this project's runs on CPUs. The picture of the
-notebook compares models on machines with GPUs: predictions, measurements by others, and committed records of runs on
-GPUs if there are any.
+The numbers in `NUMBERS`, and the picture of reports/memory-and-time.md, are from committed records of this project's
+runs on CPUs. The picture of the notebook compares models on machines with GPUs: predictions, measurements by others,
+and committed records of runs on GPUs if there are any.
 
 python tools/derive/first_screen.py    # draws the pictures, once for light and once for dark pages
 """
@@ -19,19 +18,16 @@ from typing import NamedTuple
 
 import committed_runs
 import matplotlib as mpl
-import matplotlib.pyplot as plt
 import pandas as pd
 from committed_runs import CPU, learned, releases_with_fault, runs_by_strategy, speeds_by_strategy
 from matplotlib.figure import Figure
-from wording import STRATEGY_NAMES
 
 from study.compare import frontier, verdict
 from study.records import find as records
 from study.report import by_machine, machine_plots, plots, public_answers, sentences
-from zero_study import planner, terminal
+from zero_study import terminal
 from zero_study.conformance import results
 from zero_study.files import ROOT
-from zero_study.planner.choose import Advice, StrategyPrediction
 
 SHOWN = ["ddp", "zero2", "zero2_tuned", "zero3", "zero3_tuned", "fsdp2"]
 NAMES = {
@@ -41,8 +37,6 @@ NAMES = {
     "qwen2.5-32b": "Qwen2.5 32B",
 }
 INKS = {"light": "#1f2328", "dark": "#e6edf3"}
-PAPERS = {"light": "#ffffff", "dark": "#0d1117"}  # of a picture that is readable when it is shared alone
-FITS_COLOR, LACKS_COLOR = "#2E86D0", "#D55E00"
 TITLE = "GPT with 124 million parameters, fp32,\ntwo processes on a CPU (measured)"
 
 
@@ -216,100 +210,6 @@ def public_sentences() -> str:
     return sentences.bullets(lines)
 
 
-# README's question.
-MODEL, MODEL_NAME, GPU, NUM_GPUS = "llama-3.1-8b", "Llama 3.1 8B", "h100", 8
-
-
-@cache
-def advice() -> Advice:
-    """Return what `zero-study advise --model llama-3.1-8b --gpu h100 --gpus 8` answers."""
-    return planner.advise(MODEL, planner.Request(gpu=GPU, num_gpus=NUM_GPUS))
-
-
-def shown_options() -> dict[str, StrategyPrediction]:
-    """Return the rows of the answer to README's question that its picture shows."""
-    return _by_strategy(advice())
-
-
-def shown_best() -> StrategyPrediction:
-    """Return the recommended row."""
-    best = advice().recommended
-    assert best is not None
-    return best
-
-
-def _by_strategy(answer: Advice) -> dict[str, StrategyPrediction]:
-    options = {option.strategy.name: option for option in answer.options}
-    return {name: options[name] for name in STRATEGY_NAMES}
-
-
-def _dollars(option: StrategyPrediction) -> float:
-    dollars = option.prediction.dollars_per_billion_tokens
-    assert dollars is not None
-    return dollars
-
-
-def _gib(size: float) -> str:
-    return f"{size / 2**30:.1f}"
-
-
-def usable_gib() -> str:
-    """Return the usable memory of a GPU of README's question."""
-    return _gib(advice().options[0].prediction.usable_bytes)
-
-
-def strategies_picture(ink: str) -> Figure:
-    """Draw README's picture: memory, time and price of training one model under each strategy, and the GPU's limit.
-
-    The figure is narrow and its letters are large, so that the letters are more than 10 pixels high on a phone.
-    """
-    options = shown_options()
-    needed = [option.needed_bytes / 2**30 for option in options.values()]
-    figure, axes = plt.subplots(figsize=(4.5, 2.75), layout="constrained")
-    colors = [FITS_COLOR if option.fits else LACKS_COLOR for option in options.values()]
-    bars = axes.barh([STRATEGY_NAMES[name] for name in options], needed, color=colors, height=0.68)
-    limit = float(usable_gib())
-    for bar, size, option in zip(bars, needed, options.values(), strict=True):
-        place = bar.get_y() + bar.get_height() / 2
-        axes.text(size - 2, place, f"{size:.1f}", color="white", fontsize=11, ha="right", va="center")
-        note = f"{option.seconds:.2f} s, ${_dollars(option):,.0f}" if option.fits else "too large"
-        note += ": recommended" if option is shown_best() else ""
-        axes.text(max(size, limit) + 3, place, note, color=ink, fontsize=11, va="center")
-    axes.axvline(limit, color=ink, linewidth=1.2, linestyle="--")
-    axes.set_xlim(0, max(needed) * 1.25)
-    axes.invert_yaxis()
-    axes.tick_params(colors=ink, labelsize=11, bottom=False, labelbottom=False, left=False)
-    axes.spines[:].set_visible(False)
-    title = f"Training {MODEL_NAME} on {NUM_GPUS} H100 (predicted)"
-    figure.suptitle(title, color=ink, fontsize=11.5, fontweight="bold", x=0.01, ha="left")
-    legend = f"Bars: GiB per GPU. Dashed line: usable memory ({limit} GiB).\n"
-    legend += "Right: time per step, and price of a billion tokens.\n"
-    legend += "Batches: the fastest that fit (ZeRO-1: a smaller one)."
-    figure.supxlabel(legend, color=ink, fontsize=10.5, x=0.01, ha="left")
-    plt.close(figure)
-    return figure
-
-
-def picture() -> str:
-    """Return README's picture with a text that says the same."""
-    parts = [
-        f"{STRATEGY_NAMES[name]} {_gib(option.needed_bytes)} GiB"
-        + (f", {option.seconds:.2f} s, ${_dollars(option):,.0f}" if option.fits else " (does not fit)")
-        for name, option in shown_options().items()
-    ]
-    text = f"Predictions for training {MODEL_NAME} on {NUM_GPUS} H100: memory per GPU, time per step and price of a "
-    text += f"billion tokens. {'; '.join(parts)}"
-    text += f". Usable memory of a GPU: {usable_gib()} GiB"
-    return "\n".join(
-        [
-            "<picture>",
-            '  <source media="(prefers-color-scheme: dark)" srcset="reports/strategies-dark.svg">',
-            f'  <img src="reports/strategies-light.svg" alt="{text}" width="500">',
-            "</picture>",
-        ]
-    )
-
-
 FAULTS = "docs/releases.md#faults-of-deepspeed-0198"
 
 
@@ -327,15 +227,10 @@ def main() -> None:
     """Write the pictures to reports/, for light and dark pages. Equal inputs make equal bytes."""
     mpl.rcParams["svg.hashsalt"] = "zero-study"
     for ground, ink in INKS.items():
-        pictures = {
-            "first": first_picture(ink),
-            "strategies": strategies_picture(ink),
-            "measured": plots.first_screen(peaks(), times(), ink, TITLE),
-        }
+        pictures = {"first": first_picture(ink), "measured": plots.first_screen(peaks(), times(), ink, TITLE)}
         for name, figure in pictures.items():
             path = ROOT / "reports" / f"{name}-{ground}.svg"
-            paper = PAPERS[ground] if name == "strategies" else "none"
-            figure.savefig(path, facecolor=paper, metadata={"Date": None})
+            figure.savefig(path, facecolor="none", metadata={"Date": None})
 
 
 if __name__ == "__main__":

@@ -59,10 +59,9 @@ VIEWS = {
     "theory": ("theory", ""),
 }
 
-# README's picture is the reader's system's; the site has a switch of its own, and shows the one that goes with it.
-PICTURE = re.compile(
-    r'<picture>.*?srcset="(?P<dark>[^"]+)".*?src="(?P<light>[^"]+)" alt="(?P<alt>[^"]+)".*?</picture>', re.DOTALL
-)
+# README's picture follows the reader's system. The site has its own switch between light and dark, by the end of `src`.
+PICTURE = re.compile(r"<picture>.*?</picture>", re.DOTALL)
+SOURCE_FOR_DARK = re.compile(r" *<source [^>]*\bdark\b[^>]*>\n")
 FOLDED = r'<details markdown="1"><summary>code</summary>\n\n\g<0>\n\n</details>'
 # The theme breaks code within words, so a short name in a first column needs a least width on a phone.
 LOOK = (
@@ -94,6 +93,12 @@ def only_on_the_site() -> Iterator[tuple[str, str]]:
 def pictures() -> list[Path]:
     """List the pictures that are copied into the site, to the same places as in the repository."""
     return sorted(path for pattern in PICTURES for path in ROOT.glob(pattern))
+
+
+def with_switch(picture: re.Match[str]) -> str:
+    """Return a light and a dark picture, of which the site shows one, instead of one that follows the system."""
+    light = SOURCE_FOR_DARK.sub("", picture[0]).replace('.svg" alt', '.svg#only-light" alt')
+    return light + "\n" + light.replace("-light", "-dark")
 
 
 def linked(text: str, source: Path, place: str, places: dict[Path, str]) -> str:
@@ -279,8 +284,7 @@ def main() -> None:
         if source.suffix == ".ipynb":
             text = notebook(source, target)
         else:
-            picture = r"![\g<alt>](\g<light>#only-light)\n![\g<alt>](\g<dark>#only-dark)"
-            text = PICTURE.sub(picture, docs_tables.filled(place, source.read_text(encoding="utf-8")))
+            text = PICTURE.sub(with_switch, docs_tables.filled(place, source.read_text(encoding="utf-8")))
             text = with_links_to_schemas(text) if place == "docs/json.md" else text
         target.write_text(LOOK + linked(text, source, place, places), encoding="utf-8")
     for path in pictures():
