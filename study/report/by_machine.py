@@ -21,9 +21,8 @@ from study.compare.predicted import shape_of
 from study.report import tables
 from study.report.captions import Head, joined
 from zero_study import planner
-from zero_study.engines.strategy_names import StrategyName
+from zero_study.engines.strategy_names import StrategyName, in_order
 from zero_study.files import ROOT
-from zero_study.planner import choose
 from zero_study.planner.choose import Advice, StrategyPrediction
 from zero_study.terminal import GIB
 from zero_study.theory import hardware, measured_by_others
@@ -115,8 +114,8 @@ def predicted(
 ) -> pd.DataFrame:
     """Return a table of the planner's predictions, with a row per model, machine and strategy.
 
-    A strategy that does not fit has its memory, but neither speed nor cost. `prices` has US dollars per GPU and hour
-    for GPUs whose price is not to be that of the project's table.
+    The recommended strategy is always among them. A strategy that does not fit has its memory, but neither speed nor
+    cost. `prices` has US dollars per GPU and hour for GPUs whose price is not to be that of the project's table.
     """
     rows = []
     for model, machine in advices:
@@ -140,15 +139,11 @@ def predicted(
     return _table(rows)
 
 
-def recommended(advices: Advices, strategies: Iterable[str] = STRATEGIES) -> dict[tuple[str, str], str | None]:
-    """Return which of these strategies the planner recommends, by model and machine. None if none fits."""
-    chosen = {key: choose.recommend(_options(advice, strategies)) for key, advice in advices.items()}
-    return {key: None if option is None else option.strategy.name for key, option in chosen.items()}
-
-
 def _options(advice: Advice, strategies: Iterable[str]) -> list[StrategyPrediction]:
+    """Return the options of these strategies and the recommended one."""
+    best = [] if advice.recommended is None else [advice.recommended.strategy.name]
     by_name = {option.strategy.name: option for option in advice.options}
-    return [by_name[name] for name in strategies if name in by_name]
+    return [by_name[name] for name in in_order([*strategies, *best]) if name in by_name]
 
 
 @cache
@@ -403,7 +398,7 @@ def compare(
     """Return the comparison of models on machines. `ask`, `predicted` and `measured` explain the parameters."""
     advices = ask(models, machines, tokens_per_step, **settings)
     rows = shown(predicted(advices, strategies, prices), measured(advices, records, prices))
-    return Comparison(advices, rows, published(advices, prices), best(rows, recommended(advices, strategies)))
+    return Comparison(advices, rows, published(advices, prices), best(rows, advices))
 
 
 def shown(predictions: pd.DataFrame, measurements: pd.DataFrame) -> pd.DataFrame:
@@ -425,18 +420,21 @@ def shown(predictions: pd.DataFrame, measurements: pd.DataFrame) -> pd.DataFrame
     return rows.iloc[sorted(rows.index, key=lambda at: places[tuple(rows.loc[at, KEY])])].reset_index(drop=True)
 
 
-def best(rows: pd.DataFrame, names: Mapping[tuple[str, str], str | None]) -> pd.DataFrame:
-    """Return a table of one strategy per model and machine, with measured values where they exist, else predictions.
+def best(rows: pd.DataFrame, advices: Advices) -> pd.DataFrame:
+    """Return a table of the recommended strategy per model and machine, with measured values if there are any.
 
-    `names` are the strategies, as `recommended` returns them. The columns `memory_source` and `speed_source` name the
-    sources. A machine on which no strategy fits has no row.
+    The columns `memory_source` and `speed_source` name the sources. `change` has the options with which `advise`
+    recommends another training, and its strategy. A machine on which no strategy fits has no row.
     """
     found = []
-    for (model, machine), strategy in names.items():
+    for (model, machine), advice in advices.items():
+        strategy = None if advice.recommended is None else advice.recommended.strategy.name
         values = rows[(rows["model"] == model) & (rows["machine"] == machine) & (rows["strategy"] == strategy)]
         if not len(values):
             continue
         row: dict[str, Any] = {"model": model, "machine": machine, "strategy": strategy}
+        change = advice.change
+        row["change"] = "" if change is None else f"{change.flags}: {change.option.strategy.name}"
         for name in ("capacity", "setting", *(column for ends in ENDS.values() for column in ends)):
             known = values[name].dropna()
             row[name] = known.iloc[-1] if len(known) else float("nan")

@@ -24,8 +24,8 @@ from study.report.captions import Head
 from zero_study.engines.strategy_names import in_order
 
 HEADS = {"memory": "Memory per\nGPU (GiB)", "speed": "Tokens per\nsecond", "cost": "10⁹ tokens\n(US dollars)"}
-WORDS = {"single": "one process", "ddp": "DDP", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "fsdp2": "FSDP2",
-         "zero3_cpu_offload": "ZeRO-3 and CPU offload"}  # fmt: skip
+WORDS = {"single": "one process", "ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3",
+         "fsdp2": "FSDP2"}  # fmt: skip
 OFFLOAD_COLOR = "#A87900"  # one color for each strategy, because a picture with small marks cannot rely on their shape
 BEYOND = 1.75  # the axis of memory ends at this multiple of the memory of a GPU; larger values are drawn at its end
 
@@ -76,7 +76,7 @@ def overview(
     figure.suptitle(title, x=0.012, y=1 - 0.05 / total, ha="left", va="top", **large)
     has_points = others[list(QUANTITIES)].notna().any(axis=None)
     notes = ["Measurements by others have different settings."] if has_points else []
-    notes.append("The numbers are those of the recommended strategy. Without a number, no strategy fits.")
+    notes.append("The numbers are those of the recommended strategy.")
     figure.text(0.012, 0.06 / total, "\n".join(notes), fontsize=SMALL, color=ink, linespacing=1.4)
     _legend(figure, handles, style, at=(0, (0.1 + 2 * LINE) / total))
     plt.close(figure)
@@ -261,7 +261,9 @@ def thousands(value: float) -> str:
 def _handles(rows: pd.DataFrame, others: pd.DataFrame, ink: str, with_strategies: bool = True) -> list[Line2D]:
     """Return the entries of the legend: the colors of strategies, and one entry per kind of mark that is drawn."""
     strategies = in_order(rows["strategy"]) if with_strategies else []
-    handles = [Line2D([], [], color=color_of(name), linewidth=3, label=WORDS.get(name, name)) for name in strategies]
+    strategies.sort(key=lambda name: name.endswith("_offload"))
+    words = {"offload" if name.endswith("_offload") else WORDS.get(name, name): color_of(name) for name in strategies}
+    handles = [Line2D([], [], color=color, linewidth=3, label=label) for label, color in words.items()]
     mark: dict[str, Any] = {"color": ink, "markersize": 5}
     if (rows["source"] == PREDICTED).any():
         handles.append(Line2D([], [], marker="o", label="predicted, with interval", **mark))

@@ -243,10 +243,15 @@ def fitting(best: pd.DataFrame, models: Iterable[str], machine: str) -> str:
     `best` is the table of `by_machine.best`, in which a model that does not fit on a machine has no row.
     """
     rows = best[best["machine"] == machine].set_index("model")
-    names = [f"{model} with `{rows.loc[model, 'strategy']}`" for model in models if model in rows.index]
+    names = [f"{model} with {_strategy(rows.loc[model])}" for model in models if model in rows.index]
     others = [model for model in models if model not in rows.index]
     text = f"{machine} can train {joined(names)}." if names else ""
     return f"{text} No strategy shown fits {joined(others)} on this machine." if others else text
+
+
+def _strategy(row: pd.Series) -> str:
+    change = f" (recommended change: `{row['change']}`)" if row["change"] else ""
+    return f"`{row['strategy']}`{change}"
 
 
 def faster_and_cheaper(best: pd.DataFrame, machine: str, other: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import re
 
@@ -15,6 +16,7 @@ from synthetic import change, write_run
 
 from study.records.simulation import SIMULATED_GPUS
 from study.report import by_machine, machine_plots, sentences
+from zero_study import cli
 from zero_study.errors import Refusal
 from zero_study.theory import hardware, measured_by_others
 
@@ -55,8 +57,8 @@ def test_every_strategy_is_shown_and_what_does_not_fit_has_only_its_memory(compa
     rows = compared.rows
     for (model, machine), advice in compared.advices.items():
         here = rows[(rows["model"] == model) & (rows["machine"] == machine)]
-        possible = [name for name in by_machine.STRATEGIES if name in {each.strategy.name for each in advice.options}]
-        assert list(here["strategy"]) == possible
+        possible = {each.strategy.name for each in advice.options}.intersection(by_machine.STRATEGIES)
+        assert set(here["strategy"]) == possible | {advice.recommended.strategy.name}
     assert rows["memory"].notna().all()
     fits = rows["fits"].astype(bool)
     assert not fits.all()
@@ -65,6 +67,26 @@ def test_every_strategy_is_shown_and_what_does_not_fit_has_only_its_memory(compa
     assert (rows.loc[~fits, "lacks"] != "").all()
     too_large = rows["lacks"] == "GPU memory"
     assert (rows.loc[too_large, "memory"] > rows.loc[too_large, "capacity"]).all()
+
+
+def test_the_recommended_strategies_are_those_of_the_command(compared, capsys):
+    """Not the best of those that are shown: the notebook recommended ZeRO-2, and `zero-study advise` ZeRO-1."""
+    for model, length in (("bert-large", 512), ("qwen2.5-32b", 4096)):
+        request = ["--gpu", "h100-sxm", "--gpus", "8", "--sequence-length", str(length)]
+        request += ["--global-batch-size", str(by_machine.TOKENS_PER_STEP // length)]
+        cli.run(["advise", "--model", model, *request, "--json"])
+        answer = json.loads(capsys.readouterr().out)
+        row = row_of(compared.best, model=model, machine="8 x h100-sxm")
+        assert row["strategy"] == answer["recommended"]
+        change = answer["recommended_change"]
+        assert row["change"] == (f"{change['options']}: {change['strategy']}" if change else "")
+        assert row["strategy"] in sentences.fitting(compared.best, [model], "8 x h100-sxm")
+        assert row["change"] in sentences.fitting(compared.best, [model], "8 x h100-sxm")
+
+
+def test_a_strategy_is_shown_if_it_is_recommended(compared):
+    rows = by_machine.predicted({key: compared.advices[key] for key in [("bert-large", "8 x h100-sxm")]}, ["ddp"])
+    assert list(rows["strategy"]) == ["ddp", "zero1"]
 
 
 def test_values_are_within_their_intervals(compared):
@@ -224,7 +246,7 @@ def best_of(**costs) -> pd.DataFrame:
     rows = []
     for machine, (cost, low, high) in costs.items():
         row = {"model": "m", "machine": machine, "strategy": "ddp", "speed": 1000 / cost, "speed_source": "predicted"}
-        rows.append({**row, "cost": cost, "cost_low": low, "cost_high": high})
+        rows.append({**row, "cost": cost, "cost_low": low, "cost_high": high, "change": ""})
     return pd.DataFrame(rows)
 
 

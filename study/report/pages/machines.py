@@ -44,10 +44,11 @@ class Machines:
 
     def best(self) -> pd.DataFrame:
         """Return a table of the recommended strategy of each model on each machine, with its values."""
-        columns = ["model", "machine", "strategy", *HEADS, "setting", "memory_source", "speed_source"]
+        columns = ["model", "machine", "strategy", *HEADS, "setting", "memory_source", "speed_source", "change"]
         best = self.compared.best
         table = best[columns].assign(cost=[sentences.cost(row) for row in best.to_dict("records")])
-        return table.rename(columns={**HEADS, "memory_source": "memory is", "speed_source": "speed and cost are"})
+        heads = {"memory_source": "memory is", "speed_source": "speed and cost are", "change": "recommended change"}
+        return table.rename(columns=HEADS | heads)
 
     def figures(self) -> Iterator[Figure]:
         """Yield one figure per model, with the values of each strategy on each machine."""
