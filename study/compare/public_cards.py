@@ -1,7 +1,7 @@
 """Compare A100 with H100 by all public trainings that ran on both: one row per source and pair of machines.
 
-The rows are all comparisons of public_comparisons.yaml whose baseline has H100 and whose other side has A100. A time is
-that of the A100, divided by that of the H100.
+The rows are all comparisons of public_comparisons.yaml whose baseline has H100 and whose other side has A100. A ratio
+is the time of the A100, divided by that of the H100, which is the speed of an H100 relative to an A100.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from study.public_runs import archive
 
 
 class Row(NamedTuple):
-    """The times of an A100 relative to an H100: of pairs of single trainings, or of one pair of machines."""
+    """The speeds of an H100 relative to an A100: of pairs of single trainings, or of one pair of machines."""
 
     comparison: Comparison | PairedComparison
     baseline: str  # the machine with H100
@@ -25,6 +25,18 @@ class Row(NamedTuple):
     ratios: list[float]
     repeats: dict[str, int]  # runs by machine, of one pair of machines
     also_differs: list[str]
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether the times have the intervals with an evaluation, which were registered and later left out."""
+        return self.quantity.endswith("all intervals")
+
+    @property
+    def name(self) -> str:
+        """The trainings and the machines."""
+        if isinstance(self.comparison, PairedComparison):
+            return f"{self.baseline} and 8 A100 ({len(self.ratios)} pairs)"
+        return f"{self.comparison.label}: {self.baseline} and {self.comparison.arms[0].name.split(', ')[-1]}"
 
     @property
     def spread(self) -> Spread:

@@ -89,6 +89,8 @@ class Comparison(BaseModel):
 
     name: str
     question: str
+    label: str = ""  # the training, in tables that show several comparisons
+    in_overview: bool = False  # shown on the first page
     source: str  # name of the file in the archive
     quantities: list[str] = Field(default_factory=list)  # of quantities.QUANTITIES
     evaluations: Evaluations | None = None

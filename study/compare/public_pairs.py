@@ -14,21 +14,22 @@ from typing import NamedTuple
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from study.compare.differences import t_interval
 from zero_study.public_runs.quantities import logged, points
 from zero_study.public_runs.schema import PublicRun
 
 WARM_UP = 5  # logged steps whose times are left out
-# Fields that are not named as further differences: they identify the run, or the question of the comparison names them.
+# Fields that are not named as further differences: they identify the run, or the label of the comparison names them.
 NOT_NAMED = ("entry", "seed", "log", "date", "strategy", "engine")
 
 
 class PairedComparison(BaseModel):
-    """A question about two variants of a training. Pairs of published runs, one run of each variant, answer it."""
+    """Two variants of a training, which are compared by pairs of published runs, one run of each variant."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
-    question: str
+    label: str  # in tables and pictures: what is compared, and with what
     source: str
     control: dict[str, str | int | bool | None]  # field of the setting, or of its other facts -> value
     arm: dict[str, str | int | bool | None]
@@ -38,8 +39,8 @@ class PairedComparison(BaseModel):
     pairs: dict[str, str | list[str]] = Field(
         default_factory=dict
     )  # entry of the control -> of the arms, instead of `by`
-    baseline: str = ""  # the control in words, which the table of pairs names
-    label: str = ""  # in pictures, instead of the name
+    baseline: str = ""  # the machine with H100, if A100 is compared with it
+    in_overview: bool = False  # shown on the first page
     left_out: dict[str, str] = Field(default_factory=dict)  # entry of the control -> why its pair is not compared
     is_late: bool = False  # written when values of its source were known
     is_null: bool = False  # nothing that should matter differs
@@ -61,6 +62,17 @@ class Pair(NamedTuple):
     # The relative difference of the mean of the losses, with its sign: of all common steps, or as stated by the source.
     mean: float | None = None
     nats: float | None = None  # the same difference, not relative
+    model: str | None = None
+
+
+class LossDifference(NamedTuple):
+    """A difference of losses in nats per token, with its 95 % interval."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    num_pairs: int = 0  # if it is the mean of pairs of single runs
+    num_models: int = 0
 
 
 class Spread(NamedTuple):
@@ -143,6 +155,7 @@ def _pair(control: PublicRun, arm: PublicRun) -> Pair:
         control.counts and arm.counts,
         other_mean / mean - 1 if mean and other_mean else None,
         other_mean - mean if mean and other_mean else None,
+        control.setting.model,
     )
 
 
@@ -162,3 +175,18 @@ def spread(values: Sequence[float | None]) -> Spread | None:
     if not len(known):
         return None
     return Spread(len(known), *(float(np.quantile(known, share)) for share in (0.5, 0.1, 0.9, 0, 1)))
+
+
+def in_nats(pairs: Sequence[Pair]) -> LossDifference | None:
+    """Return the mean difference of the losses of pairs. None if no pair has a loss.
+
+    The pairs of a model often differ only in the batch and in kernels, so each model counts once.
+    """
+    models: dict[str, list[float]] = {}
+    for pair in pairs:
+        if pair.nats is not None:
+            models.setdefault(pair.model or pair.entry, []).append(pair.nats)
+    if not models:
+        return None
+    estimate = t_interval(np.array([np.mean(values) for values in models.values()]))
+    return LossDifference(*estimate, sum(map(len, models.values())), len(models))

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 
 from study.compare import public_cards, public_comparisons, public_pairs
-from study.compare.differences import t_interval
+from study.compare.public_pairs import LossDifference
 from study.public_runs import archive
-from study.report.public_figures import signed
 from zero_study.public_runs.schema import PublicRun
-from zero_study.terminal import percent
+from zero_study.terminal import count, percent
 
 REGISTERED = "GPU seconds per sample, all intervals"  # until values were known
 MORE_GPUS = "one-and-eight-h100-prefix"
-VERSIONS = ("one-and-eight-h100", MORE_GPUS)  # of the program
 LIGHTNING = "lightning-minigpt"  # a source in which one program trained one model under several strategies
 STRATEGIES = {
     "DDP": "DDP",
@@ -53,42 +52,35 @@ def spread_of(name: str, quantity: str) -> public_pairs.Spread:
 
 
 def cards() -> str:
-    """Say how much longer an A100 takes than an H100, by the two sources with the most pairs."""
+    """Say how much faster an H100 is than an A100, by the two sources with the most pairs."""
     pairs = spread_of("a100-h100-foundry", "time")
     return (
-        f"In {pairs.num} pairs of FSDP trainings on one machine with eight GPUs, a step takes {pairs.median:.2f} times "
-        f"as long on A100 as on H100 in the median ({pairs.least:.2f} to {pairs.most:.2f}; MosaicML, one run each, "
-        "all stated settings equal). In small tests of Megatron-LM, the median is "
-        f"{_medians('megatron')}, depending on the cluster with H100."
+        f"An H100 is {pairs.median:.2f} times as fast as an A100 in the median of {pairs.num} pairs of FSDP trainings "
+        f"on one machine with eight GPUs ({pairs.least:.2f} to {pairs.most:.2f}; MosaicML, one run each, all stated "
+        f"settings equal). In small tests of Megatron-LM, the median is {_medians('megatron')} times, depending on the "
+        "cluster with H100."
     )
 
 
 def _medians(source: str) -> str:
     rows = [row for row in public_cards.rows() if row.comparison.source == source]
-    medians = [row.spread.median for row in rows if row.quantity != REGISTERED]
+    medians = [row.spread.median for row in rows if not row.is_registered]
     return f"{min(medians):.2f} to {max(medians):.2f}"
 
 
-def _in_other_sources() -> str:
-    least, most = (pick(row.spread.median for row in public_cards.rows() if row.repeats) for pick in (min, max))
-    return (
-        f"In other sources, in which more than the GPU differs, it is {least:.2f} to {most:.2f} (see the next section)."
-    )
-
-
 def more_about_cards() -> str:
-    """Say how large the ratios are whose machines or batches differ, and which definition was changed."""
+    """Say how much faster an H100 is if machines or batches differ, too, and which definition was changed."""
     bert = public_comparisons.groups(result("bert-a100-h100").comparison)
     h100, a100 = (members[0].setting for members in bert.values())
     registered = 1 + difference("zero3-a100-h100", REGISTERED).relative
     return (
-        f"For LoRA of a 70B model under ZeRO-3, the ratio is {_medians('mlperf-llama2-lora')}, with different numbers "
-        "of GPUs (Juniper, MLPerf® Training, unverified). The larger value, for 64 A100 and 32 H100, is "
-        f"{registered:.2f} by the definition that was registered. When values were known, we changed this definition "
-        f"to leave out intervals that contain an evaluation. For BERT-large, the ratio is {_medians('mlperf-bert')} "
-        f"(MLPerf® Training, unverified), but the H100 have another batch (on eight GPUs {h100.global_batch_size} "
-        f"instead of {a100.global_batch_size}) and another learning rate ({h100.learning_rate} instead of "
-        f"{a100.learning_rate})."
+        f"For LoRA of a 70B model under ZeRO-3, an H100 is {_medians('mlperf-llama2-lora')} times as fast, with "
+        "different numbers of GPUs (Juniper, MLPerf® Training, unverified). The larger value, for 64 A100 and 32 H100, "
+        f"is {registered:.2f} by the definition that was registered. When values were known, we changed this "
+        "definition to leave out intervals that contain an evaluation. For BERT-large, an H100 is "
+        f"{_medians('mlperf-bert')} times as fast (MLPerf® Training, unverified), but the H100 have another batch (on "
+        f"eight GPUs {h100.global_batch_size} instead of {a100.global_batch_size}) and another learning rate "
+        f"({h100.learning_rate} instead of {a100.learning_rate})."
     )
 
 
@@ -102,19 +94,18 @@ def lightning() -> str:
     return (
         "for a GPT with one billion parameters, the peak of allocated memory per GPU is "
         f"{', '.join(peaks[:-1])}, and {peaks[-1]}. A step takes {', '.join(seconds[:-1])} and {seconds[-1]} s. DDP "
-        "has weights in fp32, and DeepSpeed in fp16."
+        "has weights in fp32, and DeepSpeed in fp16, which is a part of the difference in memory."
     )
 
 
-def _more_about_lightning() -> str:
+def more_about_lightning() -> str:
     """Say in which sizes and with which engines sharding is faster than DDP in the same comparison."""
     smaller = [[of_lightning(size, entry) for size in ("250m", "500m")] for entry in list(STRATEGIES)[:2]]
     ddp, zero2 = ([run.totals["seconds_per_step"] for run in runs] for runs in smaller)
     assert all(theirs < ours for theirs, ours in zip(zero2, ddp, strict=True))
     return (
-        "The precision of the weights is a part of the difference in memory. With 0.25 and 0.5 billion parameters, "
-        "ZeRO-2 is faster than DDP. FairScale's sharded trainings of one billion parameters are faster than DDP, too "
-        f"({_fairscale()})."
+        "With 0.25 and 0.5 billion parameters, ZeRO-2 is faster than DDP. FairScale's sharded trainings of one billion "
+        f"parameters are faster than DDP, too ({_fairscale()})."
     )
 
 
@@ -127,98 +118,138 @@ def _fairscale() -> str:
 
 
 def of_lightning(size: str, entry: str) -> PublicRun:
-    """Return the run of Lightning's comparison with a size, such as "250m" or "1" (billion), and a strategy."""
     (run,) = (run for run in archive.source(LIGHTNING) if run.name == f"{size}-{entry}")
     return run
 
 
 def one_and_two() -> str:
     """Say how full fine-tuning on one A100 and, with FSDP, on two A100 differs: its loss, time and memory."""
-    pairs = pairs_of("fms-full-one-two")
-    nats = np.array([pair.nats for pair in pairs if pair.nats is not None])
-    models: dict[str, list[float]] = {}  # those that ran out of memory have no loss
-    for pair in pairs:
-        if pair.nats is not None:
-            models.setdefault(pair.entry.split("/")[2], []).append(pair.nats)
-    # The pairs of a model differ only in the batch and in kernels, so each model counts once.
-    mean, low, high = t_interval(np.array([np.mean(values) for values in models.values()]))
-    assert low is not None
-    assert high is not None
-    time, peak = (spread_of("fms-full-one-two", quantity) for quantity in ("time", "peak"))
+    name = "fms-full-one-two"
+    loss, masters = of_pairs(name), of_pairs("fms-full-masters-one-two")
+    time, peak = (spread_of(name, quantity) for quantity in ("time", "peak"))
     return (
-        f"In {len(nats)} pairs of full fine-tunings with accelerate (IBM's fms-acceleration, {len(models)} models, 100 "
-        "steps, weights in bf16, one run each), the mean training loss with FSDP on two A100 differs from that on one "
-        f"A100 by {mean:+.4f} nats (95 % interval over models {low:+.4f} to {high:+.4f}). A step takes "
-        f"{time.median:.2f} times as long ({time.tenth:.2f} to {time.ninetieth:.2f} in eight of ten pairs), and each "
-        f"GPU needs {peak.median:.2f} times the memory for tensors. If FSDP has weights in fp32 instead, the loss "
-        f"differs by {_nats('fms-full-masters-one-two'):+.3f}."
-    ).replace("-0", "\N{MINUS SIGN}0")
-
-
-def _nats(name: str) -> float:
-    """Return the mean difference of the losses of a comparison of pairs, in nats per token."""
-    return float(np.mean([pair.nats for pair in pairs_of(name) if pair.nats is not None]))
+        "In full fine-tuning with accelerate, the mean training loss with FSDP on two A100 differs from that on one "
+        f"A100 by {_nats(loss.mean)} nats (95 % interval over {loss.num_models} models {_interval(loss)}). A step "
+        f"takes {time.median:.2f} times as long ({time.tenth:.2f} to {time.ninetieth:.2f} in eight of ten pairs), and "
+        f"each GPU needs {peak.median:.2f} times the memory for tensors ({loss.num_pairs} pairs of IBM's "
+        "fms-acceleration, 100 steps, weights in bf16, one run each). If FSDP has weights in fp32 instead, the loss "
+        f"differs by {_nats(masters.mean)} nats ({masters.num_pairs} pairs)."
+    )
 
 
 def eight() -> str:
     """Say how the training of modded-nanogpt on one H100 and on eight H100 differs: its loss, time and memory."""
     seconds = difference(MORE_GPUS, "seconds in all")
     before, after = (sum(values) / len(values) / 60 for values in (seconds.control, seconds.arm))
+    loss = of_groups(difference(MORE_GPUS, "last evaluation loss"))
     return (
         f"modded-nanogpt takes {before:.1f} minutes on one H100 and {after:.1f} minutes on eight, with sharded "
         f"gradients and optimizer states ({len(seconds.control)} and {len(seconds.arm)} runs). The last held-out loss "
-        f"differs by {_change(MORE_GPUS)}. The eight GPUs need "
+        f"differs by {_nats(loss.mean)} nats (95 % interval {_interval(loss)}). The eight GPUs need "
         f"{percent(difference(MORE_GPUS, 'GPU seconds').relative)} more GPU time, and each needs "
         f"{percent(-difference(MORE_GPUS, 'peak of tensors').relative)} less memory for tensors. The releases of CUDA "
         "and PyTorch also differ."
     )
 
 
-def _change(name: str) -> str:
-    loss = difference(name, "last evaluation loss")
-    assert loss.low is not None
-    assert loss.high is not None
-    return f"{signed(loss.relative)} (95 % interval {signed(loss.low)} to {signed(loss.high)})"
+def of_pairs(name: str) -> LossDifference:
+    """Return the mean difference of the training losses of a comparison of pairs."""
+    found = public_pairs.in_nats(pairs_of(name))
+    assert found is not None
+    return found
 
 
-def _margin() -> str:
-    losses = [difference(name, "last evaluation loss") for name in VERSIONS]
-    assert {candidate.verdict for candidate in losses} == {"equivalent"}
-    return (
-        f"In an earlier version of the program, the loss differs by {_change(VERSIONS[0])}. Both intervals are within "
-        f"the margin of {percent(min(loss.margin or 0 for loss in losses))}, which was chosen when the differences "
-        "were known."
-    )
+def of_groups(found: public_comparisons.Difference) -> LossDifference:
+    """Return a difference of losses, which is relative to the mean of the control, in nats."""
+    scale = float(np.mean(found.control))
+    low, high = (None if bound is None else bound * scale for bound in (found.low, found.high))
+    return LossDifference(found.relative * scale, low, high)
+
+
+def _nats(value: float) -> str:
+    return f"{value:+.4f}".replace("-", "\N{MINUS SIGN}")
+
+
+def _interval(loss: LossDifference) -> str:
+    return "" if loss.low is None or loss.high is None else f"{_nats(loss.low)} to {_nats(loss.high)}"
+
+
+def losses() -> list[dict[str, Any]]:
+    """Return a table of how losses differ between numbers of GPUs, with a row per comparison that has a margin."""
+    rows = []
+    for paired in public_comparisons.paired():
+        if paired.in_overview and paired.margin:
+            loss = of_pairs(paired.name)
+            runs = f"{loss.num_pairs} pairs of {count(loss.num_models, 'model')}"
+            rows.append(_row(paired.label, f"mean training loss, {runs}", loss, paired.margin))
+    for comparison in public_comparisons.comparisons():
+        if comparison.in_overview and comparison.margin:
+            found = public_comparisons.answer(comparison).differences
+            last = {each.arm_name: each for each in found if public_comparisons.is_learned(each.quantity)}
+            for each in last.values():
+                control = comparison.control.name.split(", ")[-1]  # without the company, which is that of the arm
+                what = f"{comparison.label}: {each.arm_name}, relative to {control}"
+                runs = f"{len(each.arm)} and {len(each.control)} runs"
+                rows.append(_row(what, f"{each.quantity}, {runs}", of_groups(each), comparison.margin))
+    return rows
+
+
+def _row(what: str, quantity: str, loss: LossDifference, margin: float) -> dict[str, Any]:
+    is_within = loss.low is not None and loss.high is not None and -margin < loss.low and loss.high < margin
+    return {
+        "comparison": what,
+        "loss": quantity,
+        "difference (nats)": _nats(loss.mean),
+        "95 % interval": _interval(loss),
+        "within the margin": f"{'yes' if is_within else 'no'} ({margin:g})",
+    }
 
 
 def _fsdp() -> str:
     near, memory = (spread_of("ptd-ddp-fsdp-one-node", quantity) for quantity in ("time", "peak"))
-    far = spread_of("ptd-ddp-fsdp-four-nodes", "time")
+    far, of_ddp = (spread_of(name, "time") for name in ("ptd-ddp-fsdp-four-nodes", "ptd-ddp-nodes"))
     return (
         f"On eight A100 of one machine, FSDP takes {near.median:.2f} times as long as DDP ({near.tenth:.2f} to "
         f"{near.ninetieth:.2f} in eight of ten settings, of {near.num}), and needs {memory.median:.2f} times the "
-        f"memory ({memory.tenth:.2f} to {memory.ninetieth:.2f}). With eight A100 in four machines with 100 "
-        f"Gbit/s between them, it takes {far.median:.2f} times as long (ptd_benchmark, 2021, before FSDP's release; "
-        "SGD without optimizer states, one run each)."
+        f"memory ({memory.tenth:.2f} to {memory.ninetieth:.2f}). On four machines with 100 Gbit/s between them, FSDP "
+        f"takes {far.median:.2f} times as long as DDP, and DDP {of_ddp.median:.1f} times as long as on one "
+        f"({of_ddp.tenth:.1f} to {of_ddp.ninetieth:.1f}; ptd_benchmark, 2021, before FSDP's release; SGD without "
+        "optimizer states, one run each)."
     )
 
 
-def _machines() -> str:
-    nodes = spread_of("ptd-ddp-nodes", "time")
-    return (
-        f"In settings that FSDP also has, DDP on eight A100 takes {nodes.median:.1f} times as long on four machines as "
-        f"on one ({nodes.tenth:.1f} to {nodes.ninetieth:.1f} in eight of ten settings). Between the machines are 100 "
-        "Gbit/s (ptd_benchmark)."
+def in_short() -> list[str]:
+    """Return the answers that README begins with."""
+    eight, two, cards = (
+        of_groups(difference(MORE_GPUS, "last evaluation loss")),
+        of_pairs("fms-full-one-two"),
+        (spread_of("a100-h100-foundry", "time")),
     )
+    seconds = difference(MORE_GPUS, "seconds in all")
+    faster = np.mean(seconds.control) / np.mean(seconds.arm)
+    halves = spread_of("fms-full-one-two", "time").median
+    measured = {name: of_lightning("1", entry).totals for entry, name in STRATEGIES.items()}
+    strategies = [
+        f"{name} {run['peak_allocated_bytes'] / 2**30:.1f} GiB and {run['seconds_per_step']:.2f} s"
+        for name, run in measured.items()
+    ]
+    return [
+        f"**Is the loss the same?** Yes: the difference is {_nats(eight.mean)} nats between one and eight H100 "
+        f"({_interval(eight)}), and {_nats(two.mean)} between one and two A100 with FSDP ({_interval(two)}).",
+        f"**How much faster is it?** Eight H100 are {faster:.1f} times as fast as one, and two A100 "
+        f"{1 / halves:.1f} times as fast as one. An H100 is {cards.median:.1f} times as fast as an A100 "
+        f"({cards.least:.1f} to {cards.most:.1f} in {cards.num} pairs).",
+        "**What does ZeRO save, and cost?** A GPT with one billion parameters on eight A100 takes, per GPU and step: "
+        f"{'; '.join(strategies)}. DDP has weights in fp32, which is a part of the difference.",
+    ]
 
 
 def answers() -> list[str]:
-    """Return the answers that the notebook `gpus` begins with, the strongest evidence first."""
+    """Return the answers that the notebook `gpus` begins with."""
     return [
-        f"**A100 or H100?** {cards()} {_in_other_sources()}",
+        f"**A100 or H100?** {cards()}",
         f"**One GPU or two?** {one_and_two()}",
-        f"**One GPU or eight?** {eight()} {_margin()}",
-        f"**DDP or ZeRO?** On eight A100 (Lightning, 2021, one run each): {lightning()} {_more_about_lightning()}",
+        f"**One GPU or eight?** {eight()}",
+        f"**DDP or ZeRO?** On eight A100 (Lightning, 2021, one run each): {lightning()}",
         f"**DDP or FSDP?** {_fsdp()}",
-        f"**One machine or several?** {_machines()}",
     ]

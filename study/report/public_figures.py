@@ -13,15 +13,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from study.compare.differences import t_interval
 from study.compare.public_cards import Row
 from study.compare.public_comparisons import Difference, Result, earlier_verdict, is_learned
-from study.compare.public_pairs import Pair, PairedComparison, also_differs, spread
+from study.compare.public_pairs import Pair, PairedComparison, also_differs, in_nats, spread
 from study.public_runs import archive
 from study.report import drawing
 from study.report.captions import Head, joined
 from zero_study.public_runs.quantities import BYTES, points
-from zero_study.public_runs.schema import PublicRun
+from zero_study.public_runs.schema import PublicRun, Setting
 from zero_study.terminal import bytes_text, count, percent, significant
 
 # One color per kind of card, as far as a figure has one; distinguishable for color-blind readers (after Okabe and Ito).
@@ -39,19 +38,24 @@ LABELS = {
 
 
 def curves(
-    groups: Mapping[str, Sequence[PublicRun]], column: str, axes_by: Sequence[str], model: str, kind: str = OTHERS
+    groups: Mapping[str, Sequence[PublicRun]],
+    column: str,
+    axes_by: Sequence[str],
+    model: str,
+    kind: str = OTHERS,
+    start: float = 0.0,
 ) -> Figure:
     """Draw every run as a thin line in the color of its group, with one panel per quantity of the horizontal axis.
 
     `column` is a column of the evaluations or, if there is none of this name, of the training steps. `axes_by` has
-    "samples", "step" or "hours". `model` is what was trained.
+    "samples", "step" or "hours", and the lines begin at `start`. `model` is what was trained.
     """
-    figure, panels = plt.subplots(1, len(axes_by), sharey=True, figsize=(drawing.WIDTH, 3.0), layout="constrained")
+    figure, panels = plt.subplots(1, len(axes_by), sharey=True, figsize=(drawing.WIDTH, 2.5), layout="constrained")
     panels = [panels] if len(axes_by) == 1 else list(panels)
     for axes, by in zip(panels, axes_by, strict=True):
         for color, runs in zip(COLORS, groups.values(), strict=False):
             for run in runs:
-                _curve(axes, run, column, by, color)
+                _curve(axes, run, column, by, color, start)
         drawing.dress(axes)
         axes.set_xlabel(LABELS.get(by, by))
         axes.locator_params(axis="x", nbins=3)
@@ -67,13 +71,15 @@ def _in_millions(value: float, _: int | None) -> str:
     return f"{value / 1e6:g}M" if value >= 1e6 else f"{value:g}"
 
 
-def _curve(axes: Axes, run: PublicRun, column: str, by: str, color: str) -> None:
+def _curve(axes: Axes, run: PublicRun, column: str, by: str, color: str, start: float) -> None:
     series = run.evaluation if run.evaluation is not None and column in run.evaluation.columns else run.training
-    known = points(series, "seconds" if by == "hours" else by, column)
     scale = HOURS if by == "hours" else 1.0
-    axes.plot(
-        [place / scale for place, _ in known], [value for _, value in known], color=color, linewidth=0.9, alpha=0.7
-    )
+    known = [
+        (place / scale, value)
+        for place, value in points(series, "seconds" if by == "hours" else by, column)
+        if place / scale >= start
+    ]
+    axes.plot([place for place, _ in known], [value for _, value in known], color=color, linewidth=0.9, alpha=0.7)
 
 
 MLPERF_FOOTNOTE = (
@@ -115,30 +121,36 @@ def table(result: Result) -> pd.DataFrame:
 
 
 def table_of_pairs(results: Iterable[tuple[PairedComparison, Sequence[Pair]]]) -> pd.DataFrame:
-    """Return a table of paired comparisons: the median over the pairs, and the range that contains 80 % of them."""
+    """Return a table of paired comparisons: the median over the pairs, and the range that contains 80 % of them.
+
+    Columns without any value are left out.
+    """
     rows = []
     for comparison, pairs in results:
         num_early = sum(not pair.is_whole for pair in pairs)
         rows.append(
             {
-                "comparison": comparison.question,
-                "baseline": comparison.baseline,
-                "cases": f"{len(pairs)}{f' ({num_early} with a log that ended early)' if num_early else ''}",
-                "time per step, relative to the baseline": _spread([pair.time for pair in pairs]),
-                "peak of tensors, relative to the baseline": _spread([pair.peak for pair in pairs]),
+                "comparison": comparison.label,
+                "pairs": f"{len(pairs)}{f' ({num_early} with a log that ended early)' if num_early else ''}",
+                "time per step": _spread([pair.time for pair in pairs]),
+                "peak of tensors": _spread([pair.peak for pair in pairs]),
                 "loss at the first step": _sizes([pair.first for pair in pairs]),
                 "largest difference of the loss": _sizes([pair.largest for pair in pairs]),
                 "difference of the mean loss": _sizes(
                     [None if pair.mean is None else abs(pair.mean) for pair in pairs]
                 ),
-                "the same in nats: mean, 95 % interval, within the margin": _nats(comparison, pairs),
+                NATS: _nats(comparison, pairs),
             }
         )
-    return pd.DataFrame(rows)
+    table = pd.DataFrame(rows)
+    return table[[name for name in table if any(table[name])]]
 
 
+NATS = "the same in nats: mean over models, 95 % interval, pairs within the margin"
 # Of axes with ratios.
-TICKS = {"time": (0.1, 0.2, 0.5, 1, 2, 5, 10), "peak": (0.3, 0.6, 1, 1.5), "cards": (0.7, 1, 1.5, 2, 3, 4)}
+TICKS = {"pairs": (0.2, 0.5, 1, 2, 5), "cards": (0.7, 1, 1.5, 2, 3)}
+LABEL_LETTERS, LABEL_POINTS = 68, 10  # of the names of rows
+Ratios = tuple[float, Sequence[float], bool]  # vertical place, values, whether they are gray
 
 
 def ratios(results: Iterable[tuple[PairedComparison, Sequence[Pair]]]) -> Figure:
@@ -146,60 +158,74 @@ def ratios(results: Iterable[tuple[PairedComparison, Sequence[Pair]]]) -> Figure
 
     Comparisons without a time and without memory are left out.
     """
-    shown = [
-        (comparison, pairs)
+    quantities = {"time": "time per step", "peak": "peak of tensors"}
+    rows = [
+        (comparison, [[value for pair in pairs if (value := getattr(pair, name)) is not None] for name in quantities])
         for comparison, pairs in results
-        if any(pair.time is not None or pair.peak is not None for pair in pairs)
     ]
+    rows = sorted((row for row in rows if any(row[1])), key=lambda row: row[0].is_null)
+    names = [f"{comparison.label} ({count(max(map(len, values)), 'pair')})" for comparison, values in rows]
+    figure, panels, places = _rows(names, len(quantities))
+    for number, (axes, label) in enumerate(zip(panels, quantities.values(), strict=True)):
+        strokes = zip(places, (values[number] for _, values in rows), (row.is_null for row, _ in rows), strict=True)
+        _strokes(axes, strokes, TICKS["pairs"])
+        axes.set_xlabel(f"{label}\n(times the baseline)")
+    kind = "Measured by others. Each stroke is one pair of runs. Gray: no difference is expected."
+    return drawing.finish(figure, Head("Time per step and peak memory", kind))
+
+
+def _rows(names: Sequence[str], num_panels: int) -> tuple[Figure, Sequence[Axes], list[float]]:
+    """Return a figure with panels that have one row below each name, and the vertical places of the rows.
+
+    The unit of the places is a line of text.
+    """
+    wrapped = [textwrap.wrap(name, LABEL_LETTERS, break_on_hyphens=False) for name in names]
+    ends = np.cumsum([len(lines) + 1.2 for lines in wrapped])
+    height = 1.25 * LABEL_POINTS / 72 * float(ends[-1]) + 0.7
     figure, panels = plt.subplots(
-        1, 2, sharey=True, figsize=(drawing.WIDTH, 0.5 * len(shown) + 1.4), layout="constrained"
+        1, num_panels, sharey=True, squeeze=False, figsize=(drawing.WIDTH, height), layout="constrained"
     )
-    for axes, name, label in zip(panels, ("time", "peak"), ("time per step", "peak of tensors"), strict=True):
-        values = [[value for pair in pairs if (value := getattr(pair, name)) is not None] for _, pairs in shown]
-        _strokes(axes, values, [comparison.is_null for comparison, _ in shown], TICKS[name])
-        axes.set_xlabel(label)
-    _name_rows(panels[0], [comparison.label or comparison.name.replace("-", " ") for comparison, _ in shown])
-    kind = (
-        "Measured by others. Each stroke is one pair of runs. Gray: null comparisons, where no difference is expected."
-    )
-    return drawing.finish(figure, Head("Time per step and peak memory, relative to the baseline", kind))
+    first = panels[0][0]
+    for end, lines in zip(ends, wrapped, strict=True):
+        place: dict[str, Any] = {"transform": first.get_yaxis_transform(), "va": "bottom", "linespacing": 1.1}
+        first.text(0, end - 1.1, "\n".join(lines), fontsize=LABEL_POINTS, **place).set_in_layout(False)
+    first.set_yticks([])
+    first.set_ylim(float(ends[-1]), 0)
+    return figure, list(panels[0]), [float(end) - 0.6 for end in ends]
 
 
-def _strokes(axes: Axes, rows: Sequence[Sequence[float]], is_gray: Sequence[bool], ticks: Sequence[float]) -> None:
-    """Draw one row of strokes for each list of ratios, on a logarithmic axis with few labels."""
-    for place, (values, gray) in enumerate(zip(rows, is_gray, strict=True)):
-        color = COLORS[5] if gray else COLORS[1]
+def _strokes(axes: Axes, rows: Iterable[Ratios], ticks: Sequence[float]) -> None:
+    """Draw one row of strokes for each list of ratios, on a logarithmic axis with few labels.
+
+    A black stroke is the baseline.
+    """
+    for place, values, is_gray in rows:
+        color = COLORS[5] if is_gray else COLORS[1]
         axes.plot(values, [place] * len(values), "|", color=color, markersize=9, alpha=0.6)
-    axes.axvline(1.0, color=drawing.INK, linewidth=0.8)
+        axes.plot([1.0, 1.0], [place - 0.45, place + 0.45], color=drawing.INK, linewidth=1.2)
     axes.set_xscale("log")
     low, high = axes.get_xlim()
     axes.set_xticks([tick for tick in ticks if low <= tick <= high])
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     drawing.dress(axes)
+    axes.spines["left"].set_visible(False)
+    axes.grid(visible=False)
     axes.minorticks_off()
 
 
-def _name_rows(axes: Axes, names: Sequence[str]) -> None:
-    axes.set_yticks(range(len(names)), [textwrap.fill(name, 22, break_on_hyphens=False) for name in names], fontsize=10)
-    axes.set_ylim(len(names) - 0.5, -0.5)
-
-
 def table_of_cards(rows: Iterable[Row]) -> pd.DataFrame:
-    """Return a table of the times of A100 relative to H100: one row per source, pair of machines and kind of time."""
+    """Return a table of the speeds of H100 relative to A100: a row per source, pair of machines and kind of time."""
     return pd.DataFrame([_of_cards(row) for row in rows])
 
 
 def _of_cards(row: Row) -> dict[str, Any]:
     found, has_range = row.spread, row.spread.num > 1
-    arm = "8 A100" if isinstance(row.comparison, PairedComparison) else row.comparison.arms[0].name
     repeats = " and ".join(str(number) for number in row.repeats.values())
     return {
-        "source": row.comparison.source,
-        "A100": arm,
-        "H100": row.baseline,
+        "trainings and machines": row.name,
         "time": row.quantity,
-        "pairs": f"1 ({repeats} runs)" if repeats else found.num,
-        "A100 relative to H100 (median)": f"{found.median:.2f}x",
+        "runs": f"{repeats} runs" if repeats else "one run each",
+        "speed of H100 relative to A100 (median)": f"{found.median:.2f}x",
         "eight of ten pairs": f"{found.tenth:.2f} to {found.ninetieth:.2f}" if has_range else "",
         "all pairs": f"{found.least:.2f} to {found.most:.2f}" if has_range else "",
         "these settings also differ": joined(row.also_differs) if row.also_differs else "none that is stated",
@@ -207,17 +233,15 @@ def _of_cards(row: Row) -> dict[str, Any]:
 
 
 def cards(rows: Sequence[Row]) -> Figure:
-    """Draw the time of an A100 relative to an H100: one row per source and pair of machines, one stroke per pair."""
-    figure, axes = plt.subplots(figsize=(drawing.WIDTH, 0.4 * len(rows) + 1.4), layout="constrained")
-    _strokes(
-        axes, [row.ratios for row in rows], [row.quantity.endswith("all intervals") for row in rows], TICKS["cards"]
-    )
-    axes.set_xlabel("time of an A100, relative to an H100")
-    _name_rows(axes, [f"{row.baseline}{f', {row.comparison.source}' if row.repeats else ''}" for row in rows])
-    kind = (
-        "Measured by others. Each stroke is one pair of runs, or of machines with ten runs each. Gray: with intervals "
-        "that contain an evaluation."
-    )
+    """Draw the speed of an H100 relative to an A100: one row per source and pair of machines, one stroke per pair."""
+    names = list(dict.fromkeys(row.name for row in rows))
+    figure, (axes,), places = _rows(names, 1)
+    of = dict(zip(names, places, strict=True))
+    strokes = [(of[row.name], row.ratios, row.is_registered) for row in rows]
+    _strokes(axes, sorted(strokes, key=lambda stroke: not stroke[2]), TICKS["cards"])
+    axes.set_xlabel("speed of an H100, relative to an A100")
+    kind = "Measured by others. Each stroke is one pair of runs, or of machines with ten runs each."
+    kind += " Gray: with intervals that contain an evaluation." if any(row.is_registered for row in rows) else ""
     return drawing.finish(figure, Head("A100 and H100", kind))
 
 
@@ -236,34 +260,43 @@ def caveats_of_pairs(comparisons: Sequence[PairedComparison]) -> list[str]:
         left_out = [f"The pair {entry} is left out. {reason}" for entry, reason in comparison.left_out.items()]
         for text in (" ".join(comparison.caveats), further, *left_out, LATE if comparison.is_late else ""):
             if text:
-                names_of.setdefault(text, []).append(comparison.name.replace("-", " "))
+                names_of.setdefault(text, []).append(comparison.label)
     return [f"{_comparisons(names, comparisons)}: {text}" for text, names in names_of.items()]
 
 
 def _comparisons(names: Sequence[str], comparisons: Sequence[PairedComparison]) -> str:
-    """Return the names of comparisons, or the name of their source if these are all of its comparisons."""
-    if len(names) == 1:
-        return f"Comparison *{names[0]}*"
+    """Return the labels of comparisons, or the name of their source if these are all of its comparisons."""
     of_sources: dict[str, list[str]] = {}
     for comparison in comparisons:
-        of_sources.setdefault(comparison.source, []).append(comparison.name.replace("-", " "))
-    whole = [source for source, every in of_sources.items() if every == names]
-    return f"All comparisons of {whole[0]}" if whole else f"Comparisons *{', '.join(names)}*"
+        of_sources.setdefault(comparison.source, []).append(comparison.label)
+    whole = [source for source, every in of_sources.items() if every == names and len(every) > 1]
+    return f"All comparisons of {whole[0]}" if whole else "; ".join(f"*{name}*" for name in names)
 
 
 def strategies(runs: Sequence[PublicRun]) -> pd.DataFrame:
     """Return a table of peak memory per GPU and step time, with a row per strategy and a column per model size."""
-    cells: dict[tuple[str, str, str], dict[str, str]] = {}
+    cells: dict[tuple[str, str], dict[str, str]] = {}
     for run in sorted(runs, key=lambda run: (run.setting.parameters or 0, run.source.lines or [0])):
         setting, totals = run.setting, run.totals
         peak, seconds = totals.get("peak_allocated_bytes"), totals.get("seconds_per_step")
         checkpointing = {None: "unknown", True: "yes", False: "no"}[setting.activation_checkpointing]
-        place = (setting.strategy or "unknown", setting.offload or "unknown", checkpointing)
         memory = "unknown" if peak is None else bytes_text(peak)
         time = "unknown" if seconds is None else f"{seconds:g} s"
-        cells.setdefault(place, {})[f"{(setting.parameters or 0) / 1e9:g} billion"] = f"{memory}, {time}"
-    names = ["strategy", "offloaded to the host", "activation checkpointing"]
+        row = cells.setdefault((_in_words(setting), checkpointing), {})
+        row[f"{(setting.parameters or 0) / 1e9:g} billion parameters"] = f"{memory}, {time}"
+    names = ["strategy", "activation checkpointing"]
     return pd.DataFrame([dict(zip(names, place, strict=True)) | row for place, row in cells.items()]).fillna("")
+
+
+def _in_words(setting: Setting) -> str:
+    """Return the strategy of a training, such as "ZeRO-3, optimizer states offloaded to the host"."""
+    strategy = setting.strategy or "unknown"
+    if strategy.startswith("zero"):
+        strategy = f"ZeRO-{strategy.removeprefix('zero')}"
+    strategy = strategy.upper() if strategy == "ddp" else strategy
+    where = f"{setting.engine}: " if setting.engine and setting.engine not in ("DDP", "DeepSpeed") else ""
+    offload = "" if setting.offload == "nothing" else f", {setting.offload or 'unknown'} offloaded to the host"
+    return f"{where}{strategy}{offload}"
 
 
 def _spread(values: Sequence[float | None]) -> str:
@@ -286,13 +319,13 @@ def _sizes(values: Sequence[float | None]) -> str:
 
 def _nats(comparison: PairedComparison, pairs: Sequence[Pair]) -> str:
     """Return the mean difference of the losses over pairs, its interval, and how many pairs are within the margin."""
-    known = np.array([pair.nats for pair in pairs if pair.nats is not None])
-    if comparison.margin is None or not len(known):
+    found = in_nats(pairs)
+    if comparison.margin is None or found is None:
         return ""
-    mean, low, high = t_interval(known)
-    interval = "" if low is None else f" ({low:+.4f} to {high:+.4f})"
-    inside = f"{np.sum(np.abs(known) <= comparison.margin)} of {len(known)} within {comparison.margin:g}"
-    return f"{mean:+.4f}{interval}, {inside}".replace("-", "\N{MINUS SIGN}")
+    num_inside = sum(pair.nats is not None and abs(pair.nats) <= comparison.margin for pair in pairs)
+    interval = "" if found.low is None else f" ({found.low:+.4f} to {found.high:+.4f})"
+    inside = f"{num_inside} of {found.num_pairs} within {comparison.margin:g}"
+    return f"{found.mean:+.4f}{interval}, {inside}".replace("-", "\N{MINUS SIGN}")
 
 
 def signed(relative: float) -> str:

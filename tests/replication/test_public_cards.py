@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 
 import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from study.compare import public_cards, public_comparisons, public_pairs
 from study.compare.public_pairs import PairedComparison
@@ -27,7 +30,7 @@ def test_a_rate_of_tokens_gives_the_time_of_a_step() -> None:
         source = Source(path="a", sha256="0" * 64)
         return PublicRun(made_by="a test", name=gpu, log_format="csv", source=source, setting=setting, totals=totals)
 
-    comparison = PairedComparison(name="x", question="?", source="s", control={"gpu": "H100"}, arm={"gpu": "A100"})
+    comparison = PairedComparison(name="x", label="x", source="s", control={"gpu": "H100"}, arm={"gpu": "A100"})
     runs = [run("H100", 300.0), run("A100", 100.0)]
     (pair,) = public_pairs.pairs_of(comparison, runs)
     assert pair.time == pytest.approx(3.0)
@@ -112,9 +115,76 @@ def test_four_gpus_are_as_fast_as_eight_in_machines_of_one_vendor() -> None:
 
 def test_no_interval_of_repeats_is_shown_for_the_cards() -> None:
     table = public_figures.table_of_cards(public_cards.rows())
-    machines = table[table["pairs"].astype(str).str.contains("runs")]
+    machines = table[table["runs"] != "one run each"]
     assert len(machines) == sum(bool(row.repeats) for row in public_cards.rows()) > 0
     assert set(machines["all pairs"]) == set(machines["eight of ten pairs"]) == {""}
+
+
+@pytest.fixture(scope="module")
+def figures() -> list[Figure]:
+    """Return the two figures of the notebook `gpus` that show ratios, and those of its second notebook."""
+    rows = public_cards.rows()
+    pairs = [(each, public_pairs.pairs_of(each, archive.source(each.source))) for each in PAIRED.values()]
+    overview = [pair for pair in pairs if pair[0].in_overview]
+    return [public_figures.cards(rows), *map(public_figures.ratios, (overview, pairs))]
+
+
+def test_no_two_texts_of_a_figure_overlap_and_none_leaves_it(figures: list[Figure]) -> None:
+    for figure in figures:
+        figure.draw_without_rendering()
+        texts = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
+        boxes = [text.get_window_extent() for text in texts]
+        assert len(boxes) > 10
+        for box, text in zip(boxes, texts, strict=True):
+            assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1, text
+        for (box, text), (other, word) in itertools.combinations(zip(boxes, texts, strict=True), 2):
+            assert not box.overlaps(other), (text, word)
+
+
+def test_figures_have_labels_in_words_and_no_row_without_a_value(figures: list[Figure]) -> None:
+    cards, overview, every = (" ".join(text.get_text() for text in figure.findobj(Text)) for figure in figures)
+    for name, comparison in PAIRED.items():
+        assert comparison.label
+        assert name not in cards + overview + every
+        pairs = public_pairs.pairs_of(comparison, archive.source(comparison.source))
+        is_shown = any(pair.time or pair.peak for pair in pairs)
+        assert (comparison.label in every.replace("\n", " ")) == is_shown
+    assert PAIRED["cuda-rocm"].label not in every
+    assert "81 pairs" in cards
+
+
+def test_the_speed_of_an_h100_has_one_value_in_texts_tables_and_figures() -> None:
+    row = find("a100-h100-foundry", "seconds per step")
+    speed = f"{row.spread.median:.2f}"
+    assert f"An H100 is {speed} times as fast" in public_answers.cards()
+    table = public_figures.table_of_cards([row])
+    assert list(table["speed of H100 relative to A100 (median)"]) == [f"{speed}x"]
+    pairs = public_pairs.pairs_of(row.comparison, archive.source(row.comparison.source))
+    (cells,) = public_figures.table_of_pairs([(row.comparison, pairs)]).to_dict("records")
+    assert cells["time per step"].startswith(f"{speed}x")
+
+
+def test_losses_by_number_of_gpus_have_their_intervals_and_margins() -> None:
+    rows = {row["comparison"]: row for row in public_answers.losses()}
+    found = public_answers.difference(public_answers.MORE_GPUS, "last evaluation loss")
+    loss = public_answers.of_groups(found)
+    assert loss.mean == pytest.approx(statistics.mean(found.arm) - statistics.mean(found.control))
+    eight = rows["modded-nanogpt, 1,375 steps: 8 H100, relative to 1 H100"]
+    assert (eight["difference (nats)"], eight["within the margin"]) == (f"{loss.mean:+.4f}", "yes (0.005)")
+    assert eight["difference (nats)"] in public_answers.eight()
+    two = rows[PAIRED["fms-full-one-two"].label]
+    assert two["difference (nats)"] in public_answers.one_and_two()
+    assert two["95 % interval"] in public_answers.one_and_two()
+    assert rows[PAIRED["fms-adapters-one-two"].label]["within the margin"] == "no (0.005)"
+
+
+def test_each_model_counts_once_in_a_difference_of_pairs() -> None:
+    pair = public_pairs.Pair("a", 1, None, None, None, None, None, True)
+    pairs = [pair._replace(nats=nats, model=model) for nats, model in [(0.1, "m"), (0.3, "m"), (0.0, "n"), (None, "o")]]
+    found = public_pairs.in_nats(pairs)
+    assert found is not None
+    assert (found.mean, found.num_pairs, found.num_models) == (pytest.approx(0.1), 3, 2)
+    assert public_pairs.in_nats([pair]) is None
 
 
 def test_comparisons_that_were_added_when_values_were_known_say_so() -> None:

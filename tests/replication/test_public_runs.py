@@ -213,7 +213,7 @@ def test_pairs_are_formed_by_case() -> None:
         make("a2", 2.2, 30.0, gpu="A100", entry="one"),
         make("a3", 2.0, 10.0, gpu="H100", entry="without a partner"),
     ]
-    comparison = PairedComparison(name="x", question="?", source="s", control={"gpu": "H100"}, arm={"gpu": "A100"})
+    comparison = PairedComparison(name="x", label="x", source="s", control={"gpu": "H100"}, arm={"gpu": "A100"})
     (pair,) = public_pairs.pairs_of(comparison, runs)
     assert (pair.entry, pair.num_steps, pair.peak) == ("one", 4, 1.0)
     assert pair.first == pytest.approx(0.1)
@@ -230,10 +230,10 @@ def test_pairs_by_fields_of_runs_that_have_totals_only() -> None:
         ),
     ]
     comparison = PairedComparison(
-        name="x", question="?", source="s", control={"num_nodes": 1}, arm={"num_nodes": 4}, by=["model"]
+        name="x", label="x", source="s", control={"num_nodes": 1}, arm={"num_nodes": 4}, by=["model"]
     )
     (pair,) = public_pairs.pairs_of(comparison, runs)
-    assert pair == ("a against b", 0, None, None, None, 1.5, 1.0, True, None, None)
+    assert pair == ("a against b", 0, None, None, None, 1.5, 1.0, True, None, None, "m")
     assert quantities.seconds_per_step(runs[0]) == 2.0
 
 
@@ -245,19 +245,19 @@ def test_a_margin_of_pairs_is_in_nats() -> None:
         for n, loss in enumerate(of_gpus)
     ]
     comparison = PairedComparison(
-        name="x", question="?", source="s", control={"num_gpus": 1}, arm={"num_gpus": 2}, margin=0.005
+        name="x", label="x", source="s", control={"num_gpus": 1}, arm={"num_gpus": 2}, margin=0.005
     )
     pairs = public_pairs.pairs_of(comparison, runs)
     assert [pair.nats for pair in pairs] == pytest.approx([0.004, -0.001, 0.006])
     (row,) = public_figures.table_of_pairs([(comparison, pairs)]).to_dict("records")
-    cell = row["the same in nats: mean, 95 % interval, within the margin"]
+    cell = row[public_figures.NATS]
     assert cell == "+0.0030 (\N{MINUS SIGN}0.0060 to +0.0120), 2 of 3 within 0.005"
 
 
 def test_one_control_in_several_pairs() -> None:
     runs = [make("a", 2.0, entry="a"), make("b", 2.2, entry="b"), make("c", 1.8, entry="c")]
     comparison = PairedComparison(
-        name="x", question="?", source="s", control={}, arm={}, pairs={"a": ["b", "c", "absent"], "absent": "a"}
+        name="x", label="x", source="s", control={}, arm={}, pairs={"a": ["b", "c", "absent"], "absent": "a"}
     )
     pairs = public_pairs.pairs_of(comparison, runs)
     assert [pair.entry for pair in pairs] == ["a against b", "a against c"]

@@ -201,13 +201,7 @@ def first_picture(ink: str) -> Figure:
 
 def public_sentences() -> str:
     """Return the sentences of README about public runs on A100 and H100."""
-    lines = [
-        f"**A100 and H100:** {public_answers.cards()}",
-        f"**One GPU and two:** {public_answers.one_and_two()}",
-        f"**One GPU and eight:** {public_answers.eight()}",
-        f"**DDP and ZeRO,** on 8 A100, by Lightning's developers in 2021 (one run each): {public_answers.lightning()}",
-    ]
-    return sentences.bullets(lines)
+    return sentences.bullets(public_answers.in_short())
 
 
 FAULTS = "docs/releases.md#faults-of-deepspeed-0198"
