@@ -150,7 +150,6 @@ NATS = "the same in nats: mean over models, 95 % interval, pairs within the marg
 # Of axes with ratios.
 TICKS = {"pairs": (0.2, 0.5, 1, 2, 5), "cards": (0.7, 1, 1.5, 2, 3)}
 LABEL_LETTERS, LABEL_POINTS = 68, 10  # of the names of rows
-Ratios = tuple[float, Sequence[float], bool]  # vertical place, values, whether they are gray
 
 
 def ratios(results: Iterable[tuple[PairedComparison, Sequence[Pair]]]) -> Figure:
@@ -194,10 +193,10 @@ def _rows(names: Sequence[str], num_panels: int) -> tuple[Figure, Sequence[Axes]
     return figure, list(panels[0]), [float(end) - 0.6 for end in ends]
 
 
-def _strokes(axes: Axes, rows: Iterable[Ratios], ticks: Sequence[float]) -> None:
+def _strokes(axes: Axes, rows: Iterable[tuple[float, Sequence[float], bool]], ticks: Sequence[float]) -> None:
     """Draw one row of strokes for each list of ratios, on a logarithmic axis with few labels.
 
-    A black stroke is the baseline.
+    `rows` has the vertical place, the ratios, and whether they are gray. A black stroke is the baseline.
     """
     for place, values, is_gray in rows:
         color = COLORS[5] if is_gray else COLORS[1]
@@ -290,10 +289,7 @@ def strategies(runs: Sequence[PublicRun]) -> pd.DataFrame:
 
 def _in_words(setting: Setting) -> str:
     """Return the strategy of a training, such as "ZeRO-3, optimizer states offloaded to the host"."""
-    strategy = setting.strategy or "unknown"
-    if strategy.startswith("zero"):
-        strategy = f"ZeRO-{strategy.removeprefix('zero')}"
-    strategy = strategy.upper() if strategy == "ddp" else strategy
+    strategy = (setting.strategy or "unknown").replace("zero", "ZeRO-").replace("ddp", "DDP")
     where = f"{setting.engine}: " if setting.engine and setting.engine not in ("DDP", "DeepSpeed") else ""
     offload = "" if setting.offload == "nothing" else f", {setting.offload or 'unknown'} offloaded to the host"
     return f"{where}{strategy}{offload}"

@@ -19,8 +19,6 @@ from zero_study.public_runs.quantities import QUANTITIES
 from zero_study.public_runs.schema import PublicRun
 
 LOGS = "The imported logs, which this notebook compares,"
-LIGHTNING = public_answers.LIGHTNING
-FIRST_EVALUATION = 250  # of modded-nanogpt after its first step
 PAIRS_OF_CARDS = ("llm-foundry", "megatron")  # sources with many pairs of A100 and H100
 
 
@@ -38,7 +36,9 @@ def show_overview() -> None:
 
 def show_strategies(checkpointing: bool) -> None:
     """Display the strategies of Lightning's comparison, with or without activation checkpointing."""
-    runs = [run for run in archive.source(LIGHTNING) if run.setting.activation_checkpointing == checkpointing]
+    runs = [
+        run for run in archive.source(public_answers.LIGHTNING) if run.setting.activation_checkpointing == checkpointing
+    ]
     table = public_figures.strategies(runs).drop(columns="activation checkpointing")
     show(table.style.hide(axis="index"), markdown(public_answers.more_about_lightning()))
 
@@ -54,7 +54,7 @@ def show_losses() -> None:
     """Display the loss curves of one program on one and on eight GPUs, and how losses differ by number of GPUs."""
     runs = public_comparisons.groups(public_answers.result(public_answers.MORE_GPUS).comparison)
     title = "modded-nanogpt on one and on eight H100"
-    show(public_figures.curves(runs, "evaluation_loss", ("step",), title, start=FIRST_EVALUATION))
+    show(public_figures.curves(runs, "evaluation_loss", ("step",), title, start=250))
     show(pd.DataFrame(public_answers.losses()).style.hide(axis="index"), markdown(public_figures.MLPERF_FOOTNOTE))
 
 
