@@ -220,11 +220,8 @@ def _fsdp() -> str:
 
 def in_short() -> list[str]:
     """Return the answers that README begins with."""
-    eight, two, cards = (
-        of_groups(difference(MORE_GPUS, "last evaluation loss")),
-        of_pairs("fms-full-one-two"),
-        (spread_of("a100-h100-foundry", "time")),
-    )
+    eight, two = of_groups(difference(MORE_GPUS, "last evaluation loss")), of_pairs("fms-full-one-two")
+    cards = spread_of("a100-h100-foundry", "time")
     seconds = difference(MORE_GPUS, "seconds in all")
     faster = np.mean(seconds.control) / np.mean(seconds.arm)
     halves = spread_of("fms-full-one-two", "time").median
@@ -234,7 +231,7 @@ def in_short() -> list[str]:
         for name, run in measured.items()
     ]
     return [
-        f"**Is the loss the same?** Yes: the difference is {_nats(eight.mean)} nats between one and eight H100 "
+        f"**Is the loss the same?** In these trainings, yes: it differs by {_nats(eight.mean)} nats between one and eight H100 "
         f"({_interval(eight)}), and {_nats(two.mean)} between one and two A100 with FSDP ({_interval(two)}).",
         f"**How much faster is it?** Eight H100 are {faster:.1f} times as fast as one, and two A100 "
         f"{1 / halves:.1f} times as fast as one. An H100 is {cards.median:.1f} times as fast as an A100 "
