@@ -201,16 +201,16 @@ def _page(records: tuple[Path, ...], view: str, control: str, each: bool, markdo
     "were made on several machines. [default: runs/STUDY]",
 )
 @click.option("--output", type=PATH, help="Folder to write to. [default: reports/STUDY, or reports]")
-@click.option("--picture", is_flag=True, help="Execute only the first notebook, and write it and its picture.")
-def _report(study: str | None, records: tuple[Path, ...], output: Path | None, picture: bool) -> None:
+def _report(study: str | None, records: tuple[Path, ...], output: Path | None) -> None:
     """Execute the notebooks with a study's records.
 
-    The command writes the executed notebooks and the picture of the first notebook. Without a study, it executes every
-    notebook of the project with the project's own records.
+    The command writes the executed notebooks and the picture of the first notebook, and prints the result. Without a
+    study, it executes every notebook of the project with the project's own records.
     """
     require_clone("the notebooks")
     require("papermill")
     from study.report import build as report
+    from study.report.pages import results
     from study.running import studies
 
     if study is None:
@@ -218,16 +218,17 @@ def _report(study: str | None, records: tuple[Path, ...], output: Path | None, p
             raise Refusal(
                 "--records needs a study. Name a study, or remove --records to execute the project's own notebooks."
             )
-        if picture:
-            raise Refusal("--picture needs a study. Name one.")
         with after_two_seconds("Executing every notebook"):
             folder = report.build_all(output or Path("reports"))
         print(f"Wrote the executed notebooks to {folder}")
         return
-    name = studies.find(study).name
-    with after_two_seconds(f"Executing the {'first notebook' if picture else 'notebooks'} of the study"):
-        first = report.build(study, records or [Path("runs") / name], output or Path("reports") / name, picture)
-    print("\n".join(f"Wrote {path}" for path in (first, first.with_suffix(".png")) if path.exists()))
+    chosen = studies.find(study)
+    folders = [*records] or [Path("runs") / chosen.name]
+    with after_two_seconds("Executing the notebooks of the study"):
+        first = report.build(study, folders, output or Path("reports") / chosen.name)
+        result = results.Results([*map(str, folders)], chosen.control).result()
+    print(terminal.wrap(f"Result: {result}\nOpen {first} or {first.with_suffix('.png')}, or compare all runs:"))
+    print(terminal.command(["zero-study", "compare", *map(str, folders)], "  "))
 
 
 @command(

@@ -221,8 +221,8 @@ def _plan(
     is_flag=True,
     help="On a machine without a GPU, fork the runs from one process that has already imported PyTorch and the "
     "engines. Forking saves most of the time of a short run. Runs that need an extension of DeepSpeed that is not "
-    "built yet are executed last. The record says whether a run was forked, because the resident memory of forked runs "
-    "cannot be compared with that of other runs.",
+    "built yet are executed later, and runs with timed steps last. The record says whether a run was forked, because "
+    "the resident memory of forked runs cannot be compared with that of other runs.",
 )
 def _run(
     study: str,

@@ -37,6 +37,10 @@ NOT_COMPARED = NOT_TRAINED | {"micro_batch_size"}
 # runner of the study use 0.01 or 0.02.
 MAX_FOREIGN_CPU_SHARE = 0.05
 
+NO_TIME = "no step was timed"
+REAL = 100e6  # parameters; smaller models only test the engines
+SMALL = "Times of models under 100 million parameters say little about larger ones."
+
 _shared: dict[str, dict[str, Any]] = {}  # thousands of runs have equal settings and share one dictionary
 
 
@@ -280,7 +284,7 @@ def share_of_others(r: Record) -> float | None:
 def why_untimed(r: Record) -> str | None:
     """Return why a run's times are not compared with those of other runs. None if they are compared."""
     if r.timing is None or r.timing.median_seconds is None:
-        return "no step was timed"
+        return NO_TIME
     if (share_of_others(r) or 0.0) > MAX_FOREIGN_CPU_SHARE:  # an unknown share counts as 0
         return f"other programs took more than {100 * MAX_FOREIGN_CPU_SHARE:g} % of the processors"
     if math.isfinite(r.network_rate or math.inf):

@@ -51,14 +51,18 @@ def table(folders: Sequence[Path], each: bool = False) -> str:
     groups = _groups(runs, each)
     several_machines = len({file.record.box for file in runs}) > 1
     blocks = [_rows(group, each) for group in groups[:MOST_GROUPS]]
-    lines = [line for rows in blocks for line in _block(rows, several_machines, each)]
+    lines = [line for block in blocks for line in _block(block, several_machines, each)]
     if not lines:
         return "\n".join(["No run ended successfully.", *view.not_ok(files)])
     if len(groups) > MOST_GROUPS:
         more = f"{len(groups) - MOST_GROUPS} more groups of equal trainings are not shown."
         lines += [f"{more} Name fewer folders.", ""]
-    notes = [LEGEND, *([REPEATS] if any(len(row.files) > 1 for rows in blocks for row in rows) else []), MORE]
-    return "\n".join([*lines, *notes, *view.not_ok(files)])
+    notes, rows = [LEGEND], [row for block in blocks for row in block]
+    if any(row.seconds and (row.first.num_params or 0) < facts.REAL for row in rows):
+        notes.append(facts.SMALL)
+    if any(len(row.files) > 1 for row in rows):
+        notes.append(REPEATS)
+    return "\n".join([*lines, *notes, MORE, *view.not_ok(files)])
 
 
 def _groups(runs: Sequence[RecordFile], each: bool) -> list[list[RecordFile]]:
@@ -218,8 +222,7 @@ def _block(rows: list[_Row], several_machines: bool, each: bool) -> list[str]:
     lines += [_table(*_cells(rows, f"vs {reference}")), ""]
     reasons = Counter(reason for row in rows for reason in row.why_untimed)
     for reason, count in reasons.items():
-        times = "The time of 1 run does" if count == 1 else f"The times of {count} runs do"
-        lines += _wrapped(f"{times} not count, because {reason}.")
+        lines += _wrapped(f"The times of {terminal.count(count, 'run')} do not count, because {reason}.")
     if any(row.seconds and not row.comparable_seconds for row in rows):
         lines += _wrapped("Times in parentheses are not compared with other times.")
     return [*lines, *([""] if reasons else [])]

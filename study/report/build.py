@@ -39,14 +39,13 @@ STYLED = re.compile(r"\bT_[0-9a-f]{5}")  # the random id that pandas gives to a 
 ADDRESS = re.compile(r" at 0x[0-9a-f]+(?=>)")  # the address in the repr of an object
 
 
-def build(study: str, folders: Sequence[Path], output: Path, only_first: bool = False) -> Path:
+def build(study: str, folders: Sequence[Path], output: Path) -> Path:
     """Execute the notebooks for the runs in these folders, and return the path of the first notebook.
 
-    With `only_first`, only this one is executed. The notebook about the number of processes is left out if every run
-    had one process. If a run was on a GPU, the notebook that compares machines is executed too, with these runs instead
-    of predictions.
+    The notebook about the number of processes is left out if every run had one process. If a run was on a GPU, the
+    notebook that compares machines is executed too, with these runs instead of predictions.
 
-    The executed notebooks are written to `output`, and the last figure of the first one is also written as PNG. Raises
+    The executed notebooks are written to `output`, and the first figure of the first one is also written as PNG. Raises
     Refusal if a notebook rejects its parameters or `output` is not a folder, and RuntimeError if a cell fails.
     """
     parameters: dict[str, Any] = {"records": [str(folder) for folder in folders]}
@@ -56,14 +55,12 @@ def build(study: str, folders: Sequence[Path], output: Path, only_first: bool = 
     notebooks = {name: (name, parameters) for name in OF_RUNS if has_several or name != OF_SEVERAL_PROCESSES}
     if any(record.device == "cuda" for record in recorded):
         notebooks[OF_GPUS] = (OF_GPUS, {"records": parameters["records"]})
-    if only_first:
-        notebooks = {OF_RUNS[0]: notebooks[OF_RUNS[0]]}
     _make(notebooks, output)
     first = output / f"{OF_RUNS[0]}.ipynb"
     cells = json.loads(first.read_text(encoding="utf-8"))["cells"]
     outputs = [output.get("data", {}) for cell in cells for output in cell.get("outputs", [])]
     if figures := ["".join(data["image/png"]) for data in outputs if "image/png" in data]:
-        first.with_suffix(".png").write_bytes(base64.b64decode(figures[-1]))
+        first.with_suffix(".png").write_bytes(base64.b64decode(figures[0]))
     return first
 
 

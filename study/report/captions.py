@@ -17,6 +17,9 @@ MEASURED = "Measured by this project."
 LINE_AND_BARS = (
     "Lines and numbers: peaks that this project measured. Bars: the predicted peaks, divided into their parts."
 )
+OVERVIEW = (
+    "Measured by this project: losses, times, and peaks (lines and numbers). Predicted: the parts of a peak (bars)."
+)
 PREDICTED = "Predicted, not measured."
 PUBLISHED = "Others measured and published the times. This project made the predictions."
 MEASURED_BY_OTHERS = "Measured by others."

@@ -10,6 +10,7 @@ import math
 import re
 import textwrap
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -61,7 +62,8 @@ def finish(figure: Figure, head: Head, legend: bool = True) -> Figure:
     The figure becomes higher by the height of both. Raises ValueError if an axis has no unit, or if a text is too small
     to be read on a phone.
     """
-    handles, labels = figure.axes[0].get_legend_handles_labels()
+    legends = [axes.get_legend_handles_labels() for axes in figure.axes]
+    handles, labels = ([*chain(*of_all)] for of_all in zip(*legends, strict=True))
     if legend and labels:
         columns = 1 if len(labels) == 1 or max(map(len, labels)) > LEGEND_LETTERS else 2
         width, height = figure.get_size_inches()

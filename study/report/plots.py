@@ -20,7 +20,7 @@ from study.compare.predicted import step_peak
 from study.compare.verdict import Verdict
 from study.report.captions import Head
 from study.report.drawing import INK, PAPER, TEXT_POINTS, WIDTH, dress, finish, panel
-from study.report.tables import centers
+from study.report.tables import centers, steps_of
 from zero_study.engines.strategy_names import StrategyName, in_order
 
 ROW = 0.34  # inches per bar
@@ -92,23 +92,64 @@ def loss_curves(steps: pd.DataFrame, head: Head, control: str = "ddp", window: i
 
 def peak_by_part(runs: pd.DataFrame, head: Head, control: str = "ddp") -> Figure:
     """Draw the predicted peak memory by part (bars) and the measured peak (short line and number)."""
-    peaks, of = runs.groupby("strategy")["peak_gib"].mean(), runs.drop_duplicates("strategy").set_index("strategy")
-    predictions = {name: step_peak(record) for name, record in of["record"].items() if record}
-    theory = {name: predicted.parts for name, predicted in predictions.items() if predicted}
-    parts = gib_by_part(theory).reindex(in_order(peaks.index)).reindex(columns=[*PART_COLORS]).fillna(0)
-    figure, axes = panel(ROW * len(parts) + 0.9)
-    start = stacked(axes, parts, 0.01 * peaks.max())
-    axes.plot(
-        peaks[parts.index], parts.index, "|", color=INK, markersize=15, markeredgewidth=2.5, label="measured peak"
-    )
-    for place, name in enumerate(parts.index):
-        relative = (
-            "" if name == control or control not in peaks else f" ({100 * (peaks[name] / peaks[control] - 1):+.0f} %)"
-        )
-        axes.text(max(peaks[name], start[name]), place, f"  {peaks[name]:.2f}{relative}", va="center")
+    figure, axes = panel(ROW * runs["strategy"].nunique() + 0.9)
+    peaks, ends = _peaks(axes, runs)
+    for place, (name, peak) in enumerate(peaks.items()):
+        relative = "" if name == control or control not in peaks else f" ({100 * (peak / peaks[control] - 1):+.0f} %)"
+        axes.text(ends[name], place, f"  {peak:.2f}{relative}", va="center")
     axes.margins(x=0.3)
     axes.set(xlabel="peak memory of tensors (GiB)")
     return finish(figure, head)
+
+
+def _peaks(axes: Axes, runs: pd.DataFrame, units: float = 1.0) -> tuple[pd.Series, pd.Series]:
+    """Draw predicted parts and measured peaks, with `units` per GiB. Return the peaks and the ends of the rows."""
+    of = runs.drop_duplicates("strategy").set_index("strategy")
+    predictions = {name: step_peak(record) for name, record in of["record"].items() if record}
+    theory = {name: predicted.parts for name, predicted in predictions.items() if predicted}
+    peaks = runs.groupby("strategy")["peak_gib"].mean().mul(units).loc[in_order(of.index)]
+    parts = gib_by_part(theory).reindex(peaks.index).reindex(columns=[*PART_COLORS]).fillna(0) * units
+    start = stacked(axes, parts, 0.01 * peaks.max())
+    axes.plot(peaks, peaks.index, "|", color=INK, markersize=15, markeredgewidth=2.5, label="measured peak")
+    return peaks, np.fmax(peaks, start)
+
+
+def overview(runs: pd.DataFrame, head: Head, control: str = "ddp") -> Figure:
+    """Draw the losses of the strategies, their peak memory by part, and their step times if there are any.
+
+    Lines of losses become thinner from strategy to strategy, so that equal losses are visible behind each other.
+    """
+    names = in_order(runs["strategy"])
+    seconds = runs.groupby("strategy")["step_seconds"].median().reindex(names).dropna()
+    heights = [1.9, *(ROW * len(rows) + 0.7 for rows in (names, seconds) if len(rows))]
+    shape: dict[str, Any] = {"figsize": (WIDTH, sum(heights)), "height_ratios": heights, "layout": "constrained"}
+    figure, panels = plt.subplots(len(heights), 1, **shape)
+    losses = steps_of(runs).groupby(["strategy", "step"])["loss"].mean().unstack("strategy")
+    for place, name in enumerate(names):
+        style = {**style_of(name), "marker": None, "linestyle": "-"}
+        panels[0].plot(losses[name], label=name, linewidth=1.5 + 6 * (1 - place / len(names)), **style)
+    panels[0].xaxis.set_major_locator(MaxNLocator(integer=True))
+    panels[0].set(xlabel="optimizer step", ylabel="training loss (nats)")
+    unit, units = ("GiB", 1.0) if runs["peak_gib"].max() >= 1 else ("MiB", 1024.0)
+    peaks, ends = _peaks(panels[1], runs, units)
+    panels[1].set(xlabel=f"peak memory of tensors ({unit})")
+    _add_ratios(panels[1], peaks, ends, control)
+    if len(seconds):
+        panels[2].barh(seconds.index, seconds, color=[style_of(name)["color"] for name in seconds.index], height=0.68)
+        panels[2].invert_yaxis()
+        panels[2].set(xlabel="median time of a step (seconds)")
+        _add_ratios(panels[2], seconds, seconds, control)
+    for axes in panels:
+        dress(axes)
+    return finish(figure, head)
+
+
+def _add_ratios(axes: Axes, values: pd.Series, ends: pd.Series, control: str) -> None:
+    """Write each value, and in parentheses its ratio to the baseline's, at the end of its row."""
+    for place, (name, value) in enumerate(values.items()):
+        ratio = f" ({value / values[control]:.2f}x)" if control in values and name != control else ""
+        axes.text(ends[name], place, f"  {value:.3g}{ratio}", va="center")
+    axes.margins(x=0.35)
 
 
 def predicted_parts(parts: pd.DataFrame, usable_gib: float, head: Head) -> Figure:

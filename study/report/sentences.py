@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, SupportsFloat
 
 import pandas as pd
 
-from study.report import tables
+from study.report import captions, tables
 from study.report.captions import joined
 from zero_study import terminal
 from zero_study.terminal import gib
 from zero_study.terminal import whole_percent as whole_percent
+
+DEFAULT_BUCKET = 500_000_000  # elements: DeepSpeed's default for `reduce_bucket_size`
 
 
 def scientific(value: float) -> str:
@@ -151,6 +154,64 @@ def outcomes(runs: pd.DataFrame) -> str:
     if finished == len(runs):
         return f"All {len(runs)} runs finished."
     return f"{finished} of {len(runs)} runs finished. These runs did not:"
+
+
+def result(every: pd.DataFrame, rows: pd.DataFrame, control: str) -> str:
+    """Return the result of a study: how many strategies trained, and the losses and peaks of one setting.
+
+    `every` are all runs of the study. `rows` are the finished runs of the setting, with any number of processes.
+    """
+    statuses = every.groupby("strategy")["status"].agg(list)
+    failed = every[every["status"] != "ok"].drop_duplicates("strategy")
+    reasons = [_failure(run, statuses[run["strategy"]]) for run in failed.to_dict("records")]
+    why = f" ({'; '.join(reasons)})" if reasons else ""
+    text = f"{sum('ok' in of_one for of_one in statuses)} of {len(statuses)} strategies trained{why}."
+    return " ".join([text, *_equal_losses(rows), *_least_memory(rows, control)])
+
+
+def _failure(run: Mapping[Any, Any], statuses: Sequence[str]) -> str:
+    """Return why a strategy was skipped, or how many of its runs have the same status as this one."""
+    reason = re.split(r"[:,.] ", run["message"] or "")[0]
+    if reason.startswith(f"{run['strategy']} "):
+        return reason
+    status = run["status"]
+    num_runs = terminal.count(len(statuses), "run")
+    return f"{run['strategy']}: {status.replace('_', ' ')} in {statuses.count(status)} of {num_runs}"
+
+
+def _equal_losses(rows: pd.DataFrame) -> list[str]:
+    """Return a sentence that says whether the losses after the last step agree to the four digits that tables show."""
+    losses = rows.groupby(["seed", "strategy"])["loss"].mean().unstack().dropna()
+    if losses.empty:
+        return []
+    counts = joined(sorted(rows["processes"].unique()))
+    steps = f"after {rows['steps'].max():.0f} steps on {counts} {'process' if counts == '1' else 'processes'}"
+    if (losses.max(axis=1) - losses.min(axis=1)).max() < 5e-5:
+        values = joined(f"{loss:.4f}" for loss in losses.mean(axis=1))
+        return [f"{captions.model(rows)} has the same loss {steps} under {losses.shape[1]} strategies: {values}."]
+    ordered = losses.mean().sort_values()
+    ends = joined(f"{ordered.iloc[at]:.4f} ({ordered.index[at]})" for at in (0, -1))
+    return [f"The losses of {captions.model(rows)} {steps} differ: they are between {ends}."]
+
+
+def _least_memory(rows: pd.DataFrame, control: str) -> list[str]:
+    """Return sentences about the lowest peak, and about the peaks of ZeRO with default and with smaller buckets."""
+    peaks = tables.mean(rows, "peak_gib")["peak_gib"].dropna()
+    if control not in peaks or len(peaks) == 1:
+        return []
+    ratios = peaks / peaks[control]
+    least = "" if peaks.idxmin() == control else f", {ratios.min():.2f} times that of {control}"
+    lines = [f"{peaks.idxmin()} needs the least memory{least}."]
+    buckets = {run.strategy: run.record.proof.reduce_bucket_size for run in rows.itertuples() if run.record.proof}
+    default = [name for name in peaks.index if buckets.get(name) == DEFAULT_BUCKET]
+    smaller = [name for name in peaks.index if 0 < (buckets.get(name) or 0) < DEFAULT_BUCKET]
+    if default and smaller:
+        lines.append(
+            f"DeepSpeed's default bucket has {DEFAULT_BUCKET / 1e6:.0f} million elements for a model of any size, so "
+            f"that ZeRO needs {peaks[default].min():.2f} to {peaks[default].max():.2f} GiB here. With smaller buckets, "
+            f"it needs {least_and_most(ratios[smaller])} as much as {control}."
+        )
+    return lines
 
 
 def headroom(usable_bytes: SupportsFloat) -> str:

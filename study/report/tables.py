@@ -33,7 +33,6 @@ COMPARED = {
 }
 # The columns that define a setting. Strategies are compared within one setting.
 SETTING = ["workload", "size", "precision", "batch_sequences", "sequence_tokens", "processes", "options"]
-REAL = 100e6  # parameters; smaller models only test the engines
 # The columns that identify a run, in every table.
 KEYS = ["study", "run", "box", "workload", "size", "precision", "strategy", "processes", "seed", "repeat"]
 _RUNS = {
@@ -161,13 +160,20 @@ def settings(runs: pd.DataFrame, control: str) -> list[pd.DataFrame]:
     Settings with large models come first, and among those the settings with many strategies.
     """
     groups = [rows for _, rows in runs.groupby(SETTING) if control in set(rows["strategy"])]
-    return sorted(groups, key=lambda rows: (rows["parameters"].max() < REAL, -rows["strategy"].nunique(),
+    return sorted(groups, key=lambda rows: (rows["parameters"].max() < facts.REAL, -rows["strategy"].nunique(),
                                            -rows["parameters"].max(), rows["processes"].max()))  # fmt: skip
 
 
 def without_control(runs: pd.DataFrame, control: str) -> list[pd.DataFrame]:
     """Return the runs of each setting that does not include the baseline."""
     return [rows for _, rows in runs.groupby(SETTING) if control not in set(rows["strategy"])]
+
+
+def with_other_processes(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs of a setting, and those of strategies such as `single` that need another number of processes."""
+    setting = [name for name in SETTING if name != "processes"]
+    alike = runs.set_index(setting).index.isin(rows.set_index(setting).index)
+    return runs[runs.index.isin(rows.index) | (alike & ~runs["strategy"].isin(rows["strategy"]))]
 
 
 def of_one_setting(runs: pd.DataFrame, control: str) -> pd.DataFrame:

@@ -245,31 +245,27 @@ def fork_server(runs: Sequence[Run]) -> ForkServer:
 
 
 def _usable(server: ForkServer | None, run: Run, progress: Callable[[str], None]) -> ForkServer | None:
-    """Return the server when it is ready, or None if a run has to be started. Then a line of progress says why."""
-    if server is None or server.lost:  # a lost server was reported before
+    """Return the server when it is ready, or None if a run has to be started as usual.
+
+    A line of progress reports a lost server once.
+    """
+    if server is None or server.lost or not can_be_forked(run, server):
         return None
-    reason = why_not_forked(run, server)
     try:
-        if reason is None:
-            server.wait_until_ready()
-            return server
+        server.wait_until_ready()
+        return server
     except ServerLost as lost:
-        reason = str(lost)
-    progress(f"starts without --fork: {reason}")
+        progress(f"starts in a new process: {lost}")
     return None
 
 
-def why_not_forked(run: Run, server: ForkServer) -> str | None:
-    """Return why a run cannot be forked from this server and has to be started as usual. None if it can."""
-    if _started(run)[:3] != LAUNCHER:
-        return "it is another program"
-    if run.num_machines > 1 or run.laboratory:
-        return "it uses several machines"
-    if run.config.memory_cap is not None:
-        return "its memory is limited, and a fork shares memory with the process that it is forked from"
-    mine, others = _of_every_run(_environment(run)), server.environment
-    different = sorted(name for name in mine.keys() | others.keys() if mine.get(name) != others.get(name))
-    return f"its {', '.join(different)} differs from that of most runs" if different else None
+def can_be_forked(run: Run, server: ForkServer) -> bool:
+    """Return whether a run can be forked from this server. Otherwise it has to be started as usual.
+
+    A run with a memory limit cannot, because a fork shares memory with the process that it is forked from.
+    """
+    is_usual = _started(run)[:3] == LAUNCHER and run.num_machines == 1 and not run.laboratory
+    return is_usual and run.config.memory_cap is None and _of_every_run(_environment(run)) == server.environment
 
 
 def _of_every_run(environment: dict[str, str]) -> dict[str, str]:
@@ -296,7 +292,7 @@ def _start(
                 group="deepspeed" if run.strategy.distributed_type in ("DEEPSPEED", "FSDP") else None,
             )
         except ServerLost as lost:
-            progress(f"starts without --fork: {lost}")
+            progress(f"starts in a new process: {lost}")
     return subprocess.Popen(
         processes.with_parent_death_signal(_started(run)),
         stdout=outputs[0],

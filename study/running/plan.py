@@ -149,8 +149,9 @@ def make_plan(
     """Plan the runs for this machine from the content of their folders. Nothing is written.
 
     With `retry`, runs that failed earlier are run again. With `forked`, the runs are to be forked from one process.
-    Runs that need an extension of DeepSpeed that is not built yet then come last, so that another process can build
-    it meanwhile. Raises Refusal if a folder holds the record of a run with other flags.
+    Runs that need an extension of DeepSpeed that is not built yet then come later, so that another process can build
+    it meanwhile, and runs with timed steps come last, because a build would slow their steps down. Raises Refusal if a
+    folder holds the record of a run with other flags.
     """
     machine = this_machine.find()
     planned: list[Planned] = []
@@ -174,9 +175,16 @@ def make_plan(
     ended = [(item.run, item.kept) for item in planned if item.kept]
     planned = [replace(item, skipped=implied_outcome(item.run, ended)) if item.to_run else item for item in planned]
     if forked:
-        planned.sort(key=lambda item: item.to_run and not all(map(is_built, item.run.strategy.needed_extensions)))
+        planned.sort(key=_waits_for)
     history = _history(folder, machine, forked)
     return Plan(study, folder, machine, planned, history, timeout_seconds, checked)
+
+
+def _waits_for(planned: Planned) -> tuple[bool, bool]:
+    """Return whether a run has timed steps, and whether it needs an extension of DeepSpeed that is not built yet."""
+    run = planned.run
+    needs_build = planned.to_run and not all(map(is_built, run.strategy.needed_extensions))
+    return run.config.timing_warmup_steps < run.config.num_steps, needs_build
 
 
 def finished(run: Run, timeout_seconds: float, retry: bool = True) -> OutcomeStatus | None:

@@ -90,7 +90,7 @@ def run(
             study_plan = plan.make_plan(study, runs, folder, limit, retry, forked)
         print(plan.heading(study_plan), flush=True)
         if obstacle:
-            print(f"The runs start without --fork, because {obstacle}.", flush=True)
+            print(f"Each run starts in a new process, because {obstacle}.", flush=True)
         outcomes: list[Outcome] = []
         try:
             with _fork_server(study_plan) if forked else nullcontext() as server:
@@ -118,8 +118,6 @@ def why_not_forked() -> str | None:
 def _fork_server(study_plan: Plan) -> AbstractContextManager[ForkServer | None]:
     """Start the process that runs are forked from. There is none for one run, which would have to wait for it."""
     runs = [planned.run for planned in study_plan.runs if planned.to_run]
-    if len(runs) == 1:
-        print(f"{runs[0].run_id} starts without --fork, because it is the only one.", flush=True)
     return launch.fork_server(runs) if len(runs) > 1 else nullcontext()
 
 

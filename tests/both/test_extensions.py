@@ -315,7 +315,7 @@ def test_of_two_that_start_at_once_one_builds_and_the_other_waits(build, base):
     errors = [process.communicate(timeout=60)[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], errors
     assert (base / "count").read_text() == "built "
-    assert sorted("Waiting for it" in text for text in errors) == [False, True]
+    assert sorted("Waiting for DeepSpeed's" in text for text in errors) == [False, True]
 
 
 def wait_for_a_file(base: Path, part: str) -> None:

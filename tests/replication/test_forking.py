@@ -140,7 +140,7 @@ def test_without_a_server_a_run_is_started_and_a_line_says_why(server, tmp_path)
         ended = launch.launch(planned("ddp", tmp_path), 600, lines.append, other)
         assert ended.status == "ok"
         assert FORKED not in schema.read(ended.record_path).machine["environment"]
-        assert lines[0] == "starts without --fork: the process to fork from has ended: status -9"
+        assert lines[0] == "starts in a new process: the process to fork from has ended: status -9"
         with pytest.raises(ServerLost):
             other.wait_until_ready()
 
@@ -149,12 +149,10 @@ def test_a_run_with_another_environment_is_not_forked(tmp_path, monkeypatch):
     class Server:
         environment = launch._of_every_run(launch._environment(planned("ddp", tmp_path)))
 
-    assert launch.why_not_forked(planned("ddp", tmp_path), Server) is None
-    limited = launch.why_not_forked(planned("ddp", tmp_path, memory_cap=2.0), Server)
-    assert limited.startswith("its memory is limited")
+    assert launch.can_be_forked(planned("ddp", tmp_path), Server)
+    assert not launch.can_be_forked(planned("ddp", tmp_path, memory_cap=2.0), Server)
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    reason = launch.why_not_forked(planned("ddp", tmp_path), Server)
-    assert reason == "its OMP_NUM_THREADS differs from that of most runs"
+    assert not launch.can_be_forked(planned("ddp", tmp_path), Server)
 
 
 def test_a_machine_with_a_gpu_forks_no_run(monkeypatch):

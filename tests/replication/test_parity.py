@@ -15,6 +15,7 @@ import launching
 import pytest
 
 from study.records.schema import Sharding
+from study.running import studies
 from zero_study.strategy import file
 
 pytestmark = pytest.mark.launches
@@ -31,6 +32,13 @@ UNCLIPPED = {"workload": "gpt-wikitext", "gradient_clipping": 0, "dropout": 0}
 # Of one process with two micro batches per step, in test_train.py too.
 WHOLE = {"workload": "bert-imdb", "gradient_clipping": 0.5, "dropout": 0, "global_batch_size": 8, **UNEVEN_EVALUATION}
 ACCUMULATED = {**WHOLE, "micro_batch_size": 4}
+
+
+def test_the_first_study_shows_equal_losses_and_times_on_one_process_and_on_two():
+    flags = studies.find("smoke").parts[-1].flags
+    single, ddp = (launching.run(name, num, **flags).record for name, num in (("single", 1), ("ddp", 2)))
+    assert f"{single.final_loss:.4f}" == f"{ddp.final_loss:.4f}"
+    assert None not in (single.timing.median_seconds, ddp.timing.median_seconds)
 
 
 def relative(value: float, reference: float) -> float:

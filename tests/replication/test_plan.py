@@ -386,6 +386,20 @@ def test_forked_runs_that_wait_for_an_extension_come_last(tmp_path, monkeypatch,
     assert orders == {(False, False): [first, *others], (True, True): [first, *others], (True, False): [*others, first]}
 
 
+def test_timed_runs_come_after_those_that_wait_for_a_build(tmp_path, monkeypatch):
+    """A build beside them would slow their steps down. The study that everybody runs first is an example."""
+    monkeypatch.setattr(checks, "check", lambda *_: None)
+    monkeypatch.setattr(plan, "is_built", lambda _: False)
+    study = studies.find("smoke")
+    created = plan.make_plan(study, plan.select(study, None, "", tmp_path), tmp_path, 60, forked=True)
+    timed = [each.run.config.timing_warmup_steps < each.run.config.num_steps for each in created.runs]
+    assert timed == sorted(timed)
+    assert {each.run.strategy.name for each in created.runs} >= set(file.names())
+    assert {"single", "ddp", "zero2_tuned", "zero3_tuned", "fsdp2"} <= {
+        each.run.strategy.name for each, is_timed in zip(created.runs, timed, strict=True) if is_timed
+    }
+
+
 def test_runs_are_chosen_and_left_out_by_a_text_in_their_id(study, tmp_path):
     every = [run.run_id for run in plan.select(study, None, "", tmp_path)]
     without = [run.run_id for run in plan.select(study, None, "", tmp_path, skip="-ddp-")]
@@ -546,4 +560,4 @@ def test_a_plan_begins_with_its_summary_and_fits_the_width(tmp_path, monkeypatch
     assert max(map(len, text.splitlines())) <= 80
     summary, _, runs = text.partition("\n\n")
     assert re.search(r"\d+ to run, 0 kept, \d+ skipped; about ", summary)
-    assert len(re.findall(r"^ *\d+  (run|skip) ", runs, re.MULTILINE)) == 22
+    assert len(re.findall(r"^ *\d+  (run|skip) ", runs, re.MULTILINE)) == 23

@@ -19,6 +19,7 @@ from study.claims import sentences as claims
 from study.compare import differences, memory_views
 from study.report import article, captions, drawing, plots, sentences, tables
 from study.report import build as report
+from study.report.pages import results, step_times
 from zero_study.errors import Refusal
 from zero_study.files import ROOT
 
@@ -110,8 +111,7 @@ def test_runs_with_one_process_have_no_notebook_about_more(monkeypatch, tmp_path
     for world_size in (1, 2):
         write_run(tmp_path / "runs", strategy="zero2", world_size=world_size)
         report.build("smoke", [tmp_path / "runs"], tmp_path)
-    report.build("smoke", [tmp_path / "runs"], tmp_path, only_first=True)
-    assert made == [set(report.OF_RUNS) - {report.OF_SEVERAL_PROCESSES}, set(report.OF_RUNS), {report.OF_RUNS[0]}]
+    assert made == [set(report.OF_RUNS) - {report.OF_SEVERAL_PROCESSES}, set(report.OF_RUNS)]
 
 
 @pytest.mark.launches
@@ -289,6 +289,46 @@ def test_ratios_to_the_control_and_their_sentences(folder):
     assert f"{ratios.loc['zero3', 'step time']:.2f} times (zero3) as long" in said
     assert "After 40 steps" in said
     assert "Only ddp" in sentences.comparison(plots.filter_runs(rows, strategy="ddp"), "ddp")
+
+
+def test_the_result_is_computed_from_the_runs(tmp_path):
+    """One process is compared with two, the picture has only timed strategies, and what differs or failed is named."""
+    for name in ("ddp", "zero1", "zero2_tuned"):
+        path = write_run(tmp_path, strategy=name)
+        change(path, proof={"reduce_bucket_size": {"zero1": 500_000_000, "zero2_tuned": 16384}.get(name)})
+    change(path, timing=None)
+    write_run(tmp_path, strategy="single", world_size=1)
+    write_outcome(
+        tmp_path, "skipped", strategy="fsdp2_cpu_offload", message="fsdp2_cpu_offload needs a GPU, because it"
+    )
+    page = results.Results([str(tmp_path)], "ddp")
+    ratios = tables.relative(page.first, "ddp")["peak memory"]
+    result = page.result()
+    loss = f"{page.first['loss'].iloc[0]:.4f}"
+    for part in (
+        "4 of 5 strategies trained (fsdp2_cpu_offload needs a GPU).", f"on 1 and 2 processes under 4 strategies: {loss}.",
+        f"{ratios.min():.2f} times that of ddp", "500 million elements", f"{ratios['zero2_tuned']:.2f} times (zero2_tuned)",
+    ):  # fmt: skip
+        assert part in result
+    labels = [{label.get_text() for label in axes.get_yticklabels()} for axes in page.overview().axes]
+    assert labels[1:] == [{"single", "ddp", "zero1"}] * 2
+    write_run(tmp_path, strategy="zero3", loss_shift=0.5)
+    write_run(tmp_path, strategy="zero1", status="out_of_memory", workload="bert-imdb")
+    result = results.Results([str(tmp_path)], "ddp").result()
+    assert "5 of 6 strategies trained (zero1: out of memory in 1 of 2 runs; fsdp2_cpu_offload needs a GPU)" in result
+    assert "1 and 2 processes differ" in result
+    assert "(zero3). " in result
+
+
+def test_own_runs_of_three_strategies_have_a_figure_of_times_or_a_reason(tmp_path):
+    for name, world_size in {"single": 1, "ddp": 2, "zero3_tuned": 2}.items():
+        path = write_run(tmp_path, strategy=name, world_size=world_size)
+    (rows,) = step_times.StepTimes([str(tmp_path)], "ddp").settings
+    assert set(rows.loc[rows["ratio"].notna(), "strategy"]) == {"single", "ddp", "zero3_tuned"}
+    change(path, timing=None)
+    untimed = step_times.StepTimes([str(tmp_path)], "ddp")
+    assert not untimed.settings
+    assert "1 of 3 runs have no time: no step was timed." in untimed.answer().data
 
 
 def test_losses_say_after_how_many_steps_and_which_strategy():

@@ -325,7 +325,8 @@ def _one_builder(place: Path, name: str, say: Callable[[str], None]) -> Iterator
             break
         except Timeout:
             if not waiting:
-                say(f"Another process is building DeepSpeed's {name}. Waiting for it ...")
+                duration = EXTENSIONS[name].duration
+                say(f"Waiting for DeepSpeed's {name}, which another process compiles ({duration} on two cores) ...")
                 waiting = True
             else:
                 say(f"  ... waiting, {time.monotonic() - began:.0f} s")

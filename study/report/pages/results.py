@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import pandas as pd
 from IPython.display import Markdown
+from matplotlib.figure import Figure
 
+from study.compare import facts
 from study.report import captions, plots, sentences, tables
 from study.report.pages.shown import markdown
 
@@ -14,7 +16,8 @@ from study.report.pages.shown import markdown
 class Results:
     """The runs of these folders by setting, each compared with the baseline strategy.
 
-    `leading` has the first setting of each study, which the page shows in detail.
+    `leading` has the first setting of each study, which the page shows in detail. `first` has the runs of the first
+    setting, and those of strategies that need another number of processes.
     """
 
     def __init__(self, records: str | Sequence[str], control: str) -> None:
@@ -25,6 +28,7 @@ class Results:
         self.settings = [
             tables.with_ratios(rows, speeds, self.control) for rows in tables.settings(self.runs, self.control)
         ]
+        self.first = tables.with_other_processes(self.settings[0], self.runs)
         self.leading: dict[str, pd.DataFrame] = {}
         for rows in self.settings:
             self.leading.setdefault(rows["study"].iloc[0], rows)
@@ -37,6 +41,25 @@ class Results:
             for rows in self.leading.values()
         ]
         return markdown(*texts, f"**Did every run finish?** {finished} of {len(self.every)} runs finished.")
+
+    def overview(self) -> Figure:
+        """Return the figure of losses, memory and times in the first setting.
+
+        If steps of the baseline were timed, the figure has only strategies with timed steps.
+        """
+        rows = self.first
+        timed = rows.loc[rows["why_untimed"] != facts.NO_TIME, "strategy"]
+        if self.control in set(timed):
+            rows = rows[rows["strategy"].isin(timed)]
+        warning = facts.SMALL if rows["parameters"].max() < facts.REAL else ""
+        if rows["step_seconds"].isna().all():
+            warning = f"There are no times: {captions.joined(rows['why_untimed'].dropna().unique())}."
+        head = captions.head("Loss, memory and time", rows, f"{captions.OVERVIEW} {warning}".strip())
+        return plots.overview(rows, head, self.control)
+
+    def result(self) -> str:
+        """Return the result of the study in a few sentences."""
+        return sentences.result(self.every, self.first, self.control)
 
     def other_settings(self) -> pd.DataFrame:
         """Return the lowest memory and time and the largest loss difference of each further setting, as a table.

@@ -22,8 +22,8 @@ class StepTimes:
         self.speeds = tables.speeds(records, self.control)  # runs that alternated with the control, under a limit
         self.settings = [
             tables.with_ratios(rows, self.speeds, self.control)
-            for rows in tables.settings(self.timed, self.control)
-            if rows["strategy"].nunique() > 2
+            for setting in tables.settings(self.timed, self.control)
+            if (rows := tables.with_other_processes(setting, self.timed))["strategy"].nunique() > 2
         ]
 
     def answer(self) -> Markdown:
@@ -32,7 +32,10 @@ class StepTimes:
         for rows in self.settings:
             ratios = tables.centers(rows).drop(self.control)
             texts.append(f"**Answer for {captions.setting(rows)}.** {sentences.step_time(ratios, self.control)}")
-        return markdown(*(texts or ["No group of comparable runs has times of three strategies or more."]))
+        why = "The figures need times of three strategies with the same model, precision and batch."
+        reasons = captions.joined(self.every["why_untimed"].dropna().unique())
+        untimed = f"{len(self.every) - len(self.timed)} of {len(self.every)} runs have no time: {reasons}."
+        return markdown(*(texts or [f"There is no figure. {why} {untimed if reasons else ''}"]))
 
     def throughputs(self) -> pd.DataFrame:
         """Return each strategy's largest batch under the memory limit, and its throughput with this batch."""
@@ -49,9 +52,9 @@ class StepTimes:
         """Return the figure of time against memory of the first setting. Empty if there is no setting."""
         figures = []
         for rows in self.settings[:1]:
-            names = ("workload", "size", "precision", "processes", "options", "sequence_tokens")
-            same = {name: rows[name].iloc[0] for name in names}
-            measured = plots.filter_runs(self.every.dropna(subset=["peak_gib"]), **same)
+            names = ["workload", "size", "precision", "strategy", "processes", "options", "sequence_tokens"]
+            alike = self.every.set_index(names).index.isin(rows.set_index(names).index)
+            measured = self.every[alike].dropna(subset=["peak_gib"])
             peaks = tables.mean(measured, "peak_gib")["peak_gib"]
             ratios = pd.DataFrame({"time": tables.centers(rows), "memory": peaks / peaks.get(self.control)}).dropna()
             head = captions.head("Time per step against peak memory", pd.concat([rows, measured]))
