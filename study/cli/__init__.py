@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import click
-
 from study.cli import claims, compare, exact, maintain, public, train
 
-# The commands by the group in which the help lists them.
-COMMANDS: dict[str, tuple[click.Command, ...]] = {
-    "Train": train.COMMANDS,
-    "Compare": (*compare.COMMANDS, *public.COMMANDS),
-    "Check": (*exact.COMMANDS, *claims.COMMANDS),
-    "Maintain": maintain.COMMANDS,
-}
+COMMANDS = (
+    *train.COMMANDS,
+    *compare.COMMANDS,
+    *public.COMMANDS,
+    *claims.COMMANDS,
+    *exact.COMMANDS,
+    *maintain.COMMANDS,
+)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 @command(
     "claims",
+    "Is a published sentence about ZeRO right?",
+    'claims --search "communication volume"',
     statuses=Statuses(
         "the answer was printed (with --check or --write: every verdict follows from the records)",
         "with --check or --write, a verdict does not follow from the records, or differs from the verdict that the "

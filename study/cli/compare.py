@@ -50,6 +50,8 @@ WITH_CONTROL = ("differences",)  # the tables that compare with one strategy
 
 @command(
     "compare",
+    "How do my runs differ in loss, memory and time?",
+    "compare runs",
     statuses=Statuses(
         "the tables were printed (with --verdict: the study shows that all strategies train to the same loss as the "
         "control)",
@@ -191,7 +193,12 @@ def _page(records: tuple[Path, ...], view: str, control: str, each: bool, markdo
     return "\n\n".join(part for part in (own, of_public_runs) if part)
 
 
-@command("report", statuses=Statuses("the notebooks were executed and written"))
+@command(
+    "report",
+    "What does a study show? In notebooks with figures.",
+    "report smoke",
+    statuses=Statuses("the notebooks were executed and written"),
+)
 @click.argument("study", required=False, help=A_STUDY)
 @click.option(
     "--records",
@@ -233,6 +240,8 @@ def _report(study: str | None, records: tuple[Path, ...], output: Path | None) -
 
 @command(
     "export",
+    "How do I load the model of a run with from_pretrained?",
+    "export runs/smoke/bert-imdb-tiny-ddp-2x-seed0",
     statuses=Statuses(
         "the model was written",
         None,

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 @command(
     "exact",
+    "Do all strategies train bitwise identical weights?",
+    "exact --quick",
     statuses=Statuses(
         "every training has the bits of the reference, and every planted fault was found",
         "the bits of a training differ, or a planted fault was not found",

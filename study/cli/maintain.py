@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 @command(
     "pack",
+    "How do I take finished runs to another machine?",
+    "pack runs/smoke my-machine.zip",
     statuses=Statuses(
         "the runs were checked and written",
         None,
@@ -46,6 +48,8 @@ def _pack(records: tuple[Path, ...], target: Path) -> Verdict:
 
 @command(
     "merge",
+    "How do I add packed runs to the records of a study?",
+    "merge my-machine.zip reports/smoke/records/my-machine",
     statuses=Statuses(
         "the runs were checked and are in the folder",
         None,

@@ -24,6 +24,8 @@ MOST_MARKS = 3  # that are printed for each run
 
 @command(
     "import",
+    "How do trainings compare of which I only have the logs?",
+    "import train.log --output runs/imported",
     statuses=Statuses(
         "all runs were written, or are in the folder already",
         None,

@@ -37,6 +37,8 @@ LAUNCH = "Strategy and processes"
 
 @command(
     "train",
+    "What loss, memory and time does one training of BERT or GPT have?",
+    "train --strategy zero3",
     statuses=Statuses("the run is ok", "the run has another outcome, for instance out of memory"),
     params=[
         Option(
@@ -142,7 +144,12 @@ def _of_a_study(command: Any) -> Any:
     return command
 
 
-@command("plan", statuses=Statuses("the runs were listed"))
+@command(
+    "plan",
+    "Which runs does a study have, and how long do they take?",
+    "plan smoke",
+    statuses=Statuses("the runs were listed"),
+)
 @_of_a_study
 @click.option(
     "--slurm",
@@ -199,6 +206,8 @@ def _plan(
 
 @command(
     "run",
+    "How do many strategies train? Runs a study, or continues it.",
+    "run smoke",
     statuses=Statuses(
         "every run is ok or skipped",
         "every run has an outcome, but some are not ok, for instance out of memory",
@@ -255,6 +264,8 @@ def _run(
 
 @command(
     "job",
+    "How does a scheduler such as Slurm execute one run of a study?",
+    "job smoke bert-imdb-tiny-ddp-2x-seed0",
     statuses=Statuses("the run is ok", "the run has another outcome", "the request is refused"),
     params=[
         click.Argument(["study"], help=A_STUDY),
@@ -296,7 +307,12 @@ def _job(
     return runner.run_one(chosen, run, folder, timeout, is_first_machine=machine["machine_rank"] == 0)
 
 
-@command("predict", statuses=Statuses("the predictions were written"))
+@command(
+    "predict",
+    "What memory and time would a study need on other GPUs?",
+    "predict smoke --gpu a100-80gb --gpus 8",
+    statuses=Statuses("the predictions were written"),
+)
 @click.argument("study", required=False, help=A_STUDY)
 @click.option("--gpu", metavar="NAME", help="Kind of GPU, as in `zero-study advise`.")
 @click.option("--gpus", "num_gpus", type=NUMBER, help="Number of GPUs. [default: 1]")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import importlib.metadata
 import io
+import itertools
 import json
 import re
+import shlex
 import subprocess
 import sys
 import tokenize
@@ -348,10 +350,41 @@ def test_every_json_belongs_to_a_file():
 def test_help_lists_every_command():
     completed = launching.command_line([])  # alone it is its help
     assert (completed.returncode, completed.stdout) == (0, launching.command_line(["-h"]).stdout)
-    listed = completed.stdout.partition("\nTrain:\n")[2]
-    described = [name for name, _ in re.findall(r"^  ([a-z-]+) +(\S.{19,})$", listed, re.MULTILINE)]
-    assert sorted(described) == sorted(cli.all_commands())
     assert max(map(len, completed.stdout.splitlines())) <= 80
+    groups = {title: described for title, described in listed_in(completed.stdout).items() if title != "Options"}
+    assert [title.partition(" ")[0] for title in groups] == ["Predict", "Check", "Measure", "More"]
+    assert sorted(itertools.chain(*groups.values())) == sorted(cli.all_commands())
+    assert max(len(names) for title, names in groups.items() if title != "More") <= 7
+    assert len(re.findall(r"^  \$ zero-study ", completed.stdout, re.MULTILINE)) == len(groups)
+
+
+def listed_in(text: str) -> dict[str, list[str]]:
+    """Return the names of the commands below each heading of a help."""
+    headings = re.split(r"^(\w.*):\n", text, flags=re.MULTILINE)[1:]
+    names = (re.findall(r"^  ([a-z][a-z-]*) +\S", lines, re.MULTILINE) for lines in headings[1::2])
+    return dict(zip(headings[::2], names, strict=True))
+
+
+def test_help_without_the_study_lists_only_the_commands_of_the_tools(monkeypatch):
+    of_study = set(cli._of_study().commands)
+    monkeypatch.setattr(cli, "_of_study", lambda: cli._OfStudy({}, "The package study is not installed."))
+    text = cli.zero_study.get_help(click.Context(cli.zero_study, info_name="zero-study"))
+    groups = listed_in(text)
+    assert not of_study & set(itertools.chain(*groups.values()))
+    assert not [title for title in groups if title.startswith("Measure")]
+    assert text.endswith("The package study is not installed.")
+
+
+@pytest.mark.parametrize("name", sorted(cli.all_commands()))
+def test_every_command_answers_a_question_and_ends_its_help_with_an_example(name, capsys):
+    command = cli.all_commands()[name]
+    assert "?" in command.short_help
+    program, *words = shlex.split(command.example)
+    assert program == "zero-study"
+    assert cli.parse(words).command is command
+    flags = ["--help", "--help-all"] if command.has_help_all else ["--help"]
+    for flag in flags:
+        assert " ".join(printed_help(capsys, name, flag).split()).endswith(f"Example: {command.example}")
 
 
 @pytest.mark.launches

@@ -27,14 +27,12 @@ from zero_study.errors import Refusal, describe_usage
 from zero_study.verdict import Verdict
 from zero_study.version import __version__
 
-# The groups of commands that `zero-study` lists if it is called without arguments: the commands of this package, and an
-# example. The replication study adds its own commands.
-GROUPS: dict[str, tuple[tuple[click.Command, ...], str]] = {
-    "Train": ((), "zero-study run smoke"),
-    "Compare": ((), "zero-study compare runs"),
-    "Plan": (plan.COMMANDS, "zero-study advise --model gpt2-xl --gpu a100-80gb --gpus 8"),
-    "Check": ((*check.COMMANDS, *project.CHECKS), "zero-study doctor my_deepspeed.json"),
-    "Maintain": (project.COMMANDS, "zero-study pack runs/smoke my-box.zip"),
+# The groups in which `zero-study --help` lists the commands of this package and of the replication study. Commands that
+# no group names are listed below "More". Each group ends with the example of its first command.
+GROUPS = {
+    "Predict (needs no GPU)": ["advise", "predict"],
+    "Check": ["why", "doctor", "prove", "dry-run", "saved", "diff", "upgrade"],
+    "Measure (the ZeRO replication study)": ["train", "compare", "run", "plan", "report", "import"],
 }
 _MISSING = "The commands of the replication study are missing, because"
 _ENTRY_POINTS = "zero_study.commands"
@@ -46,15 +44,15 @@ class _Commands(command_line.Command, click.Group):
     A script that a command runs may therefore import a package of its own that is called `study`.
     """
 
-    get_short_help_str = Command.get_short_help_str
-
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        for title, (own, example) in GROUPS.items():
-            commands = [*own, *_of_study().commands.get(title, ())]
+        """Write each group of commands with the questions that they answer, and an example."""
+        rest = all_commands()
+        groups = {title: [rest.pop(name) for name in names if name in rest] for title, names in GROUPS.items()}
+        for title, commands in {**groups, "More": [*rest.values()]}.items():
             if commands:
                 with formatter.section(title):
-                    formatter.write_dl([(command.name or "", command.get_short_help_str()) for command in commands])
-                    formatter.write_text(f"$ {example}")
+                    formatter.write_dl([(str(command.name), command.short_help or "") for command in commands])
+                    formatter.write_text(f"$ {commands[0].example}")
         if reason := _of_study().why_missing:
             formatter.write_text(reason)
 
@@ -98,42 +96,43 @@ def _why_missing(package: str) -> str | None:
 
 
 class _OfStudy(NamedTuple):
-    """The commands of the replication study by the group in which the help lists them, or why they are missing."""
+    """The commands of the replication study by their names, or why they are missing."""
 
-    commands: dict[str, tuple[click.Command, ...]]
+    commands: dict[str, Command]
     why_missing: str | None = None
 
 
 @cache
 def _of_study() -> _OfStudy:
-    commands: dict[str, tuple[click.Command, ...]] = {}
+    commands: dict[str, Command] = {}
     if not (points := _entry_points()):
         return _OfStudy({}, f"{_MISSING} zero-study is not installed. In the clone, run `make setup`.")
     for point in points:
         if (reason := _why_missing(point.module.partition(".")[0])) is not None:
             return _OfStudy({}, reason)
-        for title, of_group in point.load().items():
-            commands[title] = (*commands.get(title, ()), *of_group)
+        commands |= {command.name: command for command in point.load()}
     return _OfStudy(commands)
 
 
-def all_commands() -> dict[str, click.Command]:
+def all_commands() -> dict[str, Command]:
     """Return the commands of this package and of the replication study by their names."""
-    of_study = [command for commands in _of_study().commands.values() for command in commands]
-    return {**zero_study.commands, **{str(command.name): command for command in of_study}}
+    return {**_OWN, **_of_study().commands}
+
+
+_OWN = {str(each.name): each for each in (*plan.COMMANDS, *project.COMMANDS, *check.COMMANDS)}
 
 
 @click.group(
-    cls=_Commands, no_args_is_help=False, context_settings={"show_default": True, "help_option_names": ["-h", "--help"]}
+    cls=_Commands,
+    commands=_OWN,
+    no_args_is_help=False,
+    context_settings={"show_default": True, "help_option_names": ["-h", "--help"]},
+    help="What changes if you train on several GPUs with DDP, DeepSpeed ZeRO or FSDP2? Predict it, measure it, and "
+    "check that the training is correct.",
 )
 @click.version_option(__version__, prog_name="zero-study")
 def zero_study() -> None:
-    """Choose how to train with DDP, DeepSpeed ZeRO or FSDP2, and check that the training is correct."""
-
-
-for _own, _ in GROUPS.values():
-    for _command in _own:
-        zero_study.add_command(_command)
+    """Define the command to which all commands belong."""
 
 
 def parse(words: list[str]) -> click.Context:

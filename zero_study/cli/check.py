@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 @command(
     "doctor",
+    "What does each key of my configuration file really do? Is this machine ready?",
+    "doctor my_deepspeed.json",
     statuses=Statuses(
         "no key needs a change (without files: nothing on this machine would stop a run)",
         "a key needs a change (without files: something would stop a run)",
@@ -133,6 +135,8 @@ def _check_files(
 
 @command(
     "prove",
+    "Does my script train correctly?",
+    "prove train.py",
     context_settings={"allow_interspersed_args": False},
     prints_itself=True,
     statuses=Statuses(
@@ -198,6 +202,8 @@ def _script_first(_: click.Context, __: click.Parameter, words: tuple[str, ...])
 
 @command(
     "dry-run",
+    "Would my ranks hang? How much memory would 1,024 ranks need?",
+    "dry-run --world 1024 zero3",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
     statuses=Statuses(
         "all ranks that were run issue the same collectives",
@@ -261,6 +267,8 @@ def _dry_run(
 
 @command(
     "upgrade",
+    "What changes in my training if I upgrade DeepSpeed or torch?",
+    "upgrade old.lock new.lock",
     statuses=Statuses(
         "no known change may affect training",
         "a known change may affect training",
@@ -336,6 +344,8 @@ def _upgrade(
 
 @command(
     "diff",
+    "Where do two trainings begin to differ by more than rounding?",
+    "diff a b",
     statuses=Statuses(
         "there is no difference",
         "there is a difference",
@@ -384,6 +394,8 @@ def _diff(a: Path, b: Path, output: Path | None, as_json: bool) -> Verdict | Ans
 
 @command(
     "saved",
+    "Is my checkpoint or saved model complete?",
+    "saved checkpoint-1000",
     statuses=Statuses(
         "nothing is wrong",
         "something is wrong",
@@ -426,6 +438,8 @@ def _saved(
 
 @command(
     "conformance",
+    "Do the installed engines train correctly?",
+    "conformance --only plain",
     statuses=Statuses(
         "every configuration that was compared is right, or a known failure",
         "a configuration is wrong or crashed",
@@ -577,6 +591,8 @@ def _chosen_optimizers(names: tuple[str, ...]) -> list[str]:
 
 @command(
     "why",
+    "Why did my run fail, hang, slow down or train wrongly?",
+    "why train.log",
     statuses=Statuses(
         "the rows of steps in the log show no exception and no sign of trouble",
         "a failure or a sign of trouble was found",

@@ -5,8 +5,8 @@ A command imports what it needs when it is called. `require` reports a missing p
 
 from __future__ import annotations
 
-import functools
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,28 +42,34 @@ class Statuses(NamedTuple):
 
 
 class Command(command_line.Command):
-    """A click command whose help ends with the meanings of its exit statuses.
+    """A click command whose help ends with the meanings of its exit statuses and an example.
 
     `statuses` says what they mean for this command: if it is sound, if something is found, if it is refused, and if
-    something could not be checked. None means that the command never ends with this status. The short help is shown in
-    full.
+    something could not be checked. None means that the command never ends with this status. `example` is a command line
+    without "zero-study".
 
     `prints_itself` is True if the command is replaced by another program, which prints the answer of --json.
     """
 
     def __init__(
-        self, *arguments: Any, statuses: Statuses | None = None, prints_itself: bool = False, **attributes: Any
+        self,
+        *arguments: Any,
+        example: str,
+        statuses: Statuses | None = None,
+        prints_itself: bool = False,
+        **attributes: Any,
     ) -> None:
         super().__init__(*arguments, **attributes)
+        self.example = f"zero-study {example}"
         self.statuses = statuses or Statuses()
         self.prints_itself = prints_itself
 
     def format_epilog(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the exit statuses at the end of the help. The short help has them on one line."""
+        """Write the exit statuses and an example at the end of the help. The short help has one line for each."""
         super().format_epilog(context, formatter)
         if self.has_help_all and not context.meta.get(command_line.ALL):
             meanings = (f"{status} {meaning[0].lower()}{meaning[1:]}" for status, meaning in MEANINGS.items())
-            formatter.write(f"\nExit status: {', '.join(meanings)}.\n")
+            formatter.write(f"Exit status: {', '.join(meanings)}.\nExample: {self.example}\n")
             return
         with formatter.section("Exit status"):
             formatter.write_dl(
@@ -75,15 +81,17 @@ class Command(command_line.Command):
                     for (status, meaning), text in zip(MEANINGS.items(), self.statuses, strict=True)
                 ]
             )
+        formatter.write(f"\nExample: {self.example}\n")
 
     def invoke(self, context: click.Context) -> click.Context:
         return context
 
-    def get_short_help_str(self, limit: int = 45) -> str:
-        return " ".join((self.help or "").partition("\n\n")[0].split())
+
+def command(name: str, question: str, example: str, **attributes: Any) -> Callable[[Any], Command]:
+    """Return a decorator that makes a command. `question` is what it answers, in the words of a user."""
+    return click.command(name, cls=Command, short_help=question, example=example, **attributes)
 
 
-command = functools.partial(click.command, cls=Command)
 PATH = click.Path(path_type=Path)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON (docs/json.md).")
 

@@ -65,6 +65,8 @@ POSITIVE = _PositiveNumber()
 
 @command(
     "advise",
+    "Does my model fit, with which strategy, how fast, at what price?",
+    "advise --model llama-3.1-8b --gpu a100-80gb --gpus 4",
     statuses=Statuses(
         "a strategy fits",
         "no strategy fits, or no machine keeps the limits",

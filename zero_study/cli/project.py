@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 @command(
     "check",
+    "Are all configuration files and lock files of my project right?",
+    "check",
     statuses=Statuses(
         "nothing needs a change",
         "something needs a change",
@@ -75,6 +77,8 @@ def _check(
 
 @command(
     "skills",
+    "How does my coding agent learn to use zero-study?",
+    "skills install",
     statuses=Statuses("the skill was printed or installed", None, "the folder is refused, and nothing was written"),
 )
 @click.argument("action", type=click.Choice(("install", "print")), help="Install the skill, or print its text.")
@@ -102,5 +106,4 @@ def _skills(action: str, target: Path | None) -> int:
     return 0
 
 
-CHECKS = (_check,)
-COMMANDS = (_skills,)
+COMMANDS = (_check, _skills)
