@@ -75,6 +75,7 @@ def _import(
     for each in found:
         print(_described(each))
     print(_written(new, found, output))
+    print(f"Next: {terminal.command(['zero-study', 'compare', str(output)])}")
     return verdict
 
 

@@ -1123,7 +1123,10 @@ def test_the_command_writes_one_file_per_run(tmp_path, monkeypatch, capsys):
         "b-result_0: mllog, 3 logged steps, 2 evaluations; A <b>company</b>, MLPerf Training, bert, closed division, "
         "8 x H100; missed its target",
     ]
-    assert printed[4:] == ["Wrote 4 runs to new/runs."]
+    assert printed[4:5] == ["Wrote 4 runs to new/runs."]
+    assert printed[-1].endswith(": zero-study compare new/runs")
+    assert cli.run(printed[-1].partition("zero-study ")[2].split()) == 0
+    assert "llama2_70b_lora" in capsys.readouterr().out
     assert run_command(*logs[:2], "--output", "new/runs") == 0
     assert "2 runs were there already." in capsys.readouterr().out
 
@@ -1192,7 +1195,7 @@ def test_what_could_not_be_read_is_in_the_verdict(tmp_path, monkeypatch, capsys)
     assert run_command("log.txt", "--output", "runs") == 0
     printed = capsys.readouterr().out
     assert "  a damaged line of MLLOG was left out (line 19)\n" in printed
-    assert printed.endswith("Wrote 1 run to runs. Parts of 1 run are missing or could not be read.\n")
+    assert "Wrote 1 run to runs. Parts of 1 run are missing or could not be read.\n" in printed
 
 
 @pytest.mark.parametrize(
