@@ -12,7 +12,7 @@ from refusing import refusal
 
 from zero_study import cli
 from zero_study.errors import Refusal
-from zero_study.planner.request import Request
+from zero_study.planner.request import Request, reading
 from zero_study.theory import cards, gpus, hardware, intervals, shapes, step_time
 from zero_study.theory.engine import Engine
 from zero_study.theory.gpus import GPUS, find_gpu
@@ -178,7 +178,7 @@ def test_names_that_are_nearly_right_are_suggested(text, suggested):
 
 @pytest.mark.parametrize(
     ("text", "kinds"),
-    [("a100", ["a100-40gb", "a100-80gb", "a100-pcie-40gb", "a100-pcie-80gb"]), ("NVIDIA A100", ["a100-40gb"]),
+    [("a100-pcie", ["a100-pcie-40gb", "a100-pcie-80gb"]), ("NVIDIA A100 PCIe", ["a100-pcie-40gb"]),
      ("v100", ["v100-16gb", "v100-32gb"]), ("gaudi", ["gaudi2", "gaudi3"]),
      ("rtx 6000", ["rtx-pro-6000", "rtx-6000-ada"])],
 )  # fmt: skip
@@ -188,6 +188,20 @@ def test_a_name_that_fits_several_gpus_is_asked_back(text, kinds):
     assert "unknown" not in str(refused.value)
     assert all(find_gpu(kind).name == kind for kind in kinds)
     assert all(kind in str(refused.value) for kind in kinds)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "others"),
+    [("a100", "a100-80gb", ["a100-40gb", "a100-pcie-40gb", "a100-pcie-80gb"]),
+     ("h100", "h100-sxm", ["h100-pcie", "h100-nvl"]), ("a100-80gb", "a100-80gb", []), ("4090", "rtx-4090", [])],
+)  # fmt: skip
+def test_the_answer_says_how_a_name_of_several_gpus_is_read(text, name, others, capsys):
+    assert find_gpu(text).name == name
+    for question in (["--gpus", "2"], []):
+        cli.run(["advise", "--model", "gpt2", "--gpu", text, *question])
+        said = f"{text} is read as {name}" in " ".join(capsys.readouterr().out.split())
+        assert said == bool(others)
+    assert all(other in reading(text) for other in others)
 
 
 def test_gpu_list_shows_every_name(capsys, monkeypatch):

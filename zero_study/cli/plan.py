@@ -305,6 +305,7 @@ def _compare(
 ) -> Comparison:
     from zero_study.errors import refusing
     from zero_study.planner import machines
+    from zero_study.planner.request import reading
     from zero_study.theory import hardware
 
     with refusing():
@@ -312,7 +313,9 @@ def _compare(
     num_gpus = requested.pop("num_gpus")
     request = request_of(requested | {"gpu": gpus[0] if gpus else "a100-80gb"})
     with after_two_seconds("Predicting every machine"):
-        return machines.compare(model, request, gpus, num_gpus, budget, deadline)
+        comparison = machines.compare(model, request, gpus, num_gpus, budget, deadline)
+    comparison.notes.extend(filter(None, map(reading, names)))
+    return comparison
 
 
 def _write(advice: Advice, path: Path, is_silent: bool) -> None:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from zero_study.theory.shapes import ModelShape
 
 NARROW = 80  # characters
-FAMILIAR = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp2")
 MEASURED = "You measured this time"  # as evidence of a time
 MARK = "*"  # of rows with another precision than the requested one
 
@@ -241,15 +240,17 @@ def _basis(advice: Advice) -> str:
 def short_list(advice: Advice) -> list[StrategyPrediction]:
     """Return the strategies that the short table lists, in the order of `Advice.ranked`.
 
-    They are the recommended one, or the one that lacks the least memory if none fits; those of `FAMILIAR`; the fastest
-    one with offload that fits; and the fastest one with which the reason compares the recommended one.
+    They are the recommended one, or the one that lacks the least memory if none fits; those of `reasons.EXPECTED`; the
+    fastest one with offload that fits; and the fastest one with which the reason compares the recommended one.
     """
     ranked, compared = advice.ranked, reasons.fastest_of_preferred(advice)
     offloading = next((option for option in ranked if option.offloads and option.fits), None)
     return [
         option
         for option in ranked
-        if option in (ranked[0], offloading, compared) or option.strategy.name in FAMILIAR or len(advice.options) == 1
+        if option in (ranked[0], offloading, compared)
+        or option.strategy.name in reasons.EXPECTED
+        or len(advice.options) == 1
     ]
 
 
@@ -540,7 +541,7 @@ def _assumed_briefly(advice: Advice) -> list[tuple[str, str]]:
     usual = Request(**{name: getattr(request, name) for name in same})
     defaults = dict(assumed_settings(usual, usual.box(), shape=shape))
     offloads = advice.recommended is not None and advice.recommended.offloads
-    always = {"stack", "precision", *(["host", "machine"] if offloads else [])}
+    always = {"name of the GPU", "stack", "precision", *(["host", "machine"] if offloads else [])}
     always |= {"images"} | ({"dropout"} if shape.default_dropout else set())
     pairs = assumed_settings(request, advice.box, shape=shape)
     return [

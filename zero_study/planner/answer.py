@@ -33,6 +33,10 @@ def advise(model: str, request: Request, trace: Trace | None = None) -> Advice:
     advice = _predicted(shape, request, notes, trace)
     advice = dataclasses.replace(advice, remedies=remedies.find(advice, _can_start))
     change = reasons.better_change(advice)
+    if advice.recommended is not None:
+        now = change.option if change else advice.recommended
+        helpful = [each for each in advice.remedies if each is change or remedies.helps(each.option, now)]
+        advice = dataclasses.replace(advice, remedies=helpful)
     if change is None:
         return advice
     changed = _predicted(change.option.shape, change.request, notes)

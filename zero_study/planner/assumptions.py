@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zero_study.planner.request import Request
+from zero_study.planner.request import Request, reading
 from zero_study.theory import hardware
 from zero_study.theory.engine import Attention, Checkpointing, Kernels, LossKernel, OptimizerKernel
 from zero_study.theory.shapes import ModelShape
@@ -52,6 +52,7 @@ def described(request: Request, shape: ModelShape | None = None) -> list[tuple[s
     kernels = "compiled (torch.compile)" if request.compile else words("kernels", KERNELS[settings.kernels])
     optimizer = f"{request.optimizer}, {OPTIMIZER_KERNELS[settings.optimizer_kernel]}"
     pairs = [
+        ("name of the GPU", reading(request.gpu)),
         ("stack", f"{stack.name} ({stack.version})"),
         ("precision", precision),
         ("weights of DDP and one process",

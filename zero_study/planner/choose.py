@@ -297,6 +297,20 @@ class Advice:
     def is_traced(self) -> bool:
         return any(option.traced_bytes for option in self.options)
 
+    @functools.cached_property
+    def largest_known(self) -> ModelShape | None:
+        """The largest known model of this kind that leaves enough memory free without offload. None if there is none.
+
+        It is smaller than the model of the request. Each GPU has one sequence.
+        """
+        request, own = self.request, self.shape
+        smaller = (
+            known
+            for known in sorted(shapes.KNOWN.values(), key=lambda known: -known.num_params)
+            if known.num_params < own.num_params and (known.head, known.reads_images) == (own.head, own.reads_images)
+        )
+        return next((known for known in smaller if _could_fit(known, request)), None)
+
     @property
     def ranked(self) -> list[StrategyPrediction]:
         """All options: the recommended one, those that fit from fastest to slowest, the rest by missing memory."""
@@ -582,6 +596,15 @@ def could_leave_enough_free(shape: ModelShape, request: Request, num_gpus: int) 
         engine_for(shape, request, chosen, num_gpus) for chosen in request.strategies(num_gpus) if not chosen.offloads
     )
     return any(prediction.free_bytes(peaks.peak(shape, engine, job), box) >= enough for engine in engines)
+
+
+def _could_fit(known: ModelShape, request: Request) -> bool:
+    try:
+        shape = request.with_adapter(known)
+    except Refusal:  # the adapters of the request do not suit this model
+        return False
+    is_long_enough = known.positions >= (request.sequence_length or DEFAULT_LENGTH)
+    return is_long_enough and could_leave_enough_free(shape, request, request.num_gpus)
 
 
 def _fits(shape: ModelShape, engine: Engine, peak: Peak, box: Cluster) -> bool:

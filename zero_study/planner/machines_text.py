@@ -11,6 +11,7 @@ from zero_study.planner.advice_text import NARROW, aligned, images_content, trai
 from zero_study.planner.choose import ENOUGH_FREE, gib
 from zero_study.planner.machines import MOST_GPUS
 from zero_study.planner.reasons import percent
+from zero_study.planner.request import reading
 from zero_study.planner.training_text import duration, price_source_of, short_duration
 from zero_study.planner.units import Unit, unit_of
 from zero_study.theory.shapes import DEFAULT_LENGTH
@@ -70,7 +71,8 @@ def text_of_numbers(numbers: NumbersOfGpus, everything: bool = False) -> str:
             f"{fewest.shape.name}, {_batch(fewest.shape, request)}. Predicted, not measured."
         ])]  # fmt: skip
         table = _table(machines, unit_of(fewest.shape))
-        lines += ["", *table, "", *wrapped([_legend(machines), *_prices(machines)])]
+        read_as = [f"Note: {note}." for note in [reading(request.gpu)] if note]
+        lines += ["", *table, "", *wrapped([_legend(machines), *_prices(machines), *read_as])]
     if everything or not machines:
         return "\n".join([*lines, "", advice_text.text_of_fewest(fewest)])
     more = "--all shows how many GPUs each strategy needs, and all assumptions."
@@ -226,7 +228,8 @@ def text_of_comparison(comparison: Comparison, everything: bool = False) -> str:
     notes = [
         "Prices come from different providers and dates, for machines rented on demand. Only strategies without "
         f"offload are compared, on powers of two up to {MOST_GPUS} GPUs. GPUs for which no typical machine is known "
-        "are compared in one node only."
+        "are compared in one node only.",
+        *(f"Note: {note}." for note in comparison.notes),
     ]
     if comparison.without_price:
         notes.append(

@@ -23,24 +23,29 @@ def answer(advice: Advice) -> str:
     """Return the recommendation in a few sentences: which strategy to use, why, and what the risk is.
 
     If a change of the request is better, it comes first. If no strategy fits, the sentences say what takes the memory.
+    If no change helps either, they begin with the largest known model that fits.
     """
     option, better = advice.recommended, advice.change
+    if better is not None and better.kind == "adapters":
+        return _adapters_answer(advice, better.option, better.flags)
     if option is None:
-        nearest = advice.ranked[0]
+        nearest, whole = advice.ranked[0], _whole_sequences(advice)
         parts = [f"No strategy fits. {nearest.strategy.name} comes nearest: it {lacks(nearest)}.{_cause(nearest)}"]
-        parts.append(
-            _nothing_helps(advice) if better is None else f"{_instruction(better)}. {_what_changes(better)}".rstrip()
-        )
-        if better is not None and not better.option.has_enough_free:
-            parts.append(_whole_sequences(advice) or "")
+        if better is None:
+            parts += ["No change that this command can predict makes it fit.", whole or "Use GPUs with more memory."]
+            if whole is None and (largest := advice.largest_known) is not None:
+                size = f"{significant(largest.num_params / 1e9)} billion parameters"
+                parts.insert(0, f"The largest known model that fits {_machine(advice)} is {largest.name} ({size}).")
+        else:
+            parts += [f"{_instruction(better)}.", _what_changes(better)]
+            parts += [] if better.option.has_enough_free or whole is None else [whole]
         return " ".join(filter(None, parts))
     if better is not None:
         time = _compared(better.option.tokens_per_second / option.tokens_per_second)
-        changed = _what_changes(better)
         host = f" ({_host(advice, option)})" if _depends_on_host(advice, option) else ""
         parts = [
             f"{_instruction(better)}.",
-            changed,
+            _what_changes(better),
             f"Without the change, {option.strategy.name} with {_settings(option)} "
             f"{'offloads to the host, ' * option.offloads}leaves {percent(option.free_share)} of each GPU free and "
             f"{time}{host}.",
@@ -97,12 +102,30 @@ def _what_changes(change: Remedy) -> str:
     """Return a sentence that says how another training differs. Empty if the change computes the same."""
     if change.kind == "precision":
         return f"{_LOST_UPDATES}."
-    if change.kind == "optimizer":
-        return "The change stores the optimizer states in 8 bits."
-    if change.kind == "adapters":
-        bits = ", which are kept in four bits" if "load_in_4bit" in change.changes else ""
-        return f"The change trains adapters instead of all weights{bits}."
-    return ""
+    return "The change stores the optimizer states in 8 bits." if change.kind == "optimizer" else ""
+
+
+def _adapters_answer(advice: Advice, option: StrategyPrediction, flags: str) -> str:
+    """Return the answer that recommends adapters: what full training lacks, what fits, and what it costs."""
+    whole, step = advice.recommended, option.prediction.step
+    nearest = next((other for other in advice.ranked if not other.offloads), advice.ranked[0])
+    lora, four_bits = ("QLoRA", ", and the frozen weights have four bits") if "4bit" in flags else ("LoRA", "")
+    time = "a rough guess" if option.is_rough else f"{significant(step.low, 2)} to {significant(step.high, 2)}"
+    parts = [
+        f"Full training {'hardly fits' if nearest.fits else 'does not fit'} on {_machine(advice)}"
+        f"{' without offload' if whole else ''}: it {lacks(nearest)}. {lora} fits ({flags}): "
+        f"{significant(step.total)} s per step ({time}) with {option.strategy.name}, and {gib(option.free_bytes)} GiB "
+        f"({percent(option.free_share)}) of each GPU stay free. Only adapters are trained{four_bits}."
+    ]
+    if whole is not None:
+        time = _compared(option.tokens_per_second / whole.tokens_per_second)
+        parts.append(f"With all weights, {whole.strategy.name} {time}: {_host(advice, whole)}.")
+    return " ".join(parts)
+
+
+def _machine(advice: Advice) -> str:
+    count = advice.box.num_gpus
+    return f"{'one' if count == 1 else f'{count} x'} {advice.box.gpu.name}"
 
 
 def price_of_changes(advice: Advice) -> list[str]:
@@ -131,13 +154,6 @@ def _cause(option: StrategyPrediction) -> str:
     if name == "host memory":
         return ""
     return f" It needs {gib(option.needed_bytes)} GiB, of which {gib(num_bytes)} GiB are {name}."
-
-
-def _nothing_helps(advice: Advice) -> str:
-    """Return what to do if no change of the training that is predicted here makes it fit."""
-    if (sentence := _whole_sequences(advice)) is not None:
-        return f"No change that this command can predict makes it fit. {sentence}"
-    return "No change that this command can predict makes it fit. Use GPUs with more memory."
 
 
 def _whole_sequences(advice: Advice) -> str | None:
@@ -181,7 +197,7 @@ def _why(advice: Advice, option: StrategyPrediction) -> str:
     if option.prediction.engine.kind == "torch":
         return "On one GPU there is nothing to shard, so no engine is needed"
     candidates = choose.preferred(advice.options)
-    fastest = min(candidates, key=lambda candidate: candidate.seconds)
+    fastest = fastest_of_preferred(advice) or option
     which = f"leaves {ENOUGH} of the memory free" if option.has_enough_free else "fits"
     strategy = "strategy"
     if not option.offloads and any(other.offloads and other.fits for other in advice.options):
@@ -192,13 +208,10 @@ def _why(advice: Advice, option: StrategyPrediction) -> str:
         return f"{begin} the only {strategy} that {which}"
     if fastest is option:
         return f"{begin} the fastest {strategy} that {which}"
-    sooner = f"{100 * (1 - fastest.seconds / option.seconds):.0f} %"
-    simplest = f"{begin} the simplest {strategy} that is fast enough and {which}"
-    if sooner == "0 %":
-        return f"{simplest}. A step with {fastest.strategy.name} is predicted to take as long"
+    time = _compared(fastest.seconds / option.seconds)
     return (
-        f"{simplest}. A step with {fastest.strategy.name} is predicted to take {sooner} less time, but "
-        f"{_equal_up_to(option, fastest)}"
+        f"{begin} the simplest {strategy} that is fast enough and {which}. {fastest.strategy.name} {time}, "
+        f"{_less_simple(fastest, option)}"
     )
 
 
@@ -208,16 +221,6 @@ def fastest_of_preferred(advice: Advice) -> StrategyPrediction | None:
     if option is None or option.prediction.engine.kind == "torch":
         return None
     return min(choose.preferred(advice.options), key=lambda candidate: candidate.seconds, default=None)
-
-
-def _equal_up_to(option: StrategyPrediction, fastest: StrategyPrediction) -> str:
-    """Return up to which difference an option counts as equally fast as the fastest one, and why."""
-    share = f"{100 * choose.tolerance(option, fastest):.0f} %"
-    if option.free_share < choose.MUCH_FREE:
-        return f"a difference of up to {share} is smaller than the error of the prediction"
-    if option.is_short:
-        return f"for such short steps, a difference of up to {share} is smaller than the error of the prediction"
-    return f"a difference of up to {share} matters little while half of the GPU's memory is free"
 
 
 def _risks(advice: Advice, option: StrategyPrediction) -> list[str]:
@@ -328,32 +331,14 @@ def _why_not(advice: Advice, option: StrategyPrediction) -> str:
         return lacks(option)
     if chosen is None:
         return ""
-    what = "" if option.free_share <= option.host_free_share else "of the host's memory "
-    free = f"leaves only {percent(option.scarcest_share)} {what}free"
-    time = _compared(option.seconds / chosen.seconds)
+    time, is_slower = _compared(option.seconds / chosen.seconds), option.seconds > (1 + EQUALLY_FAST) * chosen.seconds
     if not option.has_enough_free and chosen.has_enough_free:
-        return (
-            f"{free}, and {time}"
-            if option.seconds > (1 + EQUALLY_FAST) * chosen.seconds
-            else f"{free}, which is too little"
-        )
+        return f"{lacks(option)}, {f'and {time}' if is_slower else 'which is too little'}"
     if chosen.prediction.engine.kind == "torch" and not option.offloads:
         return f"{time}, although on one GPU there is nothing to shard"
-    near = choose.equally_fast(choose.preferred(advice.options))
-    if option in near:
-        is_same = abs(option.seconds / chosen.seconds - 1) <= EQUALLY_FAST
-        return f"{'is as fast' if is_same else f'{time}, which hardly matters'}, {_less_simple(option, chosen)}"
-    fastest = fastest_of_preferred(advice) or chosen
-    is_simpler = choose.complexity(option) < choose.complexity(chosen)
-    if is_simpler and option.has_enough_free and not option.offloads and not chosen.offloads:
-        limit = f"{100 * choose.tolerance(option, fastest):.0f} %"
-        than = "" if fastest is chosen else f" than {fastest.strategy.name}"
-        time = _compared(option.seconds / fastest.seconds)
-        return f"is simpler, but {time}{than} (up to {limit} would be acceptable)"
-    if option.offloads and not chosen.offloads and option.seconds <= chosen.seconds:
-        return f"{time}, but needs host memory, and the difference is smaller than the error of the prediction"
-    within = option.seconds <= chosen.slowest_seconds and not chosen.is_rough and option.seconds > chosen.seconds
-    return f"{time}{' (the difference is smaller than the error of the prediction)' if within else ''}"
+    if is_slower and choose.complexity(option) < choose.complexity(chosen) and option.has_enough_free:
+        return f"is simpler, but {time}"
+    return time if is_slower else f"{time}, {_less_simple(option, chosen)}"
 
 
 def _less_simple(option: StrategyPrediction, chosen: StrategyPrediction) -> str:
@@ -373,8 +358,11 @@ def _less_simple(option: StrategyPrediction, chosen: StrategyPrediction) -> str:
 
 
 def lacks(option: StrategyPrediction) -> str:
-    """Return which memory an option lacks, and how much of it."""
+    """Return which memory an option lacks, and how much of it. If it fits, return how little stays free."""
     prediction = option.prediction
+    if option.fits:
+        what = "" if option.free_share <= option.host_free_share else "of the host's memory "
+        return f"leaves only {percent(option.scarcest_share)} {what}free"
     if option.free_bytes < 0:
         return f"lacks {gib(-option.free_bytes)} GiB per GPU"
     needed, there = (
@@ -387,8 +375,8 @@ def lacks(option: StrategyPrediction) -> str:
 
 def _compared(ratio: float, is_speed: bool = False) -> str:
     """Return in words how long a step takes in comparison, or how fast it is, from the ratio of the two."""
-    if abs(ratio - 1) < 0.005:
-        return "as fast" if is_speed else "takes as long"
+    if abs(ratio - 1) <= EQUALLY_FAST:
+        return "as fast" if is_speed else "is as fast"
     if is_speed:
         if ratio >= 1.95:
             return f"{ratio:.1f} times as fast"

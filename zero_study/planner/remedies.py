@@ -15,6 +15,7 @@ from zero_study.planner import choose
 from zero_study.planner.choose import (
     COMFORTABLY_FREE,
     ENOUGH_FREE,
+    EQUALLY_FAST,
     Advice,
     Remedy,
     RemedyKind,
@@ -133,6 +134,12 @@ def find(advice: Advice, can_start: CanStart) -> list[Remedy]:
         return []
     search = _Search(advice, can_start)
     return [*search.without_offload()][:MOST_REMEDIES] or [*search.with_offload()]
+
+
+def helps(option: StrategyPrediction, now: StrategyPrediction) -> bool:
+    """Return whether a changed training is faster than what is recommended, or leaves more memory free."""
+    speed, speed_now = (each.tokens_per_second * each.prediction.box.num_gpus for each in (option, now))
+    return speed > (1 + EQUALLY_FAST) * speed_now or option.free_share >= now.free_share + LEANER
 
 
 def with_adapters(advice: Advice) -> list[Remedy]:

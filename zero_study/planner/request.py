@@ -19,7 +19,7 @@ from zero_study.planner.stack_options import Training
 from zero_study.strategy import file
 from zero_study.strategy.file import Strategy
 from zero_study.terminal import printable
-from zero_study.theory import adapters, hardware, shapes
+from zero_study.theory import adapters, gpus, hardware, shapes
 from zero_study.theory.adapters import AdapterKind
 from zero_study.theory.engine import (
     Attention,
@@ -800,6 +800,15 @@ def cannot_run(stack: Stack, chosen: Strategy) -> str | None:
 
 
 _ENGINES = {"NO": "training without an engine", "MULTI_GPU": "DDP", "DEEPSPEED": "ZeRO", "FSDP": "FSDP2"}
+
+
+def reading(gpu: str | None) -> str:
+    """Return how the name of a GPU is read if it is the beginning of several names. Empty for all other names."""
+    if gpu is None or gpu in gpus.GPUS:
+        return ""
+    name = gpus.find_gpu(gpu).name
+    others = [each for each in gpus.kinds(gpu) if each != name]
+    return f"{gpu} is read as {name}; for another card, write {' or '.join(others)}" if others else ""
 
 
 def find_model(name: str, asked: Request) -> tuple[ModelShape, Request, list[str]]:

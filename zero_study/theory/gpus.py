@@ -194,8 +194,8 @@ def find_gpu(text: str) -> Gpu:
     compact = _compact(text)
     if compact in _BY_COMPACT_NAME:
         return _BY_COMPACT_NAME[compact]
-    if len(kinds := _kinds(compact)) > 1:
-        question = several_names_message("the GPU", text, kinds)
+    if len(possible := kinds(text)) > 1:
+        question = several_names_message("the GPU", text, possible)
         raise ValueError(f"{question}. `zero-study advise --gpu list` prints the numbers of each.")
     similar = _similar(compact)
     hint = f"Did you mean {' or '.join(similar)}? If not, use" if similar else "Use"
@@ -205,11 +205,12 @@ def find_gpu(text: str) -> Gpu:
     )
 
 
-def _kinds(compact: str) -> list[str]:
-    """Return the names of all GPUs of which a compact name says only the first part, such as those of all A100.
+def kinds(text: str) -> list[str]:
+    """Return the names of all GPUs of which a name says only the first part, such as those of all A100.
 
     The part is not one if it ends within a number: an "a1" is no A100.
     """
+    compact = _compact(text)
     return list(
         dict.fromkeys(
             gpu.name
