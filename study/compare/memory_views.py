@@ -22,7 +22,7 @@ from study.records import find as records
 from study.records.find import RecordFile
 from study.records.schema import ModelStateBytes, Record
 from zero_study import terminal
-from zero_study.engines.strategy_names import in_order
+from zero_study.engines.strategy_names import StrategyName, in_order
 
 CONTROL = "ddp"
 
@@ -86,17 +86,13 @@ def _explained(notes: Sequence[str]) -> list[str]:
 
 
 def _states_order(r: Record) -> tuple[object, ...]:
-    stage = require_proof(r).zero_stage
-    stages = {"single": -2, "ddp": -1, "ddp_tuned": -1}  # from nothing sharded to everything offloaded
-    place = stages.get(r.strategy, stage if stage is not None else 9)
     return (
         require_proof(r).precision,
         r.workload,
         r.num_params,
         model_heading(r),
         r.world_size,
-        place,
-        r.strategy,
+        StrategyName.parse(r.strategy).position,
         r.run_id,
     )
 
@@ -344,9 +340,9 @@ def _peaks_heading(c: StepPeak) -> str:
 
 
 def _peaks_order(c: StepPeak) -> tuple[object, ...]:
-    r, stage = c.record, require_proof(c.record).zero_stage
+    r = c.record
     batch = (r.config["sequence_length"], r.config["global_batch_size"])
-    return _peaks_heading(c), _computed(r), *batch, -1 if stage is None else stage, r.strategy
+    return _peaks_heading(c), _computed(r), *batch, StrategyName.parse(r.strategy).position
 
 
 def _computed(r: Record) -> str:

@@ -18,6 +18,7 @@ from study.records.find import RecordFile
 from study.records.schema import Checksum, Record
 from study.records.steps import steps_of
 from zero_study import terminal
+from zero_study.engines.strategy_names import StrategyName
 from zero_study.errors import Refusal
 from zero_study.terminal import escape_markdown, gib, markdown
 
@@ -246,7 +247,7 @@ def _learned(runs: Sequence[RecordFile]) -> list[str]:
 
     def place(file: RecordFile) -> tuple[Hashable, ...]:
         r = file.record
-        return block(file), r.strategy != "single", r.strategy, r.world_size, r.seed
+        return block(file), StrategyName.parse(r.strategy).position, r.world_size, r.seed
 
     lines = ["## What each run learned", "", LEARNED, ""] if runs else []
     return lines + tables(runs, place, block, LEARNED_HEAD, lambda members: map(_learned_by, members))

@@ -23,10 +23,12 @@ from study.records.find import RecordFile
 from study.records.schema import Proof, Record
 from study.records.steps import read_steps
 from zero_study import terminal
+from zero_study.engines.strategy_names import StrategyName
 from zero_study.errors import Refusal
 
 LEGEND = f"""\
-Ratios are relative to the first row of each block ("vs").
+Ratios are relative to the first row of the strategy after "vs". Rows with
+  another number of ranks have none, unless one of the two rows is "single".
 loss: the loss of the last step. "same": the loss of every step agrees within
   {parity.WITHIN:g}. A number: the largest relative difference of a step's loss.
   "masks", "steps", "seeds": the losses cannot be compared, because the runs
@@ -99,8 +101,8 @@ def _row_content(row: _Row, control: _Row) -> dict[str, Any]:
         "seconds_per_step": _numbers(row.seconds),
         "are_times_comparable": bool(row.comparable_seconds),
         "loss_compared_with_control": difference,
-        "peak_ratio_to_control": _ratio_number(row.peaks, control.peaks),
-        "seconds_ratio_to_control": _ratio_number(row.comparable_seconds, control.comparable_seconds),
+        "peak_ratio_to_control": _ratio(row, control, _peaks_of),
+        "seconds_ratio_to_control": _ratio(row, control, _seconds_of),
     }
 
 
@@ -114,8 +116,15 @@ def _numbers(values: Sequence[float]) -> dict[str, float] | None:
     return {"median": statistics.median(values), "low": min(values), "high": max(values)}
 
 
-def _ratio_number(values: Sequence[float], control_values: Sequence[float]) -> float | None:
-    if not values or not control_values or not (reference := statistics.median(control_values)):
+def _ratio(row: _Row, control: _Row, values_of: Callable[[_Row], list[float]]) -> float | None:
+    """Return the ratio of the medians of two rows. None if a value is missing, or if the numbers of ranks differ.
+
+    A comparison with `single`, or of a strategy with itself, is meant to compare numbers of ranks.
+    """
+    strategies = {row.first.strategy, control.first.strategy}
+    is_confounded = row.first.world_size != control.first.world_size and len(strategies - {"single"}) > 1
+    values, references = values_of(row), values_of(control)
+    if is_confounded or not values or not references or not (reference := statistics.median(references)):
         return None
     return statistics.median(values) / reference
 
@@ -169,8 +178,16 @@ class _Row(NamedTuple):
         return [reason for r in timed if (reason := facts.why_untimed(r))]
 
 
+def _peaks_of(row: _Row) -> list[float]:
+    return row.peaks
+
+
+def _seconds_of(row: _Row) -> list[float]:
+    return row.comparable_seconds
+
+
 def _rows(group: Sequence[RecordFile], each: bool) -> list[_Row]:
-    """Group runs into the rows of a table, in the order of their first runs."""
+    """Group runs into the rows of a table, in the order of their first runs. The first one is the control."""
     members: dict[str, list[RecordFile]] = {}
     for number, file in enumerate(group):
         members.setdefault(str(number) if each else _configuration(file.record), []).append(file)
@@ -214,7 +231,7 @@ def _qualifier(row: _Row, rows: Sequence[_Row], each: bool) -> str:
 def _block(rows: list[_Row], several_machines: bool, each: bool) -> list[str]:
     """Return the lines about one group: heading, answer, table, and the reasons why some times do not count."""
     control = rows[0]
-    reference = control.first.strategy if len(control.first.strategy) <= len("zero1") else "1st"
+    reference = control.first.strategy if len(control.first.strategy) <= len("zero1") else "ref."
     seeds = _seeds(rows)
     machine = f", {control.first.box}" if several_machines else ""
     heading = terminal.escape_markdown(parity.heading(control.first, seeds) + machine)
@@ -242,22 +259,19 @@ def _answer(rows: Sequence[_Row]) -> list[str]:
     sentences = _other_control(rows)
     if not others:
         return sentences
-    names = _names_in_sentences(rows)
-    measures: tuple[tuple[str, Callable[[_Row], list[float]]], ...] = (
-        ("peak", lambda row: row.peaks),
-        ("step", lambda row: row.comparable_seconds),
-    )
-    for noun, values_of in measures:
-        measured = [row for row in rows if values_of(row)]
+    names, ranks = _names_in_sentences(rows), control.first.world_size
+    alike = [row for row in rows if row.first.world_size == ranks]
+    among = "" if alike == rows else f" with {terminal.count(ranks, 'rank')}"
+    for noun, values_of in (("lowest peak", _peaks_of), ("shortest step", _seconds_of)):
+        measured = [row for row in alike if values_of(row)]
         if len(measured) > 1:
             least = min(measured, key=lambda row: statistics.median(values_of(row)))
-            adjective = "lowest" if noun == "peak" else "shortest"
-            claim = f"{names[rows.index(least)]} has the {adjective} {noun}"
-            ratio = _ratio(values_of(least), values_of(control)).removesuffix("x")
+            claim = f"{names[rows.index(least)]} has the {noun}{among}"
+            ratio = _ratio_text(least, control, values_of).removesuffix("x")
             if least is control or not ratio:
                 sentences.append(f"{claim}.")
             elif ratio == "1.00":
-                sentences.append(f"The {adjective} {noun} is less than 1 % below that of {names[0]}.")
+                sentences.append(f"The {noun}{among} is less than 1 % below that of {names[0]}.")
             else:
                 sentences.append(f"{claim}: {ratio} times that of {names[0]}.")
     return [*sentences, *_answer_on_losses(rows, names)]
@@ -309,12 +323,11 @@ Cell = tuple[str, str]  # the value, and the range that is shown below it
 
 
 def _cells(rows: Sequence[_Row], comparison: str) -> tuple[list[list[Cell]], list[str]]:
-    """Return the cells of a table and the headings of its columns.
+    """Return the cells of a table and the headings of its columns. The rows are in the order of the project's tables.
 
     The columns for runs, peaks and times are left out if they contain no information.
     """
-    control = rows[0]
-    time_ratios = ["" if row is control else _ratio(row.comparable_seconds, control.comparable_seconds) for row in rows]
+    control, rows = rows[0], sorted(rows, key=lambda row: StrategyName.parse(row.first.strategy).position)
     columns: list[tuple[str, list[Cell]]] = [
         ("strategy", [(row.name, "") for row in rows]),
         ("ranks", [(str(row.first.world_size), "") for row in rows]),
@@ -322,9 +335,9 @@ def _cells(rows: Sequence[_Row], comparison: str) -> tuple[list[list[Cell]], lis
         ("loss", [_median(row.losses, "{:.4f}".format) for row in rows]),
         (comparison, [("" if row is control else _loss_difference(row, control), "") for row in rows]),
         ("peak", [_median(row.peaks, terminal.bytes_text) for row in rows]),
-        (comparison, [("" if row is control else _ratio(row.peaks, control.peaks), "") for row in rows]),
+        (comparison, [(_ratio_text(row, control, _peaks_of), "") for row in rows]),
         ("s/step", [_time_cell(row) for row in rows]),
-        (comparison, [(ratio, "") for ratio in time_ratios]),
+        (comparison, [(_ratio_text(row, control, _seconds_of), "") for row in rows]),
     ]
     if all(len(row.files) == 1 for row in rows):
         columns = [column for column in columns if column[0] != "runs"]
@@ -359,11 +372,10 @@ def _time_cell(row: _Row) -> Cell:
     return (value, extent) if row.comparable_seconds or not value else (f"({value})", f"({extent})" if extent else "")
 
 
-def _ratio(values: Sequence[float], control_values: Sequence[float]) -> str:
-    """Return the ratio of the medians as text. Empty if a value is missing."""
-    if not values or not control_values or not (reference := statistics.median(control_values)):
-        return ""
-    return f"{statistics.median(values) / reference:.2f}x"
+def _ratio_text(row: _Row, control: _Row, values_of: Callable[[_Row], list[float]]) -> str:
+    """Return a ratio as text. Empty if there is none, or for the control itself."""
+    ratio = None if row is control else _ratio(row, control, values_of)
+    return "" if ratio is None else f"{ratio:.2f}x"
 
 
 def _loss_difference(row: _Row, control: _Row) -> str:

@@ -513,6 +513,26 @@ def test_the_answer_comes_before_the_table(tmp_path):
     assert "All losses are the same as those of ddp." in answer
 
 
+def test_rows_of_other_numbers_of_ranks_are_not_compared_as_if_they_were_alike(tmp_path):
+    ranks = {"single": 1, "fsdp2": 4, "ddp": 2, "zero3": 2, "zero1": 2}
+    for strategy, world_size in ranks.items():
+        synthetic.write_run(tmp_path, strategy=strategy, world_size=world_size)
+    text = summary.table([tmp_path])
+    rows = [line.split()[:2] for line in text.splitlines() if re.match(r"(single|ddp|zero|fsdp)\S*  ", line)]
+    assert rows == [[name, str(ranks[name])] for name in ("single", "ddp", "zero1", "zero3", "fsdp2")]
+    (group,) = summary.content([tmp_path])["groups"]
+    content = {row["strategy"]: row for row in group["rows"]}
+    ratios = {name: row["peak_ratio_to_control"] for name, row in content.items()}
+    assert ratios["fsdp2"] is None
+    assert content["fsdp2"]["seconds_ratio_to_control"] is None
+    assert None not in (ratios["zero1"], ratios["zero3"], ratios["single"])
+    # fsdp2 has the lowest peak, but on more ranks.
+    peaks = {name: row["peak_bytes"]["median"] for name, row in content.items()}
+    assert min(peaks, key=lambda name: peaks[name]) == "fsdp2"
+    least = min((name for name in ranks if ranks[name] == 2), key=lambda name: peaks[name])
+    assert f"{least} has the lowest peak with 2 ranks" in " ".join(text.split())
+
+
 def test_a_run_that_went_on_with_other_threads_is_listed(tmp_path):
     """It trained other bits, and only a look into its record could have told."""
     path = synthetic.write_run(tmp_path, strategy="zero3")
