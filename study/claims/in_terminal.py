@@ -8,13 +8,13 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 from study.claims import ledger, sentences
-from study.claims.ledger import Source, Standing
+from study.claims.ledger import Source
 from study.claims.rules.by_public_runs import ByPublicRuns
 from study.claims.sentences import JudgedClaim, JudgedSentence
-from study.claims.verdicts import BASES, Conclusion
+from study.claims.verdicts import BASES, Conclusion, stated
 from zero_study import terminal
 from zero_study.errors import Refusal
 
@@ -55,8 +55,9 @@ def search(query: str) -> str:
     ]
     if not lines:
         return terminal.wrap(f"No sentence contains all of these words: {shown}")
-    count = "1 sentence contains" if len(lines) == 1 else f"{len(lines)} sentences contain"
-    return "\n".join([terminal.wrap(f"{count} all of these words: {shown}"), *lines])
+    return "\n".join(
+        [terminal.wrap(f"{terminal.count(len(lines), 'sentence')} with all of these words: {shown}"), *lines]
+    )
 
 
 def with_words(query: str) -> list[JudgedSentence]:
@@ -101,8 +102,9 @@ def _of_source(source: Source, judged_sentences: Sequence[JudgedSentence]) -> li
     for number, judged in enumerate(sentences.most_important(judged_sentences), 1):
         text = f"{judged.says.rstrip('.')}. {_verdict(judged)}"
         if judged.sentence is None:  # only the reason and the note say what the quotation is about
-            why = f"{judged.why[:1].upper()}{judged.why[1:]}"
-            text = f'"{judged.says}" ({judged.head.claim.where}). {_verdict(judged)} {why} {judged.head.claim.note}'
+            text = (
+                f'"{judged.says}" ({judged.head.claim.where}). {_verdict(judged)} {judged.why} {judged.head.claim.note}'
+            )
         lines.append(_line(f"{number}. {text}", "  ", "     "))
     answers = [(title, getattr(source, key)) for title, key in sentences.ON_TOP if getattr(source, key)]
     lines += ["", *(_line(f"{title}: {answer}".replace("?:", "?"), "", "  ") for title, answer in answers)]
@@ -138,7 +140,7 @@ def _of_claim(judged: JudgedSentence, reading: JudgedClaim) -> list[str]:
         entries += [("Instead", sentence.remedy)] if sentence.remedy else []
     entries += [
         ("Conditions", claim.conditions),
-        ("Expected", _values(claim.expected)),
+        ("Expected", f"{stated(claim)} (tolerance: {_values(claim.expected.tolerance)})"),
         ("Rule", _values(claim.rule)),
         ("Observed", _values(verdict.observed) if verdict.observed else "nothing"),
         *_evidence(verdict.evidence),
@@ -189,16 +191,8 @@ def _nested(value: Any) -> str:
 
 def _tally(judged_sentences: Sequence[JudgedSentence]) -> list[str]:
     """Return the number of decided sentences, a table with a row for each source, and the meaning of the verdicts."""
-    counted = [judged for judged in judged_sentences if judged.counts]
-    by_standing = Counter((judged.source, judged.conclusion.standing) for judged in counted)
-    by_word = Counter(judged.word for judged in counted)
-    names = list(dict.fromkeys(judged.source for judged in judged_sentences))
-    rows: list[tuple[Any, ...]] = [
-        (name, *(by_standing[name, standing] for standing in get_args(Standing))) for name in names
-    ]
-    rows += [("all", *map(sum, list(zip(*rows, strict=True))[1:]))] if len(rows) > 1 else []
-    titles = ["source", "agrees", "in part", "contradicted", "undecided", "all"]
-    table = terminal.table(titles, [(*row, sum(row[1:])) for row in rows], has_ruler=True)
+    by_word = Counter(judged.word for judged in judged_sentences if judged.counts)
+    table = terminal.table(*sentences.counts_by_source(judged_sentences), has_ruler=True)
     legend = [
         _line(f"{kind.word} ({by_word[kind.word]}): {kind.meaning}", "  ", "    ")
         for kind in Conclusion

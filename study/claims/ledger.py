@@ -26,6 +26,7 @@ QUESTIONS = Path(__file__).parent / "questions.yaml"
 CORRECTIONS = Path(__file__).parent / "corrections.yaml"
 LONGEST_PHRASE = 12  # the most words of a source that a phrase may quote
 EXACT_TOLERANCE = 1e-9  # relative: the rounding of a float
+PLACE = re.compile(r"\{([^{}]*)\}")  # where the value goes in a unit, with the unit of measurement inside
 CITED = "papers"  # the source that all others cite; their formulas may use its numbers as papers_<name>
 
 Standing = Literal["yes", "part", "no", "open"]  # whether a sentence holds
@@ -62,7 +63,7 @@ class Expected(StrictModel):
     """The value that a source claims: a number, a range, yes or no, or a word."""
 
     value: bool | float | tuple[float, float] | Text = Field(union_mode="left_to_right")
-    unit: Text
+    unit: Text  # "a peak of {GiB} at stage 2"; a question for yes or no; for an outcome, what was tried
     tolerance: Tolerance
 
     @model_validator(mode="before")
@@ -81,6 +82,14 @@ class Expected(StrictModel):
             raise ValueError(f"value {list(self.value)}: the lower end comes first")
         if isinstance(self.value, (bool, str)) and not self.tolerance.exact:
             raise ValueError(f"tolerance: {self.value!r} has none but exact")
+        if isinstance(self.value, bool):
+            if not self.unit.endswith("?"):
+                raise ValueError(f"unit {self.unit!r}: write a question that yes or no answers")
+        elif len(PLACE.findall(self.unit)) != (self.value not in by_execution.OUTCOMES):
+            raise ValueError(
+                f"unit {self.unit!r}: write once where the value goes, such as 'a peak of {{GiB}} at stage 2'; "
+                "an outcome has no such place"
+            )
         return self
 
     @cached_property

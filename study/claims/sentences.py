@@ -75,8 +75,9 @@ class JudgedSentence(NamedTuple):
     @property
     def why(self) -> str:
         reason = self.sentence.reason if self.sentence else self.head.verdict.why
-        units = "; ".join(reading.claim.expected.unit for reading in self.undecided)
-        return f"{reason} The evidence does not decide all of the sentence. Not decided: {units}." if units else reason
+        if not self.undecided:
+            return reason
+        return " ".join([reason, "A part is not decided.", *(reading.verdict.why for reading in self.undecided)])
 
     @property
     def undecided(self) -> list[JudgedClaim]:
@@ -166,18 +167,22 @@ def content(sentences: Sequence[JudgedSentence]) -> dict[str, Any]:
 # ---------------------------------------------------------------- for pages and notebooks
 
 
-def tally(sentences: Sequence[JudgedSentence]) -> list[str]:
-    """Return a Markdown table that counts the sentences of each source by verdict."""
-    counted = [judged for judged in sentences if judged.counts]
-    by_standing = Counter((judged.source, judged.conclusion.standing) for judged in counted)
-    by_word = Counter(judged.word for judged in counted)
-    names = list(dict.fromkeys(judged.source for judged in sentences))
+def counts_by_source(sentences: Sequence[JudgedSentence]) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """Return the titles and rows of a table that counts the sentences of each source by verdict."""
+    by_standing = Counter((judged.source, judged.conclusion.standing) for judged in sentences if judged.counts)
+    names = dict.fromkeys(judged.source for judged in sentences)
     rows = [(name, *(by_standing[name, standing] for standing in get_args(Standing))) for name in names]
     rows += [("all", *map(sum, list(zip(*rows, strict=True))[1:]))] if len(rows) > 1 else []
-    head = ["source", "agrees", "in part", "contradicted", "undecided", "all"]
+    titles = ["source", "agrees", "in part", "contradicted", "undecided", "all"]
+    return titles, [(*row, sum(row[1:])) for row in rows]
+
+
+def tally(sentences: Sequence[JudgedSentence]) -> list[str]:
+    """Return a Markdown table that counts the sentences of each source by verdict."""
+    by_word = Counter(judged.word for judged in sentences if judged.counts)
     legend = [f"- **{kind.word}** ({by_word[kind.word]}): {kind.meaning}" for kind in Conclusion]
     return [
-        *terminal.markdown(head, [(*row, sum(row[1:])) for row in rows]),
+        *terminal.markdown(*counts_by_source(sentences)),
         "",
         *legend,
         "",
@@ -193,8 +198,6 @@ def basis_of_verdicts(sentences: Sequence[JudgedSentence]) -> str:
         f"{_BASES_IN_WORDS.get(name, name)} ({by_basis[name]})" for name in BASES.values() if by_basis[name]
     )
     num_slips = len(sentences) - len(counted)
-    sentence = "1 more sentence is" if num_slips == 1 else f"{num_slips} more sentences are"
-    reason = "a small mistake that misleads" if num_slips == 1 else "small mistakes that mislead"
-    slips = f" {sentence} not counted, because of {reason} nobody." if num_slips else ""
+    slips = f" We do not count {terminal.count(num_slips, 'sentence')} with small mistakes that mislead nobody."
     decided = f"{sum(by_basis.values())} of {len(counted)} sentences have a definite verdict."
-    return f"{decided} These verdicts rest on: {behind or 'nothing'}.{slips}"
+    return f"{decided} These verdicts rest on: {behind or 'nothing'}.{slips if num_slips else ''}"

@@ -7,12 +7,12 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from study.claims import ledger
-from study.claims.ledger import Arithmetic, Claim, OfRecords, Source, Standing, Theory, Undecidable
+from study.claims.ledger import PLACE, Arithmetic, Claim, OfRecords, Source, Standing, Theory, Undecidable
 from study.claims.rules import MissingEvidence, Observed, by_arithmetic, by_execution, by_others, by_public_runs
 from study.claims.rules.by_execution import Execution
 from study.claims.rules.by_others import ByOthers
@@ -89,15 +89,20 @@ BASES: dict[Basis, str] = {
     "record": "our runs", "execution": "today's engines", "others": "others' runs", "cited": "what it cites",
     "theory": "theory", "fact": "a known fact", "arithmetic": "its own numbers",
 }  # fmt: skip
-RUN_HERE: tuple[Basis, ...] = ("record", "execution")
-UNITS = {"bytes": 1.0, "GB": 1e9, "TB": 1e12, "GiB": 2.0**30}  # bytes per unit, by the first word of the unit
-# How the sentence that explains a verdict names its evidence.
+UNITS = {"bytes": 1.0, "GB": 1e9, "TB": 1e12, "GiB": 2.0**30}  # bytes per unit of measurement
+# The beginning of the sentence that explains a verdict, by the kind of evidence.
 SHOWN_BY: dict[Basis, str] = {
-    "record": "our runs gave", "execution": "the current engine gives", "others": "others measured",
-    "cited": "the cited source gives", "theory": "we predict", "fact": "a known fact gives",
-    "arithmetic": "the source's own numbers give",
+    "record": "Our runs gave", "execution": "A current engine gave", "others": "Others measured",
+    "cited": "The cited source gives", "theory": "We predict", "fact": "Known facts give",
+    "arithmetic": "The source's own numbers give",
 }  # fmt: skip
-OPEN_END = 10  # an expected range is open above if its upper bound is more than this many times the lower one
+# What an engine did with code lines, and the same as a statement of the source.
+_OUTCOMES = {
+    "accepted": ("worked", "works"), "rejected": ("failed", "fails"),
+    "ignored": ("caused no error, but had no effect", "has no effect"),
+}  # fmt: skip
+OPEN_END = 10  # an expected range is open at its far end if that is more than this many times the near end
+_LARGE = {1e12: "trillion", 1e9: "billion", 1e6: "million"}
 
 
 class Observation(BaseModel):
@@ -109,6 +114,11 @@ class Observation(BaseModel):
     low: bool | float | None = Field(union_mode="left_to_right")
     high: bool | float | None = Field(union_mode="left_to_right")
     told: str  # how the interval was computed, or the evidence of the outcome
+
+    @property
+    def ends(self) -> tuple[Any, ...]:
+        """The lower and the upper end of the interval. Both equal the value if there is no interval."""
+        return tuple(self.value if end is None else end for end in (self.low, self.high))
 
 
 class Verdict(BaseModel):
@@ -139,7 +149,7 @@ def decide(source: Source, claim: Claim) -> Verdict:
     basis = decided_by(source, claim)
     reason = _reason(claim, observation, agrees, basis)
     if agrees is False and basis == "execution":
-        reason = f"{reason} Releases: {by_execution.versions()}."
+        reason = f"{reason} We used {by_execution.versions()}."
     return Verdict(
         verdict=_conclusion(agrees, basis).word,
         by=basis,
@@ -155,8 +165,8 @@ def _untried(rule: Undecidable) -> Verdict:
         "source": Conclusion.NEEDS_SOURCE,
         "program": Conclusion.OPEN,
     }[rule.needs]
-    command = f" Command: {rule.command}" if rule.command else ""
-    reason = f"Needed to decide it: {rule.box}. To do: {rule.run}.{command}"
+    command = f" The command is: {rule.command}" if rule.command else ""
+    reason = f"To decide this claim, you need {rule.box}. Then {rule.run}.{command}"
     return Verdict(verdict=conclusion.word, by=None, observed=None, why=reason, evidence=[])
 
 
@@ -181,7 +191,7 @@ def _conclusion(agrees: bool | None, basis: Basis) -> Conclusion:
     if agrees is None:
         return Conclusion.OPEN
     if agrees:
-        return Conclusion.AGREES if basis in RUN_HERE else Conclusion.AGREES_UNRUN
+        return Conclusion.AGREES if basis in ("record", "execution") else Conclusion.AGREES_UNRUN
     return Conclusion.CONTRADICTS_ITSELF if basis == "arithmetic" else Conclusion.CONTRADICTED
 
 
@@ -227,10 +237,10 @@ def _in_unit_of_claim(observed: Observed, claim: Claim) -> Observation:
         )
     unit = 1.0
     if observed.in_bytes:
-        word = expected.unit.split()[0]
-        if word not in UNITS:
-            raise ValueError(f"expected.unit {expected.unit!r}: begins with none of {', '.join(UNITS)}")
-        unit = UNITS[word]
+        (measure,) = PLACE.findall(expected.unit)
+        if measure not in UNITS:
+            raise ValueError(f"expected.unit {expected.unit!r}: {{{measure}}} is none of {', '.join(UNITS)}")
+        unit = UNITS[measure]
 
     def rounded(value: float) -> float:
         return value if isinstance(value, bool) else float(f"{value / unit:.{DIGITS}g}")
@@ -244,7 +254,7 @@ def _agrees(observation: Observation, claim: Claim) -> bool | None:
     expected = claim.expected.value
     if isinstance(observation.value, str):
         return observation.value == expected
-    low, high = (observation.value if end is None else end for end in (observation.low, observation.high))
+    low, high = observation.ends
     if isinstance(expected, bool):
         return None if low != high else low == expected
     least, most = claim.expected.band
@@ -253,65 +263,75 @@ def _agrees(observation: Observation, claim: Claim) -> bool | None:
     return False if high < least or low > most else None
 
 
-_OUTCOMES_IN_WORDS = {
-    "accepted": "accepts the lines, and they take effect",
-    "rejected": "refuses the lines",
-    "ignored": "accepts the lines, but they have no effect",
-}
-
-
 def _reason(claim: Claim, observation: Observation, agrees: bool | None, basis: Basis) -> str:
     """Return the sentences that explain a verdict: what was observed, what the source says, and whether they agree."""
-    value, expected = observation.value, claim.expected
+    value, unit, shown_by = observation.value, claim.expected.unit, SHOWN_BY[basis]
     is_of_others = isinstance(claim.rule, (ByOthers, ByPublicRuns))
-    judged = "agrees" if agrees else "contradicted" if agrees is False else "too close to decide"
+    judged = {True: "agrees", False: "contradicted", None: "too close to decide"}[agrees]
     if is_of_others and agrees is not False:
         judged = "agrees in these measurements" if agrees else "not decided by these measurements"
-    if isinstance(value, str):
-        engine_does = _OUTCOMES_IN_WORDS.get(value, f"gives {value}")
-        details = f" ({observation.told})" if observation.told else ""
-        return (
-            f"{expected.unit}: the current engine {engine_does}{details}. The source says {expected.value}: {judged}."
-        )
-    if isinstance(value, bool):
-        scope = f" ({observation.told})" if observation.told else ""
-        source_says = _yes(bool(expected.value))
-        return f"{expected.unit}: {SHOWN_BY[basis]} {_yes(value)}{scope}. The source says {source_says}: {judged}."
-    low, high = (value if end is None else end for end in (observation.low, observation.high))
-    for digits in (3, DIGITS):  # more digits if a contradiction would otherwise not be visible
-        shown, source_says = _number(value, digits), _expectation(claim, digits)
-        ends = {_number(low, digits), _number(high, digits)}
-        if agrees is not False or shown not in source_says.split():
-            break
-    notes = [] if ends == {shown} else [f"{_number(low, digits)} to {_number(high, digits)}"]
-    notes += [observation.told] if is_of_others else []
-    scope = f" ({'; '.join(notes)})" if notes else ""
-    return f"{expected.unit}: {SHOWN_BY[basis]} {shown}{scope}. The source says {source_says}: {judged}."
+    digits = 3
+    if isinstance(value, str) and value in _OUTCOMES:
+        details = f" ({observation.told})" if value != "accepted" else ""
+        observed = f"With current engines, we tried {unit}. It {_OUTCOMES[value][0]}{details}."
+    elif isinstance(value, str):
+        observed = f"{shown_by} {_quantity(unit, value)}."
+    elif isinstance(value, bool):
+        doubt = "" if observation.low == observation.high else f", but {_yes(not value)} is within the error"
+        observed = f"{unit} {shown_by}: {_yes(value)}{doubt}."
+    else:
+        if agrees is False and f" {_number(value, digits)} " in f" {_expectation(claim, digits)} ":
+            digits = DIGITS  # the contradiction would otherwise not be visible
+        shown = _number(value, digits)
+        ends = [_number(end, digits) for end in observation.ends]
+        details = f", {observation.told}" if observation.told and not is_of_others else ""
+        interval = "" if {*ends} == {shown} else f" ({' to '.join(ends)}{details})"
+        observed = f"{shown_by} {_quantity(unit, shown, interval)}."
+    if is_of_others:
+        observed += f" This is {observation.told}."
+    return f"{observed} The source says {_expectation(claim, digits)}: {judged}."
+
+
+def _quantity(unit: str, shown: str, notes: str = "") -> str:
+    """Return the unit of a claim with a value in its place, such as "a peak of 145 GiB (131 to 159) at stage 2"."""
+    before, measure, after = PLACE.split(unit)
+    if shown == "1" and not measure.startswith("times"):
+        measure = re.sub(r"^(\w+)s\b", r"\1", measure)
+    return f"{before}{f'{shown} {measure}'.rstrip()}{notes}{after}"
+
+
+def stated(claim: Claim) -> str:
+    """Return what the source says as text, such as "a peak of about 145 GiB at stage 2"."""
+    unit, says = claim.expected.unit, _expectation(claim, 3)
+    return _quantity(unit, says) if PLACE.search(unit) else f"{unit} {says}"
 
 
 def _expectation(claim: Claim, digits: int) -> str:
-    """Return what the source says about a number: a value, a range, or a bound if the other end is open."""
+    """Return what the source says: yes or no, a word, a number, a range, or a bound if the other end is open."""
     value, tolerance = claim.expected.value, claim.expected.tolerance
-    assert not isinstance(value, str)
+    if isinstance(value, bool):
+        return _yes(value)
+    if isinstance(value, str):
+        return f"that it {_OUTCOMES[value][1]}" if value in _OUTCOMES else value
     low, high = claim.expected.band if tolerance.side else value if isinstance(value, tuple) else (value, value)
     if low == high:
         return f"{'' if tolerance.exact else 'about '}{_number(low, digits)}"
-    if low == 0:
+    if low == 0 or low < OPEN_END * high < 0:
         return f"at most {_number(high, digits)}"
-    if low > 0 and high > OPEN_END * low:
+    if 0 < OPEN_END * low < high:
         return f"at least {_number(low, digits)}"
     return f"{_number(low, digits)} to {_number(high, digits)}"
 
 
 def _number(value: float, digits: int) -> str:
-    """Return a number as text with so many significant digits.
-
-    Only numbers below 1e-4 or from 1e7 on get an exponent, and then three digits.
-    """
-    if value == 0 or 1e-4 <= abs(value) < 1e7:
-        rounded = float(f"{value:.{digits}g}")
-        return f"{rounded:,.0f}" if abs(rounded) >= 1000 else f"{rounded:g}"
-    return f"{value:.3g}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
+    """Return a number as text with so many significant digits, such as "0.05", "12,500", "3.76 billion" or "2e-8"."""
+    rounded = float(f"{value:.{digits}g}")
+    for size, word in _LARGE.items():
+        if abs(rounded) >= size:
+            return f"{rounded / size:.{digits}g} {word}"
+    if 0 < abs(rounded) < 1e-4:
+        return f"{value:.3g}".replace("e-0", "e-")
+    return f"{rounded:,.0f}" if abs(rounded) >= 1e4 else f"{rounded:g}"
 
 
 def _yes(value: bool) -> str:

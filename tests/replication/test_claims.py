@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import itertools
 import math
+import re
 import shlex
 from pathlib import Path
 
@@ -38,7 +39,7 @@ CLAIM = {
     "phrase": "20 against 10",
     "kind": "throughput",
     "conditions": "not stated",
-    "expected": {"value": 2, "unit": "times", "tolerance": {"relative": 0.05}},
+    "expected": {"value": 2, "unit": "a ratio of {times}", "tolerance": {"relative": 0.05}},
     "rule": {"type": "arithmetic", "formula": "fast / slow"},
     "note": "",
 }
@@ -169,11 +170,11 @@ def judged(monkeypatch, result: Observed, of: Claim) -> verdicts.Verdict:
     ],
 )
 def test_an_interval_decides_only_where_all_of_it_does(monkeypatch, value, tolerance, observed, interval, verdict):
-    unit = "fits" if isinstance(value, bool) else "times"
+    unit = "Does it fit?" if isinstance(value, bool) else "a ratio of {times}"
     result = judged(monkeypatch, Observed(observed, ("e",), interval), claim(value, unit=unit, **tolerance))
     assert result.verdict == verdict
     assert result.evidence == ["e"]
-    assert unit == "times" or ("too close" in result.why) == (verdict == "open")
+    assert ("too close" in result.why) == (verdict == "open")
 
 
 @pytest.mark.parametrize(
@@ -186,11 +187,47 @@ def test_an_interval_decides_only_where_all_of_it_does(monkeypatch, value, toler
         (64, {"relative": 0.25, "side": "below"}, 68.9, ("68.9", "48 to 64: contradicted")),
         ([1.0005, 100], {}, 1.0001, ("1.0001", "at least 1.0005: contradicted")),  # three digits would show 1 and 1
         (37, {}, 37, ("37", "37: agrees")),
+        ([-1, -0.005], {}, -0.131, ("-0.131", "at most -0.005: agrees")),  # nothing can fall by more than all of it
+        ([2e12, 1e15], {}, 2.0964e12, ("2.1 trillion", "at least 2 trillion: agrees")),
+        (7e9, {"relative": 0.05}, 3.7649e9, ("3.76 billion", "about 7 billion: contradicted")),
     ],
 )
 def test_a_reason_has_the_observed_value_and_the_bound_that_decides(monkeypatch, value, tolerance, observed, shown):
-    why = judged(monkeypatch, Observed(observed, ("e",)), claim(value, unit="times", **tolerance)).why
-    assert why == f"times: we predict {shown[0]}. The source says {shown[1]}."
+    why = judged(monkeypatch, Observed(observed, ("e",)), claim(value, unit="a peak of {GB}", **tolerance)).why
+    assert why == f"We predict a peak of {shown[0]} GB. The source says {shown[1]}."
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "observed", "interval", "begins"),
+    [
+        (76, "a peak of {GB} under ZeRO-0", 145, (131, 159), "We predict a peak of 145 GB (131 to 159) under ZeRO-0."),
+        (2, "{GPUs} in use", 1, None, "We predict 1 GPU in use."),
+        (2, "{times as many bytes} as before", 1, None, "We predict 1 times as many bytes as before."),
+        (2, "{} as the stage", 3, None, "We predict 3 as the stage."),
+        (True, "Does it fit?", False, (False, False), "Does it fit? We predict: no. The source says yes: contradicted."),
+    ],
+)
+def test_a_reason_is_a_sentence_with_the_value_in_its_place(monkeypatch, value, unit, observed, interval, begins):
+    assert judged(monkeypatch, Observed(observed, ("e",), interval), claim(value, unit)).why.startswith(begins)
+
+
+@pytest.mark.parametrize(
+    ("value", "unit"),
+    [(2, "times"), (2, "{} of {GB}"), (True, "it fits"), ("float32", "the type"), ("accepted", "{} of a setting")],
+)
+def test_a_unit_without_its_place_is_refused(value, unit):
+    with pytest.raises(ValueError, match="^1 validation error for Claim\nexpected\n  Value error, unit"):
+        claim(value, unit)
+
+
+def test_no_committed_reason_has_an_artificial_bound_or_a_place_without_its_value():
+    reasons = {name: verdict.why for name, verdict in verdicts.read().items() if verdict.observed}
+    assert len(reasons) > 600
+    for name, why in reasons.items():
+        assert re.search(r"The source says .+: (agrees|contradicted|too close|not decided)", why), name
+        said = why.rsplit("The source says ", 1)[1]
+        assert not re.search(r"e\+?15|^-1 to| to 1,?000,?000|quadrillion", said), name
+        assert verdicts.PLACE.search(why.split(" The source says ")[0].split("tried")[0]) is None, name
 
 
 def test_an_interval_is_said_to_end_at_the_memory_of_the_gpu_only_if_it_does():
@@ -304,7 +341,7 @@ def test_a_sentence_of_which_a_part_was_tested_says_so():
     assert partly
     for each in partly:
         assert each.conclusion.standing == "yes"
-        assert each.undecided[0].claim.expected.unit in each.why
+        assert each.undecided[0].verdict.why in each.why
     whole = [each for each in judged if each.conclusion.standing != "yes" or len(each.readings) == 1]
     assert not any(each.undecided for each in whole)
     content = sentences.content(judged)["sentences"]
@@ -525,7 +562,7 @@ def rows_of(monkeypatch, tmp_path):
 
         def change(claim, source):
             claim["rule"] = content
-            claim["expected"] = {"value": list(value), "unit": "times", "tolerance": {"exact": True}}
+            claim["expected"] = {"value": list(value), "unit": "a speed of {times}", "tolerance": {"exact": True}}
 
         write(tmp_path, change)
         return verdicts.decide_all(tmp_path)["small.speed.ratio"]
@@ -538,7 +575,7 @@ def test_rows_of_others_decide_on_these_rows_alone(rows_of):
     assert (result.verdict, result.by) == ("agrees, not run", "others")
     assert result.observed.value == pytest.approx(1.2)
     assert "The source says 1 to 10: agrees in these measurements" in result.why
-    assert "measured by others, them, grade A: llama-2-7b in bf16, 8 x a100-80gb" in result.why  # its scope
+    assert "them (grade A: llama-2-7b in bf16, 8 x a100-80gb" in result.why  # its scope
     assert result.evidence[-1].startswith("them: https://")  # where they stand, and what was assumed
 
 
@@ -554,7 +591,7 @@ def test_what_holds_always_fails_by_one_pair(rows_of):
     against = [measured("zero3", 700, family="others"), measured("zero2", 1000, family="others")]
     result = rows_of(*rows, *against)
     assert result.verdict == "contradicted"
-    assert "the worst of 2 pairs from 0.7 to 1.2" in result.why
+    assert "agrees least, out of 2 (0.7 to 1.2)" in result.why
     assert rows_of(*rows, *against, value=(0, 1)).verdict == "contradicted"  # by the other pair
 
 
@@ -602,7 +639,7 @@ OF_LIGHTNING = {
 def of_public_runs(tmp_path, value=(0, 1), **changes):
     def change(claim, source):
         claim["rule"] = {**OF_LIGHTNING, **changes}
-        claim["expected"] = {"value": list(value), "unit": "times", "tolerance": {"exact": True}}
+        claim["expected"] = {"value": list(value), "unit": "a speed of {times}", "tolerance": {"exact": True}}
 
     write(tmp_path, change)
     return verdicts.decide_all(tmp_path)["small.speed.ratio"]
@@ -618,7 +655,7 @@ def test_public_runs_decide_by_values_of_the_archive(tmp_path):
     verdict = of_public_runs(tmp_path)
     assert (verdict.verdict, verdict.by) == ("agrees, not run", "others")
     assert verdict.observed.value == pytest.approx(max(ratios), rel=1e-5)
-    assert f"the worst of {len(ratios)} pairs" in verdict.why
+    assert f"agrees least, out of {len(ratios)} (" in verdict.why
     assert "The source says at most 1: agrees in these measurements" in verdict.why
     assert verdict.evidence[-1].startswith("lightning-minigpt: https://github.com/tnachen/minGPT/tree/")
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -50,3 +51,11 @@ def log_distance_outside(ratio: float, band: tuple[float, float]) -> float:
     """Return how far a ratio is outside the expected range, as a logarithm. It is negative inside the range."""
     below = math.log(band[0] / ratio) if band[0] > 0 else -math.inf
     return max(below, math.log(ratio / band[1]) if ratio > 0 else -math.inf)
+
+
+def selected(ratios: Sequence[float], asks: Literal["every", "one"]) -> str:
+    """Return which of several pairs of runs decides, as text: the pair that agrees least if every one has to agree."""
+    if len(ratios) == 1:
+        return "the only pair of runs"
+    extreme = "least" if asks == "every" else "most"
+    return f"the pair of runs that agrees {extreme}, out of {len(ratios)} ({min(ratios):.3g} to {max(ratios):.3g})"

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from study.claims.rules import Observed, Text, around, log_distance_outside
+from study.claims.rules import Observed, Text, around, log_distance_outside, selected
 from zero_study.files import StrictModel
 from zero_study.theory import measured_by_others
 from zero_study.theory.measured_by_others import TIMES, MeasuredCase
@@ -92,11 +92,8 @@ def observe(rule: ByOthers, band: tuple[float, float] | None) -> Observed:
             f"no two rows of grade {_grades(rule)} differ only in {', '.join(rule.differs)}. Name other rows."
         )
     decides = ordered[-1 if rule.asks == "every" else 0]
-    ratios = [pair.ratio for pair in ordered]
-    extreme = "the worst" if rule.asks == "every" else "the best"
-    least, most = min(ratios), max(ratios)
-    pair = "the only pair" if len(ordered) == 1 else f"{extreme} of {len(ordered)} pairs from {least:.4g} to {most:.4g}"
-    description = f"{pair}, with a margin of {100 * REPEAT:g} % for each run; {_scope(decides.of)}"
+    pair = selected([pair.ratio for pair in ordered], rule.asks)
+    description = f"{pair}, with a margin of {100 * REPEAT:g} % for each run, from {_scope(decides.of)}"
     evidence = (*map(_in_words, reversed(ordered)), *_sources([pair.of for pair in ordered]))
     return Observed(decides.ratio, evidence, around(decides.ratio, (1 + REPEAT) ** 2), told=description)
 
@@ -119,8 +116,7 @@ def _fits(rule: ByOthers) -> Observed:
     values = [bool(case.published) for case in rows]
     evidence = [f"{case.family}, grade {case.grade}: {case.name}: {'trained' if fits else 'out of memory'}"
             for case, fits in zip(rows, values, strict=True)]  # fmt: skip
-    count = "the only row" if len(rows) == 1 else f"{len(rows)} rows"
-    description = f"{count}; {_scope(rows[0])}"
+    description = f"{'the only run' if len(rows) == 1 else f'one of {len(rows)} runs'}, from {_scope(rows[0])}"
     return Observed(values[0], (*evidence, *_sources(rows)), (all(values), any(values)), told=description)
 
 
@@ -175,7 +171,7 @@ def _scope(case: MeasuredCase) -> str:
     setting = (
         f"{facts['model']} in {facts['precision']}, {facts['gpus']} x {facts['gpu']}, {facts['sequence_length']} tokens"
     )
-    return f"measured by others, {case.family}, grade {case.grade}: {setting}"
+    return f"{case.family} (grade {case.grade}: {setting})"
 
 
 def _in_words(pair: Pair) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from study.claims.rules import Observed, Text, around, log_distance_outside
+from study.claims.rules import Observed, Text, around, log_distance_outside, selected
 from zero_study.files import StrictModel
 
 if TYPE_CHECKING:
@@ -79,12 +79,7 @@ def observe(rule: ByPublicRuns, band: tuple[float, float]) -> Observed:
         raise ValueError(f"no two public runs that can be compared have a {rule.quantity}. Name other runs.")
     ordered = sorted(values, key=lambda value: log_distance_outside(value, band))
     decides = ordered[-1 if rule.asks == "every" else 0]
-    extreme = "the worst" if rule.asks == "every" else "the best"
-    which = (
-        "the only pair" if len(values) == 1
-        else f"{extreme} of {len(values)} pairs from {min(values):.3g} to {max(values):.3g}"
-    )  # fmt: skip
-    told = f"{which}, with a margin of {100 * rule.margin:g} %; measured by others"
+    told = f"{selected(values, rule.asks)}, with a margin of {100 * rule.margin:g} %"
     return Observed(decides, (*evidence, *dict.fromkeys(sources)), around(decides, 1 + rule.margin), told=told)
 
 

@@ -176,7 +176,8 @@ def _compared(table: pd.DataFrame, study: str, strategy: str, control: str, metr
     runs = selected[selected["run_id"].isin(ids) & (selected["world_size"] <= WORLD_SIZE)]
     interval = float(row["relative_low"]), float(row["relative_high"])
     evidence = tuple(sorted(set(runs["run_id"])))
-    return Observed(float(row["relative_difference"]), evidence, interval, told=f"95 % interval, {row['interval']}")
+    method = str(row["interval"]).replace(", t", ", Student's t")
+    return Observed(float(row["relative_difference"]), evidence, interval, told=f"95 % interval of {method}")
 
 
 # ---------------------------------------------------------------- what is held
@@ -384,7 +385,7 @@ def protocol_effect(program: str, metric: defects.Metric) -> Observed:
     effect = defects.effect(defects.read(PROTOCOL), programs[program], metric)
     if effect is None or effect.low is None or effect.high is None:
         raise ValueError(f"arguments: the {program} program has no {metric} in {PROTOCOL.name}. Run it again.")
-    description = f"95 % interval over {len(effect.values)} repeats"
+    description = f"95 % interval of {len(effect.values)} repeats"
     runs = sorted({name for name, _ in (programs[program].plain, programs[program].zero)})
     evidence = tuple(f"{PROTOCOL.name}: {run}/{repeat}" for run in runs for repeat in effect.values)
     return Observed(effect.mean, evidence, (effect.low, effect.high), told=description)
