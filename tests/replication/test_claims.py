@@ -204,7 +204,13 @@ def test_a_reason_has_the_observed_value_and_the_bound_that_decides(monkeypatch,
         (2, "{GPUs} in use", 1, None, "We predict 1 GPU in use."),
         (2, "{times as many bytes} as before", 1, None, "We predict 1 times as many bytes as before."),
         (2, "{} as the stage", 3, None, "We predict 3 as the stage."),
-        (True, "Does it fit?", False, (False, False), "Does it fit? We predict: no. The source says yes: contradicted."),
+        (
+            True,
+            "Does it fit?",
+            False,
+            (False, False),
+            "Does it fit? We predict: no. The source says yes: contradicted.",
+        ),
     ],
 )
 def test_a_reason_is_a_sentence_with_the_value_in_its_place(monkeypatch, value, unit, observed, interval, begins):
@@ -216,7 +222,7 @@ def test_a_reason_is_a_sentence_with_the_value_in_its_place(monkeypatch, value, 
     [(2, "times"), (2, "{} of {GB}"), (True, "it fits"), ("float32", "the type"), ("accepted", "{} of a setting")],
 )
 def test_a_unit_without_its_place_is_refused(value, unit):
-    with pytest.raises(ValueError, match="^1 validation error for Claim\nexpected\n  Value error, unit"):
+    with pytest.raises(ValueError, match="unit"):
         claim(value, unit)
 
 

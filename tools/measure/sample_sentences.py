@@ -2,11 +2,14 @@
 
     python tools/measure/sample_sentences.py --seed 7
     python tools/measure/sample_sentences.py --docstrings --number 60 --seed 7
+    python tools/measure/sample_sentences.py --kind verdicts --kind faults --number 40 --seed 7
 
-The sentences come from everything that a user can read: README, guides, notebooks, reports, help texts, messages, the
-ledger of published claims, the questions of the studies, the rules of `zero-study why`, and the evidence lines of
+The sentences come from everything that a user can read: README, guides, the changelog, notebooks, reports, help texts,
+messages, the ledger of published claims, its corrections and the reasons of its verdicts, the questions of the studies,
+the rules of `zero-study why`, known faults of engines, the keys that `doctor` describes, and the evidence lines of
 `advise`. From each kind of text the same number is drawn, because otherwise the longest kind would hide the others.
-`--docstrings` draws first paragraphs of public docstrings. The same seed draws the same sentences of the same commit.
+`--kind` draws only from some kinds, and `--docstrings` draws first paragraphs of public docstrings. The same seed draws
+the same sentences of the same commit.
 
 A reader marks each sentence that they had to read twice. The goal is at most 8 of 150, and 3 of 60 docstrings.
 """
@@ -27,13 +30,17 @@ import click
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
+_KEYS = "zero_study/engines/keys/keys.yaml"
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 LEAST_WORDS = 5
 QUESTIONS = (  # of advise, whose evidence lines are drawn
     "--model llama-3.1-8b --gpu h100 --gpus 8 --all",
     "--model gpt2-xl --gpu a100-40gb --gpus 2 --all",
     "--model llama-3.1-8b --gpu rtx-4090 --gpus 1 --lora-rank 16 --load-in-4bit --all",
 )
-PROSE_KEYS = {"note", "reason", "remedy", "condition", "question", "what", "why", "change", "check", "text", "cause"}
+PROSE_KEYS = {
+    "note", "reason", "remedy", "condition", "question", "what", "why", "change", "check", "text", "cause", "summary",
+}  # fmt: skip
 
 
 def of_markdown(text: str) -> Iterator[str]:
@@ -102,8 +109,8 @@ def of_messages() -> Iterator[tuple[str, str]]:
                     yield path.relative_to(ROOT).as_posix(), sentence
 
 
-def of_data(pattern: str) -> Iterator[tuple[str, str]]:
-    """Yield the sentences of the keys of YAML files whose values are prose."""
+def of_data(pattern: str, every_key: bool = False) -> Iterator[tuple[str, str]]:
+    """Yield the sentences of YAML and JSON files, from the keys whose values are prose or from every key."""
 
     def texts(value: Any, key: str = "") -> Iterator[str]:
         if isinstance(value, Mapping):
@@ -112,12 +119,19 @@ def of_data(pattern: str) -> Iterator[tuple[str, str]]:
         elif isinstance(value, Sequence) and not isinstance(value, str):
             for part in value:
                 yield from texts(part, key)
-        elif isinstance(value, str) and key.rstrip("s") in PROSE_KEYS:
+        elif isinstance(value, str) and (every_key or key.rstrip("s") in PROSE_KEYS):
             yield value
 
     for path in sorted(ROOT.glob(pattern)):
-        for text in texts(yaml.safe_load(path.read_text(encoding="utf-8"))):
+        for text in texts(yaml.load(path.read_text(encoding="utf-8"), _LOADER)):
             yield from ((path.relative_to(ROOT).as_posix(), sentence) for sentence in of_prose(text))
+
+
+def of_verdicts() -> Iterator[tuple[str, str]]:
+    """Yield the reason of every verdict as a whole, because its last sentence alone says nothing."""
+    path = ROOT / "study" / "claims" / "verdicts.json"
+    for name, verdict in json.loads(path.read_text(encoding="utf-8")).items():
+        yield name, verdict["why"]
 
 
 def of_advice() -> Iterator[tuple[str, str]]:
@@ -146,9 +160,14 @@ KINDS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
     "notebooks": of_notebooks,
     "help": of_help,
     "messages": of_messages,
-    "ledger": lambda: of_data("study/claims/**/*.yaml"),
+    "ledger": lambda: of_data("study/claims/ledger/*.yaml"),
+    "corrections": lambda: of_data("study/claims/corrections.yaml"),
+    "verdicts": of_verdicts,
     "questions": lambda: of_data("study/studies/*.yaml"),
     "rules": lambda: of_data("zero_study/why/rules/*.yaml"),
+    "faults": lambda: of_data("zero_study/upgrade/faults.json"),
+    "keys": lambda: (each for each in of_data(_KEYS, every_key=True) if each[1].endswith(".")),
+    "changelog": lambda: of_pages("CHANGELOG.md"),
     "advice": of_advice,
 }
 
@@ -157,9 +176,10 @@ KINDS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
 @click.option("--seed", type=int, required=True, help="The seed of the random choice.")
 @click.option("--number", default=150, show_default=True, help="The number of sentences.")
 @click.option("--docstrings", is_flag=True, help="Draw from docstrings.")
-def main(seed: int, number: int, docstrings: bool) -> None:
+@click.option("--kind", "only", type=click.Choice(list(KINDS)), multiple=True, help="A kind of text; can be repeated.")
+def main(seed: int, number: int, docstrings: bool, only: tuple[str, ...]) -> None:
     choice = random.Random(seed)
-    kinds = {"docstrings": of_docstrings} if docstrings else KINDS
+    kinds = {"docstrings": of_docstrings} if docstrings else {kind: KINDS[kind] for kind in only or KINDS}
     for place, (kind, sentences) in enumerate(kinds.items()):
         population = sorted(set(sentences()))
         share = number // len(kinds) + (place < number % len(kinds))
