@@ -22,7 +22,7 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +38,7 @@ QUESTIONS = (  # of advise, whose evidence lines are drawn
     "--model gpt2-xl --gpu a100-40gb --gpus 2 --all",
     "--model llama-3.1-8b --gpu rtx-4090 --gpus 1 --lora-rank 16 --load-in-4bit --all",
 )
-PROSE_KEYS = {
-    "note", "reason", "remedy", "condition", "question", "what", "why", "change", "check", "text", "cause", "summary",
-}  # fmt: skip
+PROSE_KEYS = {"note", "reason", "remedy", "condition", "question", "what", "why", "change", "check", "text", "cause"}
 
 
 def of_markdown(text: str) -> Iterator[str]:
@@ -109,8 +107,8 @@ def of_messages() -> Iterator[tuple[str, str]]:
                     yield path.relative_to(ROOT).as_posix(), sentence
 
 
-def of_data(pattern: str, every_key: bool = False) -> Iterator[tuple[str, str]]:
-    """Yield the sentences of YAML and JSON files, from the keys whose values are prose or from every key."""
+def of_data(pattern: str, keys: Collection[str] = PROSE_KEYS) -> Iterator[tuple[str, str]]:
+    """Yield the sentences of YAML and JSON files, from the values of `keys`. No keys means all keys."""
 
     def texts(value: Any, key: str = "") -> Iterator[str]:
         if isinstance(value, Mapping):
@@ -119,7 +117,7 @@ def of_data(pattern: str, every_key: bool = False) -> Iterator[tuple[str, str]]:
         elif isinstance(value, Sequence) and not isinstance(value, str):
             for part in value:
                 yield from texts(part, key)
-        elif isinstance(value, str) and (every_key or key.rstrip("s") in PROSE_KEYS):
+        elif isinstance(value, str) and (not keys or key.rstrip("s") in keys):
             yield value
 
     for path in sorted(ROOT.glob(pattern)):
@@ -165,8 +163,8 @@ KINDS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
     "verdicts": of_verdicts,
     "questions": lambda: of_data("study/studies/*.yaml"),
     "rules": lambda: of_data("zero_study/why/rules/*.yaml"),
-    "faults": lambda: of_data("zero_study/upgrade/faults.json"),
-    "keys": lambda: (each for each in of_data(_KEYS, every_key=True) if each[1].endswith(".")),
+    "faults": lambda: of_data("zero_study/upgrade/faults.json", {"summary", "what", "model"}),
+    "keys": lambda: (each for each in of_data(_KEYS, ()) if each[1].endswith(".")),
     "changelog": lambda: of_pages("CHANGELOG.md"),
     "advice": of_advice,
 }
