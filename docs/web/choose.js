@@ -4,15 +4,18 @@
 const FOLDER = new URL(".", import.meta.url);
 const PARTS = ["parameters", "gradients", "optimizer states", "communication buffers", "gathered parameters",
   "activations and logits", "temporary buffers", "allocator"];
-const DEFAULTS = { model: "llama-3.1-8b", gpu: "h100-sxm", gpus: "8" };
 const LONGEST_BAR = 1.6; // in multiples of a GPU's memory; longer bars are cut
 const DELAY = 30; // milliseconds without a change of the form, after which the question is asked
-const SLOW = 1000; // milliseconds without an answer, after which the page says that it computes
+const LOADING = "This page is loading its program (19 MB, or 12 MB if the server compresses it).";
+const SLOW = 1000; // milliseconds without an answer, after which the page says what it waits for
 
 const form = document.getElementById("question");
 const statusLine = document.getElementById("status");
 const answerArea = document.getElementById("answer");
 const fields = [...form.elements].filter((element) => element.name);
+const labels = Object.fromEntries(fields.map((field) => [field.name, field.labels[0].firstChild.textContent.trim()]));
+let defaults = {}; // of fields that are not empty by default
+let first = null; // the question that the page shows first, and its answer, which needs no program
 
 // ------------------------------------------------------------------ small helpers
 
@@ -59,7 +62,7 @@ function question() {
   const config = values.config || null;
   delete values.config;
   if (config !== null) delete values.model;
-  if (values.stack === DEFAULTS.stack) delete values.stack;
+  if (values.stack === defaults.stack) delete values.stack;
   return { values, config };
 }
 
@@ -100,7 +103,7 @@ function isQuestion(address) {
 
 function readAddress() {
   const given = new URLSearchParams(location.hash.slice(1));
-  const values = isQuestion(location.hash) ? Object.fromEntries(given) : { ...DEFAULTS };
+  const values = isQuestion(location.hash) ? Object.fromEntries(given) : { ...first.question };
   if (values.config) values.config = decode(values.config);
   const names = fields.map((field) => field.name);
   otherOptions = Object.fromEntries(Object.entries(values).filter(([name]) => !names.includes(name)));
@@ -110,14 +113,21 @@ function readAddress() {
     if (field instanceof HTMLSelectElement && ![...field.options].some((option) => option.value === value)) {
       field.add(new Option(value, value));
     }
-    field.value = value || (field.name === "stack" ? DEFAULTS.stack : "");
-    if (field.name === "load-in-4bit" && field.name in values) field.value = "yes"; // a flag, whose value may be empty
+    field.value = value || (defaults[field.name] ?? "");
+    if (isFlag(field) && field.name in values) field.value = "yes"; // the value in the address may be empty
+    if (field.value !== (defaults[field.name] ?? "")) unfold(field);
   }
   // Beside the answer, there is space for the usual settings. On a phone, they are folded, so that the answer follows.
-  for (const part of [document.getElementById("usual"), document.getElementById("more")]) {
-    if ([...part.querySelectorAll("[name]")].some(({ name }) => name in values)) part.open = true;
-  }
   if (matchMedia("(min-width: 60em)").matches) document.getElementById("usual").open = true;
+}
+
+function isFlag(field) {
+  return field instanceof HTMLSelectElement && field.options[1]?.value === "yes";
+}
+
+// Open the parts of the form in which a field is.
+function unfold(field) {
+  for (let part = field.closest("details"); part; part = part.parentElement.closest("details")) part.open = true;
 }
 
 // Put options such as "--lora-rank 16 --load-in-4bit" into the form, and ask again.
@@ -126,8 +136,7 @@ function apply(options) {
     const field = fields.find((each) => each.name === name);
     if (field) field.value = value ?? "yes";
     else otherOptions[name] = value ?? "";
-    const folded = field?.closest("details");
-    if (folded) folded.open = document.getElementById("usual").open = true;
+    if (field) unfold(field);
   }
   ask();
   statusLine.scrollIntoView({ block: "center" });
@@ -144,7 +153,8 @@ function fillForm(choices) {
     const select = document.getElementById(flag); // null if the form does not have this option
     for (const value of select === null ? [] : values) select.add(new Option(value, value));
   }
-  DEFAULTS.stack = choices.options.stack[0];
+  defaults = { stack: choices.options.stack[0] };
+  first = choices.first;
 }
 
 // ------------------------------------------------------------------ asking
@@ -162,14 +172,23 @@ let receiveJson = null; // called with the answer as JSON, which is computed whe
 function ask() {
   if (isBroken) return;
   const { config, ...given } = question();
-  waiting = { kind: "answer", number: ++asked, words: words(given), config };
-  answerArea.classList.add("outdated");
-  clearTimeout(slowTimer);
-  slowTimer = setTimeout(() => {
-    if (isReady) statusLine.textContent = "Predicting every strategy ...";
-  }, SLOW);
-  send();
+  waiting = { kind: "answer", number: ++asked, words: words(given), config, labels };
   writeAddress();
+  if (config === null && String(waiting.words) === String(words({ values: first.question }))) {
+    show(first.answer, waiting);
+    waiting = null;
+    return;
+  }
+  statusLine.parentElement.classList.add("outdated");
+  clearTimeout(slowTimer);
+  slowTimer = setTimeout(sayWhy, SLOW);
+  send();
+}
+
+// Replace the old recommendation by what the page waits for.
+function sayWhy() {
+  statusLine.className = "";
+  statusLine.textContent = isReady ? "Predicting ..." : LOADING;
 }
 
 function send() {
@@ -238,7 +257,7 @@ addEventListener("hashchange", () => {
 // The status line is the part that screen readers read aloud: the recommendation, or why there is none.
 function show(content, shown) {
   clearTimeout(slowTimer);
-  answerArea.classList.remove("outdated");
+  statusLine.parentElement.classList.remove("outdated");
   statusLine.className = "refusal" in content ? "refusal" : "recommendation";
   statusLine.dataset.number = asked;
   if ("refusal" in content) {
@@ -264,10 +283,10 @@ function show(content, shown) {
 
 // Changes of the training with which it fits: the options that request each of them, and what is predicted then. If
 // nothing fits, LoRA and QLoRA are among them, also if they do not fit either.
-function changes({ changes, change, adapters }) {
-  const parts = change ? [useButton(change, "Put the recommended change into the form")] : [];
+function changes({ change, changes = [], adapters = [] }) {
+  const parts = change ? [useButton(change.options, `Use ${change.words}`)] : [];
   const list = (title, entries) => entries.length ? [element("p", {}, title), element("ul", { class: "changes" },
-    ...entries.map(({ options, predicted }) => element("li", {}, element("code", {}, options), `: ${predicted} `,
+    ...entries.map(({ options, words, predicted }) => element("li", {}, element("b", {}, words), `: ${predicted} `,
       useButton(options, "Use this"))))] : [];
   return [...parts, ...list("Changes that help:", changes),
     ...list("Training an adapter needs less memory (LoRA; QLoRA also keeps the frozen weights in four bits):", adapters)];
@@ -279,16 +298,20 @@ function useButton(options, label) {
   return button;
 }
 
+// One row for each strategy, or for each number of GPUs if it was asked how many are needed.
 function strategies(content) {
+  if (content.strategies.length === 0) return [];
   const needed = content.strategies.map((strategy) => strategy.needed_bytes);
   const widest = Math.max(content.capacity.bytes, Math.min(Math.max(...needed), LONGEST_BAR * content.capacity.bytes));
-  const slowest = Math.max(...content.strategies.filter((strategy) => strategy.is_shown && strategy.fits)
+  const isShown = ({ name }) => content.shown?.includes(name) ?? true;
+  const slowest = Math.max(...content.strategies.filter((strategy) => isShown(strategy) && strategy.fits)
     .map((strategy) => strategy.seconds[2] ?? strategy.seconds[1]), 0);
-  const rows = content.strategies.map((strategy) => row(strategy, content.capacity, widest, slowest));
+  const rows = content.strategies.map((strategy, place) => row(strategy, content, content.machines?.[place], widest, slowest));
+  const hidden = rows.filter((_, place) => !isShown(content.strategies[place]));
+  for (const item of hidden) item.hidden = true;
   const parts = PARTS.filter((part) => content.strategies.some((strategy) => strategy.parts[part] > 0.002 * widest));
   const legend = element("ul", { class: "legend" }, ...parts.map((part) =>
     element("li", {}, element("i", { class: partClass(part) }), partName(part))));
-  const hidden = rows.filter((item) => item.hidden);
   const all = element("button", { type: "button", "aria-expanded": "false" }, `Show ${hidden.length} more strategies`);
   all.addEventListener("click", () => {
     const isOpen = all.getAttribute("aria-expanded") === "true";
@@ -296,9 +319,11 @@ function strategies(content) {
     all.setAttribute("aria-expanded", String(!isOpen));
     all.textContent = isOpen ? `Show ${hidden.length} more strategies` : "Show fewer strategies";
   });
-  const leftOut = Object.entries(content.left_out).map(([name, reason]) => element("p", { class: "why" }, `${name}: ${reason}.`));
+  const leftOut = Object.entries(content.why_not ?? {})
+    .filter(([name]) => !content.strategies.some((strategy) => strategy.name === name))
+    .map(([name, reason]) => element("p", { class: "why" }, `${name}: ${reason}.`));
   return [
-    element("h2", { id: "strategies" }, "Memory of one GPU by strategy (predicted)"),
+    element("h2", { id: "strategies" }, `Memory of one GPU by ${content.machines ? "number of GPUs" : "strategy"} (predicted)`),
     element("details", { class: "key" }, element("summary", {}, "What the colors and lines mean"), legend,
       element("p", { class: "why" }, `The dashed line is the memory that a program can use: ${content.capacity.text} of each GPU. `
         + "If a bar ends in an arrow, the strategy needs more memory than the bar can show. The thin line below a bar is the interval of the predicted step time, and its mark is the predicted time. An arrow instead of the mark means that the step takes longer than the line can show. "
@@ -326,8 +351,8 @@ function timeBar({ seconds: [low, predicted, high] }, slowest) {
     element("span", { class: "mark", style: `left: ${percent(predicted)}%` }));
 }
 
-function row(strategy, capacity, widest, slowest) {
-  const { cells } = strategy;
+function row(strategy, { capacity, recommended, why_not = {} }, machine, widest, slowest) {
+  const { name, cells } = strategy;
   const share = (bytes) => `${100 * bytes / widest}%`;
   const inWords = PARTS.filter((part) => strategy.parts[part] > 0)
     .map((part) => `${partName(part)} ${(strategy.parts[part] / 2 ** 30).toFixed(1)} GiB`).join(", ");
@@ -345,16 +370,16 @@ function row(strategy, capacity, widest, slowest) {
     ...(cells["host GiB"] ? [["host GiB per node", cells["host GiB"]]] : []),
     ...(cells["disk GiB"] ? [["disk GiB per node", cells["disk GiB"]]] : []),
   ];
-  const item = element("li", { class: strategy.fits ? "" : "no-fit", "data-strategy": strategy.name },
-    element("div", { class: "name" }, cells.strategy,
-      element("small", {}, strategy.is_recommended ? `${cells.precision}, recommended` : cells.precision)),
+  const details = [...(machine ? [cells.strategy] : []), cells.precision, ...(name === recommended ? ["recommended"] : [])];
+  return element("li", { class: strategy.fits ? "" : "no-fit", "data-strategy": name },
+    element("div", { class: "name" }, machine ? `${machine.num_gpus} x ${machine.gpu}` : cells.strategy,
+      element("small", {}, details.join(", "))),
     bar,
     ...(strategy.fits ? [timeBar(strategy, slowest)] : []),
     element("p", { class: "numbers" }, ...numbers.map(([label, text]) =>
       element("span", { "data-column": label }, `${label} `, element("b", {}, text)))),
-    ...(strategy.why_not ? [element("p", { class: "why" }, `Why not: ${strategy.why_not}.`)] : []));
-  item.hidden = !strategy.is_shown;
-  return item;
+    ...(why_not[name] ? [element("p", { class: "why" }, `Why not: ${why_not[name]}.`)] : []),
+    ...(machine ? [useButton(`--gpus ${machine.num_gpus}`, `Show ${machine.num_gpus} x ${machine.gpu}`)] : []));
 }
 
 function start({ launch, no_launch, command }) {
@@ -381,7 +406,9 @@ function code(label, text) {
   ];
 }
 
-function evidence({ evidence: { strategy, memory, time } }) {
+function evidence({ evidence }) {
+  if (!evidence) return [];
+  const { strategy, memory, time } = evidence;
   return [
     element("h2", { id: "evidence" }, "How accurate such predictions are, compared with published measurements"),
     element("dl", {},
@@ -394,18 +421,26 @@ function evidence({ evidence: { strategy, memory, time } }) {
 
 function assumed({ assumed: pairs }) {
   return [element("details", {}, element("summary", {}, "What is assumed"),
-    element("dl", {}, ...pairs.flatMap(([label, value]) => [element("dt", {}, label), element("dd", {}, value)])))];
+    element("dl", {}, ...Object.entries(pairs).flatMap(([label, value]) => [element("dt", {}, label), element("dd", {}, value)])))];
 }
 
 // ------------------------------------------------------------------ start
 
-statusLine.textContent = "This page is loading its program (19 MB, or 12 MB if the server compresses it).";
+// With a keyboard, one can type a model at once. On a phone, the keyboard would cover the answer. The field is put into
+// the page again, because the browser focuses the first element with this attribute, of which the theme has one, too.
+const hasKeyboard = matchMedia("(hover: hover) and (pointer: fine)").matches;
+if (hasKeyboard) {
+  form.elements.model.autofocus = true;
+  form.elements.model.labels[0].append(form.elements.model);
+}
+sayWhy();
 try {
   const response = await fetch(new URL("choices.json", FOLDER));
   if (!response.ok) throw new Error(`HTTP status ${response.status}`);
   fillForm(await response.json());
   readAddress();
   ask();
+  if (hasKeyboard) form.elements.model.select();
 } catch (error) {
   fail(`choices.json (${error.message})`);
 }

@@ -26,8 +26,9 @@ sys.path.insert(0, "${PROGRAM}")
 import json
 from zero_study.cli import web
 
-def answer(kind, words, config):
-    return json.dumps({"answer": web.answer, "json": web.as_json}[kind](words.to_py(), config))
+def answer(kind, words, config, labels):
+    words = words.to_py()
+    return json.dumps(web.as_json(words, config) if kind == "json" else web.answer(words, config, labels.to_py()))
 answer
 `);
 }
@@ -39,12 +40,12 @@ loaded.then(
 );
 
 // Questions of the kind "answer" get what the page shows; those of the kind "json" get what the command's --json prints.
-onmessage = async ({ data: { kind, number, words, config } }) => {
+onmessage = async ({ data: { kind, number, words, config, labels } }) => {
   const answer = await loaded.catch(() => null); // the failure was already reported
   if (answer === null) return;
   const begin = performance.now();
   try {
-    const content = JSON.parse(answer(kind, words, config ?? undefined));
+    const content = JSON.parse(answer(kind, words, config ?? undefined, labels));
     postMessage({ kind, number, content, seconds: (performance.now() - begin) / 1000 });
   } catch (error) {
     postMessage({ kind, number, failure: String(error) });

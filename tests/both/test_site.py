@@ -9,7 +9,6 @@ import json
 import math
 import os
 import re
-import shutil
 import subprocess
 import threading
 import urllib.parse
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 from launching import ROOT
+from web_form import LABELS, wait_for_answer
 
 from zero_study import cli
 from zero_study.cli import web
@@ -53,21 +53,6 @@ def address():
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}"
         server.shutdown()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if path is None:
-        if os.environ.get("CI"):
-            pytest.fail("no Chromium found, and CI must look at the pages; install Debian's chromium")
-        pytest.skip("needs Chromium, found none on PATH")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 def pages() -> list[str]:
@@ -117,6 +102,7 @@ QUESTIONS = [
     {"model": "t5-base", "gpu": "l40s", "gpus": "2", "precision": "fp32"},
     {"model": "mistralai/Mistral-7B-v0.1", "gpu": "mi300x", "gpus": "8", "micro-batch-size": "2", "strategy": "zero3"},
     {"config": json.dumps(LLAMA), "gpu": "a100-80gb", "gpus": "4", "stack": "deepspeed"},
+    {"model": "llama-3.1-8b", "gpu": "a100-80gb", "stack": "trainer"},  # how many GPUs?
     # Longer than the number of arguments that a function of JavaScript can have.
     {
         "config": json.dumps(LLAMA | {"id2label": {str(i): f"label {i}" for i in range(12_000)}}),
@@ -128,11 +114,6 @@ QUESTIONS = [
 CELLS = {"needs": "GiB", "free": "free", "batch": "batch", "s/step": "s/step", "tokens/s per GPU": "tokens/s/GPU",
          "$ per 1e9 tokens": "$/1e9 tok"}  # fmt: skip
 DIGITS = 1e-9  # relative: Python 3.12 and newer add a list of numbers with another rounding than Python 3.11
-
-
-def wait_for_answer(page, before: str) -> None:
-    """Wait until the page shows another answer than the one with this number."""
-    page.wait_for_function(f"(document.getElementById('status').dataset.number ?? '') !== '{before}'", timeout=60_000)
 
 
 def ask(page, address: str, question: dict[str, str]) -> None:
@@ -184,10 +165,10 @@ def test_the_page_answers_as_the_command(address, planner, question, tmp_path, m
     of_command = json.loads(capsys.readouterr().out)
     assert status == of_command["exit_status"] in (0, 1)  # 1: no strategy fits
 
-    expected = web.answer(words[2:] if "config" in question else words, question.get("config"))
+    expected = web.answer(words[2:] if "config" in question else words, question.get("config"), LABELS)
     assert page.locator("#status.recommendation").inner_text() == expected["answer"]
-    for strategy in expected["strategies"]:
-        row = page.locator(f'#answer [data-strategy="{strategy["name"]}"]')
+    for place, strategy in enumerate(expected["strategies"]):
+        row = page.locator("#answer [data-strategy]").nth(place)
         for label, cell in CELLS.items():
             displayed = row.locator(f'[data-column="{label}"] b').text_content()
             assert displayed.removesuffix(" GiB") == strategy["cells"][cell], (strategy["name"], label)
@@ -228,7 +209,7 @@ def test_the_page_refuses_as_the_command(address, planner, question, tmp_path, m
     with pytest.raises(Refusal) as refusal:
         cli.run(["advise", *command_line(question)])
     # Only the command that installs PyTorch is another one, because the page does not know where the wheel is.
-    texts = [page.locator("#status.refusal").text_content(), str(refusal.value)]
+    texts = [page.locator("#status.refusal").text_content(), web.labeled(str(refusal.value), LABELS)]
     assert len({re.sub(r"pip install .*", "", text) for text in texts}) == 1, texts
     assert page.locator("#answer").inner_text() == ""
     assert said == []
@@ -321,7 +302,7 @@ def test_slow_strategies_are_not_drawn_as_if_they_took_less_time(address, planne
     page, _, _ = planner
     ask(page, address, QUESTIONS[0])
     answer = web.answer(command_line(QUESTIONS[0]))
-    displayed = [strategy for strategy in answer["strategies"] if strategy["fits"] and strategy["is_shown"]]
+    displayed = [each for each in answer["strategies"] if each["fits"] and each["name"] in answer["shown"]]
     end = max(strategy["seconds"][2] for strategy in displayed)
     fitting = [strategy for strategy in answer["strategies"] if strategy["fits"]]
     assert any(strategy["seconds"][1] > end for strategy in fitting)

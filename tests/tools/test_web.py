@@ -6,10 +6,10 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from launching import ROOT
+from web_form import LABELS, PAGE
 
 from zero_study import cli
 from zero_study.cli import web
@@ -42,10 +42,9 @@ def test_the_answer_has_what_the_command_prints(capsys):
     of_command = printed(QUESTION, capsys)
     assert web.as_json(QUESTION) == of_command
     assert {each["name"] for each in answer["strategies"]} == {each["strategy"] for each in of_command["strategies"]}
-    (recommended,) = [each["name"] for each in answer["strategies"] if each["is_recommended"]]
-    assert recommended == of_command["recommended"]
+    assert answer["recommended"] == of_command["recommended"]
     assert answer["launch"]["command"] == of_command["launch"]["command"]
-    assert dict(answer["assumed"]) == of_command["assumed"]
+    assert answer["assumed"] == of_command["assumed"]
     assert answer["command"] == f"zero-study advise {' '.join(QUESTION)}"
 
 
@@ -66,7 +65,7 @@ def test_the_page_has_the_changes_that_help_and_the_whole_training():
     recommended, *others = [each["options"] for each in remedies]
     assert answer["answer"].startswith(f"Use {recommended}: ")
     assert [each["options"] for each in answer["changes"]] == others
-    assert next(each for each in answer["strategies"] if each["is_recommended"])["name"] == remedies[0]["strategy"]
+    assert answer["recommended"] == remedies[0]["strategy"]
     assert answer["launch"] == web.as_json(words)["launch"]
 
 
@@ -79,7 +78,7 @@ def test_everything_can_be_sent_to_the_page():
     [
         ([], "--model"),
         (["--model", "gpt2", "--gpus", "8"], "--gpu"),
-        (["--model", "gpt2", "--gpu", "h100-sxm"], "--gpus"),
+        (["--model", "gpt2", "--gpu", "h100-sxm", "--global-batch-size", "8"], "--gpus"),
         (["--model", "gpt2", "--gpu", "h100-sxm", "--gpus", "0"], "--gpus 0"),
         ([*QUESTION, "--write", "a.yaml"], "--write"),
         ([*QUESTION, "--trace"], "--trace"),
@@ -133,11 +132,85 @@ def test_the_page_offers_what_the_command_knows():
     choices = web.choices()
     assert len(choices["models"]) > 250
     assert len(choices["gpus"]) > 40
-    page = Path(ROOT / "docs" / "web" / "choose.md").read_text()
-    offered = set(re.findall(r'<select id="([a-z-]+)" name', page)) - {"gpu", "load-in-4bit"}
+    offered = set(re.findall(r'<select id="([a-z-]+)" name', PAGE)) - {"gpu", "load-in-4bit", "sync-each-batch"}
     assert offered <= {name for name, values in choices["options"].items() if values}
     flags = {flag[2:] for option in cli.all_commands()["advise"].params for flag in option.opts}
-    assert set(re.findall(r' name="([a-z0-9-]+)"', page)) - {"config"} <= flags
+    assert set(re.findall(r' name="([a-z0-9-]+)"', PAGE)) - {"config"} == set(LABELS)
+    assert set(LABELS) <= flags
+    question = [word for name, value in choices["first"]["question"].items() for word in (f"--{name}", value)]
+    assert choices["first"]["answer"] == web.answer(question, labels=LABELS)
+
+
+def test_how_many_gpus_are_needed(capsys):
+    words = ["--model", "llama-3.1-8b", "--gpu", "h100-sxm"]
+    answer, of_command = web.answer(words, labels=LABELS), printed(words, capsys)
+    assert web.as_json(words) == of_command
+    assert answer["answer"] == of_command["answer"]
+    assert answer["machines"] == of_command["machines"]
+    for row, machine in zip(answer["strategies"], of_command["machines"], strict=True):
+        assert row["name"] == machine["strategy"]
+        assert row["needed_bytes"] == pytest.approx(machine["needed_bytes_per_gpu"], abs=1)
+
+
+def test_a_model_that_fits_on_no_number_of_gpus():
+    words = ["--model", "llama-3.1-8b", "--gpu", "t4", "--sequence-length", "131072"]
+    answer = web.answer(words, labels=LABELS)
+    assert answer["strategies"] == answer["machines"] == []
+    assert LABELS["gpus"] in answer["answer"]
+
+
+# Trainings that need changes of every kind.
+CHANGED = [
+    ["--model", "llama-3.1-8b", "--gpu", "a100-80gb", "--gpus", "8", "--sequence-length", "131072"],
+    ["--model", "llama-3.1-8b", "--gpu", "rtx-4090", "--gpus", "1"],
+    ["--model", "llama-3.1-8b", "--gpu", "rtx-4090", "--gpus", "2", "--tokens", "1e9"],
+    ["--model", "llama-3.1-8b", "--gpu", "rtx-4090", "--gpus", "2", "--micro-batch-size", "4"],
+    ["--model", "qwen2.5-32b", "--gpu", "rtx-4090", "--gpus", "1"],
+    ["--model", "qwen2.5-32b", "--gpu", "rtx-4090", "--gpus", "1", "--lora-rank", "8", "--lora-target", "all-linear"],
+    ["--model", "llama-3.1-70b", "--gpu", "h100-sxm", "--gpus", "8", "--activation-checkpointing", "none"],
+    ["--model", "llama-3.1-8b", "--gpu", "t4", "--gpus", "1", "--sequence-length", "131072"],
+    ["--model", "gpt2", "--gpu", "h100-sxm", "--gpus", "8", "--global-batch-size", "7"],
+    ["--model", "gpt2", "--gpu", "h100-sxm", "--gpus", "8", "--load-in-4bit"],
+    ["--model", "gpt2", "--gpu", "h100-sxm", "--global-batch-size", "8"],
+]
+
+
+def texts(content: object) -> list[str]:
+    """All texts of an answer that are for reading."""
+    if isinstance(content, dict):
+        return [text for key, each in content.items() if key not in web.COMMANDS for text in texts(each)]
+    if isinstance(content, list):
+        return [text for each in content for text in texts(each)]
+    return [content] if isinstance(content, str) else []
+
+
+@pytest.mark.parametrize("words", CHANGED, ids=lambda words: " ".join(words))
+def test_the_page_names_its_fields_and_no_options(words):
+    answer = web.answer(words, labels=LABELS)
+    json.dumps(answer)
+    named = [name for text in texts(answer) for name in re.findall(r"--([a-z0-9-]+)", text)]
+    without_field = {"disk", "disk-bandwidth", "host-cores", "host-bandwidth", "dropout"}  # what the form does not have
+    assert set(named) <= without_field
+    changes = [*answer.get("changes", []), *answer.get("adapters", []), *filter(None, [answer.get("change")])]
+    for change in changes:
+        assert set(re.findall(r"--([a-z0-9-]+)", change["options"])) <= set(LABELS)
+        assert ("QLoRA" in change["words"]) == ("--load-in-4bit" in change["options"])
+
+
+def test_words_for_options():
+    labels = {"a-rank": "Rank", "b": "Flag", "gpus": "GPUs", "load-in-4bit": "Four bits"}
+    lora = "--lora-rank 16 --lora-target all-linear"
+    for text, expected in {
+        "Use --a-rank 16 --b: it fits.": 'Use "Rank" 16, "Flag": it fits.',
+        "Add --gpus and --a-rank, or --b.": 'Add "GPUs" and "Rank", or "Flag".',
+        "--gpus 0: must be more": '"GPUs" 0: must be more',
+        "see `zero-study advise --gpus list` or --unknown": "see `zero-study advise --gpus list` or --unknown",
+        f"Use {lora} --load-in-4bit: it fits.": "Use QLoRA: it fits.",
+        f"QLoRA fits ({lora} --load-in-4bit): 4 s": "QLoRA fits: 4 s",
+        f"LoRA fits ({lora}): 4 s": "LoRA fits: 4 s",
+        f"Use {lora} --b: it fits.": 'Use LoRA, "Flag": it fits.',
+    }.items():
+        assert web.labeled(text, labels) == expected
 
 
 @pytest.mark.parametrize(
@@ -169,7 +242,7 @@ def test_odd_questions_are_refused_in_one_line(words, config, tmp_path, monkeypa
 def test_adapters_are_suggested_only_if_nothing_fits(words, are_adapters_named):
     answer = web.answer(words)
     assert bool(answer["adapters"]) == are_adapters_named
-    assert answer["change"] is None or answer["change"] in answer["answer"]
+    assert answer["change"] is None or answer["change"]["options"] in answer["answer"]
     for each in answer["adapters"]:
         # The options can be added to the question, and have the predicted result.
         changed = web.answer([*words, *each["options"].split()])

@@ -6,8 +6,9 @@ module imports neither numpy nor PyTorch, which the browser does not have.
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +18,10 @@ import click
 from zero_study import cli, command_line, planner, terminal
 from zero_study.cli import plan
 from zero_study.errors import Refusal
-from zero_study.planner import advice_text, json_answer, reasons, remedies
+from zero_study.planner import advice_text, json_answer, machines, machines_text, reasons, remedies
 from zero_study.planner.choose import gib
 from zero_study.planner.launch import Launch
+from zero_study.planner.machines import NumbersOfGpus
 from zero_study.planner.request import Request
 from zero_study.planner.training_text import whole_training_sentence
 from zero_study.strategy import file
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from zero_study.planner.choose import Advice, StrategyPrediction
 
 CONFIG = "config.json"  # the name of a pasted configuration
+# The question that the page shows first. Its answer is a part of the page, because loading the program takes seconds.
+FIRST = {"model": "llama-3.1-8b", "gpu": "h100-sxm", "gpus": "8"}
 # Options of the command that make no sense on the page.
 NOT_ON_PAGE = {
     "write": "--write: the page has no files. Use the buttons that copy a file.",
@@ -44,20 +48,44 @@ NOT_ON_PAGE = {
 }
 
 
-def answer(words: Sequence[str], config: str | None = None) -> dict[str, Any]:
+def answer(words: Sequence[str], config: str | None = None, labels: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return what the web page shows for a question, as data for JSON. `words` are options of `zero-study advise`.
 
-    `config` is the text of a config.json, which replaces a model's name. If the command refuses the question, the
-    result has only the message, with the key "refusal".
+    `config` is the text of a config.json, which replaces a model's name. `labels` are the labels of the form's fields
+    by option, with which the sentences name the options. If the command refuses the question, the result has only the
+    message, with the key "refusal".
     """
     try:
         _check_types(words, config)
         with _options(words, config) as options:
-            return _content(_advise(options), options)
+            predicted = _predict(options)
+            content = _numbers(predicted) if isinstance(predicted, NumbersOfGpus) else _content(predicted)
+            content["command"] = shlex.join(["zero-study", "advise", *options])
     except Refusal as refusal:
-        return {"refusal": printable(str(refusal))}
+        content = {"refusal": printable(str(refusal))}
     except click.exceptions.Exit:
-        return {"refusal": "--help: the page does not show the help. Run the command in a terminal."}
+        content = {"refusal": "--help: the page does not show the help. Run the command in a terminal."}
+    return content if labels is None else labeled(content, labels)
+
+
+COMMANDS = ("command", "launch", "options")  # parts of an answer that are not for reading
+# An option and its value, after which another option follows.
+_FOLLOWED = re.compile(r"(--[a-z0-9-]+(?: (?!and |or |-)\S+)?) (?=--)")
+_ADAPTERS = re.compile(r"--lora-rank \d+, --lora-target all-linear(, --load-in-4bit)?")
+_OPTION = re.compile(r"`[^`]*`|--([a-z0-9-]+)(?!\w)")  # or a command, which stays as it is
+
+
+def labeled(content: Any, labels: Mapping[str, str]) -> Any:
+    """Return a part of an answer in which the labels of fields replace options, and "QLoRA" the options for it."""
+    if isinstance(content, dict):
+        return {key: value if key in COMMANDS else labeled(value, labels) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [labeled(each, labels) for each in content]
+    if not isinstance(content, str):
+        return content
+    text = _ADAPTERS.sub(lambda match: "QLoRA" if match[1] else "LoRA", _FOLLOWED.sub(r"\1, ", content))
+    text = re.sub(r" \(Q?LoRA\)", "", text)  # an aside after the name
+    return _OPTION.sub(lambda match: f'"{labels[match[1]]}"' if match[1] in labels else match[0], text)
 
 
 def _check_types(words: object, config: object) -> None:
@@ -75,8 +103,10 @@ def _check_types(words: object, config: object) -> None:
 def as_json(words: Sequence[str], config: str | None = None) -> dict[str, Any]:
     """Return what `zero-study advise --json` prints for the options `words`. The options must be valid."""
     with _options(words, config) as options:
-        advice = _advise(options)
-        return json_answer.of(advice, advice_text.content(advice)).content
+        predicted = _predict(options)
+        if isinstance(predicted, NumbersOfGpus):
+            return json_answer.of(predicted, machines_text.content_of_numbers(predicted)).content
+        return json_answer.of(predicted, advice_text.content(predicted)).content
 
 
 @contextmanager
@@ -96,68 +126,89 @@ def _options(words: Sequence[str], config: str | None) -> Iterator[Sequence[str]
         path.unlink()
 
 
-def _advise(words: Sequence[str]) -> Advice:
+def _predict(words: Sequence[str]) -> Advice | NumbersOfGpus:
     parameters = cli.parse(["advise", *words]).params
     for name, reason in NOT_ON_PAGE.items():
         if parameters[name]:
             raise Refusal(reason)
     model, requested = parameters["model"], {name: parameters[name] for name in Request.model_fields}
-    for flag, value in (("--model", model), ("--gpus", requested["num_gpus"])):
-        if value is None:
-            raise Refusal(f"{flag} is missing. The page needs a model, a GPU and the number of GPUs.")
-    return planner.advise(model, plan.request_of(requested))
+    if model is None:
+        raise Refusal("--model is missing. The page needs a model and a GPU.")
+    request = plan.request_of(requested)
+    return machines.numbers_of_gpus(model, request) if requested["num_gpus"] is None else planner.advise(model, request)
 
 
-def _content(advice: Advice, words: Sequence[str]) -> dict[str, Any]:
-    asked, advice = advice, advice.to_start
-    shown, start = advice_text.short_list(advice), advice_text.launch_or_why(advice)
-    why_not = reasons.why_not(advice)
-    usable = advice.options[0].prediction.usable_bytes
+def _numbers(numbers: NumbersOfGpus) -> dict[str, Any]:
+    shape, request = numbers.fewest.shape, numbers.fewest.request
+    options = [machine.option for machine in numbers.machines]
     return {
-        "command": shlex.join(["zero-study", "advise", *words]),
-        "answer": reasons.answer(asked),
-        "setting": advice_text.setting(asked),
-        "trained": advice_text.adapter_lines(advice.shape),
-        "capacity": {"bytes": usable, "text": f"{gib(usable)} GiB"},
-        "strategies": [
-            _strategy(advice, option) | {"is_shown": option in shown, "why_not": why_not.get(option.strategy.name)}
-            for option in advice.ranked
-        ],
-        "left_out": {name: phrase for name, phrase in why_not.items() if name in advice.left_out},
-        "legend": advice_text.legend(advice.options, advice.request),
-        "training": whole_training_sentence(advice),
-        "change": asked.change.flags if asked.change else None,
-        "changes": [{"options": flags, "predicted": predicted} for flags, predicted in reasons.changes(asked)],
-        "adapters": [*_adapters(asked)],
-        "notes": advice.notes,
-        "launch": _launch(start) if isinstance(start, Launch) else None,
-        "no_launch": start if isinstance(start, str) else None,
-        "assumed": advice_text.assumed_settings(
-            advice.request, advice.box, advice_text.groups_of(advice), advice.shape
-        ),
-        "evidence": _evidence(advice),
+        **machines_text.content_of_numbers(numbers),
+        **_rows(options, request),
+        "setting": f"{shape.name}, {machines_text.batch(shape, request)}",
+        "trained": advice_text.adapter_lines(shape),
+        "no_launch": "The launch command depends on the number of GPUs, so choose one.",
     }
 
 
-def _adapters(advice: Advice) -> Iterator[dict[str, str]]:
-    """Yield LoRA and QLoRA as suggestions if no strategy fits, unless the answer already names them."""
-    named = {remedy.flags for remedy in advice.remedies}
-    for remedy in remedies.with_adapters(advice):
-        option = remedy.option
-        if remedy.flags in named:
-            continue
-        if option.fits:
-            predicted = (
-                f"{option.strategy.name} fits: {gib(option.needed_bytes)} GiB per GPU, "
-                f"{terminal.whole_percent(option.free_share)} free{', with offload to the host' * option.offloads}"
-            )
-        else:
-            predicted = f"does not fit either. {option.strategy.name} comes nearest and lacks "
-            predicted += option.lacking or f"{gib(-option.free_bytes)} GiB per GPU"
-        yield {"options": remedy.flags, "predicted": f"{predicted}."}
+def _content(advice: Advice) -> dict[str, Any]:
+    asked, advice = advice, advice.to_start
+    start = advice_text.launch_or_why(advice)
+    named = {remedy.flags for remedy in asked.remedies}
+    return {
+        "answer": reasons.answer(asked),
+        **_rows(advice.ranked, advice.request),
+        "setting": advice_text.setting(asked),
+        "trained": advice_text.adapter_lines(advice.shape),
+        "recommended": advice.recommended and advice.recommended.strategy.name,
+        "shown": [option.strategy.name for option in advice_text.short_list(advice)],
+        "why_not": reasons.why_not(advice),
+        "training": whole_training_sentence(advice),
+        "change": _change(asked.change.flags) if asked.change else None,
+        "changes": [_change(*each) for each in reasons.changes(asked)],
+        "adapters": [
+            _change(each.flags, _predicted(each.option))
+            for each in remedies.with_adapters(asked)
+            if each.flags not in named
+        ],
+        "notes": advice.notes,
+        "launch": vars(start) if isinstance(start, Launch) else None,
+        "no_launch": start if isinstance(start, str) else None,
+        "assumed": dict(
+            advice_text.assumed_settings(advice.request, advice.box, advice_text.groups_of(advice), advice.shape)
+        ),
+    }
 
 
-def _strategy(advice: Advice, option: StrategyPrediction) -> dict[str, Any]:
+def _rows(options: Sequence[StrategyPrediction], request: Request) -> dict[str, Any]:
+    """Return predictions as rows, and what all of them share. The accuracy is that of the first prediction."""
+    rows = [_strategy(option, request) for option in options]
+    if not rows:
+        return {"strategies": rows}
+    usable = options[0].prediction.usable_bytes
+    return {
+        "strategies": rows,
+        "capacity": {"bytes": usable, "text": f"{gib(usable)} GiB"},
+        "legend": advice_text.legend(options, request),
+        "evidence": _evidence(options[0]),
+    }
+
+
+def _change(flags: str, predicted: str = "") -> dict[str, str]:
+    return {"options": flags, "words": flags, "predicted": predicted}
+
+
+def _predicted(option: StrategyPrediction) -> str:
+    """Return in a sentence whether a training fits."""
+    if option.fits:
+        return (
+            f"{option.strategy.name} fits: {gib(option.needed_bytes)} GiB per GPU, "
+            f"{terminal.whole_percent(option.free_share)} free{', with offload to the host' * option.offloads}."
+        )
+    lacking = option.lacking or f"{gib(-option.free_bytes)} GiB per GPU"
+    return f"does not fit either. {option.strategy.name} comes nearest and lacks {lacking}."
+
+
+def _strategy(option: StrategyPrediction, request: Request) -> dict[str, Any]:
     """Return one strategy for the page: its table row, its memory by part, and its time with interval.
 
     The memory is in bytes, in the order of the figures, and its last part is for the allocator. The time is the lower
@@ -169,22 +220,16 @@ def _strategy(advice: Advice, option: StrategyPrediction) -> dict[str, Any]:
     parts["allocator"] = option.needed_bytes - sum(parts.values())
     return {
         "name": option.strategy.name,
-        "is_recommended": option is advice.recommended,
         "fits": option.fits,
         "needed_bytes": option.needed_bytes,
         "seconds": [step.low, step.total, None if option.is_rough else step.high],
         "parts": parts,
-        "cells": advice_text.cells(option, advice.request),
+        "cells": advice_text.cells(option, request),
     }
 
 
-def _launch(start: Launch) -> dict[str, Any]:
-    return {"stack": start.stack, "command": start.command, "files": start.files, "settings": start.settings}
-
-
-def _evidence(advice: Advice) -> dict[str, str] | None:
-    """Return the measured prediction errors for the recommended strategy, or the first one if none is recommended."""
-    option = advice.recommended or advice.ranked[0]
+def _evidence(option: StrategyPrediction) -> dict[str, str]:
+    """Return the measured errors of predictions such as this one."""
     time = option.prediction.step.evidence.sentence
     if option.is_short:
         time = "The error of this time is not known, because no published step is as short"
@@ -194,12 +239,15 @@ def _evidence(advice: Advice) -> dict[str, str] | None:
 def choices() -> dict[str, Any]:
     """Return all choices that the form of the web page offers, as data for JSON: models, GPUs, and other options.
 
-    The key of such an option is its flag without the dashes, which is the name of its field in the form.
+    The key of such an option is its flag without the dashes, which is the name of its field in the form. The first
+    question and its answer are part of the data.
     """
     head, rows = gpus.table()
     fields = Request.model_fields.items()
     words = {command_line.flag(name, field)[2:]: command_line.choices(field) for name, field in fields}
+    question = [word for name, value in FIRST.items() for word in (f"--{name}", value)]
     return {
+        "first": {"question": FIRST, "answer": answer(question)},
         "models": [{"name": name, "hub_ids": ids} for name, ids in sorted(KNOWN.hub_ids.items())],
         "gpus": [dict(zip(head, row, strict=True)) for row in rows],
         "options": {flag: values for flag, values in words.items() if values} | {"strategy": file.names()},

@@ -68,7 +68,7 @@ def text_of_numbers(numbers: NumbersOfGpus, everything: bool = False) -> str:
     if machines:
         request = fewest.request
         lines += ["", *wrapped([
-            f"{fewest.shape.name}, {_batch(fewest.shape, request)}. Predicted, not measured."
+            f"{fewest.shape.name}, {batch(fewest.shape, request)}. Predicted, not measured."
         ])]  # fmt: skip
         table = _table(machines, unit_of(fewest.shape))
         read_as = [f"Note: {note}." for note in [reading(request.gpu)] if note]
@@ -79,10 +79,10 @@ def text_of_numbers(numbers: NumbersOfGpus, everything: bool = False) -> str:
     return "\n".join([*lines, "", more])
 
 
-def _batch(shape: ModelShape, request: Request) -> str:
+def batch(shape: ModelShape, request: Request) -> str:
     """Describe the batch of one GPU, and the global batch that follows for more GPUs."""
-    batch = unit_of(shape).batch(request.batch()[0], request.sequence_length or DEFAULT_LENGTH)
-    return f"{batch} per {request.group} and step, so that more GPUs train a larger global batch"
+    of_one = unit_of(shape).batch(request.batch()[0], request.sequence_length or DEFAULT_LENGTH)
+    return f"{of_one} per {request.group} and step, so that more GPUs train a larger global batch"
 
 
 def _table(machines: list[Machine], unit: Unit) -> list[str]:
@@ -224,7 +224,6 @@ def text_of_comparison(comparison: Comparison, everything: bool = False) -> str:
     shown = kept if everything else kept[:NUM_ROWS]
     if comparison.fastest is not None and comparison.fastest not in shown:
         shown = [*shown[: NUM_ROWS - 1], comparison.fastest]
-    batch = _batch(comparison.shape, comparison.request)
     notes = [
         "Prices come from different providers and dates, for machines rented on demand. Only strategies without "
         f"offload are compared, on powers of two up to {MOST_GPUS} GPUs. GPUs for which no typical machine is known "
@@ -239,7 +238,13 @@ def text_of_comparison(comparison: Comparison, everything: bool = False) -> str:
         notes.append(f"--all shows {len(kept) - len(shown)} more machines.")
     return "\n".join(
         [
-            *wrapped([answer_of_comparison(comparison), "", f"{comparison.shape.name}, {batch}. Predicted."]),
+            *wrapped(
+                [
+                    answer_of_comparison(comparison),
+                    "",
+                    f"{comparison.shape.name}, {batch(comparison.shape, comparison.request)}. Predicted.",
+                ]
+            ),
             "",
             *_table(shown, unit_of(comparison.shape)),
             "",
