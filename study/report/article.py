@@ -68,7 +68,7 @@ class Verdicts:
         (self.source,) = (entry for entry in ledger.read() if entry.source == source)
 
     def answer(self) -> Markdown:
-        """Return the title of the article and which of its statements can be trusted, as Markdown."""
+        """Return which statements of the article can be trusted, as Markdown."""
         return markdown(answer(self.source))
 
     def main_faults(self, number: int) -> Markdown:
@@ -102,8 +102,8 @@ def plain(text: str) -> str:
 
 
 def answer(source: Source) -> str:
-    """Return the title of an article and which of its statements can be trusted, as Markdown."""
-    lines = [f"**{source.title}**"]
+    """Return which statements of an article can be trusted, as Markdown."""
+    lines = []
     for head, key in sentences.ON_TOP:
         text = getattr(source, key) or ""
         points = text.removesuffix(".").split("; ") if key != "believe" else []

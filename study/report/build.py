@@ -79,11 +79,18 @@ def build_all(output: Path) -> Path:
     parameters: dict[str, tuple[str, dict[str, Any]]] = {
         path.stem: (path.stem, {}) for path in sorted(NOTEBOOKS.glob("*.ipynb")) if path.stem != OF_AN_ARTICLE
     }
-    parameters |= {
-        article.source: (OF_AN_ARTICLE, {"source": article.source}) for article in ledger.read() if article.sentences
-    }
+    titles = {article.source: article.title for article in ledger.read() if article.sentences}
+    parameters |= {source: (OF_AN_ARTICLE, {"source": source}) for source in titles}
     _make(parameters, output)
+    for source, title in titles.items():
+        path = output / f"{source}.ipynb"
+        path.write_text(with_title(path.read_text(encoding="utf-8"), title), encoding="utf-8")
     return output
+
+
+def with_title(article: str, title: str) -> str:
+    """Return the text of a notebook about an article with the article's title as its first heading."""
+    return article.replace("# Verdicts on an article", f"# {json.dumps(title, ensure_ascii=False)[1:-1]}", 1)
 
 
 def _make(notebooks: Mapping[str, tuple[str, Mapping[str, Any]]], output: Path) -> None:

@@ -453,21 +453,30 @@ def kinds(rows: pd.DataFrame, others: pd.DataFrame) -> str:
 
 
 def head(part: Comparison) -> Head:
-    """Return the title and subtitle of the figure of one model: its settings, and where its numbers come from."""
+    """Return the title and subtitle of the figure of a comparison: its settings, and where its numbers come from."""
     advice = next(iter(part.advices.values()))
     request, shape = advice.request, advice.shape
     length = request.sequence_length or 0
+    is_one = part.rows["model"].nunique() == 1
+    model = f"{shape.name} with {shape.num_params / 1e6:,.0f} million parameters, {length:,} tokens per sequence, "
     setting = (
-        f"{shape.name} with {shape.num_params / 1e6:,.0f} million parameters, {request.chosen_precision}, "
-        f"{length:,} tokens per sequence, {(request.global_batch_size or 0) * length:,} tokens per optimizer step, "
-        f"with the defaults of {request.stack}"
+        f"{model if is_one else ''}{request.chosen_precision}, "
+        f"{(request.global_batch_size or 0) * length:,} tokens per optimizer step, with the defaults of {request.stack}"
     )
     sources = ["Dots with lines: predicted, not measured."]
     if (part.rows["source"] == MEASURED).any():
         sources.append("Squares: measured by this project, with different batches.")
     if part.others[list(QUANTITIES)].notna().any(axis=None):
         sources.append("Diamonds: measured by others, with different settings.")
-    return Head(f"Memory, speed and cost: {shape.name}", " ".join(sources), setting)
+    title = f"Memory, speed and cost: {shape.name}" if is_one else "Memory, speed and cost of every model"
+    return Head(title, " ".join(sources), setting)
+
+
+def heading(advice: Advice) -> str:
+    """Return the model of an answer with its size and the length of its sequences."""
+    count, length = advice.shape.num_params, advice.request.sequence_length or 0
+    size = f"{count / 1e6:.0f} million" if count < 1e9 else f"{count / 1e9:.2g} billion"
+    return f"{advice.shape.name}: {size} parameters, {length:,} tokens"
 
 
 def left_out(advices: Advices) -> dict[str, int]:

@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.category import StrCategoryFormatter
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 from matplotlib.text import Text
 from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, NullFormatter
 
@@ -28,6 +29,7 @@ PHONE = 343  # pixels of a figure on a page that is 390 pixels wide
 SMALLEST = 9.5  # pixels of the smallest text there
 INK = "#1f2328"  # color of text and axes
 PAPER = "#ffffff"
+HALO = [withStroke(linewidth=3, foreground=PAPER)]  # around text that a line may cross
 LOOK: dict[Any, Any] = dict.fromkeys(
     ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK
 )

@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, NullLocator
 from matplotlib.transforms import blended_transform_factory
 
 from study.report import drawing, plots
@@ -29,33 +30,34 @@ WORDS = {"single": "one process", "ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeR
 OFFLOAD_COLOR = "#A87900"  # one color for each strategy, because a picture with small marks cannot rely on their shape
 BEYOND = 1.75  # the axis of memory ends at this multiple of the memory of a GPU; larger values are drawn at its end
 
-# Sizes of the overview in inches and points. On a page that is 390 pixels wide, the picture has 343 pixels, so that
-# a point is 343 / (72 * 4.6) = 1.04 pixels.
-WIDTH, ROW, LINE, SMALL, LARGE = 4.6, 0.36, 0.19, 9.8, 11.0
+ROW, LINE, SMALL = 0.36, 0.19, 10.0  # of the overview: heights in inches, and the size of text in points
+OVERHANG = 4.0  # points by which the label of a tick may be longer than its axis
 LEFT, GAP, NUMBER = 0.19, 0.012, 0.115  # shares of the width: labels of rows, between panels, numbers of a panel
 
 
 class Style(NamedTuple):
-    """The color of text and the size of marks and letters of a figure."""
+    """The size of marks and letters of a figure."""
 
-    ink: str
     mark: float
     font: float
 
 
 def overview(
-    rows: pd.DataFrame, others: pd.DataFrame, best: pd.DataFrame, models: Mapping[str, str], ink: str, title: str
+    rows: pd.DataFrame, others: pd.DataFrame, best: pd.DataFrame, models: Mapping[str, str], head: Head
 ) -> Figure:
     """Draw the overview: every model on every machine, with one thin line per strategy.
 
     `rows` is the table of `by_machine.shown`, `others` that of `published`, and `best` that of `by_machine.best`, whose
     values are printed at the right end of each panel. `models` has the heading of each model.
     """
-    style, places, handles = Style(ink, 3.6, SMALL), _places(rows, models), _handles(rows, others, ink)
+    style, places, handles = Style(3.6, SMALL), _places(rows, models), _handles(rows, others)
     last = max(places.lines.values())
-    top, middle, bottom = 0.92, (last + 1) * ROW, 0.33 + LINE * (math.ceil(len(handles) / 2) + 2)  # inches
+    notes = ["The numbers are those of the recommended strategy.", "Without a number, no strategy fits."]
+    if others[list(QUANTITIES)].notna().any(axis=None):
+        notes.insert(0, "Measurements by others have different settings.")
+    top, middle, bottom = 0.5, (last + 1) * ROW, 0.4 + LINE * (math.ceil(len(handles) / 2) + len(notes))  # inches
     total, width = top + middle + bottom, (1 - LEFT - 3 * NUMBER - 2 * GAP) / 3
-    figure, panels = plt.subplots(1, 3, sharey=True, figsize=(WIDTH, total))
+    figure, panels = plt.subplots(1, 3, sharey=True, figsize=(drawing.WIDTH, total))
     for number, (axes, quantity) in enumerate(zip(panels, QUANTITIES, strict=True)):
         axes.set_position((LEFT + number * (width + NUMBER + GAP), bottom / total, width, middle / total))
         _prepare(axes, quantity, rows, others, style)
@@ -66,21 +68,15 @@ def overview(
             _print_best(axes, quantity, _of(best, model, machine), place, style)
     panels[0].set_ylim(last + 0.55, -0.45)
     panels[0].tick_params(labelleft=False)
-    beside = blended_transform_factory(figure.transFigure, panels[0].transData)
-    text: dict[str, Any] = {"transform": beside, "va": "center", "fontsize": SMALL, "color": ink}
+    text: dict[str, Any] = {"va": "center", "fontsize": SMALL, "path_effects": drawing.HALO}
+    text["transform"] = blended_transform_factory(figure.transFigure, panels[0].transData)
     for (_, machine), place in places.lines.items():
         panels[0].text(0.012, place, _short(machine), **text)
     for model, place in places.headings.items():
         panels[0].text(0.012, place, models[model], fontweight="bold", **text)
-    large: dict[str, Any] = {"color": ink, "fontsize": LARGE, "fontweight": "bold"}
-    figure.suptitle(title, x=0.012, y=1 - 0.05 / total, ha="left", va="top", **large)
-    has_points = others[list(QUANTITIES)].notna().any(axis=None)
-    notes = ["Measurements by others have different settings."] if has_points else []
-    notes.append("The numbers are those of the recommended strategy.")
-    figure.text(0.012, 0.06 / total, "\n".join(notes), fontsize=SMALL, color=ink, linespacing=1.4)
-    _legend(figure, handles, style, at=(0, (0.1 + 2 * LINE) / total))
-    plt.close(figure)
-    return figure
+    figure.text(0.012, 0.06 / total, "\n".join(notes), fontsize=SMALL, linespacing=1.4)
+    _legend(figure, handles, style, at=(0, (0.1 + len(notes) * LINE) / total))
+    return drawing.finish(figure, head, legend=False)
 
 
 def of_model(rows: pd.DataFrame, others: pd.DataFrame, head: Head) -> Figure:
@@ -92,12 +88,12 @@ def of_model(rows: pd.DataFrame, others: pd.DataFrame, head: Head) -> Figure:
             place += 1
             lines[machine, strategy] = place
         place += 1.3
-    style = Style(drawing.INK, 5, 10.5)
-    handles = _handles(rows, others, style.ink, with_strategies=False)
+    style = Style(5, 10.5)
+    handles = _handles(rows, others, with_strategies=False)
     top, bottom = 0.62, 0.4 + 0.22 * math.ceil(len(handles) / 2)  # inches
     total = top + 0.25 * place + bottom
     figure, panels = plt.subplots(1, 3, sharey=True, figsize=(drawing.WIDTH, total))
-    figure.subplots_adjust(left=0.37, right=0.98, top=1 - top / total, bottom=bottom / total, wspace=0.12)
+    figure.subplots_adjust(left=0.35, right=0.98, top=1 - top / total, bottom=bottom / total, wspace=0.12)
     for axes, quantity in zip(panels, QUANTITIES, strict=True):
         _prepare(axes, quantity, rows, others, style)
         for machine in headings:
@@ -124,7 +120,7 @@ def _say_what_does_not_fit(
         key = row["machine"], row["strategy"]
         if key not in taken:
             place: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center", "ha": "right"}
-            axes.text(1, lines[key], "does not fit ", fontsize=style.font, **place)
+            axes.text(1, lines[key], "does not fit ", fontsize=style.font, path_effects=drawing.HALO, **place)
 
 
 class _Places(NamedTuple):
@@ -170,32 +166,43 @@ def _prepare(axes: Axes, quantity: str, rows: pd.DataFrame, others: pd.DataFrame
     """Set the scale, the ticks and the head of a panel. The axis of memory shows the memory of a GPU as a line."""
     axes.spines[:].set_visible(False)
     axes.set_axisbelow(True)
-    axes.grid(axis="x", color=style.ink, alpha=0.2, linewidth=0.6)
+    axes.grid(axis="x", color=drawing.INK, alpha=0.2, linewidth=0.6)
     axes.grid(axis="y", visible=False)
-    axes.set_title(HEADS[quantity], fontsize=style.font, color=style.ink, loc="left")
-    axes.tick_params(colors=style.ink, labelsize=style.font, length=0)
+    axes.set_title(HEADS[quantity], fontsize=style.font, loc="left")
+    axes.tick_params(labelsize=style.font, length=0)
     if quantity == "memory":
         capacity = float(rows["capacity"].max())
         axes.set_xlim(0, BEYOND * capacity)
         axes.set_xticks([0, 40, 80] if capacity < 120 else [0, round(capacity, -1)])
-        axes.axvline(capacity, color=style.ink, linestyle="--", linewidth=1)
+        axes.axvline(capacity, color=drawing.INK, linestyle="--", linewidth=1)
         return
     columns = [quantity, f"{quantity}_low", f"{quantity}_high"]
     values = pd.concat([rows[columns], others[columns]]).stack()
     low, high = (values.min(), values.max()) if len(values) else (1, 10)
     axes.set_xscale("log")
-    axes.set_xlim(low / 1.25, high * 1.25)
-    decades = math.log10(high / low)
-    axes.xaxis.set_major_locator(
-        LogLocator(subs=(1,) if decades > 1.8 else (1, 3) if decades > 1 else (1, 2, 5), numticks=9)
-    )
+    axes.set_xlim(low / 1.4, high * 1.4)
+    axes.set_xticks(_ticks(axes, style.font), minor=False)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: thousands(value)))
     axes.xaxis.set_minor_locator(NullLocator())
-    is_wide = decades > 2.5  # labels of all decades would overlap
 
-    def label(value: float, _: int | None) -> str:
-        return "" if is_wide and round(math.log10(value)) % 2 == 0 else thousands(value)
 
-    axes.xaxis.set_major_formatter(FuncFormatter(label))
+def _ticks(axes: Axes, font: float) -> list[float]:
+    """Return as many round numbers for a logarithmic axis as have room for labels of this size, which is in points."""
+    low, high = np.log10(axes.get_xlim())
+    decade = axes.bbox.width * 72 / axes.figure.dpi / (high - low)  # in points
+    halves, thirds = (
+        [factor * 10.0**power for power in range(math.floor(low), math.ceil(high)) for factor in factors]
+        for factors in ((1, 3), (1, 2, 5))
+    )
+    fitting: list[list[float]] = []
+    for ticks in (thirds, *(halves[first::step] for step in (1, 2, 4, 3) for first in range(step))):
+        reach = np.array([0.325 * font * len(thousands(tick)) for tick in ticks])  # of a label to both sides
+        places = (np.log10(ticks) - low) * decade
+        inside = (places > reach - OVERHANG) & (places < (high - low) * decade - reach + OVERHANG)
+        reach, places = reach[inside], places[inside]
+        if (np.diff(places) > reach[1:] + reach[:-1] + 0.4 * font).all():
+            fitting.append(np.array(ticks)[inside].tolist())
+    return max(fitting, key=len, default=[])
 
 
 def _draw(
@@ -213,7 +220,7 @@ def _draw(
             _draw_with_interval(axes, quantity, row, offsets[row["strategy"]], style)
     for row in others.to_dict("records"):
         if not math.isnan(row[quantity]) and row["strategy"] in offsets:
-            mark: dict[str, Any] = {"color": style.ink, "markersize": style.mark * 0.95, "markeredgewidth": 0}
+            mark: dict[str, Any] = {"color": drawing.INK, "markersize": style.mark * 0.95, "markeredgewidth": 0}
             axes.plot(min(row[quantity], 0.985 * right), offsets[row["strategy"]], "D", **mark)
 
 
@@ -242,8 +249,8 @@ def _print_best(axes: Axes, quantity: str, best: pd.DataFrame, place: float, sty
             f"{row[quantity]:,.0f}" if quantity == "cost" else thousands(row[quantity]),
             "bold" if source == MEASURED else "normal",
         )
-    axes.text(1.03, place, text, transform=axes.get_yaxis_transform(), va="center", fontsize=style.font,
-              color=style.ink, fontweight=weight)  # fmt: skip
+    axes.text(1.07, place, text, transform=axes.get_yaxis_transform(), va="center", fontsize=style.font,
+              fontweight=weight)  # fmt: skip
 
 
 def thousands(value: float) -> str:
@@ -258,13 +265,13 @@ def thousands(value: float) -> str:
     return f"{value:.2g}"
 
 
-def _handles(rows: pd.DataFrame, others: pd.DataFrame, ink: str, with_strategies: bool = True) -> list[Line2D]:
+def _handles(rows: pd.DataFrame, others: pd.DataFrame, with_strategies: bool = True) -> list[Line2D]:
     """Return the entries of the legend: the colors of strategies, and one entry per kind of mark that is drawn."""
     strategies = in_order(rows["strategy"]) if with_strategies else []
     strategies.sort(key=lambda name: name.endswith("_offload"))
     words = {"offload" if name.endswith("_offload") else WORDS.get(name, name): color_of(name) for name in strategies}
     handles = [Line2D([], [], color=color, linewidth=3, label=label) for label, color in words.items()]
-    mark: dict[str, Any] = {"color": ink, "markersize": 5}
+    mark: dict[str, Any] = {"color": drawing.INK, "markersize": 5}
     if (rows["source"] == PREDICTED).any():
         handles.append(Line2D([], [], marker="o", label="predicted, with interval", **mark))
     if not rows["fits"].all():
@@ -275,11 +282,11 @@ def _handles(rows: pd.DataFrame, others: pd.DataFrame, ink: str, with_strategies
         handles.append(Line2D([], [], marker="s", label="measured by this project", **mark))
     if others[list(QUANTITIES)].notna().any(axis=None):
         handles.append(Line2D([], [], marker="D", linestyle="", label="measured by others", **mark))
-    return [*handles, Line2D([], [], color=ink, linestyle="--", linewidth=1, label="memory of a GPU")]
+    return [*handles, Line2D([], [], color=drawing.INK, linestyle="--", linewidth=1, label="memory of a GPU")]
 
 
 def _legend(figure: Figure, handles: list[Line2D], style: Style, at: tuple[float, float]) -> None:
     """Add a legend in two columns at the left end of the figure, `at` the place of its lower left corner."""
-    look: dict[str, Any] = {"labelcolor": style.ink, "handlelength": 1.4, "columnspacing": 1.2, "labelspacing": 0.3}
+    look: dict[str, Any] = {"handlelength": 1.4, "columnspacing": 1.2, "labelspacing": 0.3}
     place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": at, "borderaxespad": 0.2}
     figure.legend(handles=handles, ncols=2, fontsize=style.font, **look, **place)

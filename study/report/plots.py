@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import string
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ from study.compare.bits import ROUNDINGS, Cell
 from study.compare.predicted import step_peak
 from study.compare.verdict import Verdict
 from study.report.captions import Head
-from study.report.drawing import INK, PAPER, TEXT_POINTS, WIDTH, dress, finish, panel
+from study.report.drawing import HALO, INK, PAPER, TEXT_POINTS, WIDTH, dress, finish, panel
 from study.report.tables import centers, steps_of
 from zero_study.engines.strategy_names import StrategyName, in_order
 
@@ -201,7 +202,7 @@ def _bars(values: pd.Series, label: str, reach: pd.Series | None = None, digits:
     ends = values if reach is None else np.fmax(values, reach)
     for place, (value, end) in enumerate(zip(values, ends, strict=True)):
         gap = "  " if reach is None else "    "  # a mark is at the end
-        axes.text(end, place, f"{gap}{value:.{digits}f}", va="center")
+        axes.text(end, place, f"{gap}{value:.{digits}f}", va="center", path_effects=HALO)
     axes.invert_yaxis()
     axes.margins(x=0.16)
     if not digits:
@@ -357,11 +358,12 @@ def bits(
     """Draw which trainings equal the reference in every bit, with a row per strategy and a column per setting.
 
     A green square means that all bits equal those of the reference. Any other square contains the numbers of the
-    roundings that differ, which the legend names.
+    roundings that differ, which the legend names. If there are many columns, they have letters, which it names too.
     """
     cells = [cell for row in rows.values() for cell in row if cell is not None]
     used = [name for name in ROUNDINGS if any(name in cell.roundings for cell in cells)]
-    figure, axes = panel(0.32 * len(rows) + 0.22 * len(used) + (2.0 if len(columns) > 4 else 1.2))
+    letters = dict(zip(string.ascii_uppercase, columns, strict=False)) if len(columns) > 4 else {}
+    figure, axes = panel(0.32 * len(rows) + 0.22 * (len(used) + len(letters)) + 1.2)
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
     for y, row in enumerate(rows.values()):
@@ -375,11 +377,11 @@ def bits(
     axes.set_xlim(-0.5, len(columns) - 0.5)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_yticks(range(len(rows)), list(rows), fontsize=10)
-    turned: dict[str, Any] = {"rotation": 60, "ha": "left"} if len(columns) > 4 else {}
-    axes.set_xticks(range(len(columns)), [textwrap.fill(text, 14) for text in columns], fontsize=10, **turned)
+    axes.set_xticks(range(len(columns)), [*letters] or [textwrap.fill(text, 14) for text in columns], fontsize=10)
     axes.tick_params(length=0)
     axes.xaxis.tick_top()
     legend = [
+        *(f"{letter}  {name}" for letter, name in letters.items()),
         f"=  identical to {reference} in every bit",
         *(f"{number}  {name}" for number, name in enumerate(used, 1)),
     ]

@@ -231,8 +231,9 @@ def in_short() -> list[str]:
         for name, run in measured.items()
     ]
     return [
-        f"**Is the loss the same?** In these trainings, yes: it differs by {_nats(eight.mean)} nats between one and eight H100 "
-        f"({_interval(eight)}), and {_nats(two.mean)} between one and two A100 with FSDP ({_interval(two)}).",
+        f"**Is the loss the same?** In these trainings, yes: it differs by {_nats(eight.mean)} nats between one and "
+        f"eight H100 ({_interval(eight)}), and {_nats(two.mean)} between one and two A100 with FSDP "
+        f"({_interval(two)}).",
         f"**How much faster is it?** Eight H100 are {faster:.1f} times as fast as one, and two A100 "
         f"{1 / halves:.1f} times as fast as one. An H100 is {cards.median:.1f} times as fast as an A100 "
         f"({cards.least:.1f} to {cards.most:.1f} in {cards.num} pairs).",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import functools
 import http.server
+import io
 import json
 import math
 import os
@@ -15,8 +16,10 @@ import urllib.parse
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from launching import ROOT
+from PIL import Image
 from web_form import LABELS, wait_for_answer
 
 from zero_study import cli
@@ -80,6 +83,25 @@ def test_every_page(address, browser, viewport, scheme):
         assert page.locator("nav a").count() > 20, name  # the way to the guides, from every page
     assert said == []
     assert all(url.startswith((address, "data:", "blob:")) for url in asked)
+    context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_figures_of_notebooks_have_the_ground_of_the_page_and_readable_text(address, browser, scheme):
+    context = browser.new_context(viewport=DESKTOP, color_scheme=scheme)
+    page = context.new_page()
+    names = sorted(path.name.removesuffix("_files") for path in SITE.glob("reports/*_files"))
+    assert len(names) > 8
+    for name in names:
+        page.goto(f"{address}/reports/{name}/")
+        shot = page.locator("main img[src*='_files/']").first.screenshot()
+        colors = Image.open(io.BytesIO(shot)).convert("RGB").getcolors(1 << 24)
+        ground = np.array(max(colors)[1])
+        of_page = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert np.abs(ground - [int(part) for part in re.findall(r"\d+", of_page)[:3]]).max() <= 2, name
+        assert (ground.mean() < 100) == (scheme == "dark"), name
+        farthest = max(np.abs(ground - np.array(color)).min() for _, color in colors)
+        assert farthest > 190, name  # text and axes
     context.close()
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import re
 
-import first_screen
+import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 import synthetic
@@ -28,8 +27,8 @@ ONE_A100 = {"models": {"bert-large": 512}, "machines": [("a100-80gb", 1)]}
 
 @pytest.fixture(scope="module")
 def compared():
-    """The comparison in README's first picture, which is computed once for all tests."""
-    return first_screen.on_machines()
+    """The comparison of the notebook, which is computed once for all tests."""
+    return by_machine.compare()
 
 
 @pytest.fixture
@@ -284,35 +283,25 @@ def test_models_that_fit_on_a_machine_are_named_with_their_strategy():
 # ---------------------------------------------------------------- figures
 
 
-def test_the_first_picture_says_what_it_shows_and_is_readable_on_a_phone(compared):
-    figure = first_screen.first_picture("#000000")
-    texts = [text for text in figure.findobj(Text) if text.get_text() and text.get_visible()]
-    words = "\n".join(text.get_text() for text in texts)
-    for part in (
-        "bf16",
-        "A100",
-        "H100",
-        "predicted",
-        "others",
-        "Llama 3.1 8B",
-        "4,096 tokens",
-        "does not fit",
-        "ZeRO-3",
-    ):
+def test_the_overview_says_what_it_shows(compared):
+    headings = {model: by_machine.heading(advice) for (model, _), advice in compared.advices.items()}
+    head = by_machine.head(compared)
+    figure = machine_plots.overview(compared.rows, compared.others, compared.best, headings, head)
+    words = "\n".join(text.get_text() for text in figure.findobj(Text) if text.get_visible())
+    for part in ("bf16", "A100", "H100", "predicted", "measured by others", "does not fit", "ZeRO-3"):
         assert part in words
-    pixels = 343  # of the picture on a page of 390 pixels
-    assert min(text.get_fontsize() for text in texts) * pixels / (72 * figure.get_figwidth()) > 10
+    assert "llama-3.1-8b: 8 billion parameters, 4,096 tokens" in words
+    assert "bert-large: 335 million parameters, 512 tokens" in words
     best = row_of(compared.best, model="llama-3.1-8b", machine="8 x h100-sxm")
     assert f"{best['cost']:,.0f}" in words
 
 
-def test_equal_inputs_make_equal_pictures(monkeypatch):
-    monkeypatch.setitem(first_screen.mpl.rcParams, "svg.hashsalt", "zero-study")
-    drawn = []
-    for _ in range(2):
-        first_screen.first_picture("#000000").savefig(buffer := io.BytesIO(), format="svg", metadata={"Date": None})
-        drawn.append(buffer.getvalue())
-    assert drawn[0] == drawn[1]
+@pytest.mark.parametrize("limits", [(3e3, 2e5), (7.0, 80.0), (150.0, 1e3), (2.5e3, 9.8e5), (1.0, 1e6)])
+def test_a_logarithmic_axis_has_at_least_two_labels(limits):
+    figure, axes = plt.subplots(figsize=(1.3, 1))
+    plt.close(figure)
+    axes.set(xscale="log", xlim=limits)
+    assert len(machine_plots._ticks(axes, 10.5)) > 1
 
 
 def test_a_figure_of_one_model_is_readable_on_a_phone(compared):

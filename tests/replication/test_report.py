@@ -149,11 +149,13 @@ def without(notebook: nbformat.NotebookNode, tag: str) -> list[str]:
 def test_every_notebook_is_committed_executed():
     executed = {path.stem: nbformat.read(path, as_version=4) for path in COMMITTED.glob("*.ipynb")}
     plain = {path.stem for path in report.NOTEBOOKS.glob("*.ipynb")} - {report.OF_AN_ARTICLE}
-    articles = {source.source for source in ledger.read() if source.sentences}
-    assert set(executed) == plain | articles
+    articles = {source.source: source.title for source in ledger.read() if source.sentences}
+    assert set(executed) == plain | set(articles)
     for name, notebook in executed.items():
         source = report.NOTEBOOKS / f"{name if name in plain else report.OF_AN_ARTICLE}.ipynb"
-        requested = without(nbformat.read(source, as_version=4), "colab")
+        asked = source.read_text(encoding="utf-8")
+        asked = report.with_title(asked, articles[name]) if name in articles else asked
+        requested = without(nbformat.reads(asked, as_version=4), "colab")
         assert without(notebook, "injected-parameters") == requested, f"{name}: make it again with `zero-study report`"
         text = json.dumps(notebook)
         assert not re.search(r"Traceback|<[\w.]+ object at|/home/|/root/|nan%", text), name
@@ -419,7 +421,11 @@ def check_article(about):
     counts = article.verdict_counts(judged)
     assert all(f"| {kind.word} | " in counts and kind.meaning in counts for kind in verdicts.Conclusion)
     assert article.main_faults(judged, 2).count("\n1. ") <= 1
-    assert about.title in article.answer(about)
+    written = (report.NOTEBOOKS / f"{report.OF_AN_ARTICLE}.ipynb").read_text(encoding="utf-8")
+    first = nbformat.reads(report.with_title(written, about.title), as_version=4).cells[0].source
+    assert first.startswith(f"# {about.title}\n")
+    (link,) = re.findall(rf"\[(.+)\]\({about.source}\.ipynb\)", (COMMITTED / "README.md").read_text(encoding="utf-8"))
+    assert about.title.startswith(link)
 
 
 def test_the_tables_of_the_article_that_prints_its_program():
@@ -505,8 +511,8 @@ def test_text_that_is_too_small_on_a_phone_is_no_figure():
         drawing.finish(figure, HEAD)
 
 
-# Pictures of Markdown pages, which are drawn for light and for dark pages: they have an ink and a title of their own.
-OF_PAGES = {"first_screen", "overview"}
+# The picture of a Markdown page, which is drawn for light and for dark pages: it has an ink and a title of its own.
+OF_PAGES = {"first_screen"}
 
 
 def test_every_figure_is_finished():

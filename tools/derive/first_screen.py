@@ -1,16 +1,13 @@
-"""The numbers and answers of README, and pictures of the notebook a100-or-h100 and of reports/memory-and-time.md.
+"""The numbers and answers of README, and the picture of reports/memory-and-time.md.
 
-The numbers in `NUMBERS`, and the picture of reports/memory-and-time.md, are from committed records of this project's
-runs on CPUs. The picture of the notebook compares models on machines with GPUs: predictions, measurements by others,
-and committed records of runs on GPUs if there are any.
+Both are from committed records: README's answers from public runs, and the rest from this project's runs on CPUs.
 
-python tools/derive/first_screen.py    # draws the pictures, once for light and once for dark pages
+python tools/derive/first_screen.py    # draws the picture, once for light and once for dark pages
 """
 
 from __future__ import annotations
 
 import re
-import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -20,22 +17,15 @@ import committed_runs
 import matplotlib as mpl
 import pandas as pd
 from committed_runs import CPU, learned, releases_with_fault, runs_by_strategy, speeds_by_strategy
-from matplotlib.figure import Figure
 
 from study.compare import frontier, verdict
 from study.records import find as records
-from study.report import by_machine, machine_plots, plots, public_answers, sentences
+from study.report import plots, public_answers, sentences
 from zero_study import terminal
 from zero_study.conformance import results
 from zero_study.files import ROOT
 
 SHOWN = ["ddp", "zero2", "zero2_tuned", "zero3", "zero3_tuned", "fsdp2"]
-NAMES = {
-    "bert-large": "BERT-large",
-    "gpt2-xl": "GPT-2 XL",
-    "llama-3.1-8b": "Llama 3.1 8B",
-    "qwen2.5-32b": "Qwen2.5 32B",
-}
 INKS = {"light": "#1f2328", "dark": "#e6edf3"}
 TITLE = "GPT with 124 million parameters, fp32,\ntwo processes on a CPU (measured)"
 
@@ -180,25 +170,6 @@ def largest_models() -> dict[str, str]:
     }
 
 
-@cache
-def on_machines() -> by_machine.Comparison:
-    """Return the comparison that the first picture shows: its models and machines are the defaults of `by_machine`."""
-    return by_machine.compare()
-
-
-def first_picture(ink: str) -> Figure:
-    """Draw the first picture. Its headings and its title name the models, the precision and the kinds of figures."""
-    compared = on_machines()
-    headings = {}
-    for (model, _), advice in compared.advices.items():
-        size = f"{advice.shape.num_params / 1e9:.2g} billion" if advice.shape.num_params > 1e9 else ""
-        size = size or f"{advice.shape.num_params / 1e6:.0f} million"
-        headings[model] = f"{NAMES[model]}: {size} parameters, {advice.request.sequence_length:,} tokens"
-    kinds = by_machine.kinds(compared.rows, compared.others)
-    title = textwrap.fill(f"Training in bf16 on A100 (80 GB) and H100 GPUs: {kinds}", 52)
-    return machine_plots.overview(compared.rows, compared.others, compared.best, headings, ink, title)
-
-
 def public_sentences() -> str:
     """Return the sentences of README about public runs on A100 and H100."""
     return sentences.bullets(public_answers.in_short())
@@ -218,13 +189,11 @@ def release() -> str:
 
 
 def main() -> None:
-    """Write the pictures to reports/, for light and dark pages. Equal inputs make equal bytes."""
+    """Write the picture to reports/, for light and dark pages. Equal inputs make equal bytes."""
     mpl.rcParams["svg.hashsalt"] = "zero-study"
     for ground, ink in INKS.items():
-        pictures = {"first": first_picture(ink), "measured": plots.first_screen(peaks(), times(), ink, TITLE)}
-        for name, figure in pictures.items():
-            path = ROOT / "reports" / f"{name}-{ground}.svg"
-            figure.savefig(path, facecolor="none", metadata={"Date": None})
+        measured = plots.first_screen(peaks(), times(), ink, TITLE)
+        measured.savefig(ROOT / "reports" / f"measured-{ground}.svg", facecolor="none", metadata={"Date": None})
 
 
 if __name__ == "__main__":

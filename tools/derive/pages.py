@@ -63,10 +63,13 @@ VIEWS = {
 PICTURE = re.compile(r"<picture>.*?</picture>", re.DOTALL)
 SOURCE_FOR_DARK = re.compile(r" *<source [^>]*\bdark\b[^>]*>\n")
 FOLDED = r'<details markdown="1"><summary>code</summary>\n\n\g<0>\n\n</details>'
-# The theme breaks code within words, so a short name in a first column needs a least width on a phone.
+# The theme breaks code within words, so a short name in a first column needs a least width on a phone. The figures of
+# notebooks are on white paper. On a dark page, their lightness is inverted, and the page is their paper.
 LOOK = (
     "<style>.md-typeset table:not([class]) :is(th, td) {min-width: 0; padding: .5em .7em}"
-    " .md-typeset table:not([class]) td:first-child:has(code) {min-width: 7em}</style>\n\n"
+    " .md-typeset table:not([class]) td:first-child:has(code) {min-width: 7em}"
+    ' [data-md-color-scheme="slate"] img[src*="_files/"] {filter: invert(1) hue-rotate(180deg); mix-blend-mode: screen}'
+    "</style>\n\n"
 )
 
 
@@ -151,8 +154,7 @@ def notebook(source: Path, target: Path) -> str:
     text = re.sub(r"\n```\s+```python\n", "\n\n", text)  # cells with nothing between them
     text = re.sub(r"^```python\n.*?^```$", FOLDED, text, flags=re.DOTALL | re.MULTILINE)
     titles = [(heading.start(), heading[1]) for heading in re.finditer(r"^(?:#+ |\*\*)([^*\n]+)", text, re.MULTILINE)]
-    text = re.sub(r"!\[png\]", lambda heading: f"![{[name for at, name in titles if at < heading.start()][-1]}]", text)
-    return text.replace("# Verdicts on an article", f"# Verdicts on {source.stem}", 1)
+    return re.sub(r"!\[png\]", lambda heading: f"![{[name for at, name in titles if at < heading.start()][-1]}]", text)
 
 
 def commands() -> Iterator[str]:

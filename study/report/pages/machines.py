@@ -50,6 +50,13 @@ class Machines:
         heads = {"memory_source": "memory is", "speed_source": "speed and cost are", "change": "recommended change"}
         return table.rename(columns=HEADS | heads)
 
+    def overview(self) -> Figure:
+        """Return one figure of all models on all machines."""
+        compared = self.compared
+        headings = {model: by_machine.heading(advice) for (model, _), advice in compared.advices.items()}
+        head = by_machine.head(compared)
+        return machine_plots.overview(compared.rows, compared.others, compared.best, headings, head)
+
     def figures(self) -> Iterator[Figure]:
         """Yield one figure per model, with the values of each strategy on each machine."""
         for model in self.models:
