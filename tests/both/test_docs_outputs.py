@@ -12,6 +12,8 @@ pytestmark = pytest.mark.pages
 
 PLACES = [place for page in docs_outputs.pages() for place in docs_outputs.places(page)]
 name_of = lambda place: place.name  # noqa: E731
+RUNS = [place for place in PLACES if place.is_run]
+PLANS = [place for place in RUNS if place.commands.startswith("zero-study plan ")]  # which start no training
 
 
 @pytest.mark.launches
@@ -22,9 +24,10 @@ def test_a_page_shows_what_its_commands_print(place):
     assert docs_outputs.printed(place) == place.shown
 
 
-@pytest.mark.nightly
 @pytest.mark.launches
-@pytest.mark.parametrize("place", [place for place in PLACES if place.is_run], ids=name_of)
+@pytest.mark.parametrize(
+    "place", [pytest.param(place, marks=() if place in PLANS else pytest.mark.nightly) for place in RUNS], ids=name_of
+)
 def test_a_page_shows_what_its_runs_print_but_for_numbers(place):
     """To write it anew: python tools/derive/docs_outputs.py --runs PAGE."""
     launching.use()
@@ -69,6 +72,9 @@ def test_outputs_of_two_machines_are_compared_without_numbers():
     first, second = "peak  237 MiB  0.78 x\n", "peak  1,237 MiB   0.8 x\n"
     assert docs_outputs.without_numbers(first) == docs_outputs.without_numbers(second)
     assert docs_outputs.without_numbers(first) != docs_outputs.without_numbers("peak  237 GiB  0.78 x\n")
+    short = "----  ---\nabc   1 B\nThe median is 9 s and\n  falls."
+    long = "----  ------\nabc   1000 B\nThe median is\n  12 s and falls."
+    assert docs_outputs.without_numbers(short) == docs_outputs.without_numbers(long)
     assert docs_outputs.without_numbers("about 63 s\n") == docs_outputs.without_numbers("about 2 min\n")
     first, second = (
         "packed 1 runs on Intel(R) Xeon(R), 2 cores into a.zip\n",

@@ -114,13 +114,15 @@ def _part(lines: list[str], first: int, last: int | None) -> str:
 
 
 def without_numbers(output: str) -> list[str]:
-    """Return the words of an output line by line: what it has in common with the same commands on another machine.
+    """Return the words of an output without its numbers: what it has in common with another machine's.
 
-    Seconds and minutes count as the same unit, because a slower machine prints a duration in minutes. The name of the
-    processor is left out.
+    The place of a line break and the width of a table's column are left out, because they depend on the length of the
+    numbers. Seconds and minutes count as the same unit, because a slower machine prints a duration in minutes. The name
+    of the processor is left out.
     """
-    lines = [" ".join(re.sub(r"[-+]?\d[\d.,:e+-]*", "#", line).split()) for line in output.splitlines()]
-    return [re.sub(r"\bon \S.*, # cores", "on # cores", re.sub(r"# (s|min)\b", "# s", line)) for line in lines]
+    text = re.sub(r"-{2,}", "--", re.sub(r"[-+]?\d[\d.,:e+-]*", "#", output))
+    text = re.sub(r"\bon (?:(?!\bon\b).)+?, # cores", "on # cores", " ".join(text.split()))
+    return re.sub(r"# (s|min)\b", "# s", text).split()
 
 
 def update(page: Path, with_runs: bool) -> int:
