@@ -416,7 +416,7 @@ def test_readme_is_short():
 
 @pytest.mark.slow
 def test_the_first_comparison_prints_what_it_shows(tmp_path):
-    guide = (ROOT / "docs" / "train.md").read_text(encoding="utf-8").partition("## Compare with another strategy")[2]
+    guide = (ROOT / "docs" / "train.md").read_text(encoding="utf-8").partition("## Compare one process with several")[2]
     commands, displayed = re.search(r"```sh\n(.*?)```.*?```text\n(.*?)```", guide, re.DOTALL).groups()
     commands = "set -e; i=0\n" + re.sub(r" > \w+\.log", f" --output-dir {tmp_path}/$((i=i+1))", commands)
     commands = commands.replace("compare runs", f"compare {tmp_path}")
@@ -425,7 +425,7 @@ def test_the_first_comparison_prints_what_it_shows(tmp_path):
     completed = subprocess.run(["bash", "-c", commands], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert completed.returncode == 0, completed.stderr[-2000:]
     expected, printed = _memory_rows(displayed), _memory_rows(completed.stdout)
-    assert len(expected) == 3
+    assert len(expected) == 4
     assert printed.keys() == expected.keys(), completed.stdout  # strategy, ranks and loss
     for row, sizes in expected.items():  # the buffers of PyTorch's kernels depend on the processor
         assert printed[row] == pytest.approx(sizes, rel=0.05), completed.stdout

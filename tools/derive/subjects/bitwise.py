@@ -238,5 +238,6 @@ NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/losses.md", "autocast"): partial(largest_difference, "bits", "bf16-autocast"),
     ("docs/losses.md", "fp64"): partial(largest_difference, "bits-learned", "fp64"),
     ("docs/losses.md", "exact"): exact_trainings,
+    ("docs/one-gpu-or-several.md", "exact"): exact_trainings,
     ("docs/losses.md", "faults"): planted_faults,
 }
