@@ -308,8 +308,10 @@ def test_the_result_is_computed_from_the_runs(tmp_path):
     result = page.result()
     loss = f"{page.first['loss'].iloc[0]:.4f}"
     for part in (
-        "4 of 5 strategies trained (fsdp2_cpu_offload needs a GPU).", f"on 1 and 2 processes under 4 strategies: {loss}.",
-        f"{ratios.min():.2f} times that of ddp", "500 million elements", f"{ratios['zero2_tuned']:.2f} times (zero2_tuned)",
+        "4 of 5 strategies trained (fsdp2_cpu_offload needs a GPU).",
+        f"on 1 and 2 processes under 4 strategies: {loss}.",
+        f"{ratios.min():.2f} times that of ddp", "500 million elements",
+        f"{ratios['zero2_tuned']:.2f} times (zero2_tuned)",
     ):  # fmt: skip
         assert part in result
     labels = [{label.get_text() for label in axes.get_yticklabels()} for axes in page.overview().axes]
