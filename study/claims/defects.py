@@ -78,7 +78,7 @@ GROUPS = {
 }
 AS_PUBLISHED, MENDED = GROUPS["as published"]["all defects"], GROUPS["all mended"]["batch 8"]
 TWICE = GROUPS["all mended"]["plain twice, other heads"]  # without ZeRO on both sides
-MENDED_ALONE, LEFT_ALONE = GROUPS["one defect mended, the others left"], GROUPS["all mended but one"]
+LEFT_ALONE = GROUPS["all mended but one"]
 
 # ---------------------------------------------------------------- effects
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, SupportsFloat
+from typing import Any
 
 import pandas as pd
 
 from study.report import captions, tables
 from study.report.captions import joined
 from zero_study import terminal
-from zero_study.terminal import gib
 from zero_study.terminal import whole_percent as whole_percent
 
 DEFAULT_BUCKET = 500_000_000  # elements: DeepSpeed's default for `reduce_bucket_size`
@@ -212,11 +211,6 @@ def _least_memory(rows: pd.DataFrame, control: str) -> list[str]:
             f"it needs {least_and_most(ratios[smaller])} as much as {control}."
         )
     return lines
-
-
-def headroom(usable_bytes: SupportsFloat) -> str:
-    """Return the label of the line that marks a GPU's usable memory, such as "usable: 78 GiB"."""
-    return f"usable: {gib(usable_bytes, 0)} GiB"
 
 
 def releases(package: str, counts: pd.DataFrame, cells: int) -> str:

@@ -389,7 +389,7 @@ ANSWERS = {
     "`lm_head.weight` and `model.embed_tokens.weight` have no elements": (
         "docs/saved.md", "empty (2): lm_head.weight, model.embed_tokens.weight",
     ),
-    "From DeepSpeed 0.17.5 to 0.17.6, 8 of 19 known changes may affect training": (
+    "8 of 19 known changes may affect training": (
         "docs/releases.md", "8 of 19 known changes", "gradients are lost",
     ),
     "Its tensors used 74.6 GiB, but a step before needed 5.8 GiB": (
@@ -411,7 +411,8 @@ def test_an_answer_in_the_first_table_is_in_the_output_of_its_command(said):
 
 def test_readme_is_short():
     text = re.sub(r"<picture>.*?</picture>|<!--.*?-->|\]\([^)]*\)", " ", README, flags=re.DOTALL)
-    assert len(text.split()) <= 1500  # with commands and outputs
+    words = [part for part in text.split() if re.search(r"\w", part)]  # with commands and outputs, without bars of tables
+    assert len(words) <= 1500
 
 
 @pytest.mark.slow

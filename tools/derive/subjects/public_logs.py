@@ -181,11 +181,11 @@ def trust() -> str:
         f"We committed predictions of {num_trainings()} published trainings before we read their logs. Whether they "
         f"fit was right for {num_right} of {len(fits)} ({num_failed} did not fit). The other errors are medians, with "
         f"the 90th percentile in parentheses. Peaks of allocated memory were off by {errors_of(peaks)}, depending on "
-        f"the source. Times were off by {errors(*(times[name] for name in PROGRAMS))} for LoRA of a 70B model under "
-        f"ZeRO-3, QLoRA, dense models of prime-rl, and NeMo Automodel; by {errors(experts)} for mixtures of experts; "
-        f"by {errors(ddp)} for DDP and {errors(fsdp)} for FSDP on one machine with A100 in 2021; by "
-        f"{errors(*slow_network)} on several such machines with a slow network, predicted too short; and by "
-        f"{errors(*(times[name] for name in SPECIAL))} for very short steps and specialized programs."
+        f"the source. Times were off by {errors(*(times[name] for name in PROGRAMS))} for LoRA of a 70B model, QLoRA, "
+        f"dense models of prime-rl, and NeMo Automodel; by {errors(ddp)} for DDP and {errors(fsdp)} for FSDP on one "
+        f"machine with A100; by {errors(experts)} for mixtures of experts; and by "
+        f"{errors(*slow_network, *(times[name] for name in SPECIAL))} for slow networks, very short steps, and "
+        "specialized programs."
     )
 
 
