@@ -42,7 +42,7 @@ class Style(NamedTuple):
     font: float
 
 
-def overview(
+def models_on_machines(
     rows: pd.DataFrame, others: pd.DataFrame, best: pd.DataFrame, models: Mapping[str, str], head: Head
 ) -> Figure:
     """Draw the overview: every model on every machine, with one thin line per strategy.

@@ -115,7 +115,7 @@ def _peaks(axes: Axes, runs: pd.DataFrame, units: float = 1.0) -> tuple[pd.Serie
     return peaks, np.fmax(peaks, start)
 
 
-def overview(runs: pd.DataFrame, head: Head, control: str = "ddp") -> Figure:
+def losses_peaks_and_times(runs: pd.DataFrame, head: Head, control: str = "ddp") -> Figure:
     """Draw the losses of the strategies, their peak memory by part, and their step times if there are any.
 
     Lines of losses become thinner from strategy to strategy, so that equal losses are visible behind each other.

@@ -165,7 +165,8 @@ def result(every: pd.DataFrame, rows: pd.DataFrame, control: str) -> str:
     reasons = [_failure(run, statuses[run["strategy"]]) for run in failed.to_dict("records")]
     why = f" ({'; '.join(reasons)})" if reasons else ""
     text = f"{sum('ok' in of_one for of_one in statuses)} of {len(statuses)} strategies trained{why}."
-    return " ".join([text, *_equal_losses(rows), *_least_memory(rows, control)])
+    same = rows[rows["processes"].isin(rows.loc[rows["strategy"] == control, "processes"])]
+    return " ".join([text, *_equal_losses(rows), *_least_memory(same, control), *_times(same, control)])
 
 
 def _failure(run: Mapping[Any, Any], statuses: Sequence[str]) -> str:
@@ -211,6 +212,15 @@ def _least_memory(rows: pd.DataFrame, control: str) -> list[str]:
             f"it needs {least_and_most(ratios[smaller])} as much as {control}."
         )
     return lines
+
+
+def _times(rows: pd.DataFrame, control: str) -> list[str]:
+    """Return a sentence about the time of a step relative to the control's, if other programs did not disturb both."""
+    seconds = tables.mean(rows, "step_seconds")["step_seconds"].dropna()
+    if control not in seconds or len(seconds) == 1:
+        return []
+    ratios = (seconds / seconds[control]).drop(control)
+    return [f"A step of {captions.model(rows)} takes {least_and_most(ratios)} as long as under {control}."]
 
 
 def releases(package: str, counts: pd.DataFrame, cells: int) -> str:

@@ -286,7 +286,7 @@ def test_models_that_fit_on_a_machine_are_named_with_their_strategy():
 def test_the_overview_says_what_it_shows(compared):
     headings = {model: by_machine.heading(advice) for (model, _), advice in compared.advices.items()}
     head = by_machine.head(compared)
-    figure = machine_plots.overview(compared.rows, compared.others, compared.best, headings, head)
+    figure = machine_plots.models_on_machines(compared.rows, compared.others, compared.best, headings, head)
     words = "\n".join(text.get_text() for text in figure.findobj(Text) if text.get_visible())
     for part in ("bf16", "A100", "H100", "predicted", "measured by others", "does not fit", "ZeRO-3"):
         assert part in words

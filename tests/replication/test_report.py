@@ -324,6 +324,17 @@ def test_the_result_is_computed_from_the_runs(tmp_path):
     assert "(zero3). " in result
 
 
+def test_the_result_compares_memory_and_times_only_between_equal_numbers_of_processes(tmp_path):
+    for name, world_size, seconds in (("ddp", 2, 0.1), ("fsdp2", 2, 0.15), ("zero1", 4, 0.5)):
+        write_run(tmp_path, strategy=name, world_size=world_size, seconds=seconds)
+    page = results.Results([str(tmp_path)], "ddp")
+    result = page.result()
+    assert "on 2 and 4 processes under 3 strategies" in result
+    assert "(zero1)" not in result
+    ratios = tables.relative(page.first[page.first["processes"] == 2], "ddp")
+    assert f"{ratios.loc['fsdp2', 'step time']:.2f} times (fsdp2) as long as under ddp" in result
+
+
 def test_own_runs_of_three_strategies_have_a_figure_of_times_or_a_reason(tmp_path):
     for name, world_size in {"single": 1, "ddp": 2, "zero3_tuned": 2}.items():
         path = write_run(tmp_path, strategy=name, world_size=world_size)

@@ -55,7 +55,7 @@ class Machines:
         compared = self.compared
         headings = {model: by_machine.heading(advice) for (model, _), advice in compared.advices.items()}
         head = by_machine.head(compared)
-        return machine_plots.overview(compared.rows, compared.others, compared.best, headings, head)
+        return machine_plots.models_on_machines(compared.rows, compared.others, compared.best, headings, head)
 
     def figures(self) -> Iterator[Figure]:
         """Yield one figure per model, with the values of each strategy on each machine."""

@@ -55,7 +55,7 @@ class Results:
         if rows["step_seconds"].isna().all():
             warning = f"There are no times: {captions.joined(rows['why_untimed'].dropna().unique())}."
         head = captions.head("Loss, memory and time", rows, f"{captions.OVERVIEW} {warning}".strip())
-        return plots.overview(rows, head, self.control)
+        return plots.losses_peaks_and_times(rows, head, self.control)
 
     def result(self) -> str:
         """Return the result of the study in a few sentences."""
