@@ -89,7 +89,7 @@ def _comparisons(rule: ByPublicRuns) -> list[PairedComparison]:
 
     if rule.between is not None:
         content = rule.between.model_dump() | {"by": [*rule.between.by]}
-        return [PairedComparison.model_validate({"name": "of a claim", "question": "none", **content})]
+        return [PairedComparison.model_validate({"name": "of a claim", "label": "none", **content})]
     known = {comparison.name: comparison for comparison in public_comparisons.paired()}
     if unknown := sorted({*rule.comparisons} - known.keys()):
         raise ValueError(f"comparisons: {public_comparisons.FILE.name} has no comparison of pairs named {unknown[0]}")
