@@ -55,7 +55,7 @@ def models_on_machines(
     notes = ["The numbers are those of the recommended strategy.", "Without a number, no strategy fits."]
     if others[list(QUANTITIES)].notna().any(axis=None):
         notes.insert(0, "Measurements by others have different settings.")
-    top, middle, bottom = 0.5, (last + 1) * ROW, 0.4 + LINE * (math.ceil(len(handles) / 2) + len(notes))  # inches
+    top, middle, bottom = 0.5, (last + 1) * ROW, 0.55 + LINE * (math.ceil(len(handles) / 2) + len(notes))  # inches
     total, width = top + middle + bottom, (1 - LEFT - 3 * NUMBER - 2 * GAP) / 3
     figure, panels = plt.subplots(1, 3, sharey=True, figsize=(drawing.WIDTH, total))
     for number, (axes, quantity) in enumerate(zip(panels, QUANTITIES, strict=True)):

@@ -80,7 +80,6 @@ QUANTITIES = {
     "minutes of make test": r"make test (?:runs|install)\b.*?(\d+) minutes",
     "minutes of make study": r"make study +runs? every strategy.*?(\d+) minutes",
     "releases of DeepSpeed to avoid": r"[Aa]void[ (]+(?:DeepSpeed )?(\d+\.\d+\.\d+ to \d+\.\d+\.\d+)",
-    "usable memory of an H100 among several GPUs (GiB)": r"[Uu]sable memory of a GPU: (\d+\.\d)",
     "largest model that we trained (million parameters)": (
         r"(?:models have at most|largest model is the GPT of) (\d+) million parameters"
     ),

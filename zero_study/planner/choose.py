@@ -305,11 +305,11 @@ class Advice:
         """
         request, own = self.request, self.shape
         smaller = (
-            known
-            for known in sorted(shapes.KNOWN.values(), key=lambda known: -known.num_params)
-            if known.num_params < own.num_params and (known.head, known.reads_images) == (own.head, own.reads_images)
+            model
+            for model in sorted(shapes.KNOWN.values(), key=lambda model: -model.num_params)
+            if model.num_params < own.num_params and (model.head, model.reads_images) == (own.head, own.reads_images)
         )
-        return next((known for known in smaller if _could_fit(known, request)), None)
+        return next((model for model in smaller if _could_fit(model, request)), None)
 
     @property
     def ranked(self) -> list[StrategyPrediction]:
@@ -598,12 +598,12 @@ def could_leave_enough_free(shape: ModelShape, request: Request, num_gpus: int) 
     return any(prediction.free_bytes(peaks.peak(shape, engine, job), box) >= enough for engine in engines)
 
 
-def _could_fit(known: ModelShape, request: Request) -> bool:
+def _could_fit(model: ModelShape, request: Request) -> bool:
     try:
-        shape = request.with_adapter(known)
+        shape = request.with_adapter(model)
     except Refusal:  # the adapters of the request do not suit this model
         return False
-    is_long_enough = known.positions >= (request.sequence_length or DEFAULT_LENGTH)
+    is_long_enough = model.positions >= (request.sequence_length or DEFAULT_LENGTH)
     return is_long_enough and could_leave_enough_free(shape, request, request.num_gpus)
 
 

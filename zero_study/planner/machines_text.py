@@ -71,8 +71,8 @@ def text_of_numbers(numbers: NumbersOfGpus, everything: bool = False) -> str:
             f"{fewest.shape.name}, {batch(fewest.shape, request)}. Predicted, not measured."
         ])]  # fmt: skip
         table = _table(machines, unit_of(fewest.shape))
-        read_as = [f"Note: {note}." for note in [reading(request.gpu)] if note]
-        lines += ["", *table, "", *wrapped([_legend(machines), *_prices(machines), *read_as])]
+        notes = [f"Note: {note}." for note in [reading(request.gpu)] if note]
+        lines += ["", *table, "", *wrapped([_legend(machines), *_prices(machines), *notes])]
     if everything or not machines:
         return "\n".join([*lines, "", advice_text.text_of_fewest(fewest)])
     more = "--all shows how many GPUs each strategy needs, and all assumptions."
