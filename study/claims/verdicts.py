@@ -93,7 +93,7 @@ UNITS = {"bytes": 1.0, "GB": 1e9, "TB": 1e12, "GiB": 2.0**30}  # bytes per unit 
 # The beginning of the sentence that explains a verdict, by the kind of evidence.
 SHOWN_BY: dict[Basis, str] = {
     "record": "Our runs gave", "execution": "A current engine gave", "others": "Others measured",
-    "cited": "The cited source gives", "theory": "We predict", "fact": "Known facts give",
+    "cited": "The work that the source cites gives", "theory": "We predict", "fact": "Known facts give",
     "arithmetic": "The source's own numbers give",
 }  # fmt: skip
 # What an engine did with code lines, and the same as a statement of the source.

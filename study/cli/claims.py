@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @command(
     "claims",
-    "Is a published sentence about ZeRO right?",
+    "What do measurements say about a published sentence on ZeRO?",
     'claims --search "communication volume"',
     statuses=Statuses(
         "the answer was printed (with --check or --write: every verdict follows from the records)",

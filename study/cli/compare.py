@@ -195,7 +195,7 @@ def _page(records: tuple[Path, ...], view: str, control: str, each: bool, markdo
 
 @command(
     "report",
-    "What does a study show? In notebooks with figures.",
+    "What does a study show? Makes notebooks with figures.",
     "report smoke",
     statuses=Statuses("the notebooks were executed and written"),
 )

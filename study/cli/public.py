@@ -24,7 +24,7 @@ MOST_MARKS = 3  # that are printed for each run
 
 @command(
     "import",
-    "How do trainings compare of which I only have the logs?",
+    "How do trainings compare if I only have their logs?",
     "import train.log --output runs/imported",
     statuses=Statuses(
         "all runs were written, or are in the folder already",

@@ -37,7 +37,7 @@ LAUNCH = "Strategy and processes"
 
 @command(
     "train",
-    "What loss, memory and time does one training of BERT or GPT have?",
+    "What loss, memory and time does a strategy have? Trains BERT or GPT once.",
     "train --strategy zero3",
     statuses=Statuses("the run is ok", "the run has another outcome, for instance out of memory"),
     params=[
@@ -206,7 +206,7 @@ def _plan(
 
 @command(
     "run",
-    "How do many strategies train? Runs a study, or continues it.",
+    "How do many strategies compare? Runs a study, or continues it.",
     "run smoke",
     statuses=Statuses(
         "every run is ok or skipped",
@@ -309,7 +309,7 @@ def _job(
 
 @command(
     "predict",
-    "What memory and time would a study need on other GPUs?",
+    "What memory and time would the runs of a study need on other GPUs?",
     "predict smoke --gpu a100-80gb --gpus 8",
     statuses=Statuses("the predictions were written"),
 )

@@ -137,7 +137,7 @@ def explained(weights: Values) -> dict[str, int]:
 
 
 def train_with_engine(name: str, kind: Optimizer, num_ranks: int, rank: int, folder: Path) -> dict[str, Any]:
-    """Become one rank of a world, train with an engine, and return the weights. Collective.
+    """Join a training as one rank, run its steps with an engine, and return the weights. Collective.
 
     AdamW trains with micro batches, and SGD trains one step with a single one.
     """

@@ -30,7 +30,7 @@ PERSISTENCE_THRESHOLD = 50
 
 
 def train(cell: Cell, rank: int, folder: Path) -> dict[str, Any]:
-    """Become one rank of a training, train, and return how the bits compare with the reference.
+    """Join a training as one rank, run its steps, and return how the bits compare with the reference.
 
     The result has the first `difference` or None, the digests of the last step (`sha256`), and the number of compared
     tensors (`compared`). Collective.

@@ -395,7 +395,7 @@ def compare(
     records: str | Path | Sequence[str | Path] = (),
     **settings: Any,
 ) -> Comparison:
-    """Return the comparison of models on machines. `ask`, `predicted` and `measured` explain the parameters."""
+    """Return the comparison of models on machines. For the parameters, see `ask`, `predicted` and `measured`."""
     advices = ask(models, machines, tokens_per_step, **settings)
     rows = shown(predicted(advices, strategies, prices), measured(advices, records, prices))
     return Comparison(advices, rows, published(advices, prices), best(rows, advices))

@@ -221,24 +221,23 @@ def _fsdp() -> str:
 def in_short() -> list[str]:
     """Return the answers that README begins with."""
     eight, two = of_groups(difference(MORE_GPUS, "last evaluation loss")), of_pairs("fms-full-one-two")
-    cards = spread_of("a100-h100-foundry", "time")
-    seconds = difference(MORE_GPUS, "seconds in all")
-    faster = np.mean(seconds.control) / np.mean(seconds.arm)
-    halves = spread_of("fms-full-one-two", "time").median
+    seconds, cards = difference(MORE_GPUS, "seconds in all"), spread_of("a100-h100-foundry", "time")
+    faster, halves = np.mean(seconds.control) / np.mean(seconds.arm), spread_of("fms-full-one-two", "time").median
     measured = {name: of_lightning("1", entry).totals for entry, name in STRATEGIES.items()}
-    strategies = [
-        f"{name} {run['peak_allocated_bytes'] / 2**30:.1f} GiB and {run['seconds_per_step']:.2f} s"
-        for name, run in measured.items()
-    ]
+    gib = {name: f"{run['peak_allocated_bytes'] / 2**30:.1f} GiB" for name, run in measured.items()}
+    step = {name: f"{run['seconds_per_step']:.2f} s" for name, run in measured.items()}
     return [
-        f"**Is the loss the same?** In these trainings, yes: it differs by {_nats(eight.mean)} nats between one and "
-        f"eight H100 ({_interval(eight)}), and {_nats(two.mean)} between one and two A100 with FSDP "
-        f"({_interval(two)}).",
-        f"**How much faster is it?** Eight H100 are {faster:.1f} times as fast as one, and two A100 "
-        f"{1 / halves:.1f} times as fast as one. An H100 is {cards.median:.1f} times as fast as an A100 "
-        f"({cards.least:.1f} to {cards.most:.1f} in {cards.num} pairs).",
-        "**What does ZeRO save, and cost?** A GPT with one billion parameters on eight A100 takes, per GPU and step: "
-        f"{'; '.join(strategies)}. DDP has weights in fp32, which is a part of the difference.",
+        f"**Does sharding change the loss?** Not measurably here: eight H100 that shard gradients and optimizer states "
+        f"differ from one by {_nats(eight.mean)} nats ({_interval(eight)}), and two A100 with FSDP from one by "
+        f"{_nats(two.mean)} ({_interval(two)}).",
+        f"**How much faster are more GPUs?** Eight H100 are {faster:.1f} times as fast as one, and two A100 "
+        f"{1 / halves:.1f} times.",
+        f"**A100 or H100?** An H100 is {cards.median:.1f} times as fast in the median ({cards.least:.1f} to "
+        f"{cards.most:.1f}, {cards.num} pairs), and {_medians('megatron')} times in NVIDIA's small tests.",
+        f"**What does ZeRO save, and cost?** ZeRO-3 takes {gib['ZeRO-3']} per GPU instead of ZeRO-2's "
+        f"{gib['ZeRO-2']}, and {step['ZeRO-3']} per step instead of {step['ZeRO-2']}. CPU offload takes "
+        f"{gib['ZeRO-3 with CPU offload']}, but {step['ZeRO-3 with CPU offload']}. DDP takes {gib['DDP']} and "
+        f"{step['DDP']}, but has weights in fp32 instead of fp16.",
     ]
 
 

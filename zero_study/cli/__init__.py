@@ -52,7 +52,7 @@ class _Commands(command_line.Command, click.Group):
             if commands:
                 with formatter.section(title):
                     formatter.write_dl([(str(command.name), command.short_help or "") for command in commands])
-                    formatter.write_text(f"$ {commands[0].example}")
+                    formatter.write_text(f"Example: {commands[0].example}")
         if reason := _of_study().why_missing:
             formatter.write_text(reason)
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @command(
     "doctor",
-    "What does each key of my configuration file really do? Is this machine ready?",
+    "Which keys of my DeepSpeed or accelerate file are ignored or wrong? Is this machine ready?",
     "doctor my_deepspeed.json",
     statuses=Statuses(
         "no key needs a change (without files: nothing on this machine would stop a run)",
@@ -202,7 +202,7 @@ def _script_first(_: click.Context, __: click.Parameter, words: tuple[str, ...])
 
 @command(
     "dry-run",
-    "Would my ranks hang? How much memory would 1,024 ranks need?",
+    "Would my script hang on many ranks? How much memory would each need?",
     "dry-run --world 1024 zero3",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
     statuses=Statuses(
@@ -344,7 +344,7 @@ def _upgrade(
 
 @command(
     "diff",
-    "Where do two trainings begin to differ by more than rounding?",
+    "In which step and tensor do two trainings first differ by more than rounding?",
     "diff a b",
     statuses=Statuses(
         "there is no difference",
@@ -438,7 +438,7 @@ def _saved(
 
 @command(
     "conformance",
-    "Do the installed engines train correctly?",
+    "Do the installed DeepSpeed, accelerate and torch train correctly?",
     "conformance --only plain",
     statuses=Statuses(
         "every configuration that was compared is right, or a known failure",

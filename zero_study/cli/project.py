@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @command(
     "check",
-    "Are all configuration files and lock files of my project right?",
+    "Do configuration files and lock files of my project have known problems?",
     "check",
     statuses=Statuses(
         "nothing needs a change",

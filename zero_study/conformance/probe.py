@@ -109,7 +109,7 @@ def _order(failure: tuple[str, str, float]) -> tuple[bool, bool, float]:
 
 
 def _train_and_save(cell: Cell, path: Path, rank: int, folder: Path) -> dict[str, Any]:
-    """Become one rank of a training, train one configuration, and write the results to PATH-RANK.pt.
+    """Join a training as one rank, train one configuration, and write the results to PATH-RANK.pt.
 
     Returns the names of all imported modules, and the `failure` if the training failed.
     """

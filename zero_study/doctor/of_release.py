@@ -265,7 +265,7 @@ def of_arguments(file: str, content: Mapping[str, Any], kind: Kind, releases: Re
 def findings_of(
     releases: Releases, file: str, content: Mapping[str, Any], kind: Kind, json_content: dict[str, Any] | None
 ) -> list[Finding]:
-    """Return findings about releases: their known faults that affect a training with this file, or why none is known.
+    """Return the known faults of releases that affect a training with this file, or why faults are unknown.
 
     `json_content` is the DeepSpeed file that the file is, contains or names, and `file` its name. The stage, offload
     and precision decide which faults of DeepSpeed there are.

@@ -286,7 +286,7 @@ class Gradients:
         return scale_between(self._made, self._fingerprints())
 
     def compare_with_last_update(self) -> None:
-        """Record whether the last update used the same gradients without a backward call since then."""
+        """Record whether this update uses the gradients of the last one again, with no backward call in between."""
         self.are_repeated = not self.num_backwards and repeated(self.sums().values(), self._of_last_update)
 
     def note_update(self) -> list[Checksum]:

@@ -76,7 +76,7 @@ class Answer:
 
     @property
     def doubt(self) -> str | None:
-        """Why the logged steps cannot be called free of signs. None if the log has enough of them, without a sign."""
+        """What is wrong with the logged steps, or that they are too few. None if nothing is wrong."""
         return (
             training_facts.doubt(self.steps)
             if self.steps.num_steps

@@ -12,7 +12,7 @@ from zero_study.terminal import printable, significant, whole_percent
 from zero_study.why.fact import Fact
 from zero_study.why.plain_pickle import refusing
 
-ADVICE = "Profile some steps with ProfilerActivity.CUDA, and name the JSON file."
+ADVICE = "Profile some steps with ProfilerActivity.CUDA, and pass the path of the exported JSON file."
 LARGEST = 1 << 29  # bytes of JSON
 LARGEST_RATIO = 100  # between a trace and its gzip file; JSON of a profiler has up to 30
 # Kernels of NCCL, RCCL, MSCCL, NVSHMEM, PyTorch's symmetric memory, vLLM's all-reduce and DeepEP, and their copies.

@@ -43,7 +43,7 @@ def facts(steps: Steps, total_steps: int | None = None) -> list[Fact]:
 
 
 def doubt(steps: Steps) -> str | None:
-    """Return why the rows cannot be called free of trouble, or were too few to be checked. None if nothing is wrong."""
+    """Return what is wrong with the rows, or that they are too few to be checked. None if nothing is wrong."""
     rows, losses = steps.rows, _values(steps.rows, "loss")
     if losses and losses[-1] > RISEN * losses[0] > 0:
         return f"the loss is {losses[0]:.4g} in the first row and {losses[-1]:.4g} in the last one"

@@ -133,12 +133,6 @@ def blind_times() -> str:
     )
 
 
-def _median_time_error(group: str) -> float:
-    """Return the median of the errors of a group's times, with its sign. Below 0, the predicted times are too short."""
-    rows = [row for row in public_errors.compared() if public_errors.group_of(row) == group and row.quantity in TIMES]
-    return statistics.median(row.error for row in rows if row.error is not None)
-
-
 PROGRAMS = (
     "MLPerf Juniper Llama 2 70B LoRA",
     "fsdp_qlora benchmarks",
@@ -159,7 +153,7 @@ def num_public() -> str:
 
 
 def trust() -> str:
-    """Compare, in a paragraph for README, what was predicted before the logs were read with the logs."""
+    """Compare, for README, what was predicted before the logs were read with the logs."""
     fits, num_failed = _fits(_blind())
     num_right = sum(row.predicted == row.measured for row in fits)
     times = {each.group: each for each in public_errors.summaries() if each.quantity in TIMES}
@@ -167,25 +161,28 @@ def trust() -> str:
     slow_network = [times.pop(f"ptd_benchmark {engine}, several machines") for engine in ("DDP", "FSDP")]
     experts = times.pop("prime-rl baselines, mixtures of experts")
     assert {*times} == {*PROGRAMS, *SPECIAL}
-    assert all(_median_time_error(f"ptd_benchmark {engine}, several machines") < 0 for engine in ("DDP", "FSDP"))
     peaks = [(statistics.median(errors), float(np.quantile(errors, 0.9))) for errors in _errors_by_source(PEAK)]
 
-    def errors_of(pairs: Iterable[tuple[float, float]]) -> str:
-        medians, ninetieths = zip(*pairs, strict=True)
-        return f"{_range(medians)} ({_range(ninetieths)})"
+    def row(what: str, errors: Iterable[tuple[float, float]]) -> list[str]:
+        return [what, *map(_range, zip(*errors, strict=True))]
 
-    def errors(*groups: public_errors.Summary) -> str:
-        return errors_of((each.median or 0, each.ninetieth or 0) for each in groups)
+    def of_times(what: str, *groups: public_errors.Summary) -> list[str]:
+        return row(f"time: {what}", ((each.median or 0, each.ninetieth or 0) for each in groups))
 
+    rows = [
+        row("peak of allocated memory, by source", peaks),
+        of_times("LoRA of a 70B model, QLoRA, dense models of prime-rl, NeMo", *(times[name] for name in PROGRAMS)),
+        of_times("DDP on one machine with A100", ddp),
+        of_times("FSDP on one machine with A100", fsdp),
+        of_times("mixtures of experts", experts),
+        of_times(
+            "slow networks, very short steps, specialized programs", *slow_network, *(times[name] for name in SPECIAL)
+        ),
+    ]
     return (
         f"We committed predictions of {num_trainings()} published trainings before we read their logs. Whether they "
-        f"fit was right for {num_right} of {len(fits)} ({num_failed} did not fit). The other errors are medians, with "
-        f"the 90th percentile in parentheses. Peaks of allocated memory were off by {errors_of(peaks)}, depending on "
-        f"the source. Times were off by {errors(*(times[name] for name in PROGRAMS))} for LoRA of a 70B model, QLoRA, "
-        f"dense models of prime-rl, and NeMo Automodel; by {errors(ddp)} for DDP and {errors(fsdp)} for FSDP on one "
-        f"machine with A100; by {errors(experts)} for mixtures of experts; and by "
-        f"{errors(*slow_network, *(times[name] for name in SPECIAL))} for slow networks, very short steps, and "
-        "specialized programs."
+        f"fit was right for {num_right} of {len(fits)} ({num_failed} did not fit). The other errors:\n\n"
+        + tabulate(["predicted", "median error", "90th percentile"], rows)
     )
 
 

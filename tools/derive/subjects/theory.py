@@ -43,8 +43,9 @@ def planner_accuracy() -> str:
     peaks = against_theory().peaks
     exact = [error for error in peaks if error.overcount <= NEARLY_EXACT]
     beyond = [error.beyond for error in peaks]
-    furthest_peak = percent(max(beyond, key=abs))
-    inside = f"{close(beyond)} within 5 % of the range; the worst prediction is {furthest_peak} outside the range"
+    furthest_peak = max(beyond, key=abs)
+    side = "above" if furthest_peak > 0 else "below"
+    inside = f"{close(beyond)} within 5 % of the range; the worst is {percent(abs(furthest_peak))} {side} the range"
     rows = [
         ["model states", f"the sizes of the tensors that the engines hold, in all {len(runs())} runs", states],
         ["bytes communicated per step", f"the recorded collectives, in all {len(sent)} runs of several processes",

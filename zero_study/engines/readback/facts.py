@@ -46,7 +46,7 @@ def ddp_of(model: Any) -> DistributedDataParallel | None:
 
 
 def inner_module(model: Any) -> torch.nn.Module:
-    """Return the module whose flag `training` is right, because DeepSpeed's engine does not change its own flag."""
+    """Return the module inside an engine. Its flag `training` is right, that of DeepSpeed's engine is not."""
     is_wrapper = is_deepspeed(model) or isinstance(model, DistributedDataParallel)
     module: torch.nn.Module = uncompiled(model.module) if is_wrapper else model
     return module
