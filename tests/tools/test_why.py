@@ -401,6 +401,17 @@ def test_the_gpu_and_changes_that_fit_follow_from_the_memory_only_if_model_and_g
     assert not answer_of(TRACEBACK, **setting).remedies
 
 
+def test_a_length_that_occurred_is_no_sequence_length_and_a_prediction_says_what_it_assumes() -> None:
+    columns = "{'loss': 0.1, 'completions/max_length': 30.0}"
+    setting = QWEN | {"model": "llama-3.1-8b", "num_gpus": 8, "strategy": "zero3", "micro_batch_size": 1}
+    result = answer_of([columns, *full(OPTIMIZER)], **setting | {"sequence_length": None})
+    assert result.setting.sequence_length is None
+    (remedy,) = result.remedies
+    assert "8 x a100-80gb, 1 x 1,024 tokens per GPU" in remedy["text"]
+    stated = answer_of(["max_seq_len: 2048", *full(OPTIMIZER)], **setting | {"sequence_length": None})
+    assert stated.setting.sequence_length == 2048
+
+
 # ---------------------------------------------------------------- known faults, and the environment
 
 

@@ -41,7 +41,9 @@ _NUMBERS = {
         r"gradient_accumulation_steps[\"']?[ .=:]+(\d+)", r"Gradient Accumulation steps = ([\d,]+)",
     ),
     "sequence_length": (
-        r"(?:max_seq_length|max_length|cutoff_len|sequence_len|seq_length|model_max_length|seq_len)[\"']?[=: ]+(\d+)",
+        # Not a column such as "completions/max_length", which is a length that occurred.
+        r"(?<![\w/])(?:max_seq_length|max_length|cutoff_len|sequence_len|seq_length|model_max_length|(?:max_)?seq_len)"
+        r"[\"']?[=: ]+(\d+)",
     ),
     "vocabulary": (r"(?:padded_)?vocab(?:ulary)?_?\s?size[\"']?\s*[=:]+\s*([\d,]+)",),
     "total_steps": (r"Total optimization steps = ([\d,]+)",),

@@ -25,7 +25,12 @@ def remedies(setting: Setting) -> tuple[dict[str, Any], ...]:
         return ()
     found = [_content(remedy.option, remedy.flags, remedy.kind, remedy.flags) for remedy in advice.remedies]
     if not found and advice.recommended is not None:
-        return (_content(advice.recommended, "", "same", AS_IT_IS),)
+        job, box = advice.recommended.prediction.job, advice.box
+        assumed = (
+            f"{AS_IT_IS} ({box.num_gpus} x {box.gpu.name}, {job.micro_batch_size} x {job.sequence_length:,} tokens per "
+            f"GPU and micro step, {'with' if job.activation_checkpointing else 'without'} activation checkpointing)"
+        )
+        return (_content(advice.recommended, "", "same", assumed),)
     return tuple(found)
 
 
