@@ -280,16 +280,19 @@ def _reason(claim: Claim, observation: Observation, agrees: bool | None, basis: 
         doubt = "" if observation.low == observation.high else f", but {_yes(not value)} is within the error"
         observed = f"{unit} {shown_by}: {_yes(value)}{doubt}."
     else:
-        if agrees is False and f" {_number(value, digits)} " in f" {_expectation(claim, digits)} ":
+        numbers = (value, *observation.ends)
+        if agrees is False and any(f" {_number(each, 3)} " in f" {_expectation(claim, 3)} " for each in numbers):
             digits = DIGITS  # the contradiction would otherwise not be visible
-        shown = _number(value, digits)
-        ends = [_number(end, digits) for end in observation.ends]
+        shown, *ends = (_number(each, digits) for each in numbers)
         details = f", {observation.told}" if observation.told and not is_of_others else ""
         interval = "" if {*ends} == {shown} else f" ({' to '.join(ends)}{details})"
         observed = f"{shown_by} {_quantity(unit, shown, interval)}."
     if is_of_others:
         observed += f" This is {observation.told}."
-    return f"{observed} The source says {_expectation(claim, digits)}: {judged}."
+    expectation = _expectation(claim, digits)
+    if isinstance(claim.expected.value, tuple) or claim.expected.tolerance.side:
+        return f"{observed} We count {expectation} as agreement: {judged}."  # the source may state no bound
+    return f"{observed} The source says {expectation}: {judged}."
 
 
 def _quantity(unit: str, shown: str, notes: str = "") -> str:
@@ -307,7 +310,7 @@ def stated(claim: Claim) -> str:
 
 
 def _expectation(claim: Claim, digits: int) -> str:
-    """Return what the source says: yes or no, a word, a number, a range, or a bound if the other end is open."""
+    """Return what agrees with the source: yes or no, a word, a number, a range, or a bound if one end is open."""
     value, tolerance = claim.expected.value, claim.expected.tolerance
     if isinstance(value, bool):
         return _yes(value)
@@ -325,7 +328,8 @@ def _expectation(claim: Claim, digits: int) -> str:
 
 def _number(value: float, digits: int) -> str:
     """Return a number as text with so many significant digits, such as "0.05", "12,500", "3.76 billion" or "2e-8"."""
-    rounded = float(f"{value:.{digits}g}")
+    is_exact = value == round(value) and abs(value) < min(_LARGE)
+    rounded = value if is_exact else float(f"{value:.{digits}g}")
     for size, word in _LARGE.items():
         if abs(rounded) >= size:
             return f"{rounded / size:.{digits}g} {word}"

@@ -180,21 +180,32 @@ def test_an_interval_decides_only_where_all_of_it_does(monkeypatch, value, toler
 @pytest.mark.parametrize(
     ("value", "tolerance", "observed", "shown"),
     [
-        ([0, 76], {}, 144.548, ("145", "at most 76: contradicted")),
-        ([0.95, 100], {}, 1.23456, ("1.23", "at least 0.95: agrees")),
-        ([1, 8], {}, 8.5, ("8.5", "1 to 8: contradicted")),
-        (76, {"absolute": 0.5}, 144.548, ("145", "about 76: contradicted")),
-        (64, {"relative": 0.25, "side": "below"}, 68.9, ("68.9", "48 to 64: contradicted")),
-        ([1.0005, 100], {}, 1.0001, ("1.0001", "at least 1.0005: contradicted")),  # three digits would show 1 and 1
-        (37, {}, 37, ("37", "37: agrees")),
-        ([-1, -0.005], {}, -0.131, ("-0.131", "at most -0.005: agrees")),  # nothing can fall by more than all of it
-        ([2e12, 1e15], {}, 2.0964e12, ("2.1 trillion", "at least 2 trillion: agrees")),
-        (7e9, {"relative": 0.05}, 3.7649e9, ("3.76 billion", "about 7 billion: contradicted")),
+        ([0, 76], {}, 144.548, ("145", "We count at most 76 as agreement: contradicted")),
+        ([0.95, 100], {}, 1.23456, ("1.23", "We count at least 0.95 as agreement: agrees")),
+        ([1, 8], {}, 8.5, ("8.5", "We count 1 to 8 as agreement: contradicted")),
+        (76, {"absolute": 0.5}, 144.548, ("145", "The source says about 76: contradicted")),
+        (64, {"relative": 0.25, "side": "below"}, 68.9, ("68.9", "We count 48 to 64 as agreement: contradicted")),
+        (
+            [1.0005, 100],
+            {},
+            1.0001,
+            ("1.0001", "We count at least 1.0005 as agreement: contradicted"),
+        ),  # three digits would show 1 and 1
+        (37, {}, 37, ("37", "The source says 37: agrees")),
+        (
+            [-1, -0.005],
+            {},
+            -0.131,
+            ("-0.131", "We count at most -0.005 as agreement: agrees"),
+        ),  # nothing can fall by more than all of it
+        ([1536, 1e6], {}, 1600.5, ("1600", "We count at least 1536 as agreement: agrees")),  # integers are exact
+        ([2e12, 1e15], {}, 2.0964e12, ("2.1 trillion", "We count at least 2 trillion as agreement: agrees")),
+        (7e9, {"relative": 0.05}, 3.7649e9, ("3.76 billion", "The source says about 7 billion: contradicted")),
     ],
 )
 def test_a_reason_has_the_observed_value_and_the_bound_that_decides(monkeypatch, value, tolerance, observed, shown):
     why = judged(monkeypatch, Observed(observed, ("e",)), claim(value, unit="a peak of {GB}", **tolerance)).why
-    assert why == f"We predict a peak of {shown[0]} GB. The source says {shown[1]}."
+    assert why == f"We predict a peak of {shown[0]} GB. {shown[1]}."
 
 
 @pytest.mark.parametrize(
@@ -217,6 +228,12 @@ def test_a_reason_is_a_sentence_with_the_value_in_its_place(monkeypatch, value, 
     assert judged(monkeypatch, Observed(observed, ("e",), interval), claim(value, unit)).why.startswith(begins)
 
 
+def test_an_interval_that_seems_to_touch_the_bound_that_contradicts_it_has_more_digits(monkeypatch):
+    observed = Observed(1.10213, ("e",), (1.00452, 1.21987))
+    why = judged(monkeypatch, observed, claim([0, 1], "a ratio of {}")).why
+    assert why == "We predict a ratio of 1.10213 (1.00452 to 1.21987). We count at most 1 as agreement: contradicted."
+
+
 @pytest.mark.parametrize(
     ("value", "unit"),
     [(2, "times"), (2, "{} of {GB}"), (True, "it fits"), ("float32", "the type"), ("accepted", "{} of a setting")],
@@ -230,10 +247,11 @@ def test_no_committed_reason_has_an_artificial_bound_or_a_place_without_its_valu
     reasons = {name: verdict.why for name, verdict in verdicts.read().items() if verdict.observed}
     assert len(reasons) > 600
     for name, why in reasons.items():
-        assert re.search(r"The source says .+: (agrees|contradicted|too close|not decided)", why), name
-        said = why.rsplit("The source says ", 1)[1]
+        begins = r" (The source says|We count) "
+        assert re.search(begins + r".+: (agrees|contradicted|too close|not decided)", why), name
+        *_, said = re.split(begins, why)
         assert not re.search(r"e\+?15|^-1 to| to 1,?000,?000|quadrillion", said), name
-        assert verdicts.PLACE.search(why.split(" The source says ")[0].split("tried")[0]) is None, name
+        assert verdicts.PLACE.search(re.split(begins, why)[0].split("tried")[0]) is None, name
 
 
 def test_an_interval_is_said_to_end_at_the_memory_of_the_gpu_only_if_it_does():
@@ -580,7 +598,7 @@ def test_rows_of_others_decide_on_these_rows_alone(rows_of):
     result = rows_of(measured("zero3", 1200), measured("zero2", 1000))
     assert (result.verdict, result.by) == ("agrees, not run", "others")
     assert result.observed.value == pytest.approx(1.2)
-    assert "The source says 1 to 10: agrees in these measurements" in result.why
+    assert "We count 1 to 10 as agreement: agrees in these measurements" in result.why
     assert "them (grade A: llama-2-7b in bf16, 8 x a100-80gb" in result.why  # its scope
     assert result.evidence[-1].startswith("them: https://")  # where they stand, and what was assumed
 
@@ -662,7 +680,7 @@ def test_public_runs_decide_by_values_of_the_archive(tmp_path):
     assert (verdict.verdict, verdict.by) == ("agrees, not run", "others")
     assert verdict.observed.value == pytest.approx(max(ratios), rel=1e-5)
     assert f"agrees least, out of {len(ratios)} (" in verdict.why
-    assert "The source says at most 1: agrees in these measurements" in verdict.why
+    assert "We count at most 1 as agreement: agrees in these measurements" in verdict.why
     assert verdict.evidence[-1].startswith("lightning-minigpt: https://github.com/tnachen/minGPT/tree/")
 
 
