@@ -805,7 +805,9 @@ def _whole(value: float) -> int:
 def text_of_largest(largest: LargestModels) -> str:
     """Return a table of the largest model that each strategy can train, as text."""
     rows = [["strategy", "largest GPT", "billions of parameters"]]
-    for name, shape in largest.shapes.items():
+    sizes = {name: shape.num_params if shape else 0 for name, shape in largest.shapes.items()}
+    for name in sorted(sizes, key=lambda name: -sizes[name]):  # strategies of one size stay in their order
+        shape = largest.shapes[name]
         rows.append([name, *((shape.name, f"{shape.num_params / 1e9:.3g}") if shape else ("none", ""))])
     request = largest.request
     head = f"Largest GPT on {request.num_gpus} x {request.box().gpu.name} (width x layers, in the proportions of GPT-3)"

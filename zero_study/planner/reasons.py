@@ -37,14 +37,14 @@ def answer(advice: Advice) -> str:
                 size = f"{significant(largest.num_params / 1e9)} billion parameters"
                 parts.insert(0, f"The largest known model that fits {_machine(advice)} is {largest.name} ({size}).")
         else:
-            parts += [f"{_instruction(better)}.", _what_changes(better)]
+            parts += [f"{_instruction(better, option)}.", _what_changes(better)]
             parts += [] if better.option.has_enough_free or whole is None else [whole]
         return " ".join(filter(None, parts))
     if better is not None:
         time = _compared(better.option.tokens_per_second / option.tokens_per_second)
         host = f" ({_host(advice, option)})" if _depends_on_host(advice, option) else ""
         parts = [
-            f"{_instruction(better)}.",
+            f"{_instruction(better, option)}.",
             _what_changes(better),
             f"Without the change, {option.strategy.name} with {_settings(option)} "
             f"{'offloads to the host, ' * option.offloads}leaves {percent(option.free_share)} of each GPU free and "
@@ -135,15 +135,33 @@ def price_of_changes(advice: Advice) -> list[str]:
     return [f"{_LOST_UPDATES}."] if "precision" in kinds and not is_said else []
 
 
-def _instruction(change: Remedy) -> str:
-    """Return a sentence that says what to add, and what is predicted then."""
+# Changes of a request in words. "{}" is the new value.
+_IN_WORDS = {
+    "loss_kernel": "a chunked loss",
+    "activation_checkpointing": "activation checkpointing",
+    "sync_each_batch": "a reduction of gradients in every micro step",
+    "optimizer": "8-bit AdamW",
+    "precision": "pure bf16",
+    "num_gpus": "{} GPUs",
+    "context_parallel": "{} GPUs per sequence",
+    "sequence_parallel": "{} GPUs per sequence",
+    "micro_batch_size": "a micro batch of {}",
+    "gradient_accumulation_steps": "{} accumulation steps",
+    "global_batch_size": "a global batch of {:,}",
+}
+
+
+def _instruction(change: Remedy, now: StrategyPrediction | None) -> str:
+    """Return a sentence that says what to change, and what is predicted then. `now` is recommended without it."""
     option = change.option
+    words = listed([_IN_WORDS[name].format(value) for name, value in change.changes.items() if name in _IN_WORDS])
+    fits = "fits, " if option.offloads else "fits without offload, "
     share = f"{percent(option.free_share)} of each GPU) free"
     if not option.has_enough_free:
         share += " (so it may run out of memory)"
     return (
-        f"Use {change.flags}: {option.strategy.name} with {_settings(option)} then fits"
-        f"{'' if option.offloads else ' without offload'}, leaves {gib(option.free_bytes)} GiB ({share}, and a step is "
+        f"Use {words} ({change.flags}): {option.strategy.name} with {_settings(option)} then "
+        f"{fits if now is None or now.offloads else ''}leaves {gib(option.free_bytes)} GiB ({share}, and a step is "
         f"predicted to take {significant(option.prediction.step.total)} s"
     )
 
