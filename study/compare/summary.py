@@ -119,10 +119,10 @@ def _numbers(values: Sequence[float]) -> dict[str, float] | None:
 def _ratio(row: _Row, control: _Row, values_of: Callable[[_Row], list[float]]) -> float | None:
     """Return the ratio of the medians of two rows. None if a value is missing, or if the numbers of ranks differ.
 
-    A comparison with `single`, or of a strategy with itself, is meant to compare numbers of ranks.
+    A comparison with `single` is meant to compare numbers of ranks.
     """
-    strategies = {row.first.strategy, control.first.strategy}
-    is_confounded = row.first.world_size != control.first.world_size and len(strategies - {"single"}) > 1
+    is_with_single = "single" in (row.first.strategy, control.first.strategy)
+    is_confounded = row.first.world_size != control.first.world_size and not is_with_single
     values, references = values_of(row), values_of(control)
     if is_confounded or not values or not references or not (reference := statistics.median(references)):
         return None

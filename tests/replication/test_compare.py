@@ -531,6 +531,10 @@ def test_rows_of_other_numbers_of_ranks_are_not_compared_as_if_they_were_alike(t
     assert min(peaks, key=lambda name: peaks[name]) == "fsdp2"
     least = min((name for name in ranks if ranks[name] == 2), key=lambda name: peaks[name])
     assert f"{least} has the lowest peak with 2 ranks" in " ".join(text.split())
+    synthetic.write_run(tmp_path, strategy="ddp", world_size=4)  # nor is a strategy compared with itself
+    (group,) = summary.content([tmp_path])["groups"]
+    (on_four,) = (row for row in group["rows"] if (row["strategy"], row["num_ranks"]) == ("ddp", 4))
+    assert on_four["peak_ratio_to_control"] is on_four["seconds_ratio_to_control"] is None
 
 
 def test_a_run_that_went_on_with_other_threads_is_listed(tmp_path):
