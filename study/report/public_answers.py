@@ -15,6 +15,7 @@ from zero_study.terminal import count, percent
 
 REGISTERED = "GPU seconds per sample, all intervals"  # until values were known
 MORE_GPUS = "one-and-eight-h100-prefix"
+LORA = "fms-adapters-one-two"
 LIGHTNING = "lightning-minigpt"  # a source in which one program trained one model under several strategies
 STRATEGIES = {
     "DDP": "DDP",
@@ -124,16 +125,18 @@ def of_lightning(size: str, entry: str) -> PublicRun:
 
 def one_and_two() -> str:
     """Say how full fine-tuning on one A100 and, with FSDP, on two A100 differs: its loss, time and memory."""
-    name = "fms-full-one-two"
-    loss, masters = of_pairs(name), of_pairs("fms-full-masters-one-two")
-    time, peak = (spread_of(name, quantity) for quantity in ("time", "peak"))
+    loss, masters, adapters = (of_pairs(name) for name in ("fms-full-one-two", "fms-full-masters-one-two", LORA))
+    time, peak = (spread_of("fms-full-one-two", quantity) for quantity in ("time", "peak"))
+    of_masters = spread_of("fms-full-masters-one-two", "peak")
     return (
         "In full fine-tuning with accelerate, the mean training loss with FSDP on two A100 differs from that on one "
         f"A100 by {_nats(loss.mean)} nats (95 % interval over {loss.num_models} models {_interval(loss)}). A step "
         f"takes {time.median:.2f} times as long ({time.tenth:.2f} to {time.ninetieth:.2f} in eight of ten pairs), and "
         f"each GPU needs {peak.median:.2f} times the memory for tensors ({loss.num_pairs} pairs of IBM's "
-        "fms-acceleration, 100 steps, weights in bf16, one run each). If FSDP has weights in fp32 instead, the loss "
-        f"differs by {_nats(masters.mean)} nats ({masters.num_pairs} pairs)."
+        "fms-acceleration, 100 steps, weights in bf16, AdamW's eps 1e-4, one run each). If FSDP has weights in fp32 "
+        f"instead, the loss differs by {_nats(masters.mean)} nats ({_interval(masters)}; {masters.num_pairs} pairs), "
+        f"and each GPU needs {of_masters.median:.2f} times the memory. With LoRA, whose dropout depends on the number "
+        f"of GPUs, the loss differs by {_nats(adapters.mean)} nats ({_interval(adapters)}; {adapters.num_pairs} pairs)."
     )
 
 
@@ -143,9 +146,9 @@ def eight() -> str:
     before, after = (sum(values) / len(values) / 60 for values in (seconds.control, seconds.arm))
     loss = of_groups(difference(MORE_GPUS, "last evaluation loss"))
     return (
-        f"modded-nanogpt takes {before:.1f} minutes on one H100 and {after:.1f} minutes on eight, with sharded "
-        f"gradients and optimizer states ({len(seconds.control)} and {len(seconds.arm)} runs). The last held-out loss "
-        f"differs by {_nats(loss.mean)} nats (95 % interval {_interval(loss)}). The eight GPUs need "
+        f"modded-nanogpt takes {before:.1f} minutes on one H100 and {after:.1f} minutes on eight, which shard most "
+        f"gradients and optimizer states ({len(seconds.control)} and {len(seconds.arm)} runs). The last held-out "
+        f"loss differs by {_nats(loss.mean)} nats (95 % interval {_interval(loss)}). The eight GPUs need "
         f"{percent(difference(MORE_GPUS, 'GPU seconds').relative)} more GPU time, and each needs "
         f"{percent(-difference(MORE_GPUS, 'peak of tensors').relative)} less memory for tensors. The releases of CUDA "
         "and PyTorch also differ."
@@ -212,26 +215,29 @@ def _fsdp() -> str:
         f"On eight A100 of one machine, FSDP takes {near.median:.2f} times as long as DDP ({near.tenth:.2f} to "
         f"{near.ninetieth:.2f} in eight of ten settings, of {near.num}), and needs {memory.median:.2f} times the "
         f"memory ({memory.tenth:.2f} to {memory.ninetieth:.2f}). On four machines with 100 Gbit/s between them, FSDP "
-        f"takes {far.median:.2f} times as long as DDP, and DDP {of_ddp.median:.1f} times as long as on one "
-        f"({of_ddp.tenth:.1f} to {of_ddp.ninetieth:.1f}; ptd_benchmark, 2021, before FSDP's release; SGD without "
-        "optimizer states, one run each)."
+        f"takes {far.median:.2f} times as long as DDP, and DDP takes {of_ddp.median:.1f} times as long as on "
+        f"one machine ({of_ddp.tenth:.1f} to {of_ddp.ninetieth:.1f}; ptd_benchmark, 2021, before FSDP's release; SGD "
+        "without optimizer states, one run each)."
     )
 
 
 def in_short() -> list[str]:
     """Return the answers that README begins with."""
-    eight, two = of_groups(difference(MORE_GPUS, "last evaluation loss")), of_pairs("fms-full-one-two")
+    eight = of_groups(difference(MORE_GPUS, "last evaluation loss"))
+    two, adapters = of_pairs("fms-full-one-two"), of_pairs(LORA)
     seconds, cards = difference(MORE_GPUS, "seconds in all"), spread_of("a100-h100-foundry", "time")
     faster, halves = np.mean(seconds.control) / np.mean(seconds.arm), spread_of("fms-full-one-two", "time").median
     measured = {name: of_lightning("1", entry).totals for entry, name in STRATEGIES.items()}
     gib = {name: f"{run['peak_allocated_bytes'] / 2**30:.1f} GiB" for name, run in measured.items()}
     step = {name: f"{run['seconds_per_step']:.2f} s" for name, run in measured.items()}
     return [
-        f"**Does sharding change the loss?** Not measurably here: eight H100 that shard gradients and optimizer states "
-        f"differ from one by {_nats(eight.mean)} nats ({_interval(eight)}), and two A100 with FSDP from one by "
-        f"{_nats(two.mean)} ({_interval(two)}).",
+        f"**Does sharding change the loss?** Not measurably if all weights are trained: it differs by "
+        f"{_nats(eight.mean)} nats ({_interval(eight)}) between one H100 and eight that shard most of the model "
+        f"states, and by {_nats(two.mean)} ({_interval(two)}) between one A100 and two with FSDP. With LoRA on two "
+        f"A100, where dropout depends on the number of GPUs, it differs by {_nats(adapters.mean)} "
+        f"({_interval(adapters)}).",
         f"**How much faster are more GPUs?** Eight H100 are {faster:.1f} times as fast as one, and two A100 "
-        f"{1 / halves:.1f} times.",
+        f"{1 / halves:.1f} times (full fine-tuning in bf16).",
         f"**A100 or H100?** An H100 is {cards.median:.1f} times as fast in the median ({cards.least:.1f} to "
         f"{cards.most:.1f}, {cards.num} pairs), and {_medians('megatron')} times in NVIDIA's small tests.",
         f"**What does ZeRO save, and cost?** ZeRO-3 takes {gib['ZeRO-3']} per GPU instead of ZeRO-2's "

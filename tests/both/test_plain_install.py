@@ -131,7 +131,7 @@ def test_a_command_works_or_names_the_extra(line, extra, plain_install):
 
 def test_a_plan_says_what_it_could_not_check(plain_install):
     _, out, _ = plain_install["plan smoke"]
-    assert "single-1x-seed0 " in out
+    assert "single-1x-seed0-timed " in out
     assert "Not checked, because torch is not installed: " in out
 
 

@@ -53,7 +53,7 @@ def fork(server: ForkServer, run: Run, limit: float = 600, progress=lambda line:
     """Launch a run that has to be forked. pytest changes a variable of its own for each phase of a test."""
     launching.use()
     server.environment = launch._of_every_run(launch._environment(run))
-    assert launch.why_not_forked(run, server) is None
+    assert launch.can_be_forked(run, server)
     ended = launch.launch(run, limit, progress, server)
     assert server.lost is None
     return ended

@@ -34,7 +34,7 @@ def runs(checkout: Checkout) -> Iterator[PublicRun]:
         run = _read(
             checkout, path, f"{entry}-{file[:8]}", entry,
             next(how for folder, how in FOLDERS.items() if path.startswith(folder)),
-            model="GPT with 124 million parameters, modded-nanogpt",
+            model="modded-nanogpt",
             precision="bf16 with FP8 parts",
             optimizer="Muon and Adam",
             compiled=True,

@@ -156,7 +156,10 @@ def trust() -> str:
     """Compare, for README, what was predicted before the logs were read with the logs."""
     fits, num_failed = _fits(_blind())
     num_right = sum(row.predicted == row.measured for row in fits)
-    times = {each.group: each for each in public_errors.summaries() if each.quantity in TIMES}
+    times, later = (
+        {each.group: each for each in public_errors.summaries(source) if each.quantity in TIMES}
+        for source in (public_errors.PREDICTIONS, public_errors.LATER)
+    )
     ddp, fsdp = (times.pop(f"ptd_benchmark {engine}, one machine") for engine in ("DDP", "FSDP"))
     slow_network = [times.pop(f"ptd_benchmark {engine}, several machines") for engine in ("DDP", "FSDP")]
     experts = times.pop("prime-rl baselines, mixtures of experts")
@@ -171,9 +174,9 @@ def trust() -> str:
 
     rows = [
         row("peak of allocated memory, by source", peaks),
+        of_times("fine-tuning on A100 with accelerate", *later.values()),
         of_times("LoRA of a 70B model, QLoRA, dense models of prime-rl, NeMo", *(times[name] for name in PROGRAMS)),
-        of_times("DDP on one machine with A100", ddp),
-        of_times("FSDP on one machine with A100", fsdp),
+        of_times("DDP and FSDP on one machine with A100", ddp, fsdp),
         of_times("mixtures of experts", experts),
         of_times(
             "slow networks, very short steps, specialized programs", *slow_network, *(times[name] for name in SPECIAL)
