@@ -130,7 +130,7 @@ def one_and_eight() -> Panel:
     times = [minutes for minutes, _ in ends]
     return Panel(
         f"8 H100 instead of 1: same loss,\n{times[0] / times[1]:.1f} times as fast",
-        f"the authors of modded-nanogpt, a small GPT: {len(loss.arm)} runs each",
+        f"Authors of modded-nanogpt, a small GPT: {len(loss.arm)} runs each",
         f"Also different: {', '.join(releases)}. 8 GPUs shard most gradients and optimizer states. GiB: peak per "
         f"GPU. Losses: at most {percent(apart)} apart (95 % interval).",
         "; ".join(side.replace("\n", " ") for side in sides),
