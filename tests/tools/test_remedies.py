@@ -64,6 +64,17 @@ def test_the_chunked_loss_comes_before_offload(name: str) -> None:
     assert reasons.answer(ask(name)).startswith("Use a chunked loss (--loss-kernel chunked): ")
 
 
+def test_adapters_on_few_gpus_come_before_many_gpus_for_all_weights() -> None:
+    advice = planner.advise("llama-3.1-70b", Request("rtx-4090", 1))
+    adapters, full = (remedy for remedy in advice.remedies if "num_gpus" in remedy.changes)
+    assert (adapters.kind, full.kind, advice.change) == ("adapters", "gpus", adapters)
+    assert adapters.request.num_gpus < full.request.num_gpus
+    assert f"QLoRA fits on {adapters.request.num_gpus} GPUs ({adapters.flags})" in reasons.answer(advice)
+    # The nearest strategy lacks memory of the GPU and of the host, and the answer names both.
+    missing = reasons.lacks(next(option for option in advice.options if option.strategy.name == "fsdp2_cpu_offload"))
+    assert re.fullmatch(r"lacks [\d.]+ GiB per GPU and [\d,]+ GiB of host memory per node", missing)
+
+
 @pytest.mark.parametrize("name", ["128k on 8 H100", "128k on 64 H100"])
 def test_more_gpus_are_not_named_where_they_do_not_help(name: str) -> None:
     advice = ask(name)

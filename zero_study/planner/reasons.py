@@ -27,7 +27,7 @@ def answer(advice: Advice) -> str:
     """
     option, better = advice.recommended, advice.change
     if better is not None and better.kind == "adapters":
-        return _adapters_answer(advice, better.option, better.flags)
+        return _adapters_answer(advice, better)
     if option is None:
         nearest, whole = advice.ranked[0], _whole_sequences(advice)
         parts = [f"No strategy fits. {nearest.strategy.name} comes nearest: it {lacks(nearest)}.{_cause(nearest)}"]
@@ -55,7 +55,8 @@ def answer(advice: Advice) -> str:
     stays = "stay free" if option.traced_bytes is None else "stay free according to the trace"
     takes = "took" if option.is_measured else "is predicted to take"
     return (
-        f"Use {option.strategy.name} with {_settings(option)}: a step {takes} "
+        f"Use {'one process (single)' if option.strategy.name == 'single' else option.strategy.name} with "
+        f"{_settings(option)}: a step {takes} "
         f"{significant(option.prediction.step.total)} s, and {memory} {stays}. "
         f"{reason(advice)}"
     )
@@ -105,15 +106,17 @@ def _what_changes(change: Remedy) -> str:
     return "The change stores the optimizer states in 8 bits." if change.kind == "optimizer" else ""
 
 
-def _adapters_answer(advice: Advice, option: StrategyPrediction, flags: str) -> str:
+def _adapters_answer(advice: Advice, change: Remedy) -> str:
     """Return the answer that recommends adapters: what full training lacks, what fits, and what it costs."""
-    whole, step = advice.recommended, option.prediction.step
+    whole, option, flags = advice.recommended, change.option, change.flags
+    step = option.prediction.step
+    where = f" on {change.changes['num_gpus']} GPUs" if "num_gpus" in change.changes else ""
     nearest = next((other for other in advice.ranked if not other.offloads), advice.ranked[0])
     lora, four_bits = ("QLoRA", ", and the frozen weights have four bits") if "4bit" in flags else ("LoRA", "")
     time = "a rough guess" if option.is_rough else f"{significant(step.low, 2)} to {significant(step.high, 2)}"
     parts = [
         f"Full training {'hardly fits' if nearest.fits else 'does not fit'} on {_machine(advice)}"
-        f"{' without offload' if whole else ''}: it {lacks(nearest)}. {lora} fits ({flags}): "
+        f"{' without offload' if whole else ''}: it {lacks(nearest)}. {lora} fits{where} ({flags}): "
         f"{significant(step.total)} s per step ({time}) with {option.strategy.name}, and {gib(option.free_bytes)} GiB "
         f"({percent(option.free_share)}) of each GPU stay free. Only adapters are trained{four_bits}."
     ]
@@ -381,14 +384,16 @@ def lacks(option: StrategyPrediction) -> str:
     if option.fits:
         what = "" if option.free_share <= option.host_free_share else "of the host's memory "
         return f"leaves only {percent(option.scarcest_share)} {what}free"
-    if option.free_bytes < 0:
-        return f"lacks {gib(-option.free_bytes)} GiB per GPU"
+    missing = [f"{gib(-option.free_bytes)} GiB per GPU"] if option.free_bytes < 0 else []
+    if option.lacking is None:
+        return f"lacks {listed(missing)}"
     needed, there = (
         (prediction.disk_bytes_per_node, prediction.box.disk_bytes)
         if option.lacking == "disk"
         else (option.host_needed_bytes, prediction.box.host_memory_bytes)
     )
-    return f"lacks {(float(needed) - float(there or 0)) / GIB:,.0f} GiB of {option.lacking} per node"
+    missing.append(f"{(float(needed) - float(there or 0)) / GIB:,.0f} GiB of {option.lacking} per node")
+    return f"lacks {listed(missing)}"
 
 
 def _compared(ratio: float, is_speed: bool = False) -> str:

@@ -190,17 +190,29 @@ class _Search:
             smallest = self._try_smallest("same", {}, same)
         if smallest is not None:
             yield smallest
+        trainings: list[Remedy] = []
         if now is None or now.offloads:
             yield from self._shared_sequences(same) if smallest is None else []
-            yield from self._other_trainings(same)
+            trainings = [*self._other_trainings(same)]
+            yield from trainings
         elif now.free_share < COMFORTABLE or smallest is None:
             yield from self._optimizer()
         if smallest is None and request.batch()[0] > 1:
             changes = {"global_batch_size": request.num_groups}
             if found := self._try_with("batch", changes, same):
                 yield found
-        if found := self._try_more_gpus({}) or (self._try_more_gpus(_together(same)) if smallest is None else None):
-            yield found
+        more = self._more_gpus("gpus", {}) or (self._more_gpus("gpus", _together(same)) if smallest is None else None)
+        if now is None and "adapters" not in {remedy.kind for remedy in trainings}:
+            yield from self._adapters_on_fewer_gpus(more, same)
+        yield from [more] if more else []
+
+    def _adapters_on_fewer_gpus(self, full: Remedy | None, same: Sequence[Changes]) -> Iterator[Remedy]:
+        """Yield LoRA or QLoRA with more GPUs, if these are fewer than training all weights needs."""
+        changes = self._applicable([_lora, _qlora])
+        tried = [self._more_gpus("adapters", {**each, **_together(same)}) for each in changes]
+        fewest = min(filter(None, tried), key=lambda remedy: remedy.request.num_gpus, default=None)
+        if fewest is not None and (full is None or fewest.request.num_gpus < full.request.num_gpus):
+            yield fewest
 
     def _applicable(self, changes: Iterable[Change]) -> list[Changes]:
         request, shape = self.advice.request, self.advice.shape
@@ -320,7 +332,7 @@ class _Search:
             and option.tokens_per_second >= now.tokens_per_second / SLOWED_DOWN
         )
 
-    def _try_more_gpus(self, changes: Changes) -> Remedy | None:
+    def _more_gpus(self, kind: RemedyKind, changes: Changes) -> Remedy | None:
         """Return the smallest larger number of GPUs with which the training fits, with as many sequences per GPU.
 
         None if there is none, because more GPUs do not help against activations and logits.
@@ -328,7 +340,7 @@ class _Search:
         for count in choose.GPU_COUNTS:
             if count <= self.advice.box.num_gpus or not self.advice.request.could_run(count):
                 continue
-            if found := self._try("gpus", {**changes, "num_gpus": count}):
+            if found := self._try(kind, {**changes, "num_gpus": count}):
                 return found
         return None
 

@@ -92,7 +92,7 @@ def why_not(training: Training) -> Refused | None:
 
 
 def parts(training: Training) -> Parts:
-    """Return the flags and the lines of code with which a program trains as the prediction assumes.
+    """Return the flags and the lines of code that make a program train as the prediction assumes.
 
     Raises Refusal if the program cannot train so.
     """
