@@ -392,7 +392,7 @@ ANSWERS = {
     "8 of 19 known changes may affect training": (
         "docs/releases.md", "8 of 19 known changes", "gradients are lost",
     ),
-    "Its tensors used 74.6 GiB, but a step before needed 5.8 GiB": (
+    "Its tensors used 74.6 GiB, but the step before needed at most 5.8 GiB": (
         "docs/why.md", "Its tensors used 74.6 GiB", "the log states at most 5.8 GiB of memory",
     ),
     "First difference: step 1, all 4 gradients that differ are half as large in B": (

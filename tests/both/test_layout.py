@@ -355,7 +355,7 @@ def test_help_lists_every_command():
     assert [title.partition(" ")[0] for title in groups] == ["Predict", "Check", "Measure", "More"]
     assert sorted(itertools.chain(*groups.values())) == sorted(cli.all_commands())
     assert max(len(names) for title, names in groups.items() if title != "More") <= 7
-    assert len(re.findall(r"^  \$ zero-study ", completed.stdout, re.MULTILINE)) == len(groups)
+    assert len(re.findall(r"^  Example: zero-study ", completed.stdout, re.MULTILINE)) == len(groups)
 
 
 def listed_in(text: str) -> dict[str, list[str]]:

@@ -258,7 +258,7 @@ def test_an_interval_is_said_to_end_at_the_memory_of_the_gpu_only_if_it_does():
     case = {"model": "gemma2-9b", "gpu": "h100-sxm", "gpus": 8, "sequence_length": 2048, "precision": "bf16-autocast"}
     for strategy, fits in (("zero0", False), ("zero3", True)):
         observed = by_theory.peak_of_any_batch(strategy=strategy, **case)
-        assert (observed.interval[1] == 80 * 2**30) == fits == ("full memory" in observed.told)
+        assert (observed.interval[1] == 80 * 2**30) == fits == ("memory of the GPU" in observed.told)
 
 
 # ---------------------------------------------------------------- functions

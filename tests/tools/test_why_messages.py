@@ -238,7 +238,7 @@ def test_a_rule_is_fast_on_long_lines(rule: Rule) -> None:
     begin = time.process_time()
     for word in words:
         pattern.search((word * 4000)[:4000])
-    assert time.process_time() - begin < 0.5
+    assert time.process_time() - begin < 3  # a cubic pattern takes much longer
 
 
 @pytest.mark.parametrize("path", sorted(SOUND.glob("*.log")), ids=lambda path: path.stem)

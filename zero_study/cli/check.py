@@ -616,7 +616,7 @@ def _chosen_optimizers(names: tuple[str, ...]) -> list[str]:
 @click.option(
     "--gpu",
     metavar="NAME",
-    help="The GPU, as in `zero-study advise`. [default: a GPU with the memory that a message states]",
+    help="The GPU, as in `zero-study advise`. [default: a GPU with as much memory as the log states]",
 )
 @click.option("--gpus", "num_gpus", type=NUMBER, metavar="N", help="Number of GPUs.")
 @click.option("--strategy", metavar="NAME", help="The strategy of the run, such as zero2 or fsdp2.")

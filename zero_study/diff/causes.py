@@ -77,7 +77,8 @@ def _of_missing(first: Difference, side: str, recording: Recording) -> str:
     if first.kind in ("update", "whole") and _is_rate_zero(recording, first.step):
         return f"the learning rate of {side} is 0 in step {first.step}."
     if first.kind == "whole":
-        return f"{side} makes no update, because it ended before one, or because its optimizer is not from torch.optim."
+        why = "it ended before the first one, or its optimizer is not from torch.optim"
+        return f"no update of {side} was recorded: {why}."
     return f"{first.name} is not trained in {side}, because it is frozen, or because no backward pass reaches it."
 
 

@@ -195,7 +195,7 @@ class TensorTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 storage.part = part
 
     def replay(self) -> None:
-        """Repeat all further allocations in simulated CUDA allocators, beginning with the existing tensors.
+        """Allocate the existing tensors in simulated CUDA allocators, and repeat all further allocations there.
 
         Earlier allocations are left out, because a model is built and cast in the host's memory.
         """

@@ -254,7 +254,8 @@ def check_random_states(saved: Saved, name: str, content: Any) -> None:
     state = next((content[key] for key in keys if key in content), None) if isinstance(content, dict) else None
     is_other = isinstance(content, dict) and bool(content) and state is None
     if content is not None and not is_other and not (isinstance(state, torch.Tensor) and state.numel()):
-        saved.wrong("partial", f"{name} has no random states, so a resumed training stops or draws others.", [name])
+        effect = "a resumed training stops, or draws other random numbers"
+        saved.wrong("partial", f"{name} has no random states, so {effect}.", [name])
 
 
 _PACKED = re.compile(r"weight|blocks|W_q|qdata|codes")  # names of quantized weights

@@ -113,14 +113,14 @@ class Evidence:
                 "offload": ", and on a Titan RTX",
                 "usual": ", and on RTX 3090, RTX 4090, RTX A6000 and A40",
             }.get(self.engine, "")
-        others = [f"from times {_OTHERS[name]}" for name in self.left_out]
+        others = [f"from step times {_OTHERS[name]}" for name in self.left_out]
         used = f"only {others[0]}"
         if len(others) > 1:
-            used = f"{len(others)} times: {', '.join(f'once {each}' for each in others[:-1])}, and once {others[-1]}"
+            used = f"separately {', '.join(others[:-1])}, and {others[-1]}"
         return (
             f"A real step should take between {1 / self.spread:.2f} and {self.spread:g} times the predicted time. This "
             f"range is based on {self.cases} step times that {self.sources} sources published ({rows}). To test the "
-            f"range, we predicted each published time {used}. The median error of these test predictions is "
+            f"range, we predicted each published step time {used}. The median error of these test predictions is "
             f"{100 * self.median:.0f} %, and the largest error is {100 * abs(self.worst):.0f} %. In each test, we "
             "calculated the range again, without the tested time and without similar times. "
             f"In {self.held} of {self.tried} tests, the published time was inside this range"

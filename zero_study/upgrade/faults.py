@@ -72,12 +72,12 @@ class Fault:
     what: str = ""  # what goes wrong in the training
 
     def is_in(self, version: str | None) -> bool:
-        """Return whether a release of the package has this property, regardless of other packages."""
+        """Return whether a release of the package has this fault or change, regardless of other packages."""
         first, end = base_release(self.introduced or "0.0.1"), base_release(self.fixed or "9999")
         return version is not None and first <= base_release(version) < end
 
     def is_among(self, pins: Mapping[str, str]) -> bool:
-        """Return whether a set of releases has this property, including its conditions on other packages."""
+        """Return whether a set of releases has this fault or change, including its conditions on other packages."""
         return self.is_in(pins.get(self.package)) and all(
             package in pins and base_release(pins[package]) in SpecifierSet(required)
             for package, required in self.beside.items()

@@ -296,7 +296,8 @@ def peak_of_any_batch(**arguments: Any) -> Observed:
     least = peak(**arguments, **_LEAST)
     card = float(Case.of({**arguments, **_LEAST}).box.gpu.memory_bytes)
     ends = (least.ends[0], max(least.ends[1], card))
-    told = "at the smallest batch" if least.ends[1] > card else "from the smallest batch to the full memory of the GPU"
+    range_of_batches = "low: the smallest batch, high: the memory of the GPU"
+    told = "at the smallest batch" if least.ends[1] > card else range_of_batches
     return Observed(least.value, least.evidence, ends, in_bytes=True, told=told)
 
 

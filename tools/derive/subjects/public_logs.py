@@ -183,9 +183,9 @@ def trust() -> str:
         ),
     ]
     return (
-        f"We committed predictions of {num_trainings()} published trainings before we read their logs. Whether they "
-        f"fit was right for {num_right} of {len(fits)} ({num_failed} did not fit). The other errors:\n\n"
-        + tabulate(["predicted", "median error", "90th percentile"], rows)
+        f"We committed predictions of {num_trainings()} published trainings before we read their logs. For "
+        f"{len(fits)}, we predicted whether they fit, and {num_right} were right ({num_failed} did not fit). Errors of "
+        "the other predictions:\n\n" + tabulate(["predicted", "median error", "90th percentile"], rows)
     )
 
 
