@@ -75,7 +75,19 @@ def test_what_to_take_comes_first_in_80_columns(capsys):
     table = [line.split()[0] for line in lines[head + 1 : lines.index("", head)]]
     assert table[0] == answer.split()[1]
     assert {"ddp", "zero1", "zero2", "zero3", "fsdp2"} <= set(table)
-    question = ["--model", "llama-2-70b", "--gpu", "t4", "--gpus", "1", "--host-memory", "48", "--lora-rank", "16"]
+    question = [
+        "--model",
+        "llama-2-70b",
+        "--gpu",
+        "t4",
+        "--gpus",
+        "1",
+        "--host-memory",
+        "48",
+        "--lora-rank",
+        "16",
+        "--all",
+    ]
     assert cli.run(["advise", *question]) == 1
     none = capsys.readouterr().out
     assert none.startswith("No strategy fits.")
