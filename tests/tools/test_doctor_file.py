@@ -242,7 +242,7 @@ def test_bert_under_fsdp2s_default_wrapping():
     section = {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
     result = examined({"distributed_type": "FSDP", "num_processes": 2, "fsdp_config": section})
     finding = result["fsdp_config.fsdp_transformer_layer_cls_to_wrap"]
-    assert "BERT under FSDP2" in finding.message
+    assert "For BERT, these classes" in finding.message
     assert "BertLayer" in finding.remedy
 
 
