@@ -962,7 +962,7 @@ AUTOCAST = {"enabled": True, "dtype": "float16"}
 def test_fp16_under_deepspeeds_autocast_is_named_for_files_that_have_it(settings, stage, affected, tmp_path):
     path = tmp_path / "ds.json"
     path.write_text(json.dumps({**settings, "zero_optimization": {"stage": stage}, "train_batch_size": 4}))
-    said = "clipped while they are multiplied by the loss scale"
+    said = "clipped while they are still multiplied by the loss scale"
     for version in ("0.17.1", "0.17.2", "0.17.6", "0.19.2", "0.19.3", "0.19.8"):
         found = examine.examine(path, f"deepspeed=={version}").findings
         assert any(said in finding.message for finding in found) == (version in affected), version
