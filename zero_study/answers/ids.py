@@ -95,7 +95,7 @@ IDS = {
     "prove/training-fault": "The measured step trained wrongly in a way to which no more specific id applies.",
     "prove/untrained-parameters": "Some trainable parameters are in no optimizer.",
     "prove/zero-gradients": "All gradients were zero at the update.",
-    "prove/wrong-norm": "DeepSpeed's gradient norm is not that of the gradients that the update used.",
+    "prove/wrong-norm": "DeepSpeed's gradient norm differs from the norm of the gradients that the update used.",
     "saved/different": "Saved tensors differ from those of the checkpoint or recording with which they were compared.",
     "saved/dtype": "Tensors have an unexpected type.",
     "saved/empty": "Tensors have no elements.",

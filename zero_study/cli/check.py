@@ -451,8 +451,8 @@ def _saved(
     "--only",
     multiple=True,
     metavar="TEXT",
-    help="Check only the configurations whose names contain this text. The text plain selects the configurations "
-    "without a special feature. The option can be repeated. [default: all]",
+    help="Check only the configurations whose names contain this text. The text 'plain' selects the "
+    "configurations without a special feature. The option can be repeated. [default: all]",
 )
 @click.option("--ranks", metavar="NUMBERS", help="Numbers of processes, separated by commas. [default: 1,2]")
 @click.option(

@@ -25,7 +25,7 @@ TRACING = ("torch", "accelerate", "transformers")
 
 A_STUDY = "Name of a study of this project, or path of your own study file (YAML)."
 RECORDS = "Folders with run directories, or with records that `zero-study pack` collected."
-DATA_FOLDER = "Folder with the subfolders imdb/, wikitext-2/ and tokenizers/, which runs on real text read."
+DATA_FOLDER = "Folder with the subfolders imdb/, wikitext-2/ and tokenizers/. Runs on real text read it."
 CHECKPOINT_EVERY = (
     "Number of optimizer steps between checkpoints. An interrupted run resumes from its newest checkpoint. "
     "[default: as in the study]"

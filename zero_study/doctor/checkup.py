@@ -408,5 +408,7 @@ def _inherited() -> Check:
         message, _, remedy = str(refusal).partition(". ")
         return Check("environment", "bites", f"{message}.", remedy)
     return Check(
-        "environment", "ok", "No environment variable is set that only a launcher sets, or that makes a run stop."
+        "environment",
+        "ok",
+        "The environment has no variable that only a launcher sets, and none that makes a run stop.",
     )

@@ -235,12 +235,12 @@ def _of_auto(file: str, key: str) -> Finding | None:
     if key in added["filled"]:
         return Finding(
             file=file, key=key, value="auto", effect="honoured", engine_has="auto",
-            message="accelerate or Trainer replaces auto by the program's value.",
+            message='accelerate or Trainer replaces "auto" by the program\'s value.',
         )  # fmt: skip
     if key not in added["filled_by_trainer"]:
         return Finding(
             file=file, key=key, value="auto", effect="crashes", matters=True, error="not found in kwargs",
-            message="Neither accelerate nor Trainer replaces auto here.", remedy="Write a value, or remove the key.",
+            message='Neither accelerate nor Trainer replaces "auto" here.', remedy="Write a value, or remove the key.",
             mend=REMOVE,
         )  # fmt: skip
     return None

@@ -213,7 +213,7 @@ class Judge:
             return finding
         has_key = history is not None and history.at(version) is not None
         effect: Effect = "honoured" if has_key else "not examined"
-        message = "" if has_key else f"Whether {self.kind} {version} still has this key is unknown."
+        message = "" if has_key else f"It is unknown whether {self.kind} {version} still has this key."
         return replace(finding, effect=effect, matters=False, message=message, remedy="", error="", mend=KEEP)
 
 
@@ -254,8 +254,8 @@ def of_arguments(file: str, content: Mapping[str, Any], kind: Kind, releases: Re
         is_removed = change.startswith("was")
         yield Finding(
             file=file, key=str(key), value=value, effect="crashes", matters=is_removed, is_note=not is_removed,
-            message=f"{package} {version} does not have this argument, which {change}. A script stops that does not "
-            "define it itself.", remedy=f"Remove it, or use a release of {package} that has it.",
+            message=f"{package} {version} does not have this argument, which {change}. A script stops unless "
+            "it defines this argument itself.", remedy=f"Remove it, or use a release of {package} that has it.",
         )  # fmt: skip
 
 

@@ -246,7 +246,7 @@ def under_trainer(findings: list[Finding], arguments: Mapping[str, Any]) -> list
 
 def _under_trainer(finding: Finding, arguments: Mapping[str, Any]) -> Finding:
     if finding.value == "auto" and finding.key in FILLED_BY_TRAINER:
-        message = f"Trainer replaces auto by its {FILLED_BY_TRAINER[finding.key]}."
+        message = f'Trainer replaces "auto" by its {FILLED_BY_TRAINER[finding.key]}.'
         return replace(finding, effect="honoured", message=message, remedy="", matters=False, is_note=False, error="")
     if finding.value is ABSENT and finding.key == "gradient_clipping" and not finding.matters:
         return _without_clipping(finding, arguments)

@@ -23,8 +23,8 @@ DEEPSPEED = (
 )
 OF_FILE = f"This machine has no GPU. To train with this file on its CPU, the script has to pass {GLOO}."
 MULTI_CPU = (
-    "MULTI_CPU starts only one process without mpirun. Write distributed_type: MULTI_GPU in the accelerate file and "
-    "Accelerator(cpu=True) in the script, to start several processes on CPUs."
+    "Without mpirun, MULTI_CPU starts only one process. To start several processes on CPUs, write "
+    "distributed_type: MULTI_GPU in the accelerate file and Accelerator(cpu=True) in the script."
 )
 
 

@@ -201,8 +201,8 @@ def _unchecked_gradients(gradients: Gradients, averager: str | None) -> list[str
     """
     if gradients.erased_share > ERASED:
         reason = (
-            f"{gradients.erased_share:.0%} of the elements that backward left were set to zero. To freeze parameters, "
-            "use requires_grad_"
+            f"{gradients.erased_share:.0%} of the gradient elements that backward computed were set to zero. To freeze "
+            "parameters, use requires_grad_"
         )
     elif gradients.num_too_few:
         reason = (

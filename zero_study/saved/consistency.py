@@ -115,7 +115,10 @@ def _check_equal_counts(saved: Saved, facts: OptimizerFacts, is_dense: bool) -> 
     usual = max(counts, key=lambda step: (counts[step], step))
     odd = {name: step for name, step in facts.steps.items() if step != usual}
     listed = names_text(f"{step:g}" for step in set(odd.values()))
-    text = f"{facts.file} says that these weights were updated {listed} times, but all other weights {usual:g} times."
+    text = (
+        f"{facts.file} says that these weights were updated {listed} times, but that all other weights were updated "
+        f"{usual:g} times."
+    )
     if not is_dense and _may_lag(saved, odd, facts.steps):
         saved.note("optimizer", f"{text} This is correct if some batches do not use these weights.", odd)
     else:

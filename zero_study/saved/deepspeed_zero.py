@@ -174,7 +174,7 @@ def _check_kind(saved: Saved, files: _Files, kind: str, ranks: list[int]) -> Non
         saved.wrong(
             "shards",
             f"The checkpoint is of {saved.world_size} ranks, but there are {noun} files of further "
-            "ranks, which another training, or the same training on more ranks, wrote.",
+            "ranks. They were written by another training, or by the same training on more ranks.",
             extra,
         )
     for rank in further:

@@ -532,8 +532,8 @@ def _summary(comparison: Comparison, old: Lock, new: Lock) -> list[str]:
     lines.append(f"Compared packages: {', '.join(compared) or 'none'} ({comparison.verdict.coverage()}).")
     if by_platform := {**old.by_platform, **new.by_platform}:
         lines.append(
-            f"These packages are pinned differently by platform, and were compared as for Linux on "
-            f"x86_64: {', '.join(by_platform)}."
+            f"These packages have different pins for different platforms, and those for Linux on x86_64 were "
+            f"compared: {', '.join(by_platform)}."
         )
     return [*lines, *comparison.notes]
 

@@ -32,7 +32,7 @@ def facts(message: OutOfMemory, steps: Steps, setting: Setting) -> Iterator[Fact
     text = _parts(message, phase, steps)
     missing = message.tried - (message.free or 0)
     if message.free is not None and message.tried and message.free > ROOM * message.tried:
-        because = "The GPU had more free memory than was requested, so that its memory was not what was missing."
+        because = "The GPU had more free memory than was requested. So the failure was not due to a lack of GPU memory."
         yield Fact("memory/refused", "memory", text, because, "computed", "the numbers of the message", evidence)
         return
     if message.tried and message.free is not None and message.own is not None and message.others and missing > 0:
@@ -49,8 +49,8 @@ def facts(message: OutOfMemory, steps: Steps, setting: Setting) -> Iterator[Fact
         name = _EXPANDABLE.search(message.failure.text)  # old releases do not have it
         yield Fact(
             "memory/fragmentation", "memory", text,
-            f"PyTorch had reserved {bytes_text(message.unused)} that no tensor used, more than the request, and could "
-            "not use it for the request.",
+            f"PyTorch had reserved {bytes_text(message.unused)} that no tensor used. This is more than the request, "
+            "but PyTorch could not use it for the request.",
             "computed", "the numbers of the message", evidence, (f"set {name[0]} before the start",) if name else (),
         )  # fmt: skip
         return

@@ -86,8 +86,8 @@ def after(failure: Failure | None, log: Log, facts: Sequence[Fact], num_rows: in
         return NextStep("Which tensors filled the GPU when the request failed?", SNAPSHOT)
     if _ASYNCHRONOUS.search(failure.text):
         return NextStep(
-            "Which operation failed? CUDA reports errors later than it makes them, so that the traceback may show "
-            "another one.",
+            "Which operation failed? CUDA reports an error later than it occurs, so the traceback may show another "
+            "operation.",
             ("CUDA_LAUNCH_BLOCKING=1", *all_ranks),
         )
     if failure.kind in ("ExitCode", "ChildFailedError", "CalledProcessError"):

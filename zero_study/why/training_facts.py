@@ -126,7 +126,10 @@ def _not_finite(rows: Sequence[Row], steps: Steps) -> Iterator[Fact]:
     later = [row for row in rows[place + 1 :] if row.loss is not None]
     spoiled = [row for row in later if not math.isfinite(row.loss or 0.0) or (row.loss == 0.0 and _is_bad(row))]
     if later and not spoiled:
-        text += f" All later losses ({len(later):,}) are finite, so the weights were not NaN when they were computed."
+        text += (
+            f" All later losses ({len(later):,}) are finite, so the weights were not NaN when these losses were "
+            "computed."
+        )
     elif later:
         text += f" Losses after it that are not finite, or 0.0 in their place: {len(spoiled):,} of {len(later):,}."
     if any(row.loss == 0.0 for row in bad) and "'grad_norm'" in first.line.text:
@@ -162,7 +165,7 @@ def _jump(rows: Sequence[Row]) -> list[Fact]:
     before_it, after_it = losses[place - 1 : place + 1]
     text = (
         f"The loss jumps by a factor of {factor:.3g}, from {_state(before_it)} to {_state(after_it)}, and stays high: "
-        f"its median is {low:.4g} before and {high:.4g} after it."
+        f"its median is {low:.4g} before the jump and {high:.4g} after it."
     )
     return [_fact("wrong/jump", text, rows, before_it, after_it)]
 
