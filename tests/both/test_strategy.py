@@ -215,7 +215,7 @@ REFUSED_JSON = [
         "a whole number > 0 or 'auto'",
     ),
     ({ZERO: {"stage": 3, "reduce_bucket_size": 0}}, "reduce_bucket_size is 0", "a number above 0"),
-    ({ZERO: {"stage": 3, "allgather_bucket_size": "auto"}}, "allgather_bucket_size is auto", "replaces auto"),
+    ({ZERO: {"stage": 3, "allgather_bucket_size": "auto"}}, "allgather_bucket_size is auto", 'replaces "auto"'),
     ({ZERO: {"stage": 3, "sub_group_size": 0.5}}, "sub_group_size is 0.5", "a whole number"),
     ({ZERO: {"stage": 3, "overlap_comm": 1}}, "overlap_comm is 1", "true or false"),
     ({ZERO: {"stage": 3}, "gradient_clipping": "none"}, "gradient_clipping is none", "Write a number"),
