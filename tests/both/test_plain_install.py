@@ -29,7 +29,7 @@ from zero_study.errors import Refusal
 
 RECORDS = launching.ROOT / "reports" / "cpu" / "records" / "smoke"
 LOG = launching.ROOT / "tests" / "fixtures" / "logs" / "juniper_h100_n1_result_0.txt"
-SOUND = launching.ROOT / "tests" / "why" / "sound" / "hf-trainer-deepspeed-4nodes.log"
+SOUND = launching.ROOT / "tests" / "why" / "sound" / "deepspeed-chat-ppo.log"
 GPU = "--gpu l4 --gpus 2"
 
 # Each command as a user types it, by the extra that it needs.
@@ -45,7 +45,7 @@ BY_EXTRA = {
         f"why {SOUND}", f"check {launching.ROOT / 'accelerate_configs' / 'ddp.yaml'}", "skills print",
     ],
     "train": [
-        "train", "run smoke", "job smoke bert-imdb-tiny-ddp-2x-seed0", "conformance", "exact", "export runs",
+        "train", "run smoke", "job smoke bert-imdb-tiny-zero2-2x-seed0", "conformance", "exact", "export runs",
         f"advise --model gpt2 {GPU} --trace", "dry-run --world 2 zero2", "prove train.py", "saved .",
     ],
     "trackers": ["import events.out.tfevents.1 --output imported"],

@@ -48,7 +48,7 @@ def doubt(steps: Steps) -> str | None:
     if losses and losses[-1] > RISEN * losses[0] > 0:
         return f"the loss is {losses[0]:.4g} in the first row and {losses[-1]:.4g} in the last one"
     if len(rows) <= FEW:
-        return f"only {_count(rows, 'line')} with a loss or a gradient norm of a step"
+        return f"{'only ' + _count(rows, 'line') if rows else 'no line'} with a loss or a gradient norm of a step"
     if not losses:
         return "no loss that is a number"
     if len(losses) >= SEVERAL and len(set(losses)) == 1:
