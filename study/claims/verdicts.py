@@ -304,7 +304,7 @@ def _quantity(unit: str, shown: str, notes: str = "") -> str:
 
 
 def stated(claim: Claim) -> str:
-    """Return what the source says as text, such as "a peak of about 145 GiB at stage 2"."""
+    """Return what agrees with the source as text, such as "a peak of about 145 GiB at stage 2"."""
     unit, says = claim.expected.unit, _expectation(claim, 3)
     return _quantity(unit, says) if PLACE.search(unit) else f"{unit} {says}"
 

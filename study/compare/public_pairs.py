@@ -74,6 +74,20 @@ class LossDifference(NamedTuple):
     num_pairs: int = 0  # if it is the mean of pairs of single runs
     num_models: int = 0
 
+    @property
+    def shown(self) -> str:
+        """The difference as text, such as "+0.0047"."""
+        return _signed(self.mean)
+
+    @property
+    def interval(self) -> str:
+        """The interval as text, such as "+0.0017 to +0.0078". Empty if there is none."""
+        return "" if self.low is None or self.high is None else f"{_signed(self.low)} to {_signed(self.high)}"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.4f}".replace("-", "\N{MINUS SIGN}")
+
 
 class Spread(NamedTuple):
     """The median of the values of several pairs, the range of the middle 80 % of them, and the range of all."""
@@ -188,5 +202,5 @@ def in_nats(pairs: Sequence[Pair]) -> LossDifference | None:
             models.setdefault(pair.model or pair.entry, []).append(pair.nats)
     if not models:
         return None
-    estimate = t_interval(np.array([np.mean(values) for values in models.values()]))
-    return LossDifference(*estimate, sum(map(len, models.values())), len(models))
+    means = np.array([np.mean(values) for values in models.values()])
+    return LossDifference(*t_interval(means), sum(map(len, models.values())), len(means))

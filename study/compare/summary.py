@@ -11,6 +11,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -178,12 +179,8 @@ class _Row(NamedTuple):
         return [reason for r in timed if (reason := facts.why_untimed(r))]
 
 
-def _peaks_of(row: _Row) -> list[float]:
-    return row.peaks
-
-
-def _seconds_of(row: _Row) -> list[float]:
-    return row.comparable_seconds
+_peaks_of = attrgetter("peaks")
+_seconds_of = attrgetter("comparable_seconds")
 
 
 def _rows(group: Sequence[RecordFile], each: bool) -> list[_Row]:

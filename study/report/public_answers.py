@@ -130,13 +130,13 @@ def one_and_two() -> str:
     of_masters = spread_of("fms-full-masters-one-two", "peak")
     return (
         "In full fine-tuning with accelerate, the mean training loss with FSDP on two A100 differs from that on one "
-        f"A100 by {_nats(loss.mean)} nats (95 % interval over {loss.num_models} models {_interval(loss)}). A step "
+        f"A100 by {loss.shown} nats (95 % interval over {loss.num_models} models {loss.interval}). A step "
         f"takes {time.median:.2f} times as long ({time.tenth:.2f} to {time.ninetieth:.2f} in eight of ten pairs), and "
         f"each GPU needs {peak.median:.2f} times the memory for tensors ({loss.num_pairs} pairs of IBM's "
         "fms-acceleration, 100 steps, weights in bf16, AdamW's eps 1e-4, one run each). If FSDP has weights in fp32 "
-        f"instead, the loss differs by {_nats(masters.mean)} nats ({_interval(masters)}; {masters.num_pairs} pairs), "
+        f"instead, the loss differs by {masters.shown} nats ({masters.interval}; {masters.num_pairs} pairs), "
         f"and each GPU needs {of_masters.median:.2f} times the memory. With LoRA, whose dropout depends on the number "
-        f"of GPUs, the loss differs by {_nats(adapters.mean)} nats ({_interval(adapters)}; {adapters.num_pairs} pairs)."
+        f"of GPUs, the loss differs by {adapters.shown} nats ({adapters.interval}; {adapters.num_pairs} pairs)."
     )
 
 
@@ -148,7 +148,7 @@ def eight() -> str:
     return (
         f"modded-nanogpt takes {before:.1f} minutes on one H100 and {after:.1f} minutes on eight, which shard most "
         f"gradients and optimizer states ({len(seconds.control)} and {len(seconds.arm)} runs). The last held-out "
-        f"loss differs by {_nats(loss.mean)} nats (95 % interval {_interval(loss)}). The eight GPUs need "
+        f"loss differs by {loss.shown} nats (95 % interval {loss.interval}). The eight GPUs need "
         f"{percent(difference(MORE_GPUS, 'GPU seconds').relative)} more GPU time, and each needs "
         f"{percent(-difference(MORE_GPUS, 'peak of tensors').relative)} less memory for tensors. The releases of CUDA "
         "and PyTorch also differ."
@@ -167,14 +167,6 @@ def of_groups(found: public_comparisons.Difference) -> LossDifference:
     scale = float(np.mean(found.control))
     low, high = (None if bound is None else bound * scale for bound in (found.low, found.high))
     return LossDifference(found.relative * scale, low, high)
-
-
-def _nats(value: float) -> str:
-    return f"{value:+.4f}".replace("-", "\N{MINUS SIGN}")
-
-
-def _interval(loss: LossDifference) -> str:
-    return "" if loss.low is None or loss.high is None else f"{_nats(loss.low)} to {_nats(loss.high)}"
 
 
 def losses() -> list[dict[str, Any]]:
@@ -202,8 +194,8 @@ def _row(what: str, quantity: str, loss: LossDifference, margin: float) -> dict[
     return {
         "comparison": what,
         "loss": quantity,
-        "difference (nats)": _nats(loss.mean),
-        "95 % interval": _interval(loss),
+        "difference (nats)": loss.shown,
+        "95 % interval": loss.interval,
         "within the margin": f"{'yes' if is_within else 'no'} ({margin:g})",
     }
 
@@ -232,11 +224,11 @@ def in_short() -> list[str]:
     step = {name: f"{run['seconds_per_step']:.2f} s" for name, run in measured.items()}
     return [
         "**Does it train the same as one GPU?** No difference was measured if all weights are trained. The loss "
-        f"differs by {_nats(eight.mean)} nats (95 % interval {_interval(eight)}) between one H100 and eight that "
-        f"shard most of the model states, and by {_nats(two.mean)} ({_interval(two)}) between one A100 and two with "
+        f"differs by {eight.shown} nats (95 % interval {eight.interval}) between one H100 and eight that "
+        f"shard most of the model states, and by {two.shown} ({two.interval}) between one A100 and two with "
         "FSDP. On our CPUs, ZeRO-3 trains [the same weights](docs/losses.md) as one process, apart from rounding. With "
         "LoRA on two A100, where dropout depends on the number of GPUs, the loss differs by "
-        f"{_nats(adapters.mean)} ({_interval(adapters)}).",
+        f"{adapters.shown} ({adapters.interval}).",
         f"**What does ZeRO save, and cost?** For 1 billion parameters on 8 A100, ZeRO-3 takes {gib['ZeRO-3']} per GPU "
         f"and {step['ZeRO-3']} per step, ZeRO-2 {gib['ZeRO-2']} and {step['ZeRO-2']}. CPU offload saves more "
         f"({gib['ZeRO-3 with CPU offload']}), but costs {step['ZeRO-3 with CPU offload']}. DDP's {gib['DDP']} and "

@@ -319,9 +319,9 @@ def _nats(comparison: PairedComparison, pairs: Sequence[Pair]) -> str:
     if comparison.margin is None or found is None:
         return ""
     num_inside = sum(pair.nats is not None and abs(pair.nats) <= comparison.margin for pair in pairs)
-    interval = "" if found.low is None else f" ({found.low:+.4f} to {found.high:+.4f})"
+    interval = f" ({found.interval})" if found.interval else ""
     inside = f"{num_inside} of {found.num_pairs} within {comparison.margin:g}"
-    return f"{found.mean:+.4f}{interval}, {inside}".replace("-", "\N{MINUS SIGN}")
+    return f"{found.shown}{interval}, {inside}"
 
 
 def signed(relative: float) -> str:

@@ -235,10 +235,14 @@ def test_most_messages_were_found_in_an_installed_package() -> None:
 def test_a_rule_is_fast_on_long_lines(rule: Rule) -> None:
     pattern = rules.compiled(rule.match)
     words = ("a", "a.", "a/b", "ab:", "'a", "[0, ", "/a.so", "a_", "1", "a ", " ", f"{rule.example} ")
-    begin = time.process_time()
-    for word in words:
-        pattern.search((word * 4000)[:4000])
-    assert time.process_time() - begin < 3  # a cubic pattern takes much longer
+
+    def seconds() -> float:
+        begin = time.process_time()
+        for word in words:
+            pattern.search((word * 4000)[:4000])
+        return time.process_time() - begin
+
+    assert any(seconds() < 0.5 for _ in range(3))  # other programs can slow down one of them
 
 
 @pytest.mark.parametrize("path", sorted(SOUND.glob("*.log")), ids=lambda path: path.stem)

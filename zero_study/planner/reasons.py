@@ -112,7 +112,9 @@ def _adapters_answer(advice: Advice, change: Remedy) -> str:
     step = option.prediction.step
     where = f" on {change.changes['num_gpus']} GPUs" if "num_gpus" in change.changes else ""
     nearest = next((other for other in advice.ranked if not other.offloads), advice.ranked[0])
-    lora, four_bits = ("QLoRA", ", and the frozen weights have four bits") if "4bit" in flags else ("LoRA", "")
+    lora, four_bits = (
+        ("QLoRA", ", and the frozen weights have four bits") if "load_in_4bit" in change.changes else ("LoRA", "")
+    )
     time = "a rough guess" if option.is_rough else f"{significant(step.low, 2)} to {significant(step.high, 2)}"
     parts = [
         f"Full training {'hardly fits' if nearest.fits else 'does not fit'} on {_machine(advice)}"
