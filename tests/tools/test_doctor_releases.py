@@ -347,7 +347,8 @@ rows = [{"input_ids": torch.ones(4, dtype=torch.long), "labels": torch.tensor(0)
 trainer = Trainer(BertForSequenceClassification(BertConfig(**sizes)), arguments, train_dataset=rows)
 trainer.train()
 engine = trainer.model_wrapped
-print("TRAINED", arguments.world_size, engine.zero_optimization_stage(), trainer.state.global_step, flush=True)
+trained = (arguments.world_size, engine.zero_optimization_stage(), trainer.state.global_step)
+print("TRAINED {} {} {}\\n".format(*trained), end="", flush=True)  # one write a rank: two ranks share the pipe
 """
 
 
@@ -372,7 +373,8 @@ def test_a_trainer_uses_zero_on_cpus_as_the_hint_says(stage):
 @pytest.mark.launches
 def test_accelerate_starts_several_processes_on_cpus_as_the_rule_says():
     Path("train.py").write_text(
-        "from accelerate import Accelerator\nprint('OF', Accelerator().num_processes, flush=True)\n"
+        # one write a rank: two ranks share the pipe
+        "from accelerate import Accelerator\nprint(f'OF {Accelerator().num_processes}\\n', end='', flush=True)\n"
     )
     torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

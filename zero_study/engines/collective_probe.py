@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -43,6 +46,7 @@ _WHOLE = {
     "monitored_barrier": None,
 }
 LETTING_GO_SECONDS = 0.005  # a thread that has finished a collective needs microseconds to release its tensors
+BUSY_SECONDS = 0.1  # the longest wait for threads that the machine has interrupted
 _SUFFIXES = ("_", "_base", "_coalesced", "_tensor", "_into", "_single", "_out")
 
 
@@ -93,7 +97,28 @@ def wait(result: Any) -> None:
     for leaf in tree_leaves(result):
         if is_script_object(leaf, "Work"):
             dist.Work.unbox(leaf).wait()
-            time.sleep(LETTING_GO_SECONDS)
+            let_other_threads_finish()
+
+
+def let_other_threads_finish() -> None:
+    """Wait until the other threads of this process sleep, so that they have released what they had finished with.
+
+    A thread on a busy machine can be interrupted before it releases a tensor, but it is then still ready to run.
+    """
+    this = str(threading.get_native_id())
+    started = time.monotonic()
+    time.sleep(LETTING_GO_SECONDS)
+    while time.monotonic() - started < BUSY_SECONDS and "R" in _states_of_threads(but=this):
+        time.sleep(LETTING_GO_SECONDS)
+
+
+def _states_of_threads(but: str) -> set[str]:
+    """Return the states of this process's threads (proc(5): R is running or ready to run). Empty if not on Linux."""
+    states = set()
+    for file in Path("/proc/self/task").glob("*/stat"):
+        with suppress(OSError):  # a thread that has ended meanwhile
+            states |= {file.read_text().rpartition(")")[2].split()[0]} if file.parent.name != but else set()
+    return states
 
 
 class CollectiveProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]
