@@ -46,7 +46,7 @@ _WHOLE = {
     "monitored_barrier": None,
 }
 LETTING_GO_SECONDS = 0.005  # a thread that has finished a collective needs microseconds to release its tensors
-BUSY_SECONDS = 0.1  # the longest wait for threads that the machine has interrupted
+MOST_WAITS = 20  # for threads that the machine has interrupted
 _SUFFIXES = ("_", "_base", "_coalesced", "_tensor", "_into", "_single", "_out")
 
 
@@ -103,22 +103,16 @@ def wait(result: Any) -> None:
 def let_other_threads_finish() -> None:
     """Wait until the other threads of this process sleep, so that they have released what they had finished with.
 
-    A thread on a busy machine can be interrupted before it releases a tensor, but it is then still ready to run.
+    A thread on a busy machine can be interrupted before it releases a tensor, but it is then still ready to run
+    (state R in proc(5)).
     """
-    this = str(threading.get_native_id())
-    started = time.monotonic()
-    time.sleep(LETTING_GO_SECONDS)
-    while time.monotonic() - started < BUSY_SECONDS and "R" in _states_of_threads(but=this):
+    for _ in range(MOST_WAITS):
         time.sleep(LETTING_GO_SECONDS)
-
-
-def _states_of_threads(but: str) -> set[str]:
-    """Return the states of this process's threads (proc(5): R is running or ready to run). Empty if not on Linux."""
-    states = set()
-    for file in Path("/proc/self/task").glob("*/stat"):
-        with suppress(OSError):  # a thread that has ended meanwhile
-            states |= {file.read_text().rpartition(")")[2].split()[0]} if file.parent.name != but else set()
-    return states
+        stats = Path("/proc/self/task").glob("*/stat")
+        others = (stat for stat in stats if stat.parent.name != str(threading.get_native_id()))
+        with suppress(OSError):  # a thread has ended meanwhile
+            if not any(") R " in stat.read_text() for stat in others):
+                return
 
 
 class CollectiveProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]
