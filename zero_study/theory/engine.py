@@ -29,7 +29,7 @@ Checkpointing = Literal["full", "selective", "selective-op", "none"]  # as users
 class Engine:
     """The settings that decide how an engine stores and moves model states, as the engine itself reports them."""
 
-    kind: Literal["torch", "ddp", "deepspeed", "fsdp"]  # fsdp: FSDP2, always stage 3
+    kind: Literal["torch", "ddp", "deepspeed", "fsdp"]  # fsdp: always stage 3
     zero_stage: int  # 0 if nothing is sharded
     world_size: int
     # The classes of study/config.py, and: tf32 is fp32 multiplied in TF32, pure-bf16 has no fp32 copy of anything, and
@@ -49,6 +49,7 @@ class Engine:
     overlap_comm: bool = False
     multi_rank_allreduce: bool = True  # stages 1 and 2: gradients are reduced to every rank, not only to the owner
     reshard_after_forward: bool = True  # fsdp
+    is_fsdp1: bool = False  # fsdp: FullyShardedDataParallel, whose hooks take longer than those of fully_shard (FSDP2)
     replicas: int = 1  # fsdp and stages 1 and 2: each replica is sharded over world_size / replicas ranks
     # Gradients of 16-bit products are reduced in fp32, not in their own type: fsdp, and DeepSpeed with sequence
     # parallelism.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from zero_study.theory.gpus import (
     CHANGED,
@@ -36,6 +36,11 @@ __all__ = (
 # ---------------------------------------------------------------- boxes
 
 
+# How GPUs of different nodes exchange data. rdma: network adapters read and write the memory of GPUs (InfiniBand, RoCE,
+# Amazon's EFA). tcp: the kernel of the operating system copies everything.
+Network = Literal["rdma", "tcp"]
+
+
 @dataclass(frozen=True)
 class Cluster:
     """A machine: GPUs of one kind in nodes of equal size, and the host memory, disks and network of a node."""
@@ -44,6 +49,7 @@ class Cluster:
     num_gpus: int
     gpus_per_node: int = 8
     node_bandwidth: float = 200e9  # from a node to all others; the default is 8 x 200 Gbit/s
+    network: Network = "rdma"
     host_memory_bytes: int | None = None  # per node, as all fields below
     host_memory_bandwidth: float | None = None
     host_cores: int | None = None  # physical cores

@@ -76,6 +76,11 @@ STREAM_EFFICIENCY = 0.85
 # tensor cores, which are then predicted twice as fast as they were.
 FP32_EFFICIENCY = 0.93
 
+# The products of eager attention need a size of the heads that is a multiple of 8, or tensor cores cannot read their
+# operands. The share of the peak that they reach otherwise is fitted to the 24 trainings of ptd_benchmark's GPTXL on one
+# machine, whose heads have 86 values. Fused attention fills the heads up with zeros instead.
+ALIGNED_HEAD = 8
+UNALIGNED_SHARE = 0.02
 # FlashAttention-2 with a causal mask, forward and backward, reaches 180 to 200 of 312 TFLOP/s on A100
 # (arXiv:2307.08691, figure 4), and about 35 % of the peak on H100 (arXiv:2407.08608, abstract). All other generations
 # have the share of their nearest one. (Volta and Turing have no FlashAttention-2.)
@@ -89,16 +94,26 @@ FLASH_3_SPEEDUP = 1.5
 # (issues 149 and 178 of NVIDIA/nccl-tests), and 85 to 96 of 100 GB/s on 3 nodes with 4 x 200 Gbit/s (issue 119). This
 # constant is not fitted, because the fit cannot separate it from the share of communication that overlaps.
 LINK_EFFICIENCY = 0.75
+# What NCCL sends from one node per second over TCP, in bytes: the fit to the times of ptd_benchmark's DDP, on machines
+# with 100 Gbit/s. It is the speed of the kernel that copies the data, and not a share of the link, which has 12.5e9.
+TCP_BANDWIDTH = 2.25e9
 # The share of the shorter of computation and communication that is not hidden by the longer one, within a node. There,
 # collectives use multiprocessors and memory bandwidth that computation needs too. This is assumed, because the rows
 # hardly determine it.
 UNHIDDEN = 0.5
 # Assumed orders of magnitude: the time of a NCCL call, the share of PCIe's rate that a copy reaches, and the time that
-# PyTorch needs to launch a kernel from Python. The published rows are too large to determine the first and the third.
+# PyTorch needs to launch a kernel of a compiled graph. The published rows are too large to determine the first and the
+# third.
 COLLECTIVE_SECONDS = 20e-6
 PCIE_EFFICIENCY = 0.8
 KERNEL_SECONDS = 6e-6
-KERNELS_PER_BLOCK = {"fused": 14, "transformers": 24}  # forward; twice as many backward
+KERNELS_PER_COMPILED_BLOCK = 14  # forward; twice as many backward
+# Seconds per block and micro step that a process needs to launch forward, backward and optimizer without torch.compile.
+# If the GPU computes faster, it waits. The constant is fitted to the small steps of ptd_benchmark's DDP. A third of it
+# is the forward pass, which checkpointing repeats.
+LAUNCHING_SECONDS = 5.8e-3
+# What the hooks of FSDP1 add, fitted to the small steps of ptd_benchmark's FSDP.
+FSDP1_SECONDS = 5.9e-3
 
 # Bytes per parameter that an optimizer step on the GPU reads and writes if it is one kernel and everything is fp32.
 # AdamW reads parameter, gradient and two moments, and writes all but the gradient. LAMB reads its update and the
@@ -131,6 +146,7 @@ class StepTime:
     backward: float
     recompute: float  # activation checkpointing's second forward pass
     optimizer: float  # on the GPU
+    launching: float  # added if the process launches kernels more slowly than the GPU computes
     communication: float  # with the part that overlaps with computation
     exposed_communication: float  # the part of communication that does not overlap
     offload: float  # added by transfers, the host's optimizer step and the disk
@@ -138,7 +154,7 @@ class StepTime:
 
     @property
     def total(self) -> float:
-        computed = self.forward + self.backward + self.recompute + self.optimizer
+        computed = self.forward + self.backward + self.recompute + self.optimizer + self.launching
         return computed + self.exposed_communication + self.offload
 
     @property
@@ -211,16 +227,27 @@ def seconds(
     else:
         optimizer, host = 0.0, _host_step(num_owned, engine, box, host_thread_bandwidth or HOST_THREAD_BANDWIDTH)
     serial = micro_steps * moved.serial + moved.step
+    communicated = added - by_pcie + serial
+    on_gpu = micro_steps * (compute.forward + recomputed_and_backward) + optimizer + communicated
     return StepTime(
         forward=micro_steps * compute.forward,
         backward=micro_steps * compute.backward,
         recompute=micro_steps * compute.recompute,
         optimizer=optimizer,
+        launching=max(0.0, micro_steps * _launching(shape, engine, job) - on_gpu),
         communication=micro_steps * (moved.forward + moved.backward) + moved.last_backward + serial,
-        exposed_communication=added - by_pcie + serial,
+        exposed_communication=communicated,
         offload=by_pcie + host + _disk(shape, engine, box, micro_steps * _num_gathers(shape, engine, job)),
         evidence=intervals.evidence(shape, engine, box, job),
     )
+
+
+def _launching(shape: ModelShape, engine: Engine, job: StepConfig) -> float:
+    """Return the seconds that a process needs to launch the kernels of a micro step and its share of the optimizer."""
+    if job.compiled:
+        return 0.0
+    of_block = (1 + job.recomputed / 3) * LAUNCHING_SECONDS + engine.is_fsdp1 * FSDP1_SECONDS
+    return len(shape.counts.executed) * of_block
 
 
 def _optimizer_step(shape: ModelShape, num_owned: float, engine: Engine, speed: _Speed) -> float:
@@ -249,6 +276,7 @@ def exposed(compute: float, hidden: float, unhidden: float) -> float:
 class _Speed:
     """The rates that a GPU reaches with one engine."""
 
+    peak: float  # FLOP/s
     products: float  # FLOP/s
     attention: float  # FLOP/s
     flash: float  # FLOP/s
@@ -272,6 +300,7 @@ class _Speed:
             flash = cards.flash_share(gpu, nearest, FLASH_EFFICIENCY[nearest])
         operands = cards.operand_share(gpu, nearest, constants.memory_efficiency, STREAM_EFFICIENCY)
         return cls(
+            peak,
             peak * (FP32_EFFICIENCY if engine.precision == "fp32" else constants.product_efficiency * relative),
             attention * constants.attention_efficiency,
             attention * flash,
@@ -410,8 +439,10 @@ def _blocks(shape: ModelShape, engine: Engine, job: StepConfig, speed: _Speed) -
         multiplied = job.sequence_ranks * part.attention.of(batch, length)  # with the tokens of all ranks
         if is_eager:  # the kernels between its two products are among the others
             scores = size * part.dropped_scores.of(batch, length) / speed.stream
-            attention = multiplied / speed.products + SCORE_PASSES_FORWARD * scores
-            attention_backward = 2 * multiplied / speed.products + SCORE_PASSES_BACKWARD * scores
+            is_unaligned = size == 2 and shape.head_size % ALIGNED_HEAD
+            multiplied /= UNALIGNED_SHARE * speed.peak if is_unaligned else speed.products
+            attention = multiplied + SCORE_PASSES_FORWARD * scores
+            attention_backward = 2 * multiplied + SCORE_PASSES_BACKWARD * scores
         else:
             rate = {"flash-1": speed.attention, "flash-3": FLASH_3_SPEEDUP * speed.flash}.get(
                 job.attention, speed.flash
@@ -419,10 +450,9 @@ def _blocks(shape: ModelShape, engine: Engine, job: StepConfig, speed: _Speed) -
             attention = part.causal * multiplied / rate
             attention_backward = 2.5 * attention
         moved, moved_backward = computation.moved_bytes(part, arithmetic, size, job)
-        kernels = KERNELS_PER_BLOCK["fused"] if job.is_fused else computation.setting_of(part, arithmetic, job).kernels
         seconds = _repeated(
             count, job, products, attention, attention_backward, moved / speed.stream, moved_backward / speed.stream,
-            kernels, _backward_products(shape),
+            _backward_products(shape),
         )  # fmt: skip
         total = _Compute(
             total.forward + seconds.forward, total.backward + seconds.backward, total.recompute + seconds.recompute
@@ -438,14 +468,13 @@ def _repeated(
     attention_backward: float,
     others: float,
     others_backward: float,
-    kernels: int,
     backward_products: int = 2,
 ) -> _Compute:
     """Return the seconds of equal blocks from the seconds of the products, the attention and the other kernels of one.
 
-    The host launches kernels while the GPU computes, so the slower of the two counts.
+    A process launches kernels while the GPU computes, so the slower of the two counts.
     """
-    launched = kernels * KERNEL_SECONDS
+    launched = KERNELS_PER_COMPILED_BLOCK * KERNEL_SECONDS if job.compiled else 0.0
     block = max(products + attention + others, launched)
     again = job.recomputed * block
     if job.activation_checkpointing == "selective-op":  # half of the products, no attention, all other kernels
@@ -497,7 +526,7 @@ def _num_gathers(shape: ModelShape, engine: Engine, job: StepConfig) -> float:
     if engine.zero_stage != 3:
         return 0.0
     if engine.kind == "fsdp":
-        return 2.0 if engine.reshard_after_forward else 1.0
+        return 1.0 + engine.reshard_after_forward * (2 if engine.is_fsdp1 and job.recomputed else 1)
     return gathered_elements(engine, adapters.base_of(shape), job) / shape.num_params
 
 
@@ -509,7 +538,7 @@ def _communication(shape: ModelShape, engine: Engine, job: StepConfig, box: Clus
     nodes = box.num_nodes
     link, latency = box.gpu.link_bandwidth, COLLECTIVE_SECONDS
     if nodes > 1:  # a ring leaves and enters each node once and uses all its network adapters
-        link, latency = min(link, box.node_bandwidth), latency + nodes * speed.constants.hop_seconds
+        link, latency = min(link, _network(box)), latency + nodes * speed.constants.hop_seconds
     subgroup = engine.secondary_partition_size if engine.secondary_partition_size > 1 else engine.num_shards
 
     def link_rate(kind: str) -> tuple[float, float]:
@@ -546,6 +575,11 @@ def _communication(shape: ModelShape, engine: Engine, job: StepConfig, box: Clus
     if engine.kind == "fsdp":  # the ring computes with the keys of one rank while those of the others arrive
         return dataclasses.replace(moved, forward=moved.forward + of_forward, backward=moved.backward + sum(others))
     return dataclasses.replace(moved, serial=moved.serial + of_forward + sum(others))
+
+
+def _network(box: Cluster) -> float:
+    """Return the bytes per second that would leave a node if NCCL reached `LINK_EFFICIENCY` of them."""
+    return min(box.node_bandwidth, TCP_BANDWIDTH / LINK_EFFICIENCY if box.network == "tcp" else math.inf)
 
 
 def _of_parameters(
@@ -589,9 +623,9 @@ def _exchanged_seconds(
         if not outside:
             needed = sent / link
         elif engine.kind == "fsdp":
-            needed = sent / min(link, box.node_bandwidth)
+            needed = sent / min(link, _network(box))
         else:
-            needed = max(sent / link, outside * num_bytes * box.gpus_per_node / box.node_bandwidth)
+            needed = max(sent / link, outside * num_bytes * box.gpus_per_node / _network(box))
         seconds += needed / LINK_EFFICIENCY + latency
     return seconds
 

@@ -94,7 +94,7 @@ def parts(
     if engine.kind == "ddp":
         per_step += buckets.ddp_step(engine, shape, model)
     elif engine.kind == "fsdp":
-        gathered, reduced = sharded.fsdp_micro_step(engine, shape, model)
+        gathered, reduced = sharded.fsdp_micro_step(engine, shape, model, checkpointing)
         per_micro_step += gathered
         (per_micro_step if engine.syncs_each_micro_step else per_step).extend(reduced)
         # The norm of the gradients, in fp64, among the ranks that share a replica.

@@ -386,7 +386,9 @@ def _autocast(engine: Engine) -> bool:
 # ---------------------------------------------------------------- FSDP2, as accelerate wraps a model
 
 
-def fsdp_micro_step(engine: Engine, shape: ModelShape, model: Model) -> tuple[list[Collective], list[Collective]]:
+def fsdp_micro_step(
+    engine: Engine, shape: ModelShape, model: Model, checkpointing: bool
+) -> tuple[list[Collective], list[Collective]]:
     """Return FSDP2's gathers and its reductions of a micro step.
 
     The rows of each parameter are padded to a multiple of the number of shards. Each block is a unit, and the
@@ -404,6 +406,7 @@ def fsdp_micro_step(engine: Engine, shape: ModelShape, model: Model) -> tuple[li
     resharded += [_row_padded_elements(block, shape, engine) for block in model.blocks]
     groups = [elements for elements in (*unsharded, *resharded) if elements]
     again = resharded if engine.reshard_after_forward else []
+    again = again * (2 if engine.is_fsdp1 and checkpointing else 1)
     size, reduced = engine.compute_bytes, engine.reduced_bytes
     gathers: list[Collective] = []
     reductions: list[Collective] = []
