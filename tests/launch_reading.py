@@ -23,7 +23,8 @@ OF_TRAINER = {
     "adamw_bnb_8bit": "adamw-8bit", "adamw_torch_8bit": "adamw-8bit", "adafactor": "adafactor", "sgd": "sgd",
     "adamw_torch": "adamw",
 }  # fmt: skip
-ATTENTION = {"sdpa": "sdpa", "eager": "eager", "flash_attention_3": "flash-3"}  # by the names in transformers
+# By the names in transformers.
+ATTENTION = {"sdpa": "sdpa", "eager": "eager"} | {f"flash_attention_{n}": f"flash-{n}" for n in (2, 3, 4)}
 OF_CLASSES = {
     r"(bitsandbytes|torchao)\.optim\.AdamW8bit\b": "adamw-8bit", r"\bLAMB\b|FusedLamb": "lamb",
     r"torch\.optim\.Muon": "muon", r"torch\.optim\.Adafactor": "adafactor", r"torch\.optim\.SGD": "sgd",

@@ -8,6 +8,7 @@ head comments of public_logs.yaml and later_public_logs.yaml.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
@@ -23,7 +24,6 @@ import numpy as np
 
 from study.public_runs import archive
 from zero_study.files import ROOT
-from zero_study.planner import choose
 from zero_study.public_runs import quantities
 from zero_study.public_runs.schema import PublicRun
 from zero_study.theory import measured_by_others, peaks, prediction, step_time
@@ -95,21 +95,25 @@ def predict_all(trainings: Iterable[MeasuredCase]) -> list[dict[str, Any]]:
     return [_predict(list(members)) for _, members in by_training]
 
 
+def measured_cases(predictions: Path) -> list[MeasuredCase]:
+    """Return the trainings of a file of predictions that count, with what was measured in them."""
+    values = {(each.id, each.quantity): each.measured for each in compared(predictions)}
+    known = ((case, values.get((case.name, case.quantity))) for case in cases(predictions.stem))
+    return [dataclasses.replace(case, published=value) for case, value in known if value is not None]
+
+
 def _predict(cases: Sequence[MeasuredCase]) -> dict[str, Any]:
     """Predict one training. It has one case for each quantity that its log states."""
     case = cases[0]
     step = step_time.seconds(case.shape, case.engine, case.job, case.box)
-    is_short = choose.is_short(case.shape, case.engine, case.job, step)
-    has_no_end = is_short or math.isinf(step.high)
     row: dict[str, Any] = {
         "id": case.name,
         "family": case.family,
         "log": case.log,
         "compare": [measurement.quantity for measurement in cases],
         "is_judged": not case.outside,
-        "is_short": is_short,
         "seconds_per_step": _short(step.total),
-        "interval": [_short(step.low), None if has_no_end else _short(step.high)],
+        "interval": [_short(step.low), None if math.isinf(step.high) else _short(step.high)],
         "tokens_per_second_per_gpu": _short(step_time.tokens_per_second_per_gpu(case.job, step.total)),
         "peak_allocated_bytes": round(float(peaks.peak(case.shape, case.engine, case.job).total)),
     }

@@ -215,7 +215,7 @@ def test_gpu_list_shows_every_name(capsys, monkeypatch):
 # ---------------------------------------------------------------- by numbers
 
 
-def test_flash_attention_3_needs_a_hopper_gpu():
+def test_newer_kernels_of_attention_need_their_gpus():
     assert Request("h200", attention="flash-3").job().attention == "flash-3"
     with pytest.raises(Refusal, match="--attention flash-3 needs a Hopper GPU such as H100, but the GPU is a100-80gb"):
         Request("a100-80gb", attention="flash-3").job()

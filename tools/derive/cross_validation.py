@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from operator import attrgetter
@@ -20,11 +19,12 @@ from typing import Any, get_args
 
 import numpy as np
 
+from study.accuracy.public_errors import LATER, PREDICTIONS, measured_cases
 from study.accuracy.published_rows import COMPARED, FOUNDRY, NINE_OF_TEN, PREDICTORS, SPLITS, summarize
 from zero_study.theory import computation, hardware, measured_by_others, shapes, step_time
 from zero_study.theory.engine import Engine, StepConfig
 from zero_study.theory.hardware import Cluster
-from zero_study.theory.intervals import GENERATIONS, Distance, TimingClass, name_of, timing_class
+from zero_study.theory.intervals import TimingClass, name_of
 from zero_study.theory.measured_by_others import MeasuredCase, MeasuredRow
 from zero_study.theory.shapes import ModelShape
 from zero_study.theory.step_time import Constants
@@ -39,11 +39,6 @@ OF_NETWORK_ONLY = {"Volta"}
 NETWORK_CONSTANTS = ("hop_seconds", "unhidden")
 # A source with more rows than this weighs no more than this many, because its rows share a program and machines.
 MOST_OF_SOURCE = 10
-FEWEST = 9  # fewer cannot bound nine of ten
-# The interval of a generation without fitted constants is at least this much wider than that of a known generation.
-# Leaving out a generation says too little of it: there are only three to leave out, all of them are of NVIDIA's data
-# centers, and the form of the model was chosen while their rows were known. No row of a new generation was fitted.
-NEW_GENERATION = 1.3
 NAMES = ("125m", "350m", "760m", "1b", "3b", "7b", "13b", "30b", "70b")  # the published tables' models
 SIZES = {name: shapes.find(f"mpt-{name}").num_params for name in NAMES}
 
@@ -339,88 +334,70 @@ def tables(judged: list[Judged]) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------- intervals
 
 
-# What a fit must do without to be asked so of a published time.
-LEFT_OUT: dict[Distance, tuple[str, ...]] = {
-    "known": ("family", "model size", "card"),
-    "new count": ("GPU count",),
-    "new generation": ("generation",),
-}
+Missed = tuple[Timed, float]  # a time, and the error of its prediction by a fit without its source
 
 
-def intervals(judged: list[Judged]) -> list[dict[str, Any]]:
-    """Find, for each kind of case, the factor within which nine of ten predictions lie, in both directions."""
-    results = []
-    for engine in get_args(TimingClass):
-        least = dict.fromkeys(get_args(Distance), 1.0)
-        if engine == "compiled":  # never narrower than that of the same steps without torch.compile
-            least = {each["distance"]: each["spread"] for each in results if each["engine"] == "resident"}
-        spreads: dict[Distance, float] = {}
-        for distance in get_args(Distance):  # the farther case never has the narrower interval
-            floor = max([least[distance], *spreads.values()])
-            if distance == "new generation":
-                floor = max(floor, _round_up(NEW_GENERATION * spreads["known"]))
-            results.append(_interval(judged, engine, distance, floor))
-            spreads[distance] = results[-1]["spread"]
-    return results
+def predicted_apart(judged: list[Judged], others: list[Timed]) -> list[Missed]:
+    """Predict times by fits without their source. `others` are times to which nothing is fitted."""
+    times = [judgment.timed for judgment in judged]
+    found = [(judgment.timed, judgment.left_out["family"]["planner"]) for judgment in judged]
+    fits = {}
+    for timed in others:
+        source = timed.measured_by
+        if source not in fits:
+            fits[source] = fit([each for each in times if each.measured_by != source])
+        found.append((timed, by_planner(fits[source], timed) / timed.seconds - 1))
+    return [(timed, float(error)) for timed, error in found if error is not None]
 
 
-def _interval(judged: list[Judged], engine: TimingClass, distance: Distance, least: float) -> dict[str, Any]:
-    """Bound the predictions of one kind of case, or of the whole engine if too few times of this kind were published.
+def further() -> list[Timed]:
+    """List published times to which nothing is fitted: those of trainings with adapters, and those in public logs."""
+    of_adapters = [case for case in measured_by_others.adapter_cases() if case.quantity in measured_by_others.TIMES]
+    logs = [case for path in (PREDICTIONS, LATER) for case in measured_cases(path)]
+    return [of_case(case) for case in (*of_adapters, *logs) if case.quantity in measured_by_others.TIMES]
 
-    "held" counts predictions within the factor that all other predictions give, without those of the same group.
-    `tried` counts the predictions for which there are such others.
+
+def class_of(timed: Timed) -> TimingClass:
+    """Return the class whose interval a time has."""
+    time = step_time.seconds(timed.shape, timed.engine, timed.job, timed.box)
+    return time.evidence.kind
+
+
+# Classes that are never narrower than another one, because less is known of them.
+NOT_NARROWER: dict[TimingClass, TimingClass] = {
+    "several nodes": "one node", "other arithmetic": "one node", "compiled": "one node",
+    "several workstation cards": "one workstation card",
+}  # fmt: skip
+
+
+def intervals(missed: list[Missed]) -> list[dict[str, Any]]:
+    """Find, for each class of trainings, the factor within which nine of ten predictions lie, in both directions.
+
+    "held" counts the times within the factor that the times of other sources give.
     """
-    splits = LEFT_OUT[distance]
-    predictions = _predictions(judged, engine, splits, distance != "new generation")
-    if len({timed.name for timed, _, _ in predictions}) < FEWEST:
-        splits = SPLITS
-        predictions = _predictions(judged, engine, splits, known=False)
-    num_inside = tried = 0
-    for timed, split, error in predictions:
-        group = GROUP_OF[split]
-        if other_groups := [prediction for prediction in predictions if group(prediction[0]) != group(timed)]:
-            tried, num_inside = tried + 1, num_inside + (_factor(error) <= _bound(other_groups))
-    spread = max(least, _bound(predictions))
-    # Those of grades A and B that no factor was made from, too: the model does not describe them.
-    is_known = distance != "new generation"
-    other_groups = [] if engine == "offload" else _predictions(judged, engine, splits, is_known, described=False)
-    num_inside_all = num_inside + sum(_factor(error) <= spread for _, _, error in other_groups)
-    return {
-        "engine": engine, "distance": distance, "left_out": list(splits), "spread": spread,
-        "cases": len({timed.name for timed, _, _ in predictions}), "predictions": len(predictions),
-        "sources": len({timed.measured_by for timed, _, _ in predictions}),
-        "inside": sum(_factor(error) <= spread for _, _, error in predictions), "tried": tried, "held": num_inside,
-        "tried_all": tried + len(other_groups), "held_all": num_inside_all,
-        **summarize((timed.name, error) for timed, _, error in predictions),
-    }  # fmt: skip
+    counted = [(timed, error) for timed, error in missed if timed.grade != "C" and not timed.outside]
+    counted = [each for each in counted if not is_guess(each[0])]
+    results: dict[str, dict[str, Any]] = {}
+    for kind in get_args(TimingClass):
+        own = [(timed, error) for timed, error in counted if class_of(timed) == kind]
+        least = results[NOT_NARROWER[kind]]["spread"] if kind in NOT_NARROWER else 1.0
+        spread = max(least, _bound(own))
+        held = 0
+        for source in {timed.measured_by for timed, _ in own}:
+            others = [each for each in own if each[0].measured_by != source]
+            bound = max(least, _bound(others)) if others else least
+            held += sum(_factor(error) <= bound for timed, error in own if timed.measured_by == source)
+        results[kind] = {
+            "kind": kind, "spread": spread, "cases": len(own), "sources": len({timed.measured_by for timed, _ in own}),
+            "inside": sum(_factor(error) <= spread for _, error in own), "held": held,
+            **summarize((timed.name, error) for timed, error in own),
+        }  # fmt: skip
+    return list(results.values())
 
 
-def _predictions(
-    judged: list[Judged], engine: TimingClass, splits: Iterable[str], known: bool, described: bool = True
-) -> list[tuple[Timed, str, float]]:
-    """List the planner's errors by the group that was left out.
-
-    `known`: only generations to which constants are fitted. `described`: only times that the model covers, or only the
-    others.
-    """
-    return [
-        (judgment.timed, split, error)
-        for judgment in judged
-        for split in splits
-        if (error := judgment.left_out.get(split, {}).get("planner")) is not None
-        and _decides(judgment.timed, engine)
-        # Of offload little else is known.
-        and (engine == "offload" or (judgment.timed.grade != "C" and described != bool(judgment.timed.outside)))
-        and (not known or judgment.timed.generation in GENERATIONS)
-    ]
-
-
-def _decides(timed: Timed, engine: TimingClass) -> bool:
-    """Return whether a time counts for the interval of a class. Too few compiled times are of one process or DDP."""
-    if engine == "usual":
-        return timing_class(timed.shape, timed.engine, timed.job) == "usual"
-    own = timing_class(timed.shape, timed.engine)
-    return timed.job.compiled and own != "offload" if engine == "compiled" else own == engine
+def is_guess(timed: Timed) -> bool:
+    """Return whether the predicted time has no upper end."""
+    return step_time.seconds(timed.shape, timed.engine, timed.job, timed.box).evidence.is_rough
 
 
 def _factor(error: float) -> float:
@@ -428,27 +405,21 @@ def _factor(error: float) -> float:
     return max(1 + error, 1 / (1 + error))
 
 
-def _bound(predictions: Iterable[tuple[Timed, str, float]]) -> float:
+def _bound(missed: list[Missed]) -> float:
     """Bound nine of ten errors of a source that is not among the predictions, rounded up to 0.05.
 
-    The worst error of each time counts, and a source weighs no more than MOST_OF_SOURCE times. The factor within which
-    nine tenths of this weight lie is made wider for few sources, as the interval of Student's t for the next of
-    `num_sources` normal values is wider than that of a known distribution.
+    A source weighs no more than MOST_OF_SOURCE times. The factor within which nine tenths of this weight lie is made
+    wider for few sources, as the interval of Student's t for the next of `num_sources` normal values is wider than that
+    of a known distribution.
     """
     from scipy.stats import norm, t
 
-    worst: dict[Timed, float] = {}
-    for timed, _, error in predictions:
-        worst[timed] = max(worst.get(timed, 1.0), _factor(error))
-    of_source = Counter(timed.measured_by for timed in worst)
+    of_source = Counter(timed.measured_by for timed, _ in missed)
     num_sources = len(of_source)
     weight_of = {name: min(1.0, MOST_OF_SOURCE / count) for name, count in of_source.items()}
-    left = NINE_OF_TEN * sum(weight_of[timed.measured_by] for timed in worst)
-    by_size = iter(sorted(worst.items(), key=operator.itemgetter(1)))
-    factor = 1.0
-    while left > 1e-9:
-        timed, factor = next(by_size)
-        left -= weight_of[timed.measured_by]
+    by_size = sorted((_factor(error), weight_of[timed.measured_by]) for timed, error in missed)
+    weights = np.cumsum([weight for _, weight in by_size])
+    factor = by_size[int(np.searchsorted(weights, NINE_OF_TEN * weights[-1] - 1e-9))][0]
     both_sides = (1 + NINE_OF_TEN) / 2
     quantile = t.ppf(both_sides, max(1, num_sources - 1)) * math.sqrt(1 + 1 / num_sources)
     return _round_up(factor ** float(quantile / norm.ppf(both_sides)))

@@ -24,7 +24,7 @@ from study.accuracy.published_rows import DIGITS, PREDICTORS, VALIDATION
 from study.records.machine import benchmark_header
 from zero_study import files, terminal
 from zero_study.theory import intervals, measured_by_others, step_time
-from zero_study.theory.intervals import Evidence
+from zero_study.theory.intervals import STORED
 from zero_study.theory.measured_by_others import MeasuredCase, MeasuredRow
 
 EVIDENCE = measured_by_others.FOLDER / "evidence.json"
@@ -38,16 +38,19 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write the committed files where they changed")
     options = parser.parse_args()
     times = cross_validation.published()
-    result = judge(measured_by_others.throughput_rows()) | cross_validated(times)
+    others = cross_validation.further()
+    result = judge(measured_by_others.throughput_rows()) | cross_validated(times, others)
     result["cases"] = [compare(case) for case in measured_by_others.cases()]
     say(result)
     if options.write:
         head = benchmark_header("published_throughput", f"{published_rows.COMMAND} --write")
         _write(VALIDATION, head, result)
-        _write(EVIDENCE, {}, evidence(times, result["intervals"]))
+        _write(EVIDENCE, {}, evidence(times, others, result["intervals"]))
 
 
-def evidence(times: list[cross_validation.Timed], spreads: list[dict[str, Any]]) -> dict[str, Any]:
+def evidence(
+    times: list[cross_validation.Timed], others: list[cross_validation.Timed], spreads: list[dict[str, Any]]
+) -> dict[str, Any]:
     """Gather what zero_study/theory/intervals.py reads: the published times, and the intervals derived from them."""
     rows = [timed for timed in times if timed.fitted]
     generations = sorted({row.generation for row in rows})
@@ -57,14 +60,15 @@ def evidence(times: list[cross_validation.Timed], spreads: list[dict[str, Any]])
             least, most = gpu_counts.setdefault(timed.kind, {}).get(timed.generation, (math.inf, 0))
             count = timed.box.num_gpus
             gpu_counts[timed.kind][timed.generation] = [int(min(least, count)), max(most, count)]
-    names = [field.name for field in dataclasses.fields(Evidence) if field.name != "lacks"]  # that is of a case
+    counted = [timed for timed in (*times, *others) if timed.grade != "C" and not timed.outside]
     return {
         "generations": generations,
+        "timed_generations": sorted({timed.generation for timed in counted}),
         "gpu_counts": gpu_counts,
         "optimizers": sorted({timed.engine.optimizer for timed in times}),
         # A T4 stands in for the Titan RTX of one row, and is no card of theirs.
         "cards": sorted({timed.box.gpu.name for timed in times} - {"t4"}),
-        "intervals": [{name: interval[name] for name in names} for interval in spreads],
+        "intervals": [{name: interval[name] for name in STORED} for interval in spreads],
         "memory": memory_errors(),
     }
 
@@ -73,7 +77,7 @@ def memory_errors() -> list[dict[str, Any]]:
     """Summarize the errors of the memory that `advise` prints, by class of engine and by what was measured."""
     groups: dict[tuple[str, str], list[tuple[MeasuredCase, float]]] = {}
     for case, error in published_rows.printed_memory():
-        kind = intervals.timing_class(case.shape, case.engine)
+        kind = intervals.memory_class(case.shape, case.engine)
         groups.setdefault((kind, case.quantity), []).append((case, error))
     summaries = []
     for (kind, quantity), errors in sorted(groups.items()):
@@ -121,7 +125,7 @@ def judge(rows: list[MeasuredRow]) -> dict[str, Any]:
     return {"as_they_stand": published_rows.summarize(errors), "rows": judged}
 
 
-def cross_validated(times: list[cross_validation.Timed]) -> dict[str, Any]:
+def cross_validated(times: list[cross_validation.Timed], others: list[cross_validation.Timed]) -> dict[str, Any]:
     """Fit to all times and to all but one group, and judge these fits."""
     fitted, judged = cross_validation.fit(times), cross_validation.judge(times)
     return {
@@ -137,7 +141,7 @@ def cross_validated(times: list[cross_validation.Timed]) -> dict[str, Any]:
             for judgment in judged
             if "family" in judgment.left_out
         ],
-        "intervals": cross_validation.intervals(judged),
+        "intervals": cross_validation.intervals(cross_validation.predicted_apart(judged, others)),
     }
 
 

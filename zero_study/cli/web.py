@@ -230,10 +230,8 @@ def _strategy(option: StrategyPrediction, request: Request) -> dict[str, Any]:
 
 def _evidence(option: StrategyPrediction) -> dict[str, str]:
     """Return the measured errors of predictions such as this one."""
-    time = option.prediction.step.evidence.sentence
-    if option.is_short:
-        time = "The error of this time is not known, because no published step is as short"
-    return {"strategy": option.strategy.name, "memory": advice_text.memory_evidence(option), "time": time}
+    evidence = {"memory": advice_text.memory_evidence(option), "time": option.prediction.step.evidence.sentence}
+    return {"strategy": option.strategy.name, **evidence}
 
 
 def choices() -> dict[str, Any]:

@@ -62,8 +62,8 @@ def check_traceable(shape: ModelShape, engine: Engine, job: StepConfig) -> None:
             adapter is not None and adapter.in_fp32 and precision == "pure-bf16",
         "fused kernels cannot be traced, only the modules of transformers can":
             job.is_fused or job.loss != "eager",
-        "FlashAttention of 2022 cannot be traced. Use --attention sdpa.": job.attention == "flash-1",
-        "FlashAttention-3 cannot be traced. Use sdpa, which needs as much memory.": job.attention == "flash-3",
+        "FlashAttention cannot be traced. Use --attention sdpa, which needs as much memory.":
+            job.attention.startswith("flash"),
         "trainings in which GPUs share a sequence cannot be traced. Use `zero-study dry-run` with the strategy file.":
             job.sequence_ranks > 1,
         "selective activation checkpointing cannot be traced, only that of every block can":

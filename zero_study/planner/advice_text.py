@@ -417,8 +417,6 @@ def _evidence(advice: Advice) -> list[str]:
     names: dict[str, list[str]] = {}
     lacks: dict[str, dict[str, None]] = {}
     for option in advice.options:
-        if _rests_on(option) is None:
-            continue  # a note says that the accuracy is not known for short steps
         found = None if option.is_measured else option.prediction.step.evidence
         sentence = MEASURED if found is None else found.basis
         names.setdefault(sentence, []).append(option.strategy.name)
@@ -771,11 +769,9 @@ def _option_content(option: StrategyPrediction) -> dict[str, Any]:
     }
 
 
-def _rests_on(option: StrategyPrediction) -> str | None:
-    """Return the published measurements behind the predicted time of an option. None if there are none."""
-    if option.is_measured:
-        return MEASURED
-    return None if option.is_short else option.prediction.step.evidence.sentence
+def _rests_on(option: StrategyPrediction) -> str:
+    """Return the published measurements behind the predicted time of an option."""
+    return MEASURED if option.is_measured else option.prediction.step.evidence.sentence
 
 
 def _traced_content(option: StrategyPrediction) -> dict[str, Any]:

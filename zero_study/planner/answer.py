@@ -9,8 +9,7 @@ from zero_study.errors import Refusal
 from zero_study.planner import choose, launch, reasons, remedies, stack_options
 from zero_study.planner.choose import Advice, Remedy, StrategyPrediction
 from zero_study.planner.request import Request, find_model
-from zero_study.terminal import listed
-from zero_study.theory import hardware, intervals
+from zero_study.theory import hardware
 from zero_study.theory.shapes import ModelShape
 
 # Returns the same options, with a trace if they can be traced.
@@ -61,7 +60,6 @@ def _predicted(shape: ModelShape, request: Request, notes: Sequence[str], trace:
         raise Refusal(notes[-1])
     if trace is not None:
         options = trace(shape, request, options)
-    notes += _short(options)
     if any(option.prediction.peak.host_bytes for option in options) and (note := hardware.whole_host_note(box)):
         notes.append(note)
     return Advice(shape, request, box, notes, options, choose.recommend(options), left_out)
@@ -76,23 +74,3 @@ def _can_start(remedy: Remedy) -> bool:
     except Refusal:
         return False
     return True
-
-
-def _short(options: Sequence[StrategyPrediction]) -> list[str]:
-    """Return a warning about steps that are shorter than the published steps on which the intervals are based.
-
-    The list is empty if there are no such steps.
-    """
-    short = [option for option in options if option.is_short]
-    if not short:
-        return []
-    whose = "all strategies" if len(short) == len(options) else listed([option.strategy.name for option in short])
-    warning = (
-        f"the steps of {whose} compute for less than {1e3 * choose.SHORTEST:g} ms per layer and micro step. Such short "
-        "steps may spend most of their time on launching kernels. The prediction includes hardly any time for "
-        "launching kernels. Published steps that are this short took 1.3 to 6.1 times as long as predicted (median "
-        "3.6), so the range of the predicted time has no upper end"
-    )
-    lacks = dict.fromkeys(lack for option in short for lack in option.prediction.step.evidence.lacks)
-    missing = intervals.missing_times(lacks)
-    return [warning, *([missing[0].lower() + missing[1:]] if missing else [])]

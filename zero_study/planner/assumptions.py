@@ -134,10 +134,12 @@ def _attention(request: Request, attention: Attention) -> str:
     # FlashAttention-2 needs 16-bit types and a GPU since Ampere. Otherwise PyTorch uses another kernel that does not
     # store the scores.
     if attention != "sdpa":
-        kernels = {"eager": "separate operators (eager)", "flash-1": "FlashAttention of 2022"}
-        return {**kernels, "flash-3": "FlashAttention-3"}[attention]
-    is_old = hardware.generation_of(request.box(1).gpu) in ("Volta", "Turing") or "32" in request.chosen_precision
-    return f"PyTorch's scaled_dot_product_attention ({'memory-efficient' if is_old else 'FlashAttention-2'})"
+        return {"eager": "separate operators (eager)"}.get(attention, f"FlashAttention-{attention[-1]}")
+    generation = hardware.generation_of(request.box(1).gpu)
+    kernel = "that of cuDNN, from PyTorch 2.11 on" if generation in ("Hopper", "Blackwell") else "FlashAttention-2"
+    if generation in ("Volta", "Turing") or "32" in request.chosen_precision:
+        kernel = "memory-efficient"
+    return f"PyTorch's scaled_dot_product_attention ({kernel})"
 
 
 def _type(kind: GradientType, precision: str) -> str:

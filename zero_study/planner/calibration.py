@@ -71,7 +71,7 @@ def measured_advice(advice: Advice, calibration: Calibration) -> Advice:
     The times of all changes of the training are multiplied by the same factor.
     """
     factor = calibration.factor
-    measured = dataclasses.replace(_scaled(calibration.measured, factor), is_short=False, is_measured=True)
+    measured = dataclasses.replace(_scaled(calibration.measured, factor), is_measured=True)
     remedies = [dataclasses.replace(each, option=_scaled(each.option, factor)) for each in advice.remedies]
     changed = advice.changed
     if changed is not None:

@@ -17,14 +17,13 @@ from zero_study.errors import Refusal, refusing
 from zero_study.planner.request import CHECKPOINTED, Request, find_model
 from zero_study.strategy import theory_engine
 from zero_study.strategy.file import Strategy
-from zero_study.theory import adapters, hardware, intervals, peaks, prediction, shapes
+from zero_study.theory import adapters, hardware, peaks, prediction, shapes
 from zero_study.theory.engine import Engine, PrecisionClass, StepConfig
 from zero_study.theory.hardware import Cluster
 from zero_study.theory.peaks import Peak
 from zero_study.theory.prediction import Prediction
 from zero_study.theory.shapes import DEFAULT_LENGTH, ModelShape
 from zero_study.theory.stacks import PASS_THEIR_OPTIMIZER
-from zero_study.theory.step_time import StepTime
 from zero_study.verdict import Checked, NotChecked, Verdict
 
 # Strategies count as equally fast if the predicted difference is at most this share. Then the simplest is recommended.
@@ -36,11 +35,9 @@ MUCH_FREE = 0.5
 # A larger difference counts as none for an option that leaves more memory free than the fastest one, because the median
 # error of the times of published rows that were not used for the fit is about 10 %. The same is true where half of a
 # GPU stays free: speed is the only reason for a strategy that is less simple, and part of the difference is precision,
-# because DDP trains fp32 parameters under autocast. Short steps were predicted up to five times too short, so that most
-# differences between them say nothing.
+# because DDP trains fp32 parameters under autocast.
 EQUALLY_FAST_IF_ROOMIER = 0.10
 EQUALLY_FAST_IF_MUCH_FREE = 0.15
-EQUALLY_FAST_IF_SHORT = 0.5
 # The share of a GPU's usable memory that should stay free. The largest error of the predicted peak is 19 % for the
 # published peaks of grade A. `ALLOCATOR_SLACK` and this share together cover it.
 ENOUGH_FREE = 0.10
@@ -54,10 +51,6 @@ FAR_SLOWER = 2.0
 HOST_BYTES_PER_PROCESS = 2 << 30
 HOST_BYTES_OF_SYSTEM = 4 << 30
 gib = functools.partial(terminal.gib, digits=1)  # formats bytes for all tables of the planner
-# Computing seconds per layer and micro step, below which a step counts as short. The published times behind the
-# intervals are all longer, except one with offload, where the host limits the speed. Shorter steps took 1.3 to 6.1
-# times the predicted time.
-SHORTEST = 4e-3
 LARGEST_HIDDEN = 1 << 17
 GPU_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 AUTOCAST_OF_FSDP2: dict[PrecisionClass, PrecisionClass] = {"bf16-autocast": "bf16", "fp16-autocast": "fp16"}
@@ -74,7 +67,6 @@ class StrategyPrediction:
     shape: ModelShape
     strategy: Strategy
     prediction: Prediction
-    is_short: bool  # whether the step is shorter than all steps behind its interval
     traced: Traced | None = None
     is_measured: bool = False  # whether the time is the user's own measurement
 
@@ -166,7 +158,7 @@ class StrategyPrediction:
     @property
     def is_rough(self) -> bool:
         """Whether the predicted step time has no upper limit, because no similar step was published."""
-        return not self.is_measured and (self.is_short or self.prediction.step.evidence.is_rough)
+        return not self.is_measured and self.prediction.step.evidence.is_rough
 
     @property
     def seconds(self) -> float:
@@ -393,14 +385,7 @@ def option_of(
     shape: ModelShape, chosen: Strategy, best: Prediction, traced: Traced | None = None
 ) -> StrategyPrediction:
     """Return a strategy with its prediction for one split of the batch."""
-    return StrategyPrediction(shape, chosen, best, is_short(shape, best.engine, best.job, best.step), traced)
-
-
-def is_short(shape: ModelShape, engine: Engine, job: StepConfig, step: StepTime) -> bool:
-    """Return whether a step is shorter than all published steps. The interval of its time then has no upper end."""
-    computed = step.forward + step.backward + step.recompute
-    below = bool(computed < SHORTEST * shape.layers * job.gradient_accumulation_steps)
-    return below and intervals.timing_class(shape, engine) != "offload"
+    return StrategyPrediction(shape, chosen, best, traced)
 
 
 def recommend(options: Sequence[StrategyPrediction]) -> StrategyPrediction | None:
@@ -435,7 +420,7 @@ def equally_fast(options: Sequence[StrategyPrediction]) -> list[StrategyPredicti
 def tolerance(option: StrategyPrediction, fastest: StrategyPrediction) -> float:
     """Return by what share an option may be slower than the fastest one and still count as equally fast."""
     if option.free_share >= MUCH_FREE:
-        return EQUALLY_FAST_IF_SHORT if option.is_short else EQUALLY_FAST_IF_MUCH_FREE
+        return EQUALLY_FAST_IF_MUCH_FREE
     is_roomier = option.free_share >= max(COMFORTABLY_FREE, fastest.free_share)
     return EQUALLY_FAST_IF_ROOMIER if is_roomier else EQUALLY_FAST
 

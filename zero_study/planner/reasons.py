@@ -9,7 +9,7 @@ from zero_study.planner.choose import ENOUGH_FREE, EQUALLY_FAST, EQUALLY_FAST_IF
 from zero_study.planner.units import unit_of
 from zero_study.terminal import GIB, listed, significant
 from zero_study.theory import hardware
-from zero_study.theory.intervals import MIXTURE
+from zero_study.theory.intervals import GUESSES, MIXTURE
 
 if TYPE_CHECKING:
     from zero_study.planner.choose import Advice, Remedy, RemedyKind, StrategyPrediction
@@ -261,15 +261,8 @@ def _risks(advice: Advice, option: StrategyPrediction) -> list[str]:
     if option.is_measured:
         parts.append("you measured this time")
     elif option.prediction.step.evidence.is_rough:
-        parts.append(
-            "the time is a rough guess, because there is no published time for "
-            f"{option.prediction.step.evidence.guessed or MIXTURE}"
-        )
-    elif option.is_short:
-        parts.append(
-            "such a short step can take several times as long as predicted, because launching kernels may take longer "
-            "than computing"
-        )
+        guessed = option.prediction.step.evidence.guessed
+        parts.append(f"the time is a rough guess, {GUESSES[guessed or MIXTURE]}")
     else:
         step = option.prediction.step
         parts.append(f"the real time may be between {significant(step.low, 2)} and {significant(step.high, 2)} s")

@@ -166,9 +166,8 @@ class Request(BaseModel):
     )
     attention: Attention = option(
         None,
-        "sdpa: PyTorch's function (FlashAttention-2 if GPU and precision support it). eager: separate operators. "
-        "flash-1: FlashAttention of 2022. flash-3: FlashAttention-3, which needs a Hopper GPU. [default: that of "
-        "--stack]",
+        "sdpa: PyTorch's function. eager: separate operators. flash-1 to flash-4: FlashAttention. flash-3 needs a "
+        "Hopper GPU, and flash-4 a Blackwell GPU of a data center. [default: that of --stack]",
         SETTINGS,
     )
     dropout: bool = option(False, "Assume dropout.", SETTINGS)
@@ -233,6 +232,12 @@ class Request(BaseModel):
         MACHINE,
         metavar="GBIT",
         unit="Gbit/s of a node",
+    )
+    network: hardware.Network | None = option(
+        None,
+        "Network between nodes. rdma: InfiniBand, RoCE, Amazon's EFA. tcp: without RDMA. [default: as cloud providers "
+        "offer it; tcp if --network-gbps is at most 100 and not that of the machine]",
+        MACHINE,
     )
     gpus_per_node: int | None = option(None, "GPUs in one node. [default: as cloud providers offer it]", MACHINE)
     link_bandwidth: float | None = option(
@@ -469,6 +474,7 @@ class Request(BaseModel):
                 disk_gigabytes_per_second=self.disk_bandwidth,
                 link_gigabytes_per_second=self.link_bandwidth,
                 network_gigabits_per_second=self.network_gbps,
+                network=self.network,
             )
         return hardware.with_assumed_host(box)
 
@@ -479,9 +485,11 @@ class Request(BaseModel):
         Refusal if the GPU cannot run the requested kernel of attention.
         """
         gpu = self.box(1).gpu
-        if self.attention == "flash-3" and not hardware.has_flash_attention_3(gpu):
+        if not hardware.can_run_attention(gpu, self.attention):
+            needed = {"flash-3": "a Hopper GPU such as H100", "flash-4": "a Blackwell GPU such as B200"}
             raise Refusal(
-                f"--attention flash-3 needs a Hopper GPU such as H100, but the GPU is {gpu.name}. Use --attention sdpa."
+                f"--attention {self.attention} needs {needed.get(self.attention, 'an Ampere GPU or a newer one')}, but "
+                f"the GPU is {gpu.name}. Use --attention sdpa."
             )
         return StepConfig(
             micro_batch_size=micro_batch_size,

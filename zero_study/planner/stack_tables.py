@@ -346,11 +346,14 @@ ATTENTION: dict[str, Cells] = {
         ("torchtitan",): _NO_ATTENTION,
         ("study",): _flags("--attention eager"),
     },
-    "flash-3": {
-        OWN_MODEL: _model('attn_implementation="flash_attention_3"'),
-        ("trl",): _flags("--attn_implementation flash_attention_3"),
-        ("axolotl",): _keys(attn_implementation="flash_attention_3"),
-        ("torchtitan", "study"): _NO_ATTENTION,
+    **{
+        f"flash-{release}": {
+            OWN_MODEL: _model(f'attn_implementation="flash_attention_{release}"'),
+            ("trl",): _flags(f"--attn_implementation flash_attention_{release}"),
+            ("axolotl",): _keys(attn_implementation=f"flash_attention_{release}"),
+            ("torchtitan", "study"): _NO_ATTENTION,
+        }
+        for release in (2, 3, 4)
     },
     "flash-1": {
         OWN_MODEL: _lines("a model of your own with FlashAttention 1, which transformers does not have"),

@@ -358,9 +358,15 @@ def has_flash_attention(gpu: Gpu) -> bool:
     return gpu.generation.removeprefix(LIKE) not in ("Volta", "Turing")
 
 
-def has_flash_attention_3(gpu: Gpu) -> bool:
-    """Return whether FlashAttention-3 can run on a GPU. It is written for Hopper."""
-    return gpu.generation.removeprefix(LIKE) == "Hopper"
+# The generation for which a kernel of attention is written.
+ONLY_ON = {"flash-3": "Hopper", "flash-4": "Blackwell"}
+
+
+def can_run_attention(gpu: Gpu, attention: str) -> bool:
+    """Return whether a kernel of attention can run on a GPU."""
+    if attention == "flash-2":
+        return has_flash_attention(gpu)
+    return ONLY_ON.get(attention, generation := gpu.generation.removeprefix(LIKE)) == generation
 
 
 def peak_flops_per_second(gpu: Gpu, precision: str, tf32: bool | None) -> float | None:

@@ -14,21 +14,21 @@ from zero_study.theory.gpus import (
     CHANGED,
     GPUS,
     Gpu,
+    can_run_attention,
     dense_16_bit_rate,
     find,
     find_gpu,
     from_numbers,
     generation_of,
     has_flash_attention,
-    has_flash_attention_3,
     peak_flops_per_second,
     product_flops_per_second,
     usable_memory_bytes,
 )
 
 __all__ = (
-    "GPUS", "Cluster", "Gpu", "described", "find", "find_gpu", "from_numbers", "generation_of",
-    "has_flash_attention", "has_flash_attention_3", "peak_flops_per_second", "product_flops_per_second", "rented_box",
+    "GPUS", "Cluster", "Gpu", "can_run_attention", "described", "find", "find_gpu", "from_numbers", "generation_of",
+    "has_flash_attention", "peak_flops_per_second", "product_flops_per_second", "rented_box",
     "typical_box", "usable_memory_bytes", "whole_host_note", "with_host",
 )  # fmt: skip
 
@@ -96,6 +96,7 @@ class _Node:
     drives: tuple[int, float, tuple[float, float]] | None  # number, TB each, read and write rate of one
     source: str
     linked_gpus: int = 0  # GPUs whose NVLink connects several nodes; 0: it ends at the node
+    network: Network = "rdma"
 
     def box(self, gpu: Gpu, num_gpus: int) -> Cluster:
         """Return a machine with this number of GPUs, which has the whole host of each node.
@@ -109,6 +110,7 @@ class _Node:
             num_gpus=num_gpus,
             gpus_per_node=self.gpus,
             node_bandwidth=self.node_bandwidth(num_gpus),
+            network=self.network,
             host_memory_bytes=gib * 2**30,
             host_memory_bandwidth=gigabytes_per_second * 1e9,
             host_cores=cores,
@@ -137,13 +139,17 @@ _NODES = {
     node.gpu: node
     for node in (
         _Node("t4", 8, 100, (384, 48, 281.6), (2, 0.9, _PCIE_3_DRIVE), "Amazon EC2 g4dn.metal"),
-        _Node("v100-16gb", 8, 25, (488, 32, 153.6), None, "Amazon EC2 p3.16xlarge, which has no local disk"),
+        _Node(
+            "v100-16gb", 8, 25, (488, 32, 153.6), None, "Amazon EC2 p3.16xlarge, which has no local disk", network="tcp"
+        ),
         _Node("v100-32gb", 8, 100, (768, 48, 256), (2, 0.9, _PCIE_3_DRIVE), "Amazon EC2 p3dn.24xlarge"),
         _Node("a10g", 8, 100, (768, 96, 409.6), (2, 3.8, _PCIE_3_DRIVE), "Amazon EC2 g5.48xlarge"),
         _Node("l4", 8, 100, (768, 96, 409.6), (8, 0.94, _PCIE_3_DRIVE), "Amazon EC2 g6.48xlarge"),
         _Node("a100-40gb", 8, 1600, (900, 96, 409.6), (8, 0.8, _PCIE_4_DRIVE), "Azure ND96asr A100 v4"),
         _Node("a100-80gb", 8, 1600, (1900, 96, 409.6), (8, 0.8, _PCIE_4_DRIVE), "Azure ND96amsr A100 v4"),
-        _Node("a100-pcie-80gb", 4, 80, (880, 96, 409.6), (4, 0.96, _PCIE_4_DRIVE), "Azure NC96ads A100 v4"),
+        _Node(
+            "a100-pcie-80gb", 4, 80, (880, 96, 409.6), (4, 0.96, _PCIE_4_DRIVE), "Azure NC96ads A100 v4", network="tcp"
+        ),
         _Node("h100-sxm", 8, 3200, (2048, 96, 409.6), (8, 3.84, _PCIE_4_DRIVE), "Amazon EC2 p5.48xlarge"),
         _Node("h200", 8, 3200, (2048, 96, 614.4), (8, 3.84, _PCIE_4_DRIVE), "Amazon EC2 p5en.48xlarge"),
         _Node("b200", 8, 3200, (2048, 96, 716.8), (8, 3.84, _PCIE_4_DRIVE), "Amazon EC2 p6-b200.48xlarge"),
@@ -168,7 +174,7 @@ def typical_box(gpu: Gpu, num_gpus: int, gpus_per_node: int | None = None) -> Cl
     if node is None:
         return Cluster(gpu, num_gpus) if gpus_per_node is None else Cluster(gpu, num_gpus, gpus_per_node)
     if gpus_per_node is not None and gpus_per_node != node.gpus:
-        return Cluster(gpu, num_gpus, gpus_per_node, node_bandwidth=node.gigabits * 1e9 / 8)
+        return Cluster(gpu, num_gpus, gpus_per_node, node.gigabits * 1e9 / 8, node.network)
     return node.box(gpu, num_gpus)
 
 
@@ -204,11 +210,13 @@ def with_host(
     disk_gigabytes_per_second: tuple[float, float] | None = None,
     link_gigabytes_per_second: float | None = None,
     network_gigabits_per_second: float | None = None,
+    network: Network | None = None,
 ) -> Cluster:
     """Return a machine in which the user's numbers replace the assumed ones. None keeps the assumed number.
 
     Memory, cores, disks and their rates (read, write) are those of a node. The rate of a link is that between the GPUs
-    of a node, in one direction.
+    of a node, in one direction. If another rate of the network than that of the machine is given, but not its kind, a
+    network of up to `TCP_UP_TO` is assumed to have no RDMA.
     """
     read, write = disk_gigabytes_per_second or (None, None)
     values: dict[str, Any] = {
@@ -220,6 +228,10 @@ def with_host(
         "disk_write_bandwidth": _times(write, 1e9),
         "node_bandwidth": _times(network_gigabits_per_second, 1e9 / 8),
     }
+    rate = values["node_bandwidth"]
+    if network is None and rate not in (None, box.node_bandwidth):
+        network = "tcp" if rate <= TCP_UP_TO else "rdma"
+    values["network"] = network
     given = {name: value for name, value in values.items() if value is not None}
     requested = box.requested | given.keys()
     gpu = box.gpu
@@ -229,6 +241,7 @@ def with_host(
     return dataclasses.replace(box, gpu=gpu, requested=requested, **given)
 
 
+TCP_UP_TO = 100e9 / 8  # bytes/s of a node; assumed, because machines with RDMA mostly have several network adapters
 # The host of a machine of which nothing is known, per GPU: GiB of memory, physical cores and GB/s of memory. This is an
 # assumption about workstations and about hosts that are rented with GPUs of consumers, and no published number.
 ASSUMED_HOST = (128, 16, 60.0)
@@ -274,6 +287,7 @@ def described(box: Cluster) -> list[tuple[str, str]]:
         nodes = f"{box.num_gpus} of the {box.gpus_per_node} GPUs of one node"
     link = f"{gpu.link}: " if gpu.link else ""
     network = f"; {box.node_bandwidth * 8e-9:,g} Gbit/s per node{_mark(box, 'node_bandwidth')}"
+    network += f", {_NETWORKS[box.network]}{_mark(box, 'network')}"
     pairs = [
         (
             "GPU",
@@ -295,6 +309,9 @@ def described(box: Cluster) -> list[tuple[str, str]]:
         )
     )
     return pairs
+
+
+_NETWORKS: dict[Network, str] = {"rdma": "with RDMA", "tcp": "without RDMA (TCP)"}
 
 
 def whole_host_note(box: Cluster) -> str | None:

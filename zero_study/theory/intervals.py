@@ -14,18 +14,21 @@ from typing import Any, Literal
 
 from zero_study.theory import hardware, measured_by_others
 from zero_study.theory.engine import Engine, StepConfig
+from zero_study.theory.gpus import LIKE
 from zero_study.theory.hardware import Cluster
 from zero_study.theory.shapes import ModelShape
 
-# fsdp: PyTorch's FSDP. zero3: DeepSpeed at stage 3. resident: DDP, DeepSpeed at other stages, one process, and mixtures
-# of experts. compiled: the same as resident with torch.compile. offload: any engine that stores optimizer states or
-# parameters on the host or a disk. usual: the trainings of fsdp, zero3 and resident that most people run: products in
-# 16 bits, PyTorch's fused attention, neither compiled nor a mixture of experts.
-TimingClass = Literal["fsdp", "zero3", "resident", "compiled", "offload", "usual"]
-# How a machine differs from the machines of the published times. known: the same generation, and a number of
-# GPUs within the range of the rows. new count: the same generation, but another number of GPUs. new generation: another
-# generation.
-Distance = Literal["known", "new count", "new generation"]
+# The classes of trainings whose step times have one interval. launching: the process launches kernels more slowly than
+# the GPU computes. one node, several nodes: products in 16 bits and fused attention, on data center GPUs that are newer
+# than V100. other arithmetic: the same GPUs with eager attention, or with products in 32 or 8 bits. workstation: GeForce
+# and workstation cards.
+TimingClass = Literal[
+    "one node", "several nodes", "other arithmetic", "compiled", "launching", "offload", "one workstation card",
+    "several workstation cards", "Volta",
+]  # fmt: skip
+# The classes of engines whose memory is compared with published memory. resident: DDP, DeepSpeed at stages 0 to 2, one
+# process, and mixtures of experts. offload: optimizer states or parameters are on the host or a disk.
+MemoryClass = Literal["fsdp", "zero3", "resident", "offload"]
 # The results of the cross-validation.
 CROSS_VALIDATION: dict[str, Any] = json.loads((measured_by_others.FOLDER / "evidence.json").read_text(encoding="utf-8"))
 # The generations of the rows to which constants are fitted.
@@ -36,39 +39,48 @@ COUNTS_OF: dict[tuple[str, str], tuple[int, int]] = {
     for engine, counts in CROSS_VALIDATION["gpu_counts"].items()
     for generation, (fewest, most) in counts.items()
 }
+TIMED = frozenset(CROSS_VALIDATION["timed_generations"])  # the generations of all published times
 OPTIMIZERS = frozenset(CROSS_VALIDATION["optimizers"])  # optimizers of all published times
 CARDS = frozenset(CROSS_VALIDATION["cards"])
-# What no published time has. The time of such a model is a guess, because transformers may compute the experts one
-# after another, and stage 3 may gather them one by one.
+# What too few published times have, so that the predicted time is only a guess, and why it is.
 MIXTURE = "a mixture of experts"
 SHARED_SEQUENCES = "a training in which several GPUs share a sequence"
-ADAPTERS = "a training of adapters on frozen weights"  # the constants are fitted to trainings of all weights
+TCP = "a network without RDMA, except from one source"
+SMALL_COMPILED = "such a small step with torch.compile"
+GUESSES = {
+    MIXTURE: "because some programs compute and gather the experts one after another",
+    SHARED_SEQUENCES: "because only the number of bytes that the GPUs exchange is known",
+    TCP: "because only one source published times of such networks",
+    SMALL_COMPILED: "because launching the kernels may take longer than computing",
+}
+# If no published time is from a GPU of this generation, or from such a number of GPUs, the interval is wider by this
+# factor. It is assumed, because there are too few generations to learn it from.
+FAR = 1.3
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The cross-validation errors for similar engines and machines, and the interval that follows from them."""
+    """The errors of predicted times of similar trainings, and the interval that follows from them.
 
-    engine: TimingClass
-    distance: Distance
+    Each time was predicted with constants that were fitted without any time of its source.
+    """
+
+    kind: TimingClass
     spread: float  # the interval is from prediction / spread to prediction * spread
     cases: int  # number of published times
     sources: int  # number of those who measured them
-    left_out: tuple[str, ...]  # what the fits left out, one at a time
-    predictions: int
-    inside: int  # number of predictions within the interval
+    inside: int  # number of times within the interval
     median: float  # median of |predicted / published seconds - 1|
     percentile_90: float
     worst: float  # with its sign; positive if the prediction is too slow
-    held: int  # predictions within the factor that was calculated without their own group
-    tried: int  # predictions for which there is such a factor
+    held: int  # times within the factor that was calculated without their own source
     lacks: tuple[str, ...] = ()  # properties of the case that no published row has
+    is_far: bool = False  # whether the interval is wider by `FAR`
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> Evidence:
         """Return the evidence from its entry in the file of the cross-validation."""
-        names = [field.name for field in fields(cls) if field.name != "lacks"]  # it depends on the case
-        return cls(**{name: entry[name] for name in names} | {"left_out": tuple(entry["left_out"])})
+        return cls(**{name: entry[name] for name in STORED})
 
     @property
     def is_rough(self) -> bool:
@@ -77,8 +89,8 @@ class Evidence:
 
     @property
     def guessed(self) -> str | None:
-        """The property of the case for which nobody published a time. None if there is none."""
-        return next((name for name in (MIXTURE, SHARED_SEQUENCES) if name in self.lacks), None)
+        """The property of the case for which too few times were published. None if there is none."""
+        return next((name for name in GUESSES if name in self.lacks), None)
 
     @property
     def sentence(self) -> str:
@@ -88,50 +100,36 @@ class Evidence:
     @property
     def basis(self) -> str:
         """A text on the published times behind the interval. Unlike `sentence`, it does not list missing times."""
-        if self.guessed == SHARED_SEQUENCES:
-            return (
-                "The time is a rough guess, and a step may take much longer. Only the number of bytes that the GPUs "
-                "exchange is known"
-            )
-        if self.is_rough:
-            return (
-                "The time is a rough guess, and a step may take much longer, because some programs compute and gather "
-                "the experts one after another"
-            )
+        if self.guessed:
+            return f"The time is a rough guess, and a step may take much longer, {GUESSES[self.guessed]}"
         rows = {
-            "fsdp": "FSDP on A100 and H100",
-            "zero3": "ZeRO-3 on A100 and V100",
-            "resident": "one process, DDP, ZeRO-1 and ZeRO-2 on A100, H100 and V100",
-            "compiled": "compiled steps of any engine on A100, H100, H200 and V100",
-            "offload": "offload on A100, H100 and V100",
-            "usual": "trainings in 16 bits with fused attention and without offload, on A100 and H100",
-        }[self.engine]
-        if self.distance == "new generation":
-            rows += {
-                "resident": ", and on RTX 3090, RTX 4090, RTX A6000 and A40",
-                "compiled": ", and on an RTX 4090",
-                "offload": ", and on a Titan RTX",
-                "usual": ", and on RTX 3090, RTX 4090, RTX A6000 and A40",
-            }.get(self.engine, "")
-        others = [f"from step times {_OTHERS[name]}" for name in self.left_out]
-        used = f"only {others[0]}"
-        if len(others) > 1:
-            used = f"separately {', '.join(others[:-1])}, and {others[-1]}"
+            "one node": "in 16 bits with fused attention, on one node with A100 or H100",
+            "several nodes": "in 16 bits with fused attention, on several nodes with A100 or H100",
+            "other arithmetic": "with eager attention, or with products in 32 or 8 bits, on A100 and H100",
+            "compiled": "with torch.compile",
+            "launching": "with steps so small that the GPU waits for the launches of kernels",
+            "offload": "with offload",
+            "one workstation card": "on one GeForce or workstation card",
+            "several workstation cards": "on several GeForce or workstation cards",
+            "Volta": "on V100",
+        }[self.kind]
+        wider = ""
+        if self.is_far:
+            wider = (
+                f" Because nobody published a time on such GPUs, or on this number of them, the range is {FAR:g} times "
+                "as wide as these times demand."
+            )
         return (
-            f"A real step should take between {1 / self.spread:.2f} and {self.spread:g} times the predicted time. This "
-            f"range is based on {self.cases} step times that {self.sources} sources published ({rows}). To test the "
-            f"range, we predicted each published step time {used}. The median error of these test predictions is "
-            f"{100 * self.median:.0f} %, and the largest error is {100 * abs(self.worst):.0f} %. In each test, we "
-            "calculated the range again, without the tested time and without similar times. "
-            f"In {self.held} of {self.tried} tests, the published time was inside this range"
+            f"A real step should take between {1 / self.spread:.2f} and {self.spread:.3g} times the predicted time. "
+            f"This range is based on {self.cases} step times of trainings {rows}, from {self.sources} sources. We "
+            "predicted each of them from step times of other sources only. The median error of these test predictions "
+            f"is {100 * self.median:.0f} %, and the largest error is {100 * abs(self.worst):.0f} %.{wider} In each "
+            "test, we calculated the range again, without the times of that source. "
+            f"In {self.held} of {self.cases} tests, the published time was inside this range"
         )
 
 
-# The times that a fit uses: those that do not share this property with the predicted one.
-_OTHERS = {
-    "family": "of other sources", "model size": "of models of other sizes", "card": "on other kinds of GPUs",
-    "GPU count": "on other numbers of GPUs", "generation": "on other generations of GPUs",
-}  # fmt: skip
+STORED = [field.name for field in fields(Evidence) if field.name not in ("lacks", "is_far")]  # the others are of a case
 
 
 def missing_times(lacks: Iterable[str]) -> str:
@@ -147,9 +145,7 @@ def missing_times(lacks: Iterable[str]) -> str:
     return f"There is no published time for {' or for '.join(texts)}" if texts else ""
 
 
-EVIDENCE: dict[tuple[TimingClass, Distance], Evidence] = {
-    (entry["engine"], entry["distance"]): Evidence.of(entry) for entry in CROSS_VALIDATION["intervals"]
-}
+EVIDENCE: dict[TimingClass, Evidence] = {entry["kind"]: Evidence.of(entry) for entry in CROSS_VALIDATION["intervals"]}
 
 
 @dataclass(frozen=True)
@@ -170,53 +166,53 @@ def memory_errors(shape: ModelShape, engine: Engine) -> list[MemoryErrors]:
 
     The list is empty if nobody published a value of this class.
     """
-    entries = [entry for entry in CROSS_VALIDATION["memory"] if entry["engine"] == timing_class(shape, engine)]
+    entries = [entry for entry in CROSS_VALIDATION["memory"] if entry["engine"] == memory_class(shape, engine)]
     names = [field.name for field in fields(MemoryErrors)]
     return [MemoryErrors(**{name: entry[name] for name in names}) for entry in entries]
 
 
-def timing_class(shape: ModelShape, engine: Engine, job: StepConfig | None = None) -> TimingClass:
-    """Return the class of engines and jobs whose interval of step times applies to a case.
-
-    Without a job, it depends on the engine only.
-    """
-    kind = _class_of_engine(shape, engine)
-    if job is not None and _is_usual(shape, engine, job):
-        return "usual"
-    # torch.compile makes a step of one process or DDP faster by a factor that depends on the model's width and on the
-    # release of PyTorch. The rows that are not compiled say nothing of it.
-    return "compiled" if kind == "resident" and job is not None and job.compiled else kind
-
-
-def _is_usual(shape: ModelShape, engine: Engine, job: StepConfig) -> bool:
-    """Return whether a case is of the class "usual"."""
-    is_offloaded = (engine.offload_optimizer, engine.offload_param) != ("none", "none")
-    is_sixteen = engine.precision.removeprefix("pure-").removesuffix("-autocast") in ("bf16", "fp16")
-    return is_sixteen and job.attention == "sdpa" and not (is_offloaded or job.compiled or shape.experts)
-
-
-def _class_of_engine(shape: ModelShape, engine: Engine) -> TimingClass:
+def memory_class(shape: ModelShape, engine: Engine) -> MemoryClass:
+    """Return the class of engines with whose published memory a case is compared."""
     if (engine.offload_optimizer, engine.offload_param) != ("none", "none"):
         return "offload"
-    if shape.experts:
-        return "resident"
-    if engine.kind == "fsdp":
+    if engine.kind == "fsdp" and not shape.experts:
         return "fsdp"
-    return "zero3" if engine.zero_stage == 3 else "resident"
+    return "zero3" if engine.zero_stage == 3 and not shape.experts else "resident"
+
+
+def timing_class(
+    shape: ModelShape, engine: Engine, job: StepConfig, box: Cluster, is_small: bool = False
+) -> TimingClass:
+    """Return the class whose interval of step times a case has.
+
+    `is_small` says that the process launches kernels more slowly than the GPU computes.
+    """
+    generation = hardware.generation_of(box.gpu).removeprefix(LIKE)
+    if memory_class(shape, engine) == "offload":
+        return "offload"
+    if job.compiled:
+        return "compiled"
+    if is_small:
+        return "launching"
+    if generation in ("Volta", "Turing"):
+        return "Volta"
+    if generation in ("GA102", "Ada", "RTX Blackwell"):
+        return "one workstation card" if box.num_gpus == 1 else "several workstation cards"
+    is_sixteen = engine.precision.removeprefix("pure-").removesuffix("-autocast") in ("bf16", "fp16")
+    if not is_sixteen or job.attention == "eager":
+        return "other arithmetic"
+    return "one node" if box.num_nodes == 1 else "several nodes"
 
 
 def name_of(shape: ModelShape, engine: Engine) -> str:
     """Return the engine's name in the keys of COUNTS_OF: "offload", or `Engine.name`."""
-    return "offload" if timing_class(shape, engine) == "offload" else engine.name
+    return "offload" if memory_class(shape, engine) == "offload" else engine.name
 
 
-def distance_of(shape: ModelShape, engine: Engine, box: Cluster) -> Distance:
-    """Return how a machine differs from the machines that have published times with this engine."""
-    generation = hardware.generation_of(box.gpu)
-    if generation not in GENERATIONS:
-        return "new generation"
-    least, most = COUNTS_OF.get((name_of(shape, engine), generation), (0, 0))
-    return "known" if least <= box.num_gpus <= most else "new count"
+def _is_known_count(shape: ModelShape, engine: Engine, box: Cluster) -> bool:
+    """Return whether the number of GPUs is between those of published times with this engine and generation."""
+    least, most = COUNTS_OF.get((name_of(shape, engine), hardware.generation_of(box.gpu)), (0, 0))
+    return least <= box.num_gpus <= most
 
 
 # Engines whose name in the tables needs an explanation in a sentence.
@@ -229,24 +225,21 @@ def _lacks(shape: ModelShape, engine: Engine, box: Cluster) -> tuple[str, ...]:
     These are a mixture of experts, the optimizer, the GPU, and the engine on this number of GPUs of this generation.
     """
     lacking = [MIXTURE] if shape.experts else []
-    lacking += [ADAPTERS] if shape.adapter is not None else []
+    lacking += [TCP] if box.num_nodes > 1 and box.network == "tcp" else []
     lacking += [f"the optimizer {engine.optimizer}"] if engine.optimizer not in OPTIMIZERS else []
     lacking += [f"the GPU {box.gpu.name}"] if box.gpu.name not in CARDS else []
     name, generation = name_of(shape, engine), hardware.generation_of(box.gpu)
-    if distance_of(shape, engine, box) == "new count":
+    if generation in GENERATIONS and not _is_known_count(shape, engine, box):
         noun = "GPU" if box.num_gpus == 1 else "GPUs"
         lacking.append(f"{_IN_WORDS.get(name, name)} on {box.num_gpus} {generation} {noun}")
     return tuple(lacking)
 
 
-def evidence(shape: ModelShape, engine: Engine, box: Cluster, job: StepConfig | None = None) -> Evidence:
-    """Return the cross-validation errors on which the interval of a case is based.
-
-    Without a job, the case is assumed to run without torch.compile.
-    """
-    kind = timing_class(shape, engine, job)
-    if kind == "usual" and not hardware.has_flash_attention(box.gpu):
-        kind = timing_class(shape, engine)
-    rests_on = EVIDENCE[kind, distance_of(shape, engine, box)]
-    shares = job is not None and job.sequence_ranks > 1
-    return replace(rests_on, lacks=(*_lacks(shape, engine, box), *([SHARED_SEQUENCES] if shares else [])))
+def evidence(shape: ModelShape, engine: Engine, box: Cluster, job: StepConfig, is_small: bool = False) -> Evidence:
+    """Return the errors on which the interval of a case is based. `is_small` is as in `timing_class`."""
+    rests_on = EVIDENCE[timing_class(shape, engine, job, box, is_small)]
+    lacks = [*_lacks(shape, engine, box), *([SHARED_SEQUENCES] if job.sequence_ranks > 1 else [])]
+    lacks += [SMALL_COMPILED] if job.compiled and is_small else []
+    generation = hardware.generation_of(box.gpu).removeprefix(LIKE)
+    is_far = generation not in TIMED or (generation in GENERATIONS and not _is_known_count(shape, engine, box))
+    return replace(rests_on, lacks=tuple(lacks), is_far=is_far, spread=rests_on.spread * (FAR if is_far else 1))

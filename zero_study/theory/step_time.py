@@ -77,7 +77,7 @@ STREAM_EFFICIENCY = 0.85
 FP32_EFFICIENCY = 0.93
 
 # The products of eager attention need a size of the heads that is a multiple of 8, or tensor cores cannot read their
-# operands. The share of the peak that they reach otherwise is fitted to the 24 trainings of ptd_benchmark's GPTXL on one
+# operands. The share of the peak that they reach otherwise is fitted to the trainings of ptd_benchmark's GPTXL on one
 # machine, whose heads have 86 values. Fused attention fills the heads up with zeros instead.
 ALIGNED_HEAD = 8
 UNALIGNED_SHARE = 0.02
@@ -85,10 +85,13 @@ UNALIGNED_SHARE = 0.02
 # (arXiv:2307.08691, figure 4), and about 35 % of the peak on H100 (arXiv:2407.08608, abstract). All other generations
 # have the share of their nearest one. (Volta and Turing have no FlashAttention-2.)
 FLASH_EFFICIENCY = {"Ampere": 0.6, "Hopper": 0.35}
-# FlashAttention-3 is 1.5 to 2.0 times as fast as FlashAttention-2 on H100 (arXiv:2407.08608, abstract). This is the
-# lower end of the range. It is not fitted, because only one source published times of trainings with it (prime-rl, in
-# the public logs).
-FLASH_3_SPEEDUP = 1.5
+# How much faster than FlashAttention-2 other kernels are on Hopper's and Blackwell's data center GPUs, forward and
+# backward together. sdpa is cuDNN's kernel, which PyTorch prefers there if cuDNN is newer than 9.15, as since PyTorch
+# 2.11 (sdp_utils.cpp, check_prefer_cudnn_attention). FlashAttention-3 is 1.5 to 2.0 times as fast forward and 1.5 to
+# 1.75 times backward (arXiv:2407.08608, section 4.1), and cuDNN is as fast forward (pytorch issue 142132). The lower
+# end is assumed for cuDNN, and a tenth more for the newer kernels. These numbers are not fitted. With them, the rows of
+# stas00 with 262,144 tokens, where attention takes nearly all of the time, are predicted within 6 %.
+FASTER_THAN_FLASH_2 = {"sdpa": 1.5, "flash-3": 1.65, "flash-4": 1.65}
 
 # NCCL's bandwidth relative to that of the link. All-reduces of nccl-tests reach 200 to 235 of 300 GB/s on 8 x A100
 # (issues 149 and 178 of NVIDIA/nccl-tests), and 85 to 96 of 100 GB/s on 3 nodes with 4 x 200 Gbit/s (issue 119). This
@@ -112,6 +115,9 @@ KERNELS_PER_COMPILED_BLOCK = 14  # forward; twice as many backward
 # If the GPU computes faster, it waits. The constant is fitted to the small steps of ptd_benchmark's DDP. A third of it
 # is the forward pass, which checkpointing repeats.
 LAUNCHING_SECONDS = 5.8e-3
+# If a GPU computes less than this per block and micro step with torch.compile, the time is only a guess, because nobody
+# published one.
+SMALLEST_COMPILED_SECONDS = 4e-3
 # What the hooks of FSDP1 add, fitted to the small steps of ptd_benchmark's FSDP.
 FSDP1_SECONDS = 5.9e-3
 
@@ -200,7 +206,7 @@ def seconds(
         raise ValueError(
             f"world_size is {engine.world_size}, but the machine has {box.num_gpus} GPUs. Change one of them"
         )
-    speed = _Speed.of(engine, box, constants or constants_of(generation_of(box.gpu)))
+    speed = _Speed.of(engine, job, box, constants or constants_of(generation_of(box.gpu)))
     compute = _compute(shape, engine, job, speed)
     micro_steps = job.gradient_accumulation_steps
     moved = _communication(shape, engine, job, box, speed)
@@ -229,16 +235,19 @@ def seconds(
     serial = micro_steps * moved.serial + moved.step
     communicated = added - by_pcie + serial
     on_gpu = micro_steps * (compute.forward + recomputed_and_backward) + optimizer + communicated
+    launching = max(0.0, micro_steps * _launching(shape, engine, job) - on_gpu)
+    smallest = SMALLEST_COMPILED_SECONDS * len(shape.counts.executed)
+    is_small = compute.forward + recomputed_and_backward < smallest if job.compiled else launching > 0
     return StepTime(
         forward=micro_steps * compute.forward,
         backward=micro_steps * compute.backward,
         recompute=micro_steps * compute.recompute,
         optimizer=optimizer,
-        launching=max(0.0, micro_steps * _launching(shape, engine, job) - on_gpu),
+        launching=launching,
         communication=micro_steps * (moved.forward + moved.backward) + moved.last_backward + serial,
         exposed_communication=communicated,
         offload=by_pcie + host + _disk(shape, engine, box, micro_steps * _num_gathers(shape, engine, job)),
-        evidence=intervals.evidence(shape, engine, box, job),
+        evidence=intervals.evidence(shape, engine, box, job, is_small),
     )
 
 
@@ -279,13 +288,13 @@ class _Speed:
     peak: float  # FLOP/s
     products: float  # FLOP/s
     attention: float  # FLOP/s
-    flash: float  # FLOP/s
+    flash: float  # FLOP/s of the job's kernel of attention
     operands: float  # bytes/s of the operands of products
     stream: float  # bytes/s of all other kernels
     constants: Constants
 
     @classmethod
-    def of(cls, engine: Engine, box: Cluster, constants: Constants) -> _Speed:
+    def of(cls, engine: Engine, job: StepConfig, box: Cluster, constants: Constants) -> _Speed:
         gpu = box.gpu
         peak = product_flops_per_second(gpu, engine.precision)
         attention = gpu.peak_flops_per_second["bf16"] if engine.precision == "fp8" else peak
@@ -298,6 +307,8 @@ class _Speed:
         flash = constants.attention_efficiency
         if nearest in FLASH_EFFICIENCY:
             flash = cards.flash_share(gpu, nearest, FLASH_EFFICIENCY[nearest])
+        if own in ("Hopper", "Blackwell"):
+            flash *= FASTER_THAN_FLASH_2.get(job.attention, 1.0)
         operands = cards.operand_share(gpu, nearest, constants.memory_efficiency, STREAM_EFFICIENCY)
         return cls(
             peak,
@@ -444,10 +455,7 @@ def _blocks(shape: ModelShape, engine: Engine, job: StepConfig, speed: _Speed) -
             attention = multiplied + SCORE_PASSES_FORWARD * scores
             attention_backward = 2 * multiplied + SCORE_PASSES_BACKWARD * scores
         else:
-            rate = {"flash-1": speed.attention, "flash-3": FLASH_3_SPEEDUP * speed.flash}.get(
-                job.attention, speed.flash
-            )
-            attention = part.causal * multiplied / rate
+            attention = part.causal * multiplied / (speed.attention if job.attention == "flash-1" else speed.flash)
             attention_backward = 2.5 * attention
         moved, moved_backward = computation.moved_bytes(part, arithmetic, size, job)
         seconds = _repeated(

@@ -416,7 +416,7 @@ def _ratio_spread(above: Case, below: Case) -> float:
     sides = (above, below)
     alike = len({(case.model, case.gpu, case.gpus, case.kernels, case.engine.precision) for case in sides}) == 1
     if alike and not any(case.is_offloaded for case in sides):
-        return EVIDENCE["fsdp", "known"].spread
+        return EVIDENCE["one node"].spread
     return math.exp(math.hypot(*(math.log(prediction_of(case).step.evidence.spread) for case in sides)))
 
 
