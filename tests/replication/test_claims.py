@@ -293,7 +293,7 @@ def test_what_the_papers_count():
 
 def test_a_ratio_to_itself_is_one_and_as_uncertain_as_what_it_rests_on():
     same = by_theory.speed_ratio(FITS, FITS)
-    spread = intervals.EVIDENCE["fsdp", "known"].spread
+    spread = intervals.EVIDENCE["one node"].spread
     assert (same.value, same.interval) == (1, pytest.approx((1 / spread, spread)))
     for other in ({"strategy": "zero2_cpu_offload"}, {"gpus": 16}, {"precision": "fp32"}, {"model": "mpt-1b"}):
         result = by_theory.speed_ratio({**FITS, **other}, FITS)

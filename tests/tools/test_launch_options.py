@@ -174,6 +174,7 @@ def test_every_option_that_changes_a_prediction_is_in_the_launch(stack, strategy
         check(model, stack, strategy)
 
 
+FLASH: set[tuple[str, Any]] = {("attention", f"flash-{release}") for release in (1, 2, 3, 4)}
 SHARED: set[tuple[str, Any]] = {("context_parallel", 2), ("sequence_parallel", 2)}
 # Options that a program refuses for all of its strategies. The others must be possible with one of them.
 REFUSED: dict[StackName, set[tuple[str, Any]]] = {

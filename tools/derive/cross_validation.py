@@ -39,6 +39,9 @@ OF_NETWORK_ONLY = {"Volta"}
 NETWORK_CONSTANTS = ("hop_seconds", "unhidden")
 # A source with more rows than this weighs no more than this many, because its rows share a program and machines.
 MOST_OF_SOURCE = 10
+# The fewest degrees of freedom of Student's t. Assumed: two sources say more than one degree does, because the errors
+# of all classes are similar.
+FEWEST_FREEDOMS = 3
 NAMES = ("125m", "350m", "760m", "1b", "3b", "7b", "13b", "30b", "70b")  # the published tables' models
 SIZES = {name: shapes.find(f"mpt-{name}").num_params for name in NAMES}
 
@@ -340,7 +343,7 @@ Missed = tuple[Timed, float]  # a time, and the error of its prediction by a fit
 def predicted_apart(judged: list[Judged], others: list[Timed]) -> list[Missed]:
     """Predict times by fits without their source. `others` are times to which nothing is fitted."""
     times = [judgment.timed for judgment in judged]
-    found = [(judgment.timed, judgment.left_out["family"]["planner"]) for judgment in judged]
+    found = [(each.timed, each.left_out["family"]["planner"]) for each in judged if not _is_sole(each.timed, times)]
     fits = {}
     for timed in others:
         source = timed.measured_by
@@ -348,6 +351,14 @@ def predicted_apart(judged: list[Judged], others: list[Timed]) -> list[Missed]:
             fits[source] = fit([each for each in times if each.measured_by != source])
         found.append((timed, by_planner(fits[source], timed) / timed.seconds - 1))
     return [(timed, float(error)) for timed, error in found if error is not None]
+
+
+def _is_sole(timed: Timed, times: list[Timed]) -> bool:
+    """Return whether only the source of a time determines a constant that the time needs: that of FlashAttention 1."""
+    if timed.job.attention != "flash-1":
+        return False
+    of_others = (each for each in times if each.fitted and each.measured_by != timed.measured_by)
+    return not any(each.job.attention == "flash-1" and each.generation == timed.generation for each in of_others)
 
 
 def further() -> list[Timed]:
@@ -421,7 +432,7 @@ def _bound(missed: list[Missed]) -> float:
     weights = np.cumsum([weight for _, weight in by_size])
     factor = by_size[int(np.searchsorted(weights, NINE_OF_TEN * weights[-1] - 1e-9))][0]
     both_sides = (1 + NINE_OF_TEN) / 2
-    quantile = t.ppf(both_sides, max(1, num_sources - 1)) * math.sqrt(1 + 1 / num_sources)
+    quantile = t.ppf(both_sides, max(FEWEST_FREEDOMS, num_sources - 1)) * math.sqrt(1 + 1 / num_sources)
     return _round_up(factor ** float(quantile / norm.ppf(both_sides)))
 
 

@@ -20,8 +20,8 @@ LossKernel = Literal["eager", "upcast", "fused", "chunked"]
 # kernel each for activation functions, norms and the loss, as in LLM Foundry and Megatron.
 Kernels = Literal["fused", "transformers"]
 # sdpa: PyTorch's fused attention, which is that of cuDNN on Hopper and Blackwell since PyTorch 2.11, and otherwise
-# FlashAttention-2. flash-1: the first FlashAttention of 2022, also the one in Triton. flash-3: for Hopper only. flash-4:
-# here for Blackwell only. eager: separate operators.
+# FlashAttention-2. flash-1: the FlashAttention of 2022, also the one in Triton. flash-3: for Hopper only. flash-4: for
+# Blackwell only. eager: separate operators.
 Attention = Literal["sdpa", "eager", "flash-1", "flash-2", "flash-3", "flash-4"]
 Checkpointing = Literal["full", "selective", "selective-op", "none"]  # as users request it
 

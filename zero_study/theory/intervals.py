@@ -20,8 +20,8 @@ from zero_study.theory.shapes import ModelShape
 
 # The classes of trainings whose step times have one interval. launching: the process launches kernels more slowly than
 # the GPU computes. one node, several nodes: products in 16 bits and fused attention, on data center GPUs that are newer
-# than V100. other arithmetic: the same GPUs with eager attention, or with products in 32 or 8 bits. workstation: GeForce
-# and workstation cards.
+# than V100. other arithmetic: the same GPUs with eager attention, or with products in 32 or 8 bits. workstation card:
+# one with GDDR memory, such as GeForce, RTX, A10 and L4.
 TimingClass = Literal[
     "one node", "several nodes", "other arithmetic", "compiled", "launching", "offload", "one workstation card",
     "several workstation cards", "Volta",
@@ -43,7 +43,7 @@ TIMED = frozenset(CROSS_VALIDATION["timed_generations"])  # the generations of a
 OPTIMIZERS = frozenset(CROSS_VALIDATION["optimizers"])  # optimizers of all published times
 CARDS = frozenset(CROSS_VALIDATION["cards"])
 # What too few published times have, so that the predicted time is only a guess, and why it is.
-MIXTURE = "a mixture of experts"
+MIXTURE = "a mixture of experts, except from one source"
 SHARED_SEQUENCES = "a training in which several GPUs share a sequence"
 TCP = "a network without RDMA, except from one source"
 SMALL_COMPILED = "such a small step with torch.compile"
@@ -109,8 +109,8 @@ class Evidence:
             "compiled": "with torch.compile",
             "launching": "with steps so small that the GPU waits for the launches of kernels",
             "offload": "with offload",
-            "one workstation card": "on one GeForce or workstation card",
-            "several workstation cards": "on several GeForce or workstation cards",
+            "one workstation card": "on one card with GDDR memory (GeForce, RTX, A10, L4 and similar ones)",
+            "several workstation cards": "on several cards with GDDR memory (GeForce, RTX, A10, L4 and similar ones)",
             "Volta": "on V100",
         }[self.kind]
         wider = ""
@@ -240,6 +240,6 @@ def evidence(shape: ModelShape, engine: Engine, box: Cluster, job: StepConfig, i
     rests_on = EVIDENCE[timing_class(shape, engine, job, box, is_small)]
     lacks = [*_lacks(shape, engine, box), *([SHARED_SEQUENCES] if job.sequence_ranks > 1 else [])]
     lacks += [SMALL_COMPILED] if job.compiled and is_small else []
-    generation = hardware.generation_of(box.gpu).removeprefix(LIKE)
+    generation = hardware.generation_of(box.gpu)
     is_far = generation not in TIMED or (generation in GENERATIONS and not _is_known_count(shape, engine, box))
     return replace(rests_on, lacks=tuple(lacks), is_far=is_far, spread=rests_on.spread * (FAR if is_far else 1))

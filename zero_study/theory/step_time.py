@@ -39,9 +39,9 @@ class Constants:
 # 80 GB and of an H100. cards.py says how they differ on other cards. Only the constants of several nodes are fitted to
 # the rows of V100, which are of two machines with slow networks: fitted to them, the share of products would be 0.42,
 # while a V100 was measured at 0.68.
-AMPERE = Constants(0.831, 0.331, 0.297, 184e-6, 0.172)
-HOPPER = Constants(0.808, 0.179, 0.272, 58.5e-6, 0.482)
-VOLTA = dataclasses.replace(AMPERE, hop_seconds=2.04e-3, unhidden=1.0)
+AMPERE = Constants(0.864, 0.339, 0.249, 175e-6, 0.175)
+HOPPER = Constants(0.810, 0.180, 0.259, 55.1e-6, 0.462)
+VOLTA = dataclasses.replace(AMPERE, hop_seconds=2.11e-3, unhidden=1.0)
 FITTED = {"Ampere": AMPERE, "Hopper": HOPPER, "Volta": VOLTA}
 # A generation without fitted constants uses those of the first generation in its list. Cards with the chips GA102, Ada
 # and RTX Blackwell have tensor cores that are programmed like those of Ampere. B200 and the accelerators of other
@@ -141,7 +141,7 @@ HOST_STEP_BYTES = 28 + 12 + 6
 HOST_MEMORY_EFFICIENCY = 0.46
 # Bytes per second and thread. tools/derive/planner_accuracy.py fitted it to the published times with offload
 # (measured_by_others/published.yaml).
-HOST_THREAD_BANDWIDTH = 1.92e9
+HOST_THREAD_BANDWIDTH = 2.04e9
 
 
 @dataclass(frozen=True)
