@@ -86,7 +86,8 @@ def count(build, attention, kernels):
     for sequences, tokens in SIZES:
         hidden = torch.rand(sequences, tokens, config.hidden_size, dtype=torch.bfloat16, requires_grad=True)
         given = {} if rotary is None else {"position_embeddings": rotary(hidden, torch.arange(tokens)[None])}
-        job = StepConfig(sequences, tokens, attention=attention, kernels="fused" if kernels else "transformers")
+        fused = {"kernels": "fused" if kernels else "transformers", "has_separate_gates": "gate" not in kernels}
+        job = StepConfig(sequences, tokens, attention=attention, **fused)
         planned = computation.block_bytes(shape, Engine("torch", 0, 1, "bf16", 4), job)
         found = (round(each / hidden.numel(), 2) for each in (kept_bytes(layer, hidden, **given), planned))
         yield dict(zip(("sequences", "tokens", "kept", "planner"), (sequences, tokens, *found), strict=True))

@@ -176,8 +176,10 @@ def test_bert_in_16_bits_is_as_published():
 def test_llama_with_norms_of_one_kernel_is_as_counted():
     """By docs/upstream/activations.py."""
     shape = shapes.find("llama-3.1-8b")
-    kept = computation.block_bytes(shape, Engine("fsdp", 3, 8, "bf16", 4), StepConfig(1, 4096, kernels="fused"))
-    assert kept == pytest.approx(4096 * shape.hidden * 41, rel=0.002)
+    for has_separate_gates, per_element in ((True, 41), (False, 34)):
+        job = StepConfig(1, 4096, kernels="fused", has_separate_gates=has_separate_gates)
+        kept = computation.block_bytes(shape, Engine("fsdp", 3, 8, "bf16", 4), job)
+        assert kept == pytest.approx(4096 * shape.hidden * per_element, rel=0.002)
 
 
 def test_only_what_is_multiplied_is_cast():

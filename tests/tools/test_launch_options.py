@@ -84,7 +84,8 @@ def all_changes() -> list[Change]:
 
 def ask(model: str, stack: StackName, strategy: str, **settings: Any) -> choose.Advice:
     num_gpus = 1 if strategy == "single" else 4
-    return planner.advise(model, Request("h200", num_gpus, stack=stack, strategy=strategy, **BASE | settings))
+    gpu = "b200" if settings.get("attention") == "flash-4" else "h200"
+    return planner.advise(model, Request(gpu, num_gpus, stack=stack, strategy=strategy, **BASE | settings))
 
 
 def predicted(advice: choose.Advice) -> tuple[Any, ...]:

@@ -460,6 +460,7 @@ def part_formulas(fitter: Fitter, samples: Sequence[tuple[dict[str, int], PartCo
         "attention": polynomial("attention", [p.attention for p in parts]),
         "causal": first.causal,
         "composed": polynomial("composed", [p.composed for p in parts]),
+        "gated": polynomial("gated", [p.gated for p in parts]),
         "fused_forward": polynomial("fused_forward", [p.fused_forward for p in parts]),
         "fused_backward": polynomial("fused_backward", [p.fused_backward for p in parts]),
         "unused_experts": number("unused_experts", [p.unused_experts for p in parts], monomials + _idle(matrices)),

@@ -228,6 +228,7 @@ class _Counting:
             attention=fitted(lambda each: each.attention),
             causal=0.5 if seen[-1].parts[part].is_causal else 1.0,
             composed=fitted(_composed, runs["fp32 sdpa"]),
+            gated=fitted(lambda seen: min(seen.gated, seen.activated), runs["fp32 sdpa"]),
             fused_forward=fitted(lambda each: _fused_moved(each, executions)[0]),
             fused_backward=fitted(lambda each: _fused_moved(each, executions)[1]),
             unused_experts=experts,

@@ -178,7 +178,7 @@ class PassTracker(TensorTracker):  # type: ignore[no-untyped-call]
                 num_bytes = tensor.untyped_storage().nbytes()
                 self.seen.parts[self._part].saved += num_bytes
                 if any(module in self._norms or module in self._acts for module in self._running[-2:]):
-                    self.seen.parts[self._part].saved_in_kernels += num_bytes
+                    self.seen.parts[self._part].saved_in_kernels += tensor.numel() * tensor.element_size()
         return tensor, self._part
 
     def unpack(self, packed: Any) -> Tensor:

@@ -9,7 +9,7 @@ from zero_study.errors import Refusal
 from zero_study.planner import choose, launch, reasons, remedies, stack_options
 from zero_study.planner.choose import Advice, Remedy, StrategyPrediction
 from zero_study.planner.request import Request, find_model
-from zero_study.theory import hardware
+from zero_study.theory import hardware, step_time
 from zero_study.theory.shapes import ModelShape
 
 # Returns the same options, with a trace if they can be traced.
@@ -60,6 +60,12 @@ def _predicted(shape: ModelShape, request: Request, notes: Sequence[str], trace:
         raise Refusal(notes[-1])
     if trace is not None:
         options = trace(shape, request, options)
+    if any(step_time.has_unaligned_heads(shape, option.prediction.engine, option.prediction.job) for option in options):
+        notes.append(
+            f"the heads have {shape.head_size} values each, which is no multiple of {step_time.ALIGNED_HEAD}, so that "
+            "tensor cores cannot multiply them in eager attention. The prediction includes this. Use --attention sdpa, "
+            "or change the number of heads"
+        )
     if any(option.prediction.peak.host_bytes for option in options) and (note := hardware.whole_host_note(box)):
         notes.append(note)
     return Advice(shape, request, box, notes, options, choose.recommend(options), left_out)

@@ -93,7 +93,10 @@ def measured_advice(advice: Advice, calibration: Calibration) -> Advice:
 def _scaled(option: StrategyPrediction, factor: float) -> StrategyPrediction:
     """Return an option whose predicted time is multiplied by a factor."""
     step = option.prediction.step
-    parts = ("forward", "backward", "recompute", "optimizer", "communication", "exposed_communication", "offload")
+    parts = (
+        "forward", "backward", "recompute", "optimizer", "launching", "communication", "exposed_communication",
+        "offload",
+    )  # fmt: skip
     scaled = dataclasses.replace(step, **{name: factor * getattr(step, name) for name in parts})
     return dataclasses.replace(option, prediction=dataclasses.replace(option.prediction, step=scaled))
 

@@ -114,7 +114,10 @@ def _saved_bytes(part: PartCounts, shape: ModelShape, engine: Engine, job: StepC
     if computed_in == "half":  # what is saved in fp32, in half the bytes; but softmax stays in fp32
         full = setting_of(part, "fp32", job).saved
         saved = Polynomial(full.constant * size / 4, full.per_token * size / 4, per_pair)
-    return saved.of(batch, length) - size * part.composed.of(batch, length) + dropped
+    composed = part.composed.of(batch, length)
+    if job.kernels == "fused" and not job.has_separate_gates:  # the output of the activation function is not saved
+        composed += part.gated.of(batch, length)
+    return saved.of(batch, length) - size * composed + dropped
 
 
 def _saved_by_exchange(shape: ModelShape, engine: Engine, job: StepConfig) -> float:
@@ -181,9 +184,7 @@ def outside_bytes(shape: ModelShape, engine: Engine, job: StepConfig) -> float:
 
     These are embeddings, the last norm, and a layer before the output layer.
     """
-    part, computed_in = shape.counts.outside, arithmetic(engine, shape.adapter)
-    saved = setting_of(part, computed_in, job).saved.of(job.micro_batch_size, job.rank_length)
-    return saved + _saved_by_dropout(part, computed_in, engine.compute_bytes, job)
+    return _saved_bytes(shape.counts.outside, shape, engine, job)
 
 
 def checkpoint_bytes(shape: ModelShape, engine: Engine, job: StepConfig) -> float:

@@ -105,6 +105,9 @@ class StepConfig:
     attention: Attention = "sdpa"
     dropout: bool = False
     kernels: Kernels = "transformers"
+    # Among `kernels` that are fused, the product of an activation function with a gate is a kernel of its own, which
+    # saves the output of the function. In Liger's kernels, it is not.
+    has_separate_gates: bool = False
     compiled: bool = False  # torch.compile, which fuses the operators of transformers
     loss_kernel: LossKernel | None = None  # None if it follows from `kernels` and `compiled`
     device: Literal["cpu", "gpu"] = "gpu"

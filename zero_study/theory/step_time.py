@@ -433,6 +433,12 @@ def _product_seconds(kind: Product, tokens: float, size: int, speed: _Speed) -> 
 SCORE_PASSES_FORWARD, SCORE_PASSES_BACKWARD = 2, 4
 
 
+def has_unaligned_heads(shape: ModelShape, engine: Engine, job: StepConfig) -> bool:
+    """Return whether tensor cores cannot compute the products of attention, because of the size of the heads."""
+    is_misfit = engine.compute_bytes == 2 and shape.head_size % ALIGNED_HEAD != 0
+    return is_misfit and computation.is_eager(shape, job)
+
+
 def _blocks(shape: ModelShape, engine: Engine, job: StepConfig, speed: _Speed) -> _Compute:
     """Return the seconds of all blocks.
 
@@ -450,8 +456,7 @@ def _blocks(shape: ModelShape, engine: Engine, job: StepConfig, speed: _Speed) -
         multiplied = job.sequence_ranks * part.attention.of(batch, length)  # with the tokens of all ranks
         if is_eager:  # the kernels between its two products are among the others
             scores = size * part.dropped_scores.of(batch, length) / speed.stream
-            is_unaligned = size == 2 and shape.head_size % ALIGNED_HEAD
-            multiplied /= UNALIGNED_SHARE * speed.peak if is_unaligned else speed.products
+            multiplied /= UNALIGNED_SHARE * speed.peak if has_unaligned_heads(shape, engine, job) else speed.products
             attention = multiplied + SCORE_PASSES_FORWARD * scores
             attention_backward = 2 * multiplied + SCORE_PASSES_BACKWARD * scores
         else:

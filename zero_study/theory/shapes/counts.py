@@ -72,6 +72,7 @@ class PartCounts:
     attention: Polynomial  # FLOPs of attention's two products in the forward pass, with all pairs of tokens
     causal: float  # the share of these FLOPs with a causal mask
     composed: Polynomial  # elements that are saved in fp32 only because norms and activations are several kernels
+    gated: Polynomial  # elements of products of an activation function's output with a gate
     fused_forward: Polynomial  # elements that kernels move in forward if each norm and activation is one kernel
     fused_backward: Polynomial
     unused_experts: int  # elements of the experts that a token does not use
@@ -286,12 +287,13 @@ def _setting_content(counts: SettingCounts) -> dict[str, Any]:
     }
 
 
-_WITHOUT_DROPOUT = {"dropped": (), "dropped_scores": (), "ends_in_dropout": False}
+# What older counts do not have.
+_UNCOUNTED = {"dropped": (), "dropped_scores": (), "ends_in_dropout": False, "gated": ()}
 
 
 def _part(content: Mapping[str, Any]) -> PartCounts:
     settings = {setting: _setting(counts) for setting, counts in content["settings"].items()}
-    values: dict[str, Any] = {**_WITHOUT_DROPOUT, **content, "settings": settings, "layout": _layout(content["layout"])}
+    values: dict[str, Any] = {**_UNCOUNTED, **content, "settings": settings, "layout": _layout(content["layout"])}
     for name in POLYNOMIALS:
         values[name] = Polynomial(*values[name])
     for name in ("parameters", "rows", "vectors", "linear"):

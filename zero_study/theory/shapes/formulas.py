@@ -84,6 +84,7 @@ def _part(part: Mapping[str, Any], numbers: Mapping[str, float]) -> PartCounts:
         attention=_polynomial(part["attention"], numbers),
         causal=part["causal"],
         composed=_polynomial(part["composed"], numbers),
+        gated=_polynomial(part["gated"], numbers),
         fused_forward=_polynomial(part["fused_forward"], numbers),
         fused_backward=_polynomial(part["fused_backward"], numbers),
         unused_experts=_whole(part["unused_experts"], numbers),
