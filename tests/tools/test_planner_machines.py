@@ -128,7 +128,6 @@ def test_every_price_has_its_source_and_date() -> None:
         (["--epochs", "3"], "--epochs needs the number of examples"),
         (["--deadline", "5"], "--deadline needs the length of the whole training"),
         (["--measured-step-seconds", "2"], "--measured-step-seconds needs --model, --gpus and one --gpu"),
-        (["--write", "mine.yaml"], "--write mine.yaml needs --model, --gpus and one --gpu"),
         (["--gpus", "8", "--gpu", "h100-sxm,a100-80gb", "--trace"], "--trace needs --model, --gpus and one"),
         (["--tensor-parallel", "2"], "--tensor-parallel: the planner cannot predict tensor parallelism"),
         (["--context-parallel", "2", "--sequence-parallel", "2"], "are for different engines"),

@@ -21,7 +21,7 @@ from zero_study.progress import after_two_seconds
 if TYPE_CHECKING:
     from zero_study.answers.envelope import Answer
     from zero_study.planner.choose import Advice
-    from zero_study.planner.machines import Comparison
+    from zero_study.planner.machines import Comparison, Machine
     from zero_study.verdict import Verdict
 
 OUTPUT = "Output"
@@ -46,21 +46,29 @@ def _refuse_parallelism(_: click.Context, option: click.Parameter, value: str | 
 
 
 class _PositiveNumber(click.ParamType):
-    """An option type: a number above 0."""
+    """An option type: a number above 0, which may have one of the given units."""
 
     name = "number"
 
+    def __init__(self, sign: str = "", **units: float) -> None:
+        self.units, self.sign = units, sign
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        text = str(value).strip().removeprefix(self.sign).replace(",", "")
+        unit = next((unit for unit in self.units if text.endswith(unit)), "")
         try:
-            number = float(value)
+            number = float(text.removesuffix(unit)) * self.units.get(unit, 1.0)
         except ValueError:
             number = math.nan
         if not 0 < number < math.inf:
-            self.fail(f"{value!r} is not a number above 0", param, ctx)
+            ending = f", with or without the ending {' or '.join(self.units)}" if self.units else ""
+            self.fail(f"{value!r} is not a number above 0{ending}", param, ctx)
         return number
 
 
 POSITIVE = _PositiveNumber()
+DOLLARS = _PositiveNumber("$")
+HOURS = _PositiveNumber(d=24.0, h=1.0, m=1 / 60)
 
 
 @command(
@@ -94,7 +102,7 @@ POSITIVE = _PositiveNumber()
         Option(
             ["--budget"],
             group=GPUS,
-            type=POSITIVE,
+            type=DOLLARS,
             metavar="DOLLARS",
             help="Find the machines on which the whole training costs at most this amount. Needs --tokens or "
             "--examples.",
@@ -102,9 +110,10 @@ POSITIVE = _PositiveNumber()
         Option(
             ["--deadline"],
             group=GPUS,
-            type=POSITIVE,
+            type=HOURS,
             metavar="HOURS",
-            help="Find the machines on which the whole training takes at most this number of hours.",
+            help="Find the machines on which the whole training takes at most this time, in hours, or with a unit: 3d, "
+            "12h or 90m.",
         ),
         Option(
             ["--measured-step-seconds"],
@@ -199,17 +208,22 @@ def _advise(
     is_complete = model is not None and num_gpus is not None and compared is None
     _check_complete(
         is_complete,
-        {"--trace": trace, f"--write {write}": write, "--measured-step-seconds": measured_step_seconds,
-         f"--measured {measured}": measured},
-    )  # fmt: skip
+        {"--trace": trace, "--measured-step-seconds": measured_step_seconds, f"--measured {measured}": measured},
+    )
+    if write is not None:
+        if model is None:
+            raise Refusal(f"--write {write}: there is a file for one model only. Add --model.")
+        launch.check_free(write, requested["stack"])
     show = functools.partial(_show, as_json)
     if model is not None and compared is not None:
         comparison = _compare(model, requested, compared, budget, deadline)
-        return show(
+        verdict = show(
             comparison,
             functools.partial(machines_text.text_of_comparison, everything=everything),
             machines_text.content_of_comparison,
         )
+        _write_for(comparison.cheapest, comparison.request, write, as_json)
+        return verdict
     if model is None and num_gpus is None:
         raise Refusal(
             "--model and --gpus are both missing. Add --model to find GPUs for a model, --gpus to find a model for "
@@ -218,19 +232,20 @@ def _advise(
     request = request_of(requested)
     if trace:
         require(*TRACING)
-    if write is not None:
-        launch.check_free(write, request.stack)
     if model is None:
         largest = planner.largest_models(request)
         return show(largest, advice_text.text_of_largest, advice_text.content_of_largest)
     if num_gpus is None:
         with _quietly(as_json), after_two_seconds("Predicting numbers of GPUs"):
             numbers = machines.numbers_of_gpus(model, request)
-        return show(
+        verdict = show(
             numbers,
             functools.partial(machines_text.text_of_numbers, everything=everything),
             machines_text.content_of_numbers,
         )
+        comfortable = (machine for machine in numbers.machines if machine.is_comfortable)
+        _write_for(next(comfortable, None), numbers.fewest.request, write, as_json)
+        return verdict
     with _quietly(as_json), after_two_seconds("Looking up the model and predicting every strategy"):
         advice = _advise_by_traces(model, request) if trace else planner.advise(model, request, None)
     if measured is not None:
@@ -316,6 +331,26 @@ def _compare(
         comparison = machines.compare(model, request, gpus, num_gpus, budget, deadline)
     comparison.notes.extend(filter(None, map(reading, names)))
     return comparison
+
+
+def _write_for(machine: Machine | None, request: Request, path: Path | None, is_silent: bool) -> None:
+    """Write the files for the recommended machine of a comparison, if a path is requested, and print the command.
+
+    Raises Refusal if there is no such machine.
+    """
+    from zero_study.planner import advice_text
+    from zero_study.planner.choose import Advice
+
+    if path is None:
+        return
+    if machine is None:
+        raise Refusal(f"--write {path}: no machine keeps the limits and leaves enough memory free. Change a limit.")
+    option = machine.option
+    request = request.replace(num_gpus=machine.num_gpus, gpu=request.gpu and machine.gpu.name)
+    advice = Advice(option.shape, request, option.prediction.box, [], [option], option)
+    _write(advice, path, is_silent)
+    if not is_silent:
+        print("\n".join(advice_text.start_lines(advice, path=path)))
 
 
 def _write(advice: Advice, path: Path, is_silent: bool) -> None:

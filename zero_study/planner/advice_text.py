@@ -43,7 +43,7 @@ def text(advice: Advice, path: Path | None = None) -> str:
     start = advice.to_start
     lines = [reasons.answer(advice), *filter(None, [whole_training_sentence(start)])]
     lines += ["", f"{setting(advice)}. {_basis(start)}.", *adapter_lines(start.shape)]
-    lines += [f"Note: {note}." for note in unread_settings(start.shape.config or {})]
+    lines += [f"Note: {note}." for note in (*start.request.notes_of_file, *unread_settings(start.shape.config or {}))]
     chosen = short_list(start)
     has_price, unit = start.box.gpu.price_per_hour is not None, unit_of(start.shape)
     # 80 columns have space for only one of these.
@@ -59,7 +59,7 @@ def text(advice: Advice, path: Path | None = None) -> str:
             *wrapped([" ".join([*legend(chosen, start.request), *shown_line(start)])]),
             *_reasons(start),
             *_changes(advice),
-            *_start(start, path=path),
+            *start_lines(start, path=path),
             "",
             *block_lines("Assumed", _assumed_briefly(start)),
             "",
@@ -288,7 +288,7 @@ def _changes(advice: Advice) -> list[str]:
     return ["", *wrapped([title]), *lines, *wrapped(reasons.price_of_changes(advice))] if lines else []
 
 
-def _start(advice: Advice, begin: str = "Start it", path: Path | None = None) -> list[str]:
+def start_lines(advice: Advice, begin: str = "Start it", path: Path | None = None) -> list[str]:
     """Return the command that starts the recommended strategy, and what the program has to set."""
     start = launch_or_why(advice, path)
     if start is None:
@@ -394,8 +394,8 @@ def text_of_all(advice: Advice, path: Path | None = None) -> str:
             *map(terminal.wrap, [*meanings, *shown_line(advice)]),
             *_reasons(advice),
             *_changes(asked),
-            *_start(advice, path=path),
-            *(_start(asked, "Without the change, start it") if asked.changed else []),
+            *start_lines(advice, path=path),
+            *(start_lines(asked, "Without the change, start it") if asked.changed else []),
             "",
             *block_lines("Assumed", assumed_settings(request, box, groups_of(advice), advice.shape)),
             "",

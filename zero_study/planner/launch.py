@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +34,12 @@ NVME_PATH = "/FOLDER/ON/A/FAST/DISK"
 TOWER = "model.model.visual.requires_grad_(False), and model.model.visual.merger.requires_grad_(True)"
 TOWERS = {"llava": "model.model.vision_tower.requires_grad_(False)"}
 PORT = 29500  # at which all machines meet
+ADDRESS = "ADDRESS_OF_FIRST"
+MOST_COMMANDS = 4  # of machines that are printed in full
+SCRIPT_OF_TRL = "sft.py"
+OWN_PROGRAM = "train.py: your own program"
 ON_EVERY_MACHINE = (
-    "On every machine, set its own machine_rank, and main_process_ip and main_process_port of the first machine."
+    f"{ADDRESS}: the address at which the other machines reach the first one. Start a command on every machine"
 )
 
 
@@ -45,7 +48,7 @@ class Launch:
     """How a program starts a training with the recommended strategy."""
 
     stack: str
-    command: str
+    command: str  # the lines of all machines, if they differ
     files: dict[str, str]  # content by path. The first one is what `--write` names
     settings: list[str]  # what the program has to set itself, and what to do on other machines
 
@@ -53,7 +56,8 @@ class Launch:
 def launch(advice: Advice, path: Path | None = None) -> Launch | None:
     """Return how the requested program (`Request.stack`) starts the recommended strategy. None if none is recommended.
 
-    `path` is the name of the file that the command reads. By default it is the name of the strategy.
+    `path` is the name of the file that the command reads. By default it is the name of the strategy, or another name if
+    the strategy is the user's own file.
 
     Raises Refusal if there is no way to start the strategy with this program.
     """
@@ -62,7 +66,11 @@ def launch(advice: Advice, path: Path | None = None) -> Launch | None:
     option = advice.recommended
     accumulates = option.prediction.job.gradient_accumulation_steps > 1
     training = advice.request.training(option.strategy, option.shape, accumulates)
-    return _LAUNCHES[advice.request.stack](advice, option, path, stack_options.parts(training))
+    name = "axolotl" if training.stack == "axolotl" else option.strategy.file_name
+    path = path or Path(f"{name}{'.json' if training.stack == 'deepspeed' else '.yaml'}")
+    start = _LAUNCHES[training.stack](advice, option, path, stack_options.parts(training))
+    start.settings.extend([ON_EVERY_MACHINE] if ADDRESS in start.command else [])
+    return start
 
 
 def write(advice: Advice, path: Path) -> list[Path]:
@@ -122,12 +130,12 @@ def check_free(path: Path, stack: StackName) -> None:
 # ---------------------------------------------------------------- programs that accelerate launches
 
 
-def _accelerate(advice: Advice, option: StrategyPrediction, path: Path | None, parts: Parts) -> Launch:
-    path = path or Path(f"{option.strategy.name}.yaml")
+def _accelerate(advice: Advice, option: StrategyPrediction, path: Path, parts: Parts) -> Launch:
     job = option.prediction.job
     group = advice.request.group
     settings = [
-        f"batches of {unit_of(option.shape).batch(int(job.micro_batch_size), job.sequence_length)} on each {group}"
+        OWN_PROGRAM,
+        f"batches of {unit_of(option.shape).batch(int(job.micro_batch_size), job.sequence_length)} on each {group}",
     ]
     steps, engine = job.gradient_accumulation_steps, option.prediction.engine
     arguments = [f"gradient_accumulation_steps={steps}"] if steps > 1 else []
@@ -139,7 +147,7 @@ def _accelerate(advice: Advice, option: StrategyPrediction, path: Path | None, p
         settings.append(f"Accelerator({', '.join(arguments)})")
     settings += _of_images(advice)
     settings += _of_own_program(option, parts)
-    return _with_file(advice, option, path, "accelerate", "train.py", settings)
+    return _with_file(advice, option, path, "train.py", settings, [])
 
 
 def _of_images(advice: Advice) -> list[str]:
@@ -155,10 +163,7 @@ def _of_images(advice: Advice) -> list[str]:
     return settings
 
 
-def _trainer(
-    advice: Advice, option: StrategyPrediction, path: Path | None, parts: Parts, stack: str = "trainer"
-) -> Launch:
-    path = path or Path(f"{option.strategy.name}.yaml")
+def _trainer(advice: Advice, option: StrategyPrediction, path: Path, parts: Parts) -> Launch:
     job, kind = option.prediction.job, _type_of(option)
     # transformers 5 also calls the last one --activation_checkpointing. TRL's default for it is True.
     flags = [
@@ -168,19 +173,22 @@ def _trainer(
         *(["--tf32 True"] if option.prediction.engine.precision == "tf32" else []),
         f"--gradient_checkpointing {job.activation_checkpointing is True}",
     ]
-    settings = _of_the_model(option, parts) if stack != "trl" else []  # TRL loads models in fp32
-    if stack == "trl":
-        # Without packing, most sequences are shorter than the prediction assumes.
-        flags += [f"--max_length {job.sequence_length:.0f}", "--packing True", *_lora_flags(advice)]
-        if option.shape.adapter is not None or option.prediction.engine.precision == "pure-bf16":
-            flags.append(f"--dtype {_NAMES_OF_TYPES[kind]}")  # fp32 is TRL's default
-    elif not option.shape.reads_images:
-        settings.insert(0, f"sequences of {job.sequence_length:,.0f} tokens")
-    settings = [*settings, *_of_images(advice)]
-    if stack == "trl" and option.loads_on_host:
-        settings.append(LOADED_BY_SCRIPT)
-    settings, script = [*settings, *parts.lines], f"{'sft' if stack == 'trl' else 'train'}.py"
-    return _with_file(advice, option, path, stack, script, settings, [*flags, *parts.flags])
+    of_program = [*_of_images(advice), *parts.lines]
+    if advice.request.stack == "trainer":
+        settings = [f"{OWN_PROGRAM}, which passes these options to TrainingArguments"]
+        settings += [] if option.shape.reads_images else [f"sequences of {job.sequence_length:,.0f} tokens"]
+        settings += [*_of_the_model(option, parts), *of_program]  # TRL loads models in fp32
+        return _with_file(advice, option, path, "train.py", settings, [*flags, *parts.flags])
+    # Without packing, most sequences are shorter than the prediction assumes.
+    flags += [f"--max_length {job.sequence_length:.0f}", "--packing True", *_lora_flags(advice)]
+    if option.shape.adapter is not None or option.prediction.engine.precision == "pure-bf16":
+        flags.append(f"--dtype {_NAMES_OF_TYPES[kind]}")  # fp32 is TRL's default
+    flags.insert(0, "--model_name_or_path MODEL --dataset_name DATASET")
+    of_program += [LOADED_BY_SCRIPT] if option.loads_on_host else []
+    settings = ["MODEL and DATASET: names on the Hugging Face hub, or folders", *of_program]
+    if of_program:
+        settings.insert(1, f"{SCRIPT_OF_TRL}: a copy of trl/scripts/sft.py, which TRL installs, with these changes")
+    return _with_file(advice, option, path, SCRIPT_OF_TRL if of_program else "", settings, [*flags, *parts.flags])
 
 
 def _is_option_of_trainer(option: StrategyPrediction) -> bool:
@@ -195,8 +203,7 @@ def _is_option_of_trainer(option: StrategyPrediction) -> bool:
     return _is_mixed(option) or engine.kind == "deepspeed"
 
 
-def _study(advice: Advice, option: StrategyPrediction, path: Path | None, parts: Parts) -> Launch:
-    path = path or Path(f"{option.strategy.name}.yaml")
+def _study(advice: Advice, option: StrategyPrediction, path: Path, parts: Parts) -> Launch:
     job, precision = option.prediction.job, option.prediction.engine.precision
     flags = [
         f"--sequence-length {job.sequence_length}",
@@ -207,25 +214,26 @@ def _study(advice: Advice, option: StrategyPrediction, path: Path | None, parts:
         *_lora_flags(advice),
         *parts.flags,
     ]
-    return _with_file(advice, option, path, "study", "study/train.py", [], flags)
+    return _with_file(advice, option, path, "study/train.py", [], flags)
 
 
 def _with_file(
     advice: Advice,
     option: StrategyPrediction,
     path: Path,
-    stack: str,
-    script: str,
+    script: str,  # empty for TRL's own
     settings: list[str],
-    flags: list[str] | None = None,
+    flags: list[str],
 ) -> Launch:
     """Return a launch by `accelerate launch`, with the accelerate file and the JSON that belongs to it."""
-    box, engine, chosen = advice.box, option.prediction.engine, option.strategy
+    box, engine, chosen, stack = advice.box, option.prediction.engine, option.strategy, advice.request.stack
     settings = [*settings, *_of_adapters(advice)]
-    command = _lines(["accelerate launch", f"--config_file {path}", script, *(flags or [])])
-    content = {**chosen.content, "num_processes": box.num_gpus, "num_machines": box.num_nodes}
+    begin = ["accelerate launch", f"--config_file {path}"] if script else ["trl sft", f"--accelerate_config {path}"]
+    command = _of_machines(advice, begin, [*([script] if script else []), *flags])
+    # What differs between machines is in the command, so that all of them read the same file.
+    content = {**chosen.content, "num_processes": box.num_gpus, "num_machines": 1}
     ranks = option.prediction.job.sequence_ranks
-    if chosen.mesh or ranks > 1 or (engine.replicas > 1 and engine.kind == "fsdp"):
+    if not engine.is_fsdp1 and (chosen.mesh or ranks > 1 or (engine.replicas > 1 and engine.kind == "fsdp")):
         content["parallelism_config"] = {**(content.get("parallelism_config") or {}), **_mesh(engine, ranks)}
     if engine.replicas > 1 and engine.kind != "fsdp":
         raise Refusal(
@@ -235,19 +243,16 @@ def _with_file(
     content |= _section_of_deepspeed(content, stack, None if in_json is None else json_path)
     if in_json is not None:  # accelerate refuses `mixed_precision` in a file that names a DeepSpeed JSON
         content.pop("mixed_precision", None)
-    elif "mixed_precision" in content:
+    else:
         content["mixed_precision"] = _mixed_precision(option, stack)
-    notes = []
-    if box.num_nodes > 1:
-        notes.append(ON_EVERY_MACHINE)
-        # The launcher is started by hand on each machine, and not by pdsh, which is accelerate's default.
-        if "deepspeed_config" in content:
-            content["deepspeed_config"] = {**content["deepspeed_config"], "deepspeed_multinode_launcher": "standard"}
+    # The launcher is started by hand on each machine, and not by pdsh, which is accelerate's default.
+    if box.num_nodes > 1 and "deepspeed_config" in content:
+        content["deepspeed_config"] = {**content["deepspeed_config"], "deepspeed_multinode_launcher": "standard"}
     json_content = chosen.ddp_json if in_json is None else in_json
     if in_json is not None and "nvme" in (engine.offload_optimizer, engine.offload_param):
-        notes.append(f"nvme_path: a folder on a fast disk, in place of {NVME_PATH}")
+        settings.append(f"nvme_path: a folder on a fast disk, in place of {NVME_PATH}")
     if chosen.ddp_json is not None:  # DDP's YAML file cannot name a JSON file, so it is found by its name
-        notes.append(
+        settings.append(
             f"zero-study reads DDP's settings from {json_path.name}. In your own program, use "
             "DistributedDataParallelKwargs."
         )
@@ -255,15 +260,29 @@ def _with_file(
         f"{chosen.name} for {advice.shape.name} on {box.num_gpus} x {box.gpu.name}, by `zero-study advise`.",
         "Start it with",
         *(f"  {line}" for line in command.split("\n")),
-        *(["The program has to set:"] if settings else []),
+        *(["Also needed:"] if settings else []),
         *(f"  {setting}" for setting in settings),
-        *notes,
     ]
     text = "".join(f"# {line}\n" for line in comments) + yaml.safe_dump(content, sort_keys=False)
     written = {str(path): text}
     if json_content is not None:
         written[str(json_path)] = json.dumps(json_content, indent=2) + "\n"
-    return Launch(stack, command, written, [*settings, *notes])
+    return Launch(stack, command, written, settings)
+
+
+def _of_machines(advice: Advice, begin: list[str], end: list[str]) -> str:
+    """Return the command of `accelerate launch` for each machine."""
+    nodes = advice.box.num_nodes
+    if nodes == 1:
+        return _lines([*begin, *end])
+    address = f"--main_process_ip {ADDRESS} --main_process_port {PORT}"
+    lines = []
+    for rank in range(min(nodes, MOST_COMMANDS)):
+        words = [*begin, f"--num_machines {nodes} --machine_rank {rank}", address, *end]
+        lines.append(f"# on machine {rank}:\n{_lines(words)}")
+    if nodes > MOST_COMMANDS:
+        lines.append(f"# on machines {MOST_COMMANDS} to {nodes - 1}: the same, with their own --machine_rank")
+    return "\n".join(lines)
 
 
 def _mesh(engine: Engine, sequence_ranks: int) -> dict[str, Any]:
@@ -333,19 +352,21 @@ def _section_of_deepspeed(content: dict[str, Any], stack: str, json_path: Path |
 # ---------------------------------------------------------------- programs with their own launcher
 
 
-def _axolotl(advice: Advice, option: StrategyPrediction, path: Path | None, parts: Parts) -> Launch:
+def _axolotl(advice: Advice, option: StrategyPrediction, path: Path, parts: Parts) -> Launch:
     """Use the keys of axolotl's schemas, and of its guide about several GPUs."""
-    path = path or Path("axolotl.yaml")
     box, engine, job = advice.box, option.prediction.engine, option.prediction.job
-    is_mixed = _is_mixed(option) and not _is_autocast(option)  # DeepSpeed's own autocast is set in its JSON
+    is_option, kind = _is_option_of_trainer(option), _type_of(option)
     more_types = {"pure-bf16": "bfloat16", "fp8": "fp8", "tf32": "tf32"}
+    if engine.kind == "deepspeed":  # which reads this type from its JSON
+        del more_types["pure-bf16"]
     content: dict[str, Any] = {
+        "base_model": "MODEL",  # which also shows that the file is axolotl's
         "sequence_len": int(job.sequence_length),
         "sample_packing": True,
         "micro_batch_size": job.micro_batch_size,
         "gradient_accumulation_steps": job.gradient_accumulation_steps,
-        "bf16": is_mixed and _type_of(option) in ("bf16", "fp8"),
-        "fp16": is_mixed and _type_of(option) == "fp16",
+        "bf16": (is_option and kind == "bf16") or kind == "fp8",
+        "fp16": is_option and kind == "fp16",
         **({more_types[engine.precision]: True} if engine.precision in more_types else {}),
         "gradient_checkpointing": bool(job.activation_checkpointing),
         **_axolotl_keys(advice),
@@ -376,11 +397,11 @@ def _axolotl(advice: Advice, option: StrategyPrediction, path: Path | None, part
     if box.num_nodes > 1:
         command = _lines([command, "--launcher torchrun --", *_torchrun(advice)])
     alpha = "" if advice.shape.adapter is None else ", lora_alpha"
-    settings = [f"base_model, datasets{alpha} and the learning rate, in the same file", *parts.lines]
+    settings = [f"MODEL, datasets{alpha} and the learning rate, in the same file", *parts.lines]
     return Launch("axolotl", command, {str(path): yaml.safe_dump(content, sort_keys=False), **written}, settings)
 
 
-def _torchtitan(advice: Advice, option: StrategyPrediction, path: Path | None, parts: Parts) -> Launch:
+def _torchtitan(advice: Advice, option: StrategyPrediction, path: Path, parts: Parts) -> Launch:
     """Use the options of `TrainingConfig` and `ParallelismConfig` in torchtitan 0.3.0."""
     engine, job = option.prediction.engine, option.prediction.job
     if engine.kind == "deepspeed":
@@ -405,8 +426,7 @@ def _torchtitan(advice: Advice, option: StrategyPrediction, path: Path | None, p
     return Launch("torchtitan", _lines([*begin, *flags]), {}, settings)
 
 
-def _deepspeed(advice: Advice, option: StrategyPrediction, path: Path | None, parts: Parts) -> Launch:
-    path = path or Path(f"{option.strategy.name}.json")
+def _deepspeed(advice: Advice, option: StrategyPrediction, path: Path, parts: Parts) -> Launch:
     box, engine, job = advice.box, option.prediction.engine, option.prediction.job
     if engine.kind != "deepspeed":
         raise Refusal(f"DeepSpeed's launcher cannot run {option.strategy.name}. Use --strategy zero3.")
@@ -419,13 +439,14 @@ def _deepspeed(advice: Advice, option: StrategyPrediction, path: Path | None, pa
     }
     machines = f"--num_gpus {box.num_gpus}" if box.num_nodes == 1 else "--hostfile hostfile"
     command = f"deepspeed {machines} train.py --deepspeed --deepspeed_config {path}"
-    settings = [] if option.shape.reads_images else [f"sequences of {job.sequence_length:,.0f} tokens"]
+    settings = [OWN_PROGRAM]
+    settings += [] if option.shape.reads_images else [f"sequences of {job.sequence_length:,.0f} tokens"]
     settings += _of_own_program(option, parts)
     settings += _of_images(advice)
     if "nvme" in (engine.offload_optimizer, engine.offload_param):
         settings.append(f"nvme_path: a folder on a fast disk, in place of {NVME_PATH}")
     if box.num_nodes > 1:
-        settings.append(f"hostfile: one line per machine, NAME slots={box.gpus_per_node}")
+        settings.append(f"hostfile: one line per machine, NAME slots={box.gpus_per_node}; start on one of them only")
     settings += _of_adapters(advice)
     return Launch("deepspeed", command, {str(path): json.dumps(content, indent=2) + "\n"}, settings)
 
@@ -479,7 +500,7 @@ def _offload_section(section: dict[str, Any], engine: Engine) -> dict[str, Any]:
     """Return a section of a DeepSpeed JSON with a size of buffers, and with a path if it offloads to NVMe."""
     if section.get("buffer_size") == "auto":
         section = {**section, "buffer_size": engine.param_swap_buffer_size}
-    return {**section, "nvme_path": NVME_PATH} if section["device"] == "nvme" else section
+    return {"nvme_path": NVME_PATH, **section} if section.get("device") == "nvme" else section
 
 
 # ---------------------------------------------------------------- shared parts
@@ -551,9 +572,9 @@ ON_HOST = 'device_map={"": "cpu"}, '
 # TRL 1.10's script for supervised fine-tuning has no option for this, and SFTTrainer sets device_map to None. A model
 # that the script has loaded stays where it is.
 LOADED_BY_SCRIPT = (
-    "in sft.py, because it would load all 4-bit weights onto each GPU: SFTTrainer(model=model, ...), where model = "
-    f"AutoModelForCausalLM.from_pretrained(NAME, {ON_HOST}quantization_config=get_quantization_config(model_args), "
-    "**training_args.model_init_kwargs)"
+    f"in {SCRIPT_OF_TRL}, because it would load all 4-bit weights onto each GPU: SFTTrainer(model=model, ...), where "
+    f"model = AutoModelForCausalLM.from_pretrained(NAME, {ON_HOST}"
+    "quantization_config=get_quantization_config(model_args), **training_args.model_init_kwargs)"
 )
 # Programs with options or keys for adapters.
 WITH_OPTIONS: tuple[StackName, ...] = ("trl", "axolotl", "study")
@@ -633,7 +654,7 @@ def _torchrun(advice: Advice) -> list[str]:
     box = advice.box
     if box.num_nodes == 1:
         return ["--standalone", f"--nproc_per_node {box.num_gpus}"]
-    meet = [f"--rdzv_endpoint ADDRESS_OF_FIRST:{PORT}", "--rdzv_backend c10d"]
+    meet = [f"--rdzv_endpoint {ADDRESS}:{PORT}", "--rdzv_backend c10d"]
     return [f"--nnodes {box.num_nodes}", f"--nproc_per_node {box.gpus_per_node}", *meet]
 
 
@@ -649,10 +670,10 @@ def _lines(words: list[str], columns: int = 74) -> str:
     return "\n".join(lines)
 
 
-_LAUNCHES: dict[StackName, Callable[[Advice, StrategyPrediction, Path | None, Parts], Launch]] = {
+_LAUNCHES: dict[StackName, Callable[[Advice, StrategyPrediction, Path, Parts], Launch]] = {
     "accelerate": _accelerate,
     "trainer": _trainer,
-    "trl": partial(_trainer, stack="trl"),
+    "trl": _trainer,
     "axolotl": _axolotl,
     "torchtitan": _torchtitan,
     "deepspeed": _deepspeed,

@@ -71,7 +71,7 @@ def text_of_numbers(numbers: NumbersOfGpus, everything: bool = False) -> str:
             f"{fewest.shape.name}, {batch(fewest.shape, request)}. Predicted, not measured."
         ])]  # fmt: skip
         table = _table(machines, unit_of(fewest.shape))
-        notes = [f"Note: {note}." for note in [reading(request.gpu)] if note]
+        notes = [f"Note: {note}." for note in (*request.notes_of_file, reading(request.gpu)) if note]
         lines += ["", *table, "", *wrapped([_legend(machines), *_prices(machines), *notes])]
     if everything or not machines:
         return "\n".join([*lines, "", advice_text.text_of_fewest(fewest)])

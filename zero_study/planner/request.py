@@ -16,7 +16,7 @@ from zero_study.command_line import choices, is_optional, kind, option, unit
 from zero_study.errors import Refusal, install_command, refusing
 from zero_study.planner import stack_options
 from zero_study.planner.stack_options import Training
-from zero_study.strategy import file
+from zero_study.strategy import file, own_file
 from zero_study.strategy.file import Strategy
 from zero_study.terminal import printable
 from zero_study.theory import adapters, gpus, hardware, shapes
@@ -297,13 +297,15 @@ class Request(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _fill_in_from_stack(cls, content: dict[str, Any]) -> dict[str, Any]:
-        """Set every field of STACK_DEFAULTED_FIELDS that is not requested to the stack's default.
+        """Set fields that are not requested to what the user's own strategy file says, or to the stack's default.
 
-        If other kernels are requested than the stack's, the loss has their kind.
+        The latter are those of STACK_DEFAULTED_FIELDS. If other kernels are requested than the stack's, the loss has
+        their kind.
         """
         stack = STACKS.get(content.get("stack", DEFAULT_STACK))
         if stack is None:
             return content
+        content = own_file.filled_in(content, stack.name)
         defaults = {name: getattr(stack, name) for name in STACK_DEFAULTED_FIELDS if content.get(name) is None}
         if "loss_kernel" in defaults:
             has_its_loss = content.get("kernels") in (None, stack.kernels)
@@ -606,7 +608,15 @@ class Request(BaseModel):
     @cached_property
     def requested_strategy(self) -> Strategy | None:
         """The requested strategy. None if the user requests none. Raises Refusal if the requested name is unknown."""
+        if own := own_file.read(self.strategy, self.stack):
+            return own.strategy
         return None if self.strategy is None else file.read_by_name(self.strategy)
+
+    @property
+    def notes_of_file(self) -> tuple[str, ...]:
+        """What is assumed about the user's own strategy file."""
+        own = own_file.read(self.strategy, self.stack)
+        return own.notes if own else ()
 
     def strategies(self, num_gpus: int) -> list[Strategy]:
         """Return the requested strategy, or all shipped strategies that can train on this many GPUs.
@@ -676,7 +686,7 @@ class Request(BaseModel):
             return None
         if self.uses_ulysses:
             return None if chosen.zero_stage else "DeepSpeed's Ulysses needs stage 1, 2 or 3 of ZeRO"
-        if chosen.distributed_type != "FSDP":
+        if chosen.distributed_type != "FSDP" or chosen.fsdp1_sharding is not None:
             return "PyTorch's context parallelism needs FSDP2"
         if chosen.offloads:
             return "context parallelism is not predicted with offload"
@@ -717,7 +727,7 @@ class Request(BaseModel):
                 return 1
             nodes = self.box(num_gpus).num_nodes
             return nodes if 1 < nodes < num_gpus else chosen.mesh[0]
-        is_fsdp = chosen.distributed_type == "FSDP" and not chosen.offloads
+        is_fsdp = chosen.distributed_type == "FSDP" and not chosen.offloads and chosen.fsdp1_sharding is None
         if not is_fsdp and chosen.zero_stage not in (1, 2):
             raise Refusal(
                 f"--shard-group-size {size}: {chosen.name} does not shard within groups. Use --strategy {_IN_GROUPS}."
@@ -802,6 +812,8 @@ def cannot_run(stack: Stack, chosen: Strategy) -> str | None:
     """Return why a program cannot run a strategy. None if it can."""
     if chosen.distributed_type not in stack.runs:
         return f"{stack.name} has no {_ENGINES[chosen.distributed_type]}"
+    if chosen.fsdp1_sharding is not None and stack.name in ("axolotl", "torchtitan"):
+        return f"{stack.name} is predicted with FSDP2 only, not with FSDP1"
     if stack.name == "torchtitan" and chosen.ddp_json is not None:
         return "torchtitan has no option for DDP's gradient_as_bucket_view"
     return None
@@ -833,7 +845,7 @@ def find_model(name: str, asked: Request) -> tuple[ModelShape, Request, list[str
         raise Refusal(printable(str(refusal))) from None
     if (reason := asked.why_not_shared(shape)) is not None:
         raise Refusal(f"{asked.sharing_flag}: {printable(reason)}. Change or remove the option.")
-    return shape, asked, [printable(note) for note in notes]
+    return shape, asked, [printable(note) for note in (*notes, *asked.notes_of_file)]
 
 
 def _found(name: str, asked: Request) -> tuple[ModelShape, Request, list[str]]:

@@ -56,11 +56,21 @@ class Strategy:
         return {"file": relative_to_cwd(self.path), "yaml": _shown(self.content), "json": json_content}
 
     @property
+    def file_name(self) -> str:
+        """The name of a new file with this strategy, without its ending."""
+        return self.name if self.path.absolute().is_relative_to(CONFIGS) else f"{self.name}-advised"
+
+    @property
     def mesh(self) -> list[int] | None:
-        """FSDP2's device mesh as [replicas, shards]. None if the file has no mesh."""
-        section = self.content.get("parallelism_config")
+        """FSDP's device mesh as [replicas, shards]. None if the file has no mesh.
+
+        FSDP1's hybrid sharding has one copy of the model states per node.
+        """
+        if "HYBRID" in (self.fsdp1_sharding or ""):
+            return [1, self.num_processes]
+        section = self.content.get("parallelism_config") or {}
         names = ("parallelism_config_dp_replicate_size", "parallelism_config_dp_shard_size")
-        return [section[name] for name in names] if section else None
+        return [section[name] for name in names] if names[0] in section else None
 
     @property
     def fixed_processes(self) -> int | None:
@@ -80,8 +90,16 @@ class Strategy:
         return num_processes % replicas == 0 and num_processes > replicas
 
     @property
+    def fsdp1_sharding(self) -> str | None:
+        """The sharding strategy of FSDP1. None for FSDP2 and other engines."""
+        section = self.content.get("fsdp_config") or {}
+        return section.get("fsdp_sharding_strategy") if section.get("fsdp_version") == 1 else None
+
+    @property
     def reshard_after_forward(self) -> bool:
-        """Whether FSDP2's units free their gathered parameters after the forward pass."""
+        """Whether FSDP's units free their gathered parameters after the forward pass."""
+        if self.fsdp1_sharding is not None:
+            return self.fsdp1_sharding in ("FULL_SHARD", "HYBRID_SHARD")
         return bool((self.content.get("fsdp_config") or {}).get("fsdp_reshard_after_forward"))
 
     @property

@@ -66,6 +66,7 @@ def _fsdp_engine(chosen: Strategy, world_size: int, precision: PrecisionClass, a
         reshard_after_forward=chosen.reshard_after_forward,
         replicas=chosen.mesh[0] if chosen.mesh else 1,
         reduces_in_fp32=True,
+        is_fsdp1=chosen.fsdp1_sharding is not None,
     )
 
 
