@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import planner_benchmark
 import pytest
 from planner_benchmark import MEASURED
+
+from zero_study.planner import calibration
 
 
 def test_the_committed_table_has_the_measurements():
@@ -63,3 +66,14 @@ def test_a_function_of_any_module_is_scored(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert "peak_allocated_bytes" in printed
     assert "seconds " not in printed
+
+
+def test_a_calibration_finds_the_components_that_are_slower_than_predicted():
+    """One factor cannot, unless the steps consist of one component."""
+    rows = planner_benchmark.groups()["LLaMA on A800", "a100-80gb"]
+    assert planner_benchmark.is_mixed(rows)
+    speeds = 2.0, 1.0, 3.0
+    slower = [(step, float(np.dot(calibration.parts_of(step), speeds))) for step, _ in rows]
+    uncalibrated, one_factor, by_component = planner_benchmark.calibrated(slower, 2)
+    assert by_component < one_factor < uncalibrated
+    assert by_component < 0.01

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
+import itertools
 import json
 import math
 import sys
@@ -24,14 +25,16 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import cross_validation
+import numpy as np
 
 from study.accuracy import public_errors
 from study.accuracy.published_rows import COMPARED_WITH_PRINTED, summarize
 from zero_study import terminal
 from zero_study.files import ROOT
-from zero_study.planner import choose
+from zero_study.planner import calibration, choose
 from zero_study.theory import hardware, measured_by_others, peaks, prediction, step_time
 from zero_study.theory.measured_by_others import TIMES, MeasuredCase
+from zero_study.theory.step_time import StepTime
 
 TABLE = ROOT / "reports" / "public" / "planner_benchmark.json"
 OTHERS = TABLE.with_name("other_planners.csv")  # scores of other tools on other trainings
@@ -203,6 +206,46 @@ def fitting(answered: list[tuple[Setting, Mapping[str, Any]]]) -> dict[bool, lis
         if (fits := answer.get("fits")) is not None:
             found[row["fits"] is not False].append(bool(fits))
     return found
+
+
+# ---------------------------------------------------------------- calibration
+
+Timed = tuple[StepTime, float]  # a predicted step, and its measured seconds
+
+
+def groups(by_model: bool = False) -> dict[tuple[str, ...], list[Timed]]:
+    """Return the trainings of each family on one kind of GPU, and with `by_model` of one model, of grades A and B."""
+    found: dict[tuple[str, ...], list[Timed]] = {}
+    for cases in measurements().values():
+        case = next((case for case in cases if case.quantity in TIMES), None)
+        if case is not None and case.grade in COUNTED and not case.outside:
+            key = (case.family, case.box.gpu.name, *([case.shape.name] if by_model else []))
+            step = step_time.seconds(case.shape, case.engine, case.job, case.box)
+            found.setdefault(key, []).append((step, case.seconds))
+    return {key: rows for key, rows in found.items() if len({round(step.total, 9) for step, _ in rows}) > 2}
+
+
+def is_mixed(rows: list[Timed]) -> bool:
+    """Return whether different components are the largest in the predictions of a group."""
+    return len({int(np.argmax(calibration.parts_of(step))) for step, _ in rows}) > 1
+
+
+def calibrated(rows: list[Timed], num_logs: int) -> tuple[float, float, float]:
+    """Return the median error of a group: uncalibrated, with one factor, and by component.
+
+    Each choice of `num_logs` trainings calibrates the others in turn.
+    """
+    parts = np.array([calibration.parts_of(step) for step, _ in rows])
+    measured = np.array([seconds for _, seconds in rows])
+    errors = []
+    for logs in map(list, itertools.combinations(range(len(rows)), num_logs)):
+        by_component = calibration.factors_of([rows[index] for index in logs])
+        factor = np.exp(np.log(measured[logs] / parts[logs].sum(axis=1)).mean())
+        factors = np.array([[1.0, factor, by_component.get(name, 1.0)] for name in calibration.COMPONENTS])
+        others = np.delete(parts @ factors / measured[:, None], logs, axis=0)
+        errors.append(np.abs(others - 1))
+    uncalibrated, one_factor, by_component = np.median(np.concatenate(errors), axis=0)
+    return float(uncalibrated), float(one_factor), float(by_component)
 
 
 def main() -> None:

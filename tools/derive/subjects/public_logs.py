@@ -127,7 +127,14 @@ def scores(is_short: bool = False) -> str:
         for each in planner_benchmark.scores(_answers())
         if not is_short or (each.quantity in TIMES_AND_PEAK and each.trainings != "all times")
     ]  # fmt: skip
-    head = ["predicted", "trainings", *([] if is_short else ["sources"]), "median error", "90th percentile", "in the range"]
+    head = [
+        "predicted",
+        "trainings",
+        *([] if is_short else ["sources"]),
+        "median error",
+        "90th percentile",
+        "in the range",
+    ]
     return tabulate(head, rows)
 
 
@@ -142,11 +149,38 @@ def other_planners() -> str:
     return tabulate(["tool", "times", "median error", "90th percentile"], rows)
 
 
+def calibrations() -> str:
+    """Compare times that are calibrated with one or two other trainings: all by one factor, and by component."""
+    of_groups = planner_benchmark.groups()
+    errors = {
+        name: [share for num_logs in (1, 2) for share in planner_benchmark.calibrated(trainings, num_logs)]
+        for name, trainings in of_groups.items()
+    }
+    mixed = {name: errors[name] for name in errors if planner_benchmark.is_mixed(of_groups[name])}
+    others = [errors[name] for name in errors.keys() - mixed.keys()]
+    rows = [
+        [f"{words}, median of {len(members)}", *(statistics.median(column) for column in zip(*members, strict=True))]
+        for words, members in (("one largest component", others), ("several", [*mixed.values()]))
+    ]
+    rows += [[", ".join(name), *members] for name, members in sorted(mixed.items())]
+    head = [
+        "trainings",
+        "uncalibrated",
+        "one step, one factor",
+        "by component",
+        "two steps, one factor",
+        "by component",
+    ]
+    # Uncalibrated errors are the same for one step and two, apart from which trainings count how often.
+    return tabulate(head, [[name, *map(whole_percent, (*found[:3], *found[4:]))] for name, *found in rows])
+
+
 TABLES: dict[tuple[str, str], Callable[[], str]] = {
     ("README.md", "trust"): trust,
     ("docs/planner.md", "scores"): partial(scores, True),
     ("reports/planner-accuracy.md", "scores"): scores,
     ("reports/planner-accuracy.md", "other_planners"): other_planners,
+    ("reports/planner-accuracy.md", "calibrations"): calibrations,
     ("reports/planner-accuracy.md", "public"): public_predictions,
     ("reports/planner-accuracy.md", "later_public"): partial(public_predictions, public_errors.LATER),
     ("reports/planner-accuracy.md", "public_overall"): public_overall,
