@@ -138,6 +138,7 @@ iproute2:
 
 # In this order: each reads what those before it wrote.
 DERIVED = "tools/derive/address.py" "tools/derive/schemas.py" "tools/derive/api_page.py" "tools/derive/keys.py" "tools/derive/config_defaults.py" "tools/derive/planner_accuracy.py --write" \
+	"tools/derive/planner_benchmark.py --write" \
 	"-m zero_study predict" "-m zero_study claims --write" "tools/derive/first_screen.py" "tools/derive/measured_on_gpus.py" "tools/derive/dry_run_figure.py" \
 	"tools/derive/drawings.py" "tools/derive/docs_tables.py" "tools/derive/page_numbers.py" "tools/derive/first_hour.py --write" "-m zero_study report"
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 
 import public_predictions
 import pytest
-from subjects import public_logs
 
 from study.accuracy import public_errors
 from study.public_runs import archive
@@ -48,14 +46,6 @@ def test_errors_of_todays_planner_are_of_the_same_trainings_and_change_none_of_t
     by_id = {row["id"]: row for row in json.loads(committed("public_logs"))["predictions"]}
     assert all(row.predicted == by_id[row.id][row.quantity] for row in before)
     assert any(first.predicted != second.predicted for first, second in zip(before, today, strict=True))
-
-
-def test_readme_shows_the_worst_group_of_times_with_its_ninetieth_percentile():
-    times = [each for each in public_errors.summaries() if each.quantity in public_logs.TIMES]
-    worst = max(times, key=lambda each: each.ninetieth)
-    assert worst.ninetieth > 10 * worst.median
-    (errors,) = re.findall(r"time: mixtures of experts(.*)", public_logs.trust())
-    assert [f"{100 * error:.0f} %" for error in (worst.median, worst.ninetieth)] == re.findall(r"\d+ %", errors)
 
 
 @by_file

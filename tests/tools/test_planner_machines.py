@@ -5,15 +5,18 @@ from __future__ import annotations
 import functools
 import json
 import math
+import operator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from zero_study import cli, planner
 from zero_study.errors import Refusal
-from zero_study.planner import choose, machines, machines_text, training_text
+from zero_study.planner import calibration, choose, machines, machines_text, training_text
 from zero_study.planner.machines import Comparison, NumbersOfGpus
 from zero_study.planner.request import Request
+from zero_study.theory.step_time import StepTime
 
 
 @functools.cache
@@ -160,16 +163,57 @@ def measured(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     return content
 
 
-def test_other_strategies_are_predicted_from_a_measured_step(capsys: pytest.CaptureFixture[str]) -> None:
-    predicted = measured(capsys)["strategies"][0]["seconds_per_step"]
-    found = measured(capsys, "--measured-step-seconds", str(2 * predicted))["calibration"]
-    assert found["factor"] == pytest.approx(2)
-    assert not found["is_inside_interval"]
+def steps_of(name: str | None = None) -> dict[str, StepTime]:
+    options = planner.advise("llama-3.1-8b", Request("a100-80gb", 8, strategy=name)).options
+    return {option.strategy.name: option.prediction.step for option in options if option.fits}
+
+
+def of_logs(tmp_path: Path, **seconds: float) -> list[str]:
+    words = []
+    for name, value in seconds.items():
+        log = tmp_path / f"{name}.csv"
+        log.write_text("step,loss,step_seconds\n" + "".join(f"{step},3.0,{value}\n" for step in range(20)))
+        words += ["--measured", f"{name}={log}"]
+    return words
+
+
+def test_a_measured_step_calibrates_its_largest_component(capsys: pytest.CaptureFixture[str]) -> None:
+    steps = steps_of()
+    found = measured(capsys, "--measured-step-seconds", str(2 * steps["zero3"].total))["calibration"]
+    own, added = calibration.parts_of(steps["zero3"]), steps["zero3"].total
+    assert own[0] == max(own)
+    assert sum(own) == pytest.approx(steps["zero3"].total)
+    assert found["factors"] == pytest.approx({"computation": 1 + added / own[0]})
+    assert not found["measured"][0]["is_inside_interval"]
     assert "The usual reasons" in " ".join(found["meaning"])
-    plain = planner.advise("llama-3.1-8b", Request("a100-80gb", 8))
-    expected = {option.strategy.name: 2 * option.seconds for option in plain.options if option.fits}
+    assert "The rest (communication, offload) is unchanged" in " ".join(found["meaning"])
+    expected = {name: step.total + calibration.parts_of(step)[0] * added / own[0] for name, step in steps.items()}
     assert {each["strategy"]: each["seconds_per_step"] for each in found["others"]} == pytest.approx(
         {name: seconds for name, seconds in expected.items() if name != "zero3"}
+    )
+
+
+def test_several_measured_steps_calibrate_several_components(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Steps with other speeds of computation and of offload than predicted show both speeds."""
+    steps, factors = steps_of(), (1.5, 1.0, 3.0)
+    true = {name: sum(map(operator.mul, factors, calibration.parts_of(step))) for name, step in steps.items()}
+    words = of_logs(tmp_path, **{name: true[name] for name in ("zero3", "zero3_nvme_offload")})
+    found = measured(capsys, *words)["calibration"]
+    assert found["factors"] == pytest.approx({"computation": 1.5, "offload": 3.0}, rel=1e-3)
+    times = {each["strategy"]: each["seconds_per_step"] for each in found["others"]}
+    assert times["fsdp2"] == pytest.approx(true["fsdp2"], rel=1e-3)
+    assert times["fsdp2_cpu_offload"] == pytest.approx(true["fsdp2_cpu_offload"], rel=1e-3)
+
+
+def test_components_that_cannot_be_told_apart_share_a_factor() -> None:
+    """A step that takes less than the parts that it does not calibrate."""
+    step = steps_of("zero3_cpu_offload")["zero3_cpu_offload"]
+    parts = calibration.parts_of(step)
+    seconds = 0.9 * (sum(parts) - max(parts))
+    assert calibration.factors_of([(step, seconds)]) == pytest.approx(
+        dict.fromkeys(calibration.COMPONENTS, seconds / step.total)
     )
 
 
@@ -182,7 +226,7 @@ def test_the_answer_uses_the_measured_step(capsys: pytest.CaptureFixture[str]) -
     assert training["hours"] == pytest.approx(training["steps"] * 9 / 3600)
     assert "a step took 9 s" in content["answer"]
     assert "predicted to take" not in content["answer"]
-    assert content["calibration"]["predicted_seconds_per_step"] < 9
+    assert content["calibration"]["measured"][0]["predicted_seconds_per_step"] < 9
     question = ["advise", "--model", "llama-3.1-8b", "--gpu", "a100-80gb", "--gpus", "8", "--strategy", "zero3"]
     assert cli.run([*question, *words]) == 0
     text = capsys.readouterr().out
@@ -194,7 +238,7 @@ def test_a_measured_step_is_read_from_a_log(capsys: pytest.CaptureFixture[str], 
     log = tmp_path / "steps.csv"
     log.write_text("step,loss,step_seconds\n" + "".join(f"{step},3.0,1.5\n" for step in range(20)))
     found = measured(capsys, "--measured", str(log))["calibration"]
-    assert found["measured_seconds_per_step"] == pytest.approx(1.5)
+    assert found["measured"][0]["measured_seconds_per_step"] == pytest.approx(1.5)
     with pytest.raises(Refusal, match="needs the strategy that was measured"):
         cli.run(["advise", "--model", "gpt2", "--gpu", "t4", "--gpus", "1", "--measured", str(log)])
 

@@ -121,15 +121,16 @@ HOURS = _PositiveNumber(d=24.0, h=1.0, m=1 / 60)
             type=POSITIVE,
             metavar="SECONDS",
             help="Time of an optimizer step that you measured in a training with --strategy and the other options. The "
-            "predicted times of all other strategies are multiplied by the ratio of the measured to the predicted "
-            "time.",
+            "largest part of this step (computation, communication or offload) is scaled accordingly in the predicted "
+            "times of all other strategies.",
         ),
         Option(
             ["--measured"],
             group=OUTPUT,
-            type=PATH,
+            multiple=True,
             metavar="LOG",
-            help="Log from which to read the measured time of a step, in any format that `zero-study import` knows.",
+            help="Log from which to read the measured time of a step, in any format that `zero-study import` knows. "
+            "STRATEGY=LOG is the log of another strategy with the same global batch. The option can be repeated.",
         ),
         *(
             Option([f"--{name}-parallel"], group=GPUS, hidden=True, metavar="INTEGER", callback=_refuse_parallelism)
@@ -176,7 +177,7 @@ def _advise(
     budget: float | None,
     deadline: float | None,
     measured_step_seconds: float | None,
-    measured: Path | None,
+    measured: tuple[str, ...],
     **requested: Any,
 ) -> Verdict | Answer | None:
     """Choose a strategy for a model and GPUs.
@@ -208,7 +209,7 @@ def _advise(
     is_complete = model is not None and num_gpus is not None and compared is None
     _check_complete(
         is_complete,
-        {"--trace": trace, "--measured-step-seconds": measured_step_seconds, f"--measured {measured}": measured},
+        {"--trace": trace, "--measured-step-seconds": measured_step_seconds, "--measured": measured},
     )
     if write is not None:
         if model is None:
@@ -248,46 +249,54 @@ def _advise(
         return verdict
     with _quietly(as_json), after_two_seconds("Looking up the model and predicting every strategy"):
         advice = _advise_by_traces(model, request) if trace else planner.advise(model, request, None)
-    if measured is not None:
-        measured_step_seconds = _measured(measured)
+    steps = dict(_measured(log, request.strategy) for log in measured)
+    if measured_step_seconds is not None:
+        steps[request.strategy] = measured_step_seconds
     text: Callable[[Any], str] = functools.partial(
         advice_text.text_of_all if everything else advice_text.text, path=write
     )
     content: Callable[[Any], dict[str, Any]] = functools.partial(advice_text.content, path=write)
-    if measured_step_seconds is not None:
-        advice, text, content = _calibrated(advice, measured_step_seconds, text, content)
+    if steps:
+        advice, text, content = _calibrated(advice, steps, text, content)
     verdict = show(advice, text, content)
     if write is not None:
         _write(advice, write, is_silent=as_json)
     return verdict
 
 
-def _measured(log: Path) -> float:
-    """Return the seconds per step in a log, without its first steps. Raises Refusal if the log states no times."""
+def _measured(text: str, strategy: str | None) -> tuple[str | None, float]:
+    """Return a strategy and the seconds per step in its log, without the first steps.
+
+    Raises Refusal if the log states no times.
+    """
     from zero_study.logs import imported
     from zero_study.public_runs import quantities
 
-    runs = imported.read([log])
+    name, _, path = text.rpartition("=")
+    runs = imported.read([Path(path)])
     if len(runs) != 1:
         raise Refusal(
-            f"--measured {log}: this log has {len(runs)} runs. State the time of one of them "
+            f"--measured {text}: this log has {len(runs)} runs. State the time of one of them "
             "with --measured-step-seconds."
         )
     seconds = quantities.seconds_per_step(runs[0].run)
-    if seconds is None:
+    if not seconds:
         raise Refusal(
-            f"--measured {log}: this log does not contain the time of a step. State it with --measured-step-seconds."
+            f"--measured {text}: this log does not contain the time of a step. State it with --measured-step-seconds."
         )
-    return seconds
+    return name or strategy, seconds
 
 
 def _calibrated(
-    advice: Advice, seconds: float, text: Callable[[Any], str], content: Callable[[Any], dict[str, Any]]
+    advice: Advice,
+    steps: dict[str | None, float],
+    text: Callable[[Any], str],
+    content: Callable[[Any], dict[str, Any]],
 ) -> tuple[Advice, Callable[[Any], str], Callable[[Any], dict[str, Any]]]:
-    """Return the advice corrected by a measured step time, and two functions that make its text and its JSON."""
+    """Return the advice corrected by measured step times, and two functions that make its text and its JSON."""
     from zero_study.planner import advice_text, calibration
 
-    found = calibration.calibrate(advice, seconds)
+    found = calibration.calibrate(advice, steps)
     lines = [*advice_text.wrapped(calibration.sentences(found)), "", *advice_text.aligned(calibration.rows(found)), ""]
     return (
         calibration.measured_advice(advice, found),

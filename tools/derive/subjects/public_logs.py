@@ -1,13 +1,15 @@
-"""How far predictions that were committed before public logs were read are from these logs."""
+"""How far predictions are from public logs, and from the trainings of the benchmark for planners."""
 
 from __future__ import annotations
 
+import csv
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
-import numpy as np
+import planner_benchmark
 from wording import percent, tabulate, whole_percent
 
 from study.accuracy import public_errors
@@ -19,10 +21,10 @@ PUBLIC_QUANTITIES = {
     "tokens_per_second_per_gpu": "tokens per second",
     "peak_allocated_bytes": "peak of tensors",
     "peak_reserved_bytes": "peak reserved",
+    "used_bytes": "whole card",
     "fits": "whether it fits",
 }
-TIMES = ("seconds_per_step", "tokens_per_second_per_gpu")
-PEAK = "peak_allocated_bytes"
+TIMES_AND_PEAK = ("seconds", "peak_allocated_bytes")
 
 
 def public_predictions(predictions: Path = public_errors.PREDICTIONS) -> str:
@@ -126,63 +128,10 @@ def _is_long_gptxl(row: public_errors.Compared) -> bool:
     return not step_time.seconds(case.shape, case.engine, case.job, case.box).launching
 
 
-def _blind() -> list[public_errors.Compared]:
-    """Return all predictions of trainings of which no constant was fitted to rows of the same table."""
-    return [*public_errors.compared(), *public_errors.compared(public_errors.LATER)]
-
-
 def _fits(rows: Sequence[public_errors.Compared]) -> tuple[list[public_errors.Compared], int]:
     """Return the predictions whether a training fits, and how many of these trainings ran out of memory."""
     fits = [row for row in rows if row.quantity == "fits"]
     return fits, sum(not row.measured for row in fits)
-
-
-def blind_memory() -> str:
-    """Say how far peaks of tensors are off, by source, that were predicted before their logs were read."""
-    return f"by {_range(_medians_by_source(PEAK))} in the median, depending on the source"
-
-
-def _errors_by_source(*quantities: str) -> list[list[float]]:
-    """Return the absolute errors of each source."""
-    errors: dict[str, list[float]] = {}
-    for row in _blind():
-        if row.quantity in quantities and row.error is not None:
-            errors.setdefault(public_errors.SOURCES[row.family], []).append(abs(row.error))
-    return list(errors.values())
-
-
-def _medians_by_source(*quantities: str) -> list[float]:
-    """Return the median of the absolute errors of each source, the smallest first."""
-    return sorted(map(statistics.median, _errors_by_source(*quantities)))
-
-
-GOOD_TIME = 0.3  # median error of the times of a source; the sources are far from it on either side
-
-
-def blind_times() -> str:
-    """Say how far times are off, by source, that were predicted before their logs were read."""
-    medians = _medians_by_source(*TIMES)
-    sides = [[median for median in medians if (median <= GOOD_TIME) == is_good] for is_good in (True, False)]
-    good, bad = map(_range, sides)
-    numbers = {3: "three", 4: "four", 5: "five"}
-    return (
-        f"by {good} in the median for the trainings of {numbers[len(sides[0])]} publishers, and by {bad} for those of "
-        f"{numbers[len(sides[1])]} other publishers"
-    )
-
-
-PROGRAMS = (
-    "MLPerf Juniper Llama 2 70B LoRA",
-    "fsdp_qlora benchmarks",
-    "prime-rl baselines, dense models",
-    "NeMo Automodel golden values",
-)
-SPECIAL = ("Lightning largest models", "Megatron-LM golden values of H100", "MLPerf NVIDIA BERT")
-
-
-def num_trainings() -> str:
-    """Return for how many trainings a committed prediction could be compared with the log."""
-    return f"{len({(row.family, row.id) for row in _blind()})}"
 
 
 def num_public() -> str:
@@ -191,49 +140,85 @@ def num_public() -> str:
 
 
 def trust() -> str:
-    """Compare, for README, what was predicted before the logs were read with the logs."""
-    fits, num_failed = _fits(_blind())
+    """Say how many predictions were committed before the logs were read, and how good today's planner is."""
+    rows = [*public_errors.compared(), *public_errors.compared(public_errors.LATER)]
+    fits, num_failed = _fits(rows)
     num_right = sum(row.predicted == row.measured for row in fits)
-    times, later = (
-        {each.group: each for each in public_errors.summaries(source) if each.quantity in TIMES}
-        for source in (public_errors.PREDICTIONS, public_errors.LATER)
-    )
-    ddp, fsdp = (times.pop(f"ptd_benchmark {engine}, one machine") for engine in ("DDP", "FSDP"))
-    slow_network = [times.pop(f"ptd_benchmark {engine}, several machines") for engine in ("DDP", "FSDP")]
-    experts = times.pop("prime-rl baselines, mixtures of experts")
-    assert {*times} == {*PROGRAMS, *SPECIAL}
-    peaks = [(statistics.median(errors), float(np.quantile(errors, 0.9))) for errors in _errors_by_source(PEAK)]
-
-    def row(what: str, errors: Iterable[tuple[float, float]]) -> list[str]:
-        return [what, *map(_range, zip(*errors, strict=True))]
-
-    def of_times(what: str, *groups: public_errors.Summary) -> list[str]:
-        return row(f"time: {what}", ((each.median or 0, each.ninetieth or 0) for each in groups))
-
-    rows = [
-        row("peak of allocated memory, by source", peaks),
-        of_times("fine-tuning on A100 with accelerate", *later.values()),
-        of_times("LoRA of a 70B model, QLoRA, dense models of prime-rl, NeMo", *(times[name] for name in PROGRAMS)),
-        of_times("DDP and FSDP on one machine with A100", ddp, fsdp),
-        of_times("mixtures of experts", experts),
-        of_times(
-            "slow networks, very short steps, specialized programs", *slow_network, *(times[name] for name in SPECIAL)
-        ),
-    ]
     return (
-        f"We committed predictions of {num_trainings()} published trainings before we read their logs. For "
-        f"{len(fits)}, we predicted whether they fit, and {num_right} were right ({num_failed} did not fit). Errors of "
-        "the other predictions:\n\n" + tabulate(["predicted", "median error", "90th percentile"], rows)
+        f"We committed predictions of {len({(row.family, row.id) for row in rows})} published trainings before we read "
+        f"their logs. For {len(fits)}, we predicted whether they fit, and {num_right} were right ({num_failed} did not "
+        f"fit). Errors of today's planner for published trainings to which it is not fitted:\n\n{scores(is_short=True)}"
     )
 
 
-def _range(values: Sequence[float]) -> str:
-    least, most = whole_percent(min(values)), whole_percent(max(values))
-    return most if least == most else f"{least.removesuffix(' %')} to {most}"
+@cache
+def _answers() -> list[tuple[planner_benchmark.Setting, Mapping[str, Any]]]:
+    return planner_benchmark.answers(planner_benchmark.planner)
+
+
+def scores(is_short: bool = False) -> str:
+    """Tabulate the scores of today's planner by class of trainings."""
+    rows = [
+        [each.trainings if each.quantity == "seconds" else PUBLIC_QUANTITIES[each.quantity], each.count,
+         *([] if is_short else [each.sources]), *map(whole_percent, (each.median, each.percentile_90)),
+         "" if each.inside is None else whole_percent(each.inside)]
+        for each in planner_benchmark.scores(_answers())
+        if not is_short or (each.quantity in TIMES_AND_PEAK and each.trainings != "all times")
+    ]  # fmt: skip
+    head = [
+        "predicted",
+        "trainings",
+        *([] if is_short else ["sources"]),
+        "median error",
+        "90th percentile",
+        "in the range",
+    ]
+    return tabulate(head, rows)
+
+
+def other_planners() -> str:
+    """Tabulate how far other tools were from published times, as a reviewer measured."""
+    with open(planner_benchmark.OTHERS, encoding="utf-8", newline="") as file:
+        lines = [*csv.DictReader(file)]
+    rows = [
+        [line["tool"], line["times"], *(whole_percent(float(line[name])) for name in ("median", "percentile_90"))]
+        for line in lines
+    ]
+    return tabulate(["tool", "times", "median error", "90th percentile"], rows)
+
+
+def calibrations() -> str:
+    """Compare times that are calibrated with one or two other trainings: all by one factor, and by component."""
+    of_groups = planner_benchmark.groups()
+    errors = {
+        name: [share for num_logs in (1, 2) for share in planner_benchmark.calibrated(trainings, num_logs)]
+        for name, trainings in of_groups.items()
+    }
+    mixed = {name: errors[name] for name in errors if planner_benchmark.is_mixed(of_groups[name])}
+    others = [errors[name] for name in errors.keys() - mixed.keys()]
+    rows = [
+        [f"{words}, median of {len(members)}", *(statistics.median(column) for column in zip(*members, strict=True))]
+        for words, members in (("one largest component", others), ("several", [*mixed.values()]))
+    ]
+    rows += [[", ".join(name), *members] for name, members in sorted(mixed.items())]
+    head = [
+        "trainings",
+        "uncalibrated",
+        "one step, one factor",
+        "by component",
+        "two steps, one factor",
+        "by component",
+    ]
+    # Uncalibrated errors are the same for one step and two, apart from which trainings count how often.
+    return tabulate(head, [[name, *map(whole_percent, (*found[:3], *found[4:]))] for name, *found in rows])
 
 
 TABLES: dict[tuple[str, str], Callable[[], str]] = {
     ("README.md", "trust"): trust,
+    ("docs/planner.md", "scores"): partial(scores, True),
+    ("reports/planner-accuracy.md", "scores"): scores,
+    ("reports/planner-accuracy.md", "other_planners"): other_planners,
+    ("reports/planner-accuracy.md", "calibrations"): calibrations,
     ("reports/planner-accuracy.md", "public"): public_predictions,
     ("reports/planner-accuracy.md", "effects"): added_effects,
     ("reports/planner-accuracy.md", "later_public"): partial(public_predictions, public_errors.LATER),
@@ -244,6 +229,4 @@ TABLES: dict[tuple[str, str], Callable[[], str]] = {
 
 NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
     ("README.md", "num_public"): num_public,
-    ("docs/planner.md", "blind_memory"): blind_memory,
-    ("docs/planner.md", "blind_times"): blind_times,
 }
