@@ -17,7 +17,7 @@ from zero_study.errors import Refusal, refusing
 from zero_study.planner.request import CHECKPOINTED, Request, find_model
 from zero_study.strategy import theory_engine
 from zero_study.strategy.file import Strategy
-from zero_study.theory import adapters, hardware, intervals, peaks, prediction, shapes
+from zero_study.theory import adapters, hardware, intervals, peaks, prediction, shapes, step_time
 from zero_study.theory.engine import Engine, PrecisionClass, StepConfig
 from zero_study.theory.hardware import Cluster
 from zero_study.theory.peaks import Peak
@@ -35,9 +35,8 @@ COMFORTABLY_FREE = 0.2
 MUCH_FREE = 0.5
 # A larger difference counts as none for an option that leaves more memory free than the fastest one, because the median
 # error of the times of published rows that were not used for the fit is about 10 %. The same is true where half of a
-# GPU stays free: speed is the only reason for a strategy that is less simple, and part of the difference is precision,
-# because DDP trains fp32 parameters under autocast. Short steps were predicted up to five times too short, so that most
-# differences between them say nothing.
+# GPU stays free, because speed is then the only reason for a strategy that is less simple. Short steps were predicted up
+# to five times too short, so that most differences between them say nothing.
 EQUALLY_FAST_IF_ROOMIER = 0.10
 EQUALLY_FAST_IF_MUCH_FREE = 0.15
 EQUALLY_FAST_IF_SHORT = 0.5
@@ -77,6 +76,8 @@ class StrategyPrediction:
     is_short: bool  # whether the step is shorter than all steps behind its interval
     traced: Traced | None = None
     is_measured: bool = False  # whether the time is the user's own measurement
+    # The fastest split of the batch that leaves `COMFORTABLY_FREE` of a GPU free, if this faster one does not.
+    roomier: StrategyPrediction | None = None
 
     @functools.cached_property
     def largest_micro_batch(self) -> int:
@@ -349,7 +350,11 @@ def options_of(
 def _option(shape: ModelShape, box: Cluster, request: Request, chosen: Strategy) -> StrategyPrediction:
     engine = engine_for(shape, request, chosen, box.num_gpus)
     with refusing():
-        option = best_option([option_of(shape, chosen, split) for split in splits(shape, request, engine, box)])
+        tried = [option_of(shape, chosen, split) for split in splits(shape, request, engine, box)]
+    option = best_option(tried)
+    if option.free_share < COMFORTABLY_FREE:
+        comfortable = (each for each in tried if each.fits and each.scarcest_share >= COMFORTABLY_FREE)
+        option = dataclasses.replace(option, roomier=min(comfortable, key=_seconds, default=None))
     if _is_too_large_to_load(shape, engine, box):
         reason = (
             "DeepSpeed places all 4-bit weights on each GPU before it partitions them: "
@@ -407,21 +412,28 @@ def recommend(options: Sequence[StrategyPrediction]) -> StrategyPrediction | Non
     """Return the option to use. None if no option fits.
 
     It is the simplest of the `preferred` options that are as fast as the fastest of them. If some of these leave
-    `COMFORTABLY_FREE` of a GPU free, it is one of those. On one GPU, it is a training without an engine if that fits
-    and leaves more than `VERY_LITTLE_FREE`, because there is nothing to shard.
+    `COMFORTABLY_FREE` of a GPU free, it is one of those, or a simpler strategy that is as fast as it and leaves as much
+    free with another split of the batch. On one GPU, it is a training without an engine if that fits and leaves more
+    than `VERY_LITTLE_FREE`, because there is nothing to shard.
     """
     alone = [option for option in options if option.fits and option.prediction.engine.kind == "torch"]
     alone = [option for option in alone if option.free_share >= VERY_LITTLE_FREE]
     near = equally_fast(alone or preferred(options))
     best = [option for option in near if not any(_is_better(other, option) for other in near)]
     comfortable = [option for option in best if option.free_share >= COMFORTABLY_FREE]
-    return min(comfortable or best, key=complexity, default=None)
+    if not comfortable:
+        return min(best, key=complexity, default=None)
+    chosen = min(comfortable, key=complexity)
+    least, others = (1 - EQUALLY_FAST) * _speed(chosen), filter(None, (option.roomier for option in options))
+    as_good = [other for other in others if _speed(other) >= least and other.free_share >= chosen.free_share]
+    return min([chosen, *as_good], key=complexity)
 
 
 def _is_better(other: StrategyPrediction, option: StrategyPrediction) -> bool:
-    """Return whether an option is faster than another one and leaves more memory free, if little is free."""
+    """Return whether an option is faster than a sharded one and leaves more memory free, if little is free."""
     is_faster = _speed(option) < (1 - EQUALLY_FAST) * _speed(other)
-    return option.free_share < MUCH_FREE and is_faster and other.free_share > option.free_share
+    is_small = option.free_share < min(MUCH_FREE, other.free_share)
+    return is_small and is_faster and bool(option.prediction.engine.zero_stage)
 
 
 def equally_fast(options: Sequence[StrategyPrediction]) -> list[StrategyPrediction]:
@@ -429,15 +441,42 @@ def equally_fast(options: Sequence[StrategyPrediction]) -> list[StrategyPredicti
     fastest = max(options, key=_speed, default=None)
     if fastest is None:
         return []
-    return [option for option in options if _speed(option) >= (1 - tolerance(option, fastest)) * _speed(fastest)]
+    return [option for option in options if _is_as_fast(option, fastest)]
 
 
-def tolerance(option: StrategyPrediction, fastest: StrategyPrediction) -> float:
-    """Return by what share an option may be slower than the fastest one and still count as equally fast."""
+def _is_as_fast(option: StrategyPrediction, fastest: StrategyPrediction) -> bool:
+    """Return whether the difference in speed to the fastest option counts as none.
+
+    Where half of a GPU stays free, both are compared in the same precision.
+    """
+    speed, tolerance = _speed(option), EQUALLY_FAST
     if option.free_share >= MUCH_FREE:
-        return EQUALLY_FAST_IF_SHORT if option.is_short else EQUALLY_FAST_IF_MUCH_FREE
-    is_roomier = option.free_share >= max(COMFORTABLY_FREE, fastest.free_share)
-    return EQUALLY_FAST_IF_ROOMIER if is_roomier else EQUALLY_FAST
+        speed *= option.seconds / seconds_in_precision_of(fastest, option)
+        tolerance = EQUALLY_FAST_IF_SHORT if option.is_short else EQUALLY_FAST_IF_MUCH_FREE
+    elif option.free_share >= COMFORTABLY_FREE and is_in_other_precision(option, fastest):
+        tolerance = EQUALLY_FAST_IF_MUCH_FREE
+    elif option.free_share >= max(COMFORTABLY_FREE, fastest.free_share):
+        tolerance = EQUALLY_FAST_IF_ROOMIER
+    return speed >= (1 - tolerance) * _speed(fastest)
+
+
+def is_in_other_precision(option: StrategyPrediction, other: StrategyPrediction) -> bool:
+    """Return whether an option shards nothing and trains in another precision than `other`.
+
+    DDP, ZeRO-0 and one process train fp32 parameters under autocast. The other strategies train 16-bit parameters, so
+    that they cast less and send half as many bytes of gradients.
+    """
+    engine = option.prediction.engine
+    return not engine.zero_stage and engine.precision != other.prediction.engine.precision
+
+
+def seconds_in_precision_of(other: StrategyPrediction, option: StrategyPrediction) -> float:
+    """Return the seconds per step that an option which shards nothing would take in the precision of another one."""
+    if not is_in_other_precision(option, other):
+        return option.seconds
+    own = option.prediction
+    engine = dataclasses.replace(own.engine, precision=other.prediction.engine.precision)
+    return float(step_time.seconds(option.shape, engine, own.job, own.box).total)
 
 
 def _seconds(option: StrategyPrediction) -> float:
