@@ -21,6 +21,7 @@ from study import run_in_theory
 from study.accuracy import published_rows
 from study.config import build_config
 from study.records import schema
+from study.report.pages import plan
 from study.running import predictions, studies
 from zero_study import cli, files, planner
 from zero_study.dryrun.traced import Traced
@@ -65,7 +66,7 @@ def test_every_strategy_of_the_project_is_there(capsys):
 
 
 def test_what_to_take_comes_first_in_80_columns(capsys):
-    lines = printed(capsys, "--model", "llama-2-7b", "--gpu", "a100-80gb", "--gpus", "3", *FUSED).splitlines()
+    lines = printed(capsys, "--model", "llama-2-7b", "--gpu", "a100-80gb", "--gpus", "3", *FUSED[:2]).splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[0].startswith("Use ")
     answer = " ".join(lines[: lines.index("")])
@@ -348,9 +349,11 @@ def test_published_groups_can_be_asked_for(name):
 
 
 def test_front_is_beaten_by_nothing_that_fits():
-    every = choose.all_splits(planner.advise("gpt-j-6b", Request("a100-40gb", 8, global_batch_size=16)))
-    fitting = [one.prediction for one in every if one.prediction.fits]
-    front = [one.prediction for one in choose.pareto(every)]
+    advice = planner.advise("gpt-j-6b", Request("a100-40gb", 8, global_batch_size=16))
+    engines = [option.prediction.engine for option in advice.options]
+    every = [split for engine in engines for split in choose.splits(advice.shape, advice.request, engine, advice.box)]
+    fitting = [split for split in every if split.fits]
+    front = [split for _, split in plan.front(advice)]
     assert 1 < len(front) < len(fitting) < len(every)
     for kept in front:
         speed = kept.tokens_per_second_per_gpu
