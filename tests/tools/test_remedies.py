@@ -38,6 +38,7 @@ QUESTIONS: dict[str, tuple[str, str, int, dict[str, Any]]] = {
     "72B at 32k on 8 A100": ("qwen2.5-72b", "a100-80gb", 8, {"sequence_length": 32768}),
     "32B at 64k on 8 H100": ("qwen3-32b", "h100-sxm", 8, {"sequence_length": 65536}),
     "70B at 128k on 16 H100": ("llama-3.1-70b", "h100-sxm", 16, {"sequence_length": 131072}),
+    "hardly any free with offload": ("qwen3-14b", "h100-sxm", 2, {"sequence_length": 32768}),
     "hardly any free": ("llama-3.1-8b", "h100-sxm", 8, {"sequence_length": 131072, "stack": "trl"}),
 }  # fmt: skip
 
@@ -131,11 +132,13 @@ def test_more_gpus_also_share_sequences_if_fewer_are_enough_then(name: str) -> N
     assert not choose.could_leave_free(advice.shape, advice.request.replace(**alone), alone["num_gpus"])
 
 
-def test_a_training_that_leaves_hardly_any_memory_free_is_not_recommended() -> None:
-    advice = ask("hardly any free")
+@pytest.mark.parametrize("name", ["hardly any free", "hardly any free with offload"])
+def test_a_training_that_leaves_hardly_any_memory_free_is_not_recommended(name: str) -> None:
+    advice = ask(name)
     assert advice.recommended is not None
     assert advice.recommended.free_share < choose.VERY_LITTLE_FREE
     assert advice.change is not None
+    assert advice.change.kind in ("sequence", "offload")  # another training would come later
     assert advice.change.option.free_share >= choose.COMFORTABLY_FREE
 
 
@@ -342,10 +345,18 @@ def test_ddp_is_compared_in_the_precision_of_the_others(model: str, gpu: str, nu
     assert choose.seconds_in_precision_of(option, fastest) == fastest.seconds
 
 
-def test_ddp_is_not_recommended_if_it_lacks_memory_for_the_speed_of_the_others() -> None:
-    advice = planner.advise("qwen3-0.6b", Request("rtx-4090", 2))
-    assert advice.recommended is not None
-    assert advice.recommended.strategy.name != "ddp"
+@pytest.mark.parametrize(
+    ("model", "request_of_model"),
+    [
+        ("qwen3-0.6b", Request("rtx-4090", 2)),
+        ("llama-2-70b", Request("a100-80gb", 8, lora_rank=16, load_in_4bit=True)),
+        ("gpt2-xl", Request("a100-80gb", 8)),
+    ],
+)
+def test_a_difference_that_precision_does_not_explain_counts(model: str, request_of_model: Request) -> None:
+    option = planner.advise(model, request_of_model).recommended
+    assert option is not None
+    assert option.prediction.engine.zero_stage > 0
 
 
 def test_two_gpus_are_not_predicted_to_be_more_than_twice_as_fast() -> None:

@@ -450,17 +450,21 @@ def equally_fast(options: Sequence[StrategyPrediction]) -> list[StrategyPredicti
 def _is_as_fast(option: StrategyPrediction, fastest: StrategyPrediction) -> bool:
     """Return whether the difference in speed to the fastest option counts as none.
 
-    Where half of a GPU stays free, both are compared in the same precision.
+    Where half of a GPU stays free, both are compared in the same precision. Where a fifth stays free, a difference that
+    is mostly due to the precision may be as large.
     """
-    speed, tolerance, seconds = _speed(option), EQUALLY_FAST, seconds_in_precision_of(fastest, option)
+    speed, reference, tolerance = _speed(option), _speed(fastest), EQUALLY_FAST
+    in_same_precision = speed * option.seconds / seconds_in_precision_of(fastest, option)
     if option.free_share >= MUCH_FREE:
-        speed *= option.seconds / seconds
+        speed = in_same_precision
         tolerance = EQUALLY_FAST_IF_SHORT if option.is_short else EQUALLY_FAST_IF_MUCH_FREE
-    elif option.free_share >= COMFORTABLY_FREE and seconds != option.seconds:
-        tolerance = EQUALLY_FAST_IF_MUCH_FREE
     elif option.free_share >= max(COMFORTABLY_FREE, fastest.free_share):
         tolerance = EQUALLY_FAST_IF_ROOMIER
-    return speed >= (1 - tolerance) * _speed(fastest)
+    elif option.free_share >= COMFORTABLY_FREE and in_same_precision > max(
+        speed, (1 - EQUALLY_FAST_IF_ROOMIER) * reference
+    ):
+        tolerance = EQUALLY_FAST_IF_MUCH_FREE
+    return speed >= (1 - tolerance) * reference
 
 
 def seconds_in_precision_of(other: StrategyPrediction, option: StrategyPrediction) -> float:

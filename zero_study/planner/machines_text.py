@@ -233,9 +233,8 @@ def _hours(machine: Machine) -> float:
 def text_of_comparison(comparison: Comparison, everything: bool = False) -> str:
     """Return a table of the machines by price, as text. Only the first rows are shown unless `everything`."""
     kept = comparison.within_limits or comparison.machines
+    kept = sorted(kept, key=lambda machine: machine is not comparison.cheapest)
     shown = kept if everything else kept[:NUM_ROWS]
-    if comparison.cheapest is not None:
-        shown = [comparison.cheapest, *(machine for machine in shown if machine is not comparison.cheapest)]
     if comparison.fastest is not None and comparison.fastest not in shown:
         shown = [*shown[: NUM_ROWS - 1], comparison.fastest]
     notes = [

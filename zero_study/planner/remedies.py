@@ -141,7 +141,7 @@ def find(advice: Advice, can_start: CanStart) -> list[Remedy]:
         return []
     search = _Search(advice, can_start)
     found = [*filter(None, search.remedies())][:MOST_REMEDIES]
-    return found or [*filter(None, [search.with_offload(enough=0)])]
+    return found if found or advice.recommended else [*filter(None, [search.with_offload(enough=0)])]
 
 
 def helps(option: StrategyPrediction, now: StrategyPrediction) -> bool:
@@ -155,10 +155,9 @@ def synchronized(advice: Advice, option: StrategyPrediction) -> StrategyPredicti
 
     None if this makes no difference, or if it does not leave enough memory free either.
     """
-    request = advice.request
-    if option.prediction.engine.kind != "fsdp" or _synchronized_micro_steps(request, advice.shape) is None:
+    if option.prediction.engine.kind != "fsdp" or advice.request.sync_each_batch:
         return None
-    request = request.replace(sync_each_batch=True, strategy=option.strategy.name)
+    request = advice.request.replace(sync_each_batch=True, strategy=option.strategy.name)
     try:
         (found,), _ = choose.options_of(advice.shape, advice.box, request)
     except Refusal:
@@ -231,9 +230,9 @@ class _Search:
         yield more
 
     def with_offload(self, enough: float = ENOUGH_FREE) -> Remedy | None:
-        """Return the smallest change with which the same training fits with offload. None if it fits as it is."""
-        search = dataclasses.replace(self, has_offload=True)
-        is_needed = self.advice.recommended is None
+        """Return the smallest change with which the same training fits with offload, if it does not fit without one."""
+        search, now = dataclasses.replace(self, has_offload=True), self.advice.recommended
+        is_needed = now is None or (now.offloads and not now.has_enough_free)
         return search._try_with("same", {}, self._applicable(SAME_TRAINING), enough) if is_needed else None
 
     def _adapters_on_fewer_gpus(self, full: Remedy | None, same: Sequence[Changes]) -> Remedy | None:
