@@ -71,7 +71,7 @@ def test_an_interval_has_no_upper_end_if_the_step_is_short(name):
     for row in rows:
         low, high = row["interval"]
         assert low < row["seconds_per_step"] < (high or math.inf)
-    assert all(row["interval"][1] is None for row in rows if row["is_short"])
+    assert all(row["interval"][1] is None for row in rows if row.get("is_short"))
 
 
 def test_the_rows_that_are_fitted_and_the_predicted_rows_are_all_rows_of_the_tables():

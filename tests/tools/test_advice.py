@@ -222,7 +222,7 @@ def test_a_mixture_of_experts_is_called_rough_and_has_no_upper_end(tmp_path):
 def test_little_free_memory_is_marked_in_a_search_for_gpus():
     fewest = planner.fewest_gpus("llama-3.1-8b", Request("a100-80gb"))
     lines = {line.split()[0]: line for line in advice_text.text_of_fewest(fewest).splitlines() if line.strip()}
-    shares = {name: fewest.free_share(name) for name, result in fewest.fewest.items() if result is not None}
+    shares = {name: result[2] for name, result in fewest.fewest.items() if result is not None}
     assert any(share < choose.ENOUGH_FREE for share in shares.values())
     for name, share in shares.items():
         assert lines[name].endswith("tight") == (share < choose.ENOUGH_FREE)

@@ -6,6 +6,7 @@ import functools
 import json
 import math
 import operator
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from zero_study import cli, planner
 from zero_study.errors import Refusal
-from zero_study.planner import calibration, choose, machines, machines_text, training_text
+from zero_study.planner import calibration, choose, machines, machines_text, training_text, units
 from zero_study.planner.machines import Comparison, NumbersOfGpus
 from zero_study.planner.request import Request
 from zero_study.theory.step_time import StepTime
@@ -61,8 +62,13 @@ def test_a_whole_training_is_its_steps() -> None:
 
 def test_the_cheapest_and_the_fastest_machine_keep_the_limits() -> None:
     every = compared()
-    assert every.cheapest is every.machines[0]
-    assert every.fastest is max(every.machines, key=lambda machine: machine.tokens_per_second)
+    cheapest = every.cheapest
+    assert cheapest is not None
+    for machine in every.machines:
+        assert machine.certain_cost * (1 + choose.EQUALLY_FAST) >= cheapest.certain_cost
+        if machine.certain_cost < cheapest.certain_cost:
+            assert machine.num_gpus >= cheapest.num_gpus
+    assert every.fastest is max(every.machines, key=lambda machine: machine.option.total_tokens_per_second)
     limited = compared(budget=250.0, deadline=6.0)
     for machine in limited.within_limits:
         assert machine.training is not None
@@ -72,6 +78,60 @@ def test_the_cheapest_and_the_fastest_machine_keep_the_limits() -> None:
     assert compared(budget=0.01).cheapest is None
     assert compared(budget=0.01).verdict.num_findings == 1
     assert "None of " in machines_text.answer_of_comparison(compared(budget=0.01))
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "settings", "counts"),
+    [
+        ("llama-3.1-70b", "h200", {"lora_rank": 16}, (8, 16)),
+        ("llama-3.1-70b", "h200", {"lora_rank": 16, "sequence_length": 2048}, (8, 16)),
+        ("llama-3.1-8b", "b200", {}, (2, 8)),
+    ],
+)
+def test_a_smaller_machine_wins_if_both_cost_the_same(
+    model: str, gpu: str, settings: dict[str, Any], counts: tuple[int, int]
+) -> None:
+    comparison = machines.compare(model, Request(gpu, tokens=1e8, **settings), [gpu, "h100-sxm"])
+    cheapest, least = comparison.cheapest, comparison.machines[0]
+    assert cheapest is not None
+    assert (cheapest.num_gpus, least.num_gpus) == counts
+    assert (cheapest.cost or 0) <= (1 + choose.EQUALLY_FAST) * (least.cost or 0)
+    table = machines_text.text_of_comparison(comparison).partition("\nmachine ")[2].splitlines()
+    assert table[1].startswith(f"{cheapest.num_gpus} x {cheapest.gpu.name} ")
+
+
+def test_several_geforce_cards_do_not_win_by_less_than_their_error() -> None:
+    comparison = machines.compare("llama-3.1-8b", Request("h100-sxm"), ["rtx-5090", "rtx-pro-6000", "a100-80gb"])
+    cheapest, least = comparison.cheapest, comparison.machines[0]
+    assert cheapest is not None
+    assert (cheapest.gpu.name, least.gpu.name) == ("rtx-pro-6000", "rtx-5090")
+    assert least.certain_cost > (cheapest.cost or 0) > (least.cost or 0)
+    answer = machines_text.answer_of_comparison(comparison)
+    assert f"{least.num_gpus} x rtx-5090 is predicted to cost less" in answer
+    alone = machines.compare("gpt2", Request("rtx-4090"), ["rtx-4090", "a100-80gb"]).cheapest
+    assert alone is not None
+    assert (alone.gpu.name, alone.num_gpus) == ("rtx-4090", 1)  # one card counts as any other
+
+
+def test_no_price_is_rounded_to_nothing_and_each_has_its_provider_and_interval() -> None:
+    request = Request("rtx-4090", lora_rank=16, load_in_4bit=True, tokens=1e6)
+    comparison = machines.compare("llama-2-7b", request, ["rtx-4090", "a100-80gb"])
+    text = " ".join(machines_text.text_of_comparison(comparison).split())
+    assert not re.search(r"\$0(?![.\d])", text)
+    assert "(at RunPod community cloud)" in text
+    assert "(at Amazon EC2)" in text
+    for machine in comparison.machines:
+        low, high = (
+            units.price_in_words((machine.cost or 0) * end / machine.option.seconds)
+            for end in (machine.option.fastest_seconds, machine.option.slowest_seconds)
+        )
+        assert f"{units.price_in_words(machine.cost)} ({low}-{high})" in text
+
+
+@pytest.mark.parametrize("gpu", [gpu for gpu in machines.GPUS.values() if gpu.price_per_hour])
+def test_each_price_has_a_provider(gpu: Any) -> None:
+    known = {"Amazon EC2", "Azure", "Jarvislabs", "Lambda", "Paperspace", "RunPod community cloud"}
+    assert training_text.provider_of(gpu) in known
 
 
 def test_the_budget_that_is_enough_also_keeps_the_deadline() -> None:

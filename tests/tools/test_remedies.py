@@ -33,6 +33,13 @@ QUESTIONS: dict[str, tuple[str, str, int, dict[str, Any]]] = {
         "sequence_length": 8192, "activation_checkpointing": "none", "loss_kernel": "chunked", "micro_batch_size": 2,
     }),
     "tight": ("qwen3-32b", "h100-sxm", 8, {}),
+    "70B at 32k on 8 H100": ("llama-3.1-70b", "h100-sxm", 8, {"sequence_length": 32768}),
+    "32B at 32k on 4 A100": ("qwen3-32b", "a100-80gb", 4, {"sequence_length": 32768}),
+    "72B at 32k on 8 A100": ("qwen2.5-72b", "a100-80gb", 8, {"sequence_length": 32768}),
+    "32B at 64k on 8 H100": ("qwen3-32b", "h100-sxm", 8, {"sequence_length": 65536}),
+    "70B at 128k on 16 H100": ("llama-3.1-70b", "h100-sxm", 16, {"sequence_length": 131072}),
+    "hardly any free with offload": ("qwen3-14b", "h100-sxm", 2, {"sequence_length": 32768}),
+    "hardly any free": ("llama-3.1-8b", "h100-sxm", 8, {"sequence_length": 131072, "stack": "trl"}),
 }  # fmt: skip
 
 
@@ -52,7 +59,7 @@ def test_every_change_works_when_it_is_asked_for(name: str) -> None:
         assert again.fits
         if not name.startswith("128k"):
             assert again.has_enough_free
-            assert not again.offloads
+            assert again.offloads == (remedy.kind == "offload")
         assert again.needed_bytes == pytest.approx(remedy.option.needed_bytes, rel=1e-6)
         assert again.seconds == pytest.approx(remedy.option.seconds, rel=1e-6)
 
@@ -69,7 +76,7 @@ def test_adapters_on_few_gpus_come_before_many_gpus_for_all_weights() -> None:
     adapters, full = (remedy for remedy in advice.remedies if "num_gpus" in remedy.changes)
     assert (adapters.kind, full.kind, advice.change) == ("adapters", "gpus", adapters)
     assert adapters.request.num_gpus < full.request.num_gpus
-    assert f"QLoRA fits on {adapters.request.num_gpus} GPUs ({adapters.flags})" in reasons.answer(advice)
+    assert f"(QLoRA) and {adapters.request.num_gpus} GPUs ({adapters.flags})" in reasons.answer(advice)
     # The nearest strategy lacks memory of the GPU and of the host, and the answer names both.
     missing = reasons.lacks(next(option for option in advice.options if option.strategy.name == "fsdp2_cpu_offload"))
     assert re.fullmatch(r"lacks [\d.]+ GiB per GPU and [\d,]+ GiB of host memory per node", missing)
@@ -102,10 +109,62 @@ def test_gpus_share_sequences_that_fit_on_no_number_of_gpus(name: str) -> None:
             assert less is None or less.free_share < choose.COMFORTABLY_FREE
 
 
+@pytest.mark.parametrize("name", ["70B at 32k on 8 H100", "32B at 32k on 4 A100", "72B at 32k on 8 A100"])
+def test_the_same_training_with_offload_comes_before_another_training(name: str) -> None:
+    advice = ask(name)
+    assert advice.recommended is None
+    assert advice.change is not None
+    assert (advice.change.kind, dict(advice.change.changes)) == ("offload", {"loss_kernel": "chunked"})
+    assert advice.change.option.offloads
+    assert advice.change.option.has_enough_free
+    adapters = next(remedy for remedy in advice.remedies if remedy.kind == "adapters")
+    assert adapters.option.seconds == pytest.approx(advice.change.option.seconds, rel=choose.EQUALLY_FAST_IF_ROOMIER)
+
+
+@pytest.mark.parametrize("name", ["70B at 32k on 8 H100", "32B at 64k on 8 H100", "70B at 128k on 16 H100"])
+def test_more_gpus_also_share_sequences_if_fewer_are_enough_then(name: str) -> None:
+    advice = ask(name)
+    (more,) = (remedy for remedy in advice.remedies if remedy.kind == "gpus")
+    assert more.changes.keys() & {"context_parallel", "sequence_parallel"}
+    assert more.option.free_share >= choose.COMFORTABLY_FREE
+    # Without sharing, this number of GPUs is not enough.
+    alone = {"num_gpus": more.changes["num_gpus"], "loss_kernel": "chunked", "sync_each_batch": True}
+    assert not choose.could_leave_free(advice.shape, advice.request.replace(**alone), alone["num_gpus"])
+
+
+@pytest.mark.parametrize("name", ["hardly any free", "hardly any free with offload"])
+def test_a_training_that_leaves_hardly_any_memory_free_is_not_recommended(name: str) -> None:
+    advice = ask(name)
+    assert advice.recommended is not None
+    assert advice.recommended.free_share < choose.VERY_LITTLE_FREE
+    assert advice.change is not None
+    assert advice.change.kind in ("sequence", "offload")  # another training would come later
+    assert advice.change.option.free_share >= choose.COMFORTABLY_FREE
+
+
+@pytest.mark.parametrize(
+    ("model", "num_gpus", "settings"),
+    [("qwen3-32b", 16, {"sequence_length": 4096}), ("llama-3.1-70b", 64, {"sequence_length": 4096})],
+)
+def test_gradients_that_stay_unsharded_are_named_with_the_change(model: str, num_gpus: int, settings: Any) -> None:
+    advice = planner.advise(model, Request("h100-sxm", num_gpus, **settings))
+    before = next(option for option in advice.options if option.strategy.name == "fsdp2")
+    assert not before.has_enough_free
+    (after,), _ = choose.options_of(
+        advice.shape, advice.box, advice.request.replace(strategy="fsdp2", sync_each_batch=True)
+    )
+    assert after.has_enough_free
+    phrase = reasons.why_not(advice)["fsdp2"]
+    assert "--sync-each-batch" in phrase
+    assert reasons.percent(after.free_share) in phrase
+    assert phrase.startswith(reasons.lacks(before))
+    in_trainer = advice.request.replace(sync_each_batch=True)
+    assert "--sync-each-batch" not in str(reasons.why_not(planner.advise(model, in_trainer)))
+
+
 def test_one_gpu_shares_no_sequence() -> None:
     advice = planner.advise("llama-3.1-8b", Request("h100-sxm", 1, sequence_length=131072))
     assert "sequence" not in {remedy.kind for remedy in advice.remedies}
-    assert "--context-parallel" in (reasons._whole_sequences(advice) or "")
 
 
 def test_adapters_are_named_where_all_weights_need_offload() -> None:
@@ -269,6 +328,58 @@ def test_small_models_are_trained_by_the_simplest_strategy(model: str, num_gpus:
     assert option.strategy.name == "ddp"
 
 
+@pytest.mark.parametrize(
+    ("model", "gpu", "num_gpus"),
+    [("bert-base", "rtx-3090", 2), ("gpt2", "rtx-3090", 4), ("gpt2", "rtx-4090", 2), ("bert-large", "rtx-3090", 2)],
+)
+def test_ddp_is_compared_in_the_precision_of_the_others(model: str, gpu: str, num_gpus: int) -> None:
+    advice = planner.advise(model, Request(gpu, num_gpus))
+    option = advice.recommended
+    assert option is not None
+    assert option.strategy.name == "ddp"
+    fastest = reasons.fastest_of_preferred(advice)
+    assert fastest is not None
+    assert choose.seconds_in_precision_of(fastest, option) < option.seconds
+    assert "in the same precision" in reasons.answer(advice)
+    # An option that shards is never compared in another precision.
+    assert choose.seconds_in_precision_of(option, fastest) == fastest.seconds
+
+
+@pytest.mark.parametrize(
+    ("model", "request_of_model"),
+    [
+        ("qwen3-0.6b", Request("rtx-4090", 2)),
+        ("llama-2-70b", Request("a100-80gb", 8, lora_rank=16, load_in_4bit=True)),
+        ("gpt2-xl", Request("a100-80gb", 8)),
+    ],
+)
+def test_a_difference_that_precision_does_not_explain_counts(model: str, request_of_model: Request) -> None:
+    option = planner.advise(model, request_of_model).recommended
+    assert option is not None
+    assert option.prediction.engine.zero_stage > 0
+
+
+def test_two_gpus_are_not_predicted_to_be_more_than_twice_as_fast() -> None:
+    of_qlora = {"lora_rank": 16, "load_in_4bit": True}
+    one, two = (planner.advise("llama-2-7b", Request("rtx-4090", count, **of_qlora)).recommended for count in (1, 2))
+    assert one is not None
+    assert two is not None
+    assert two.total_tokens_per_second < 2.05 * one.total_tokens_per_second
+
+
+@pytest.mark.parametrize("length", [2048, 8192])
+def test_groups_in_one_node_are_not_recommended_if_a_simpler_strategy_is_as_good(length: int) -> None:
+    request = Request("h100-sxm", 8, lora_rank=16, lora_target="all-linear", sequence_length=length)
+    advice = planner.advise("llama-3.1-70b", request)
+    option = advice.recommended
+    assert option is not None
+    assert option.strategy.name == "fsdp2"
+    assert option in advice.options
+    hybrid = next(other for other in advice.options if other.strategy.name == "fsdp2_hybrid")
+    assert option.free_share >= hybrid.free_share
+    assert option.seconds <= (1 + choose.EQUALLY_FAST) * hybrid.seconds
+
+
 GRID = [
     (model, gpu, num_gpus)
     for model in ("llama-3.2-1b", "llama-3.1-8b", "qwen3-32b", "mistral-7b", "qwen2.5-14b")
@@ -321,7 +432,7 @@ def test_the_largest_model_that_fits_comes_first_if_nothing_helps():
     largest = advice.largest_known
     assert largest is not None
     assert largest.name in reasons.answer(advice).split(". ")[0]
-    fits = choose.could_leave_enough_free
+    fits = choose.could_leave_free
     assert fits(largest, advice.request, 1)
     larger = [known for known in shapes.KNOWN.values() if known.num_params > largest.num_params]
     own = advice.shape

@@ -34,9 +34,9 @@ def main() -> None:
     for name in [options.name] if options.name else NAMES:
         path, content = PREDICTIONS / f"{name}.json", predictions(name)
         counts = Counter(row["family"] for row in content["predictions"])
-        short = Counter(row["family"] for row in content["predictions"] if row["is_short"])
-        rows = [(family, counts[family], short[family]) for family in counts]
-        print(*terminal.table(["family", "trainings", "short"], rows, has_ruler=True), sep="\n")
+        rough = Counter(row["family"] for row in content["predictions"] if row["interval"][1] is None)
+        rows = [(family, counts[family], rough[family]) for family in counts]
+        print(*terminal.table(["family", "trainings", "no upper end"], rows, has_ruler=True), sep="\n")
         print(f"not expressible: {len(content['not_expressible'])} groups of settings")
         if options.write and path.exists():
             print(f"{path}: written before the values were read, and judged as it is. It is not written again.")

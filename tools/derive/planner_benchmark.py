@@ -31,7 +31,7 @@ from study.accuracy import public_errors
 from study.accuracy.published_rows import COMPARED_WITH_PRINTED, summarize
 from zero_study import terminal
 from zero_study.files import ROOT
-from zero_study.planner import calibration, choose
+from zero_study.planner import calibration
 from zero_study.theory import hardware, measured_by_others, peaks, prediction, step_time
 from zero_study.theory.measured_by_others import TIMES, MeasuredCase
 from zero_study.theory.step_time import StepTime
@@ -140,8 +140,7 @@ def planner(setting: Setting) -> Mapping[str, Any]:
         step = step_time.seconds(case.shape, case.engine, case.job, case.box)
     except ValueError:  # the host of an offload is not known
         return answer
-    has_no_end = choose.is_short(case.shape, case.engine, case.job, step) or math.isinf(step.high)
-    return answer | {"seconds": step.total, "low": step.low, "high": None if has_no_end else step.high}
+    return answer | {"seconds": step.total, "low": step.low, "high": None if math.isinf(step.high) else step.high}
 
 
 def six_nd(setting: Setting, utilization: float = 0.4) -> Mapping[str, Any]:

@@ -15,7 +15,7 @@ from zero_study.planner.launch import Launch
 from zero_study.planner.machines import whole_training
 from zero_study.planner.request import CHECKPOINTED, SEQUENCES_PER_GPU, Request
 from zero_study.planner.training_text import price_source_of, whole_training_sentence
-from zero_study.planner.units import unit_of
+from zero_study.planner.units import price_in_words, unit_of
 from zero_study.strategy import file
 from zero_study.theory import adapters, frozen, hardware, intervals, model_states, peaks, prediction
 from zero_study.theory.adapters import AdapterKind
@@ -581,7 +581,7 @@ def cells(option: StrategyPrediction, request: Request) -> dict[str, str]:
         unit.rate_column: f"{prediction.tokens_per_second_per_gpu:,.0f}",
         "MFU": f"{100 * prediction.mfu:.0f} %",
         "sent GB": f"{prediction.communicated_bytes / 1e9:.2f}",
-        unit.price_column: unit.price_in_words(unit.dollars(prediction)),
+        unit.price_column: price_in_words(unit.dollars(prediction)),
         "host GiB": gib(option.host_needed_bytes) if option.host_needed_bytes else "",
         "disk GiB": gib(prediction.disk_bytes_per_node) if prediction.peak.disk_bytes else "",
         "memory is": option.basis,
@@ -839,8 +839,7 @@ def text_of_fewest(fewest: FewestGpus) -> str:
         if fitting is None:
             rows.append([name, beyond, "", ""])
             continue
-        is_tight = (fewest.free_share(name) or 0.0) < ENOUGH_FREE
-        rows.append([name, str(fitting[0]), gib(fitting[1]), "tight" if is_tight else "yes"])
+        rows.append([name, str(fitting[0]), gib(fitting[1]), "tight" if fitting[2] < ENOUGH_FREE else "yes"])
     shape, request = fewest.shape, fewest.request
     head = f"Smallest number of {request.box(1).gpu.name} for {shape.name} ({_size(shape)}), among powers of two"
     notes = [f"Note: {note}." for note in fewest.notes]
@@ -864,7 +863,7 @@ def content_of_fewest(fewest: FewestGpus) -> dict[str, Any]:
             "strategy": name,
             "num_gpus": fitting and fitting[0],
             "free_bytes_per_gpu": fitting and round(fitting[1]),
-            "free_share": fitting and fewest.free_share(name),
+            "free_share": fitting and fitting[2],
         }
         for name, fitting in fewest.fewest.items()
     ]

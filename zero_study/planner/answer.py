@@ -40,9 +40,7 @@ def advise(model: str, request: Request, trace: Trace | None = None) -> Advice:
         return advice
     changed = _predicted(change.option.shape, change.request, notes)
     # The changed request is recommended the strategy that the change was found with.
-    name = change.option.strategy.name
-    same = next((option for option in changed.options if option.strategy.name == name), change.option)
-    return dataclasses.replace(advice, change=change, changed=dataclasses.replace(changed, recommended=same))
+    return dataclasses.replace(advice, change=change, changed=_recommending(change.option, changed))
 
 
 def _predicted(shape: ModelShape, request: Request, notes: Sequence[str], trace: Trace | None = None) -> Advice:
@@ -68,7 +66,14 @@ def _predicted(shape: ModelShape, request: Request, notes: Sequence[str], trace:
         )
     if any(option.prediction.peak.host_bytes for option in options) and (note := hardware.whole_host_note(box)):
         notes.append(note)
-    return Advice(shape, request, box, notes, options, choose.recommend(options), left_out)
+    advice = Advice(shape, request, box, notes, options, None, left_out)
+    return advice if (option := choose.recommend(options)) is None else _recommending(option, advice)
+
+
+def _recommending(option: StrategyPrediction, advice: Advice) -> Advice:
+    """Return advice that recommends an option, which replaces the one of the same strategy."""
+    options = [option if each.strategy == option.strategy else each for each in advice.options]
+    return dataclasses.replace(advice, options=options, recommended=option)
 
 
 def _can_start(remedy: Remedy) -> bool:

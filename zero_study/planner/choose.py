@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from zero_study import command_line, terminal
 from zero_study.dryrun.traced import Traced
@@ -17,7 +17,7 @@ from zero_study.errors import Refusal, refusing
 from zero_study.planner.request import CHECKPOINTED, Request, find_model
 from zero_study.strategy import theory_engine
 from zero_study.strategy.file import Strategy
-from zero_study.theory import adapters, hardware, peaks, prediction, shapes
+from zero_study.theory import adapters, hardware, peaks, prediction, shapes, step_time
 from zero_study.theory.engine import Engine, PrecisionClass, StepConfig
 from zero_study.theory.hardware import Cluster
 from zero_study.theory.peaks import Peak
@@ -34,8 +34,7 @@ COMFORTABLY_FREE = 0.2
 MUCH_FREE = 0.5
 # A larger difference counts as none for an option that leaves more memory free than the fastest one, because the median
 # error of the times of published rows that were not used for the fit is about 10 %. The same is true where half of a
-# GPU stays free: speed is the only reason for a strategy that is less simple, and part of the difference is precision,
-# because DDP trains fp32 parameters under autocast.
+# GPU stays free, because speed is then the only reason for a strategy that is less simple.
 EQUALLY_FAST_IF_ROOMIER = 0.10
 EQUALLY_FAST_IF_MUCH_FREE = 0.15
 # The share of a GPU's usable memory that should stay free. The largest error of the predicted peak is 19 % for the
@@ -69,6 +68,8 @@ class StrategyPrediction:
     prediction: Prediction
     traced: Traced | None = None
     is_measured: bool = False  # whether the time is the user's own measurement
+    # The fastest split of the batch that leaves `COMFORTABLY_FREE` of a GPU free. None if there is none.
+    roomier: StrategyPrediction | None = None
 
     @functools.cached_property
     def largest_micro_batch(self) -> int:
@@ -168,6 +169,11 @@ class StrategyPrediction:
     def tokens_per_second(self) -> float:
         """The tokens per second and GPU, which can be compared between batches of different sizes."""
         return float(self.prediction.tokens_per_second_per_gpu)
+
+    @property
+    def total_tokens_per_second(self) -> float:
+        """The tokens per second of all GPUs together. For a model that reads images, these are images per second."""
+        return self.tokens_per_second * self.prediction.box.num_gpus
 
     @property
     def fastest_seconds(self) -> float:
@@ -341,7 +347,9 @@ def options_of(
 def _option(shape: ModelShape, box: Cluster, request: Request, chosen: Strategy) -> StrategyPrediction:
     engine = engine_for(shape, request, chosen, box.num_gpus)
     with refusing():
-        option = best_option([option_of(shape, chosen, split) for split in splits(shape, request, engine, box)])
+        tried = [option_of(shape, chosen, split) for split in splits(shape, request, engine, box)]
+    comfortable = [each for each in tried if each.fits and each.scarcest_share >= COMFORTABLY_FREE]
+    option = dataclasses.replace(best_option(tried), roomier=min(comfortable, key=_seconds, default=None))
     if _is_too_large_to_load(shape, engine, box):
         reason = (
             "DeepSpeed places all 4-bit weights on each GPU before it partitions them: "
@@ -392,21 +400,28 @@ def recommend(options: Sequence[StrategyPrediction]) -> StrategyPrediction | Non
     """Return the option to use. None if no option fits.
 
     It is the simplest of the `preferred` options that are as fast as the fastest of them. If some of these leave
-    `COMFORTABLY_FREE` of a GPU free, it is one of those. On one GPU, it is a training without an engine if that fits
-    and leaves more than `VERY_LITTLE_FREE`, because there is nothing to shard.
+    `COMFORTABLY_FREE` of a GPU free, it is one of those, or a simpler strategy that is as fast as it and leaves as much
+    free with another split of the batch. On one GPU, it is a training without an engine if that fits and leaves more
+    than `VERY_LITTLE_FREE`, because there is nothing to shard.
     """
     alone = [option for option in options if option.fits and option.prediction.engine.kind == "torch"]
     alone = [option for option in alone if option.free_share >= VERY_LITTLE_FREE]
     near = equally_fast(alone or preferred(options))
     best = [option for option in near if not any(_is_better(other, option) for other in near)]
     comfortable = [option for option in best if option.free_share >= COMFORTABLY_FREE]
-    return min(comfortable or best, key=complexity, default=None)
+    if not comfortable:
+        return min(best, key=complexity, default=None)
+    chosen = min(comfortable, key=complexity)
+    least, others = (1 - EQUALLY_FAST) * _speed(chosen), filter(None, (option.roomier for option in options))
+    as_good = [other for other in others if _speed(other) >= least and other.free_share >= chosen.free_share]
+    return min([chosen, *as_good], key=complexity)
 
 
 def _is_better(other: StrategyPrediction, option: StrategyPrediction) -> bool:
-    """Return whether an option is faster than another one and leaves more memory free, if little is free."""
+    """Return whether an option is faster than a sharded one and leaves more memory free, if little is free."""
     is_faster = _speed(option) < (1 - EQUALLY_FAST) * _speed(other)
-    return option.free_share < MUCH_FREE and is_faster and other.free_share > option.free_share
+    is_small = option.free_share < min(MUCH_FREE, other.free_share)
+    return is_small and is_faster and bool(option.prediction.engine.zero_stage)
 
 
 def equally_fast(options: Sequence[StrategyPrediction]) -> list[StrategyPrediction]:
@@ -414,23 +429,48 @@ def equally_fast(options: Sequence[StrategyPrediction]) -> list[StrategyPredicti
     fastest = max(options, key=_speed, default=None)
     if fastest is None:
         return []
-    return [option for option in options if _speed(option) >= (1 - tolerance(option, fastest)) * _speed(fastest)]
+    return [option for option in options if _is_as_fast(option, fastest)]
 
 
-def tolerance(option: StrategyPrediction, fastest: StrategyPrediction) -> float:
-    """Return by what share an option may be slower than the fastest one and still count as equally fast."""
+def _is_as_fast(option: StrategyPrediction, fastest: StrategyPrediction) -> bool:
+    """Return whether the difference in speed to the fastest option counts as none.
+
+    Where half of a GPU stays free, both are compared in the same precision. Where a fifth stays free, a difference that
+    is mostly due to the precision may be as large.
+    """
+    speed, reference, tolerance = _speed(option), _speed(fastest), EQUALLY_FAST
+    in_same_precision = speed * option.seconds / seconds_in_precision_of(fastest, option)
     if option.free_share >= MUCH_FREE:
-        return EQUALLY_FAST_IF_MUCH_FREE
-    is_roomier = option.free_share >= max(COMFORTABLY_FREE, fastest.free_share)
-    return EQUALLY_FAST_IF_ROOMIER if is_roomier else EQUALLY_FAST
+        speed = in_same_precision
+        tolerance = EQUALLY_FAST_IF_MUCH_FREE
+    elif option.free_share >= max(COMFORTABLY_FREE, fastest.free_share):
+        tolerance = EQUALLY_FAST_IF_ROOMIER
+    elif option.free_share >= COMFORTABLY_FREE and in_same_precision > max(
+        speed, (1 - EQUALLY_FAST_IF_ROOMIER) * reference
+    ):
+        tolerance = EQUALLY_FAST_IF_MUCH_FREE
+    return speed >= (1 - tolerance) * reference
+
+
+def seconds_in_precision_of(other: StrategyPrediction, option: StrategyPrediction) -> float:
+    """Return the seconds per step of an option, as if it trained in the precision of another one if it shards nothing.
+
+    DDP, ZeRO-0 and one process train fp32 parameters under autocast. The other strategies train 16-bit parameters, so
+    that they cast less and send half as many bytes of gradients.
+    """
+    own, precision = option.prediction, other.prediction.engine.precision
+    if own.engine.zero_stage or own.engine.precision == precision:
+        return option.seconds
+    engine = dataclasses.replace(own.engine, precision=precision)
+    return float(step_time.seconds(option.shape, engine, own.job, own.box).total)
 
 
 def _seconds(option: StrategyPrediction) -> float:
     return option.seconds
 
 
-def _speed(option: StrategyPrediction | BatchSplit) -> float:
-    return float(option.prediction.tokens_per_second_per_gpu)
+def _speed(option: StrategyPrediction) -> float:
+    return option.tokens_per_second
 
 
 def complexity(option: StrategyPrediction) -> tuple:
@@ -466,7 +506,7 @@ class LargestModels:
 
 @dataclass(frozen=True)
 class FewestGpus:
-    """For each strategy, the smallest number of GPUs that trains a model, and the free bytes of one GPU.
+    """For each strategy, the smallest number of GPUs that trains a model, and the free bytes and share of one GPU.
 
     The value is None if the model does not fit on `most` GPUs.
     """
@@ -474,7 +514,7 @@ class FewestGpus:
     request: Request
     shape: ModelShape
     notes: list[str]
-    fewest: dict[str, tuple[int, float] | None]
+    fewest: dict[str, tuple[int, float, float] | None]
     unsharded: frozenset[str]  # strategies that do not shard, so that more GPUs do not help
     most: int
 
@@ -482,14 +522,6 @@ class FewestGpus:
     def verdict(self) -> Verdict:
         """The command's verdict: how many strategies were predicted, and whether some number of GPUs is enough."""
         return _verdict(len(self.fewest), any(self.fewest.values()))
-
-    def free_share(self, name: str) -> float | None:
-        """Return the share of a GPU's usable memory that stays free with a strategy. None if the model does not fit."""
-        fitting = self.fewest[name]
-        if fitting is None:
-            return None
-        num_gpus, free = fitting
-        return free / hardware.usable_memory_bytes(self.request.box(num_gpus).gpu, num_gpus)
 
 
 def gpt(hidden: int, positions: int) -> ModelShape:
@@ -540,15 +572,16 @@ def fewest_gpus(model: str, request: Request) -> FewestGpus:
             f"--strategy {request.strategy}: with these options, this strategy cannot run on 1, 2, 4 ... or "
             f"{GPU_COUNTS[-1]} GPUs. Add --gpus."
         )
-    fewest: dict[str, tuple[int, float] | None] = {}
+    fewest: dict[str, tuple[int, float, float] | None] = {}
     unsharded = set[str]()
     for num_gpus in counts:
         for chosen in request.strategies(num_gpus):
             if fewest.get(chosen.name) is None:
                 box, engine = request.box(num_gpus), engine_for(shape, request, chosen, num_gpus)
                 peak = peaks.peak(shape, engine, job)
-                fits = _fits(shape, engine, peak, box)
-                fewest[chosen.name] = (num_gpus, float(prediction.free_bytes(peak, box))) if fits else None
+                free = float(prediction.free_bytes(peak, box))
+                found = (num_gpus, free, free / hardware.usable_memory_bytes(box.gpu, num_gpus))
+                fewest[chosen.name] = found if _fits(shape, engine, peak, box) else None
                 if not engine.zero_stage:
                     unsharded.add(chosen.name)
     return FewestGpus(request, shape, notes, fewest, frozenset(unsharded), counts[-1])
@@ -570,17 +603,22 @@ def _job_of_one_sequence(request: Request) -> StepConfig:
     return request.replace(activation_checkpointing=request.activation_checkpointing or "full").job()
 
 
-def could_leave_enough_free(shape: ModelShape, request: Request, num_gpus: int) -> bool:
-    """Return whether any strategy without offload leaves `ENOUGH_FREE` of a GPU free, with one sequence per GPU.
+def could_leave_free(
+    shape: ModelShape, request: Request, num_gpus: int, enough: float = ENOUGH_FREE, has_offload: bool = False
+) -> bool:
+    """Return whether any strategy leaves this share of a GPU free, with one sequence per GPU.
 
-    If not, larger batches do not leave it free either. The batch of the request does not count.
+    If not, larger batches do not leave it free either. The batch of the request does not count. Strategies with offload
+    count only with `has_offload`.
     """
     job, box = _job_of_one_sequence(request), request.box(num_gpus)
-    enough = ENOUGH_FREE * hardware.usable_memory_bytes(box.gpu, num_gpus)
+    least = enough * hardware.usable_memory_bytes(box.gpu, num_gpus)
     engines = (
-        engine_for(shape, request, chosen, num_gpus) for chosen in request.strategies(num_gpus) if not chosen.offloads
+        engine_for(shape, request, chosen, num_gpus)
+        for chosen in request.strategies(num_gpus)
+        if has_offload or not chosen.offloads
     )
-    return any(prediction.free_bytes(peaks.peak(shape, engine, job), box) >= enough for engine in engines)
+    return any(prediction.free_bytes(peaks.peak(shape, engine, job), box) >= least for engine in engines)
 
 
 def _could_fit(model: ModelShape, request: Request) -> bool:
@@ -589,7 +627,7 @@ def _could_fit(model: ModelShape, request: Request) -> bool:
     except Refusal:  # the adapters of the request do not suit this model
         return False
     is_long_enough = model.positions >= (request.sequence_length or DEFAULT_LENGTH)
-    return is_long_enough and could_leave_enough_free(shape, request, request.num_gpus)
+    return is_long_enough and could_leave_free(shape, request, request.num_gpus)
 
 
 def _fits(shape: ModelShape, engine: Engine, peak: Peak, box: Cluster) -> bool:
@@ -631,26 +669,6 @@ def engine_for(shape: ModelShape, request: Request, chosen: Strategy, num_gpus: 
 # ---------------------------------------------------------------- every split of the batch
 
 
-class BatchSplit(NamedTuple):
-    """A strategy, and its prediction for one micro batch size and number of accumulation steps."""
-
-    strategy: str
-    prediction: Prediction
-
-
-def all_splits(advice: Advice) -> list[BatchSplit]:
-    """Predict every strategy at every split of the batch, with and without activation checkpointing.
-
-    If the request sets the micro batch or activation checkpointing, only that setting is predicted.
-    """
-    shape, request = advice.shape, advice.request
-    return [
-        BatchSplit(option.strategy.name, split)
-        for option in advice.options
-        for split in splits(shape, request, option.prediction.engine, option.prediction.box)
-    ]
-
-
 def splits(shape: ModelShape, request: Request, engine: Engine, box: Cluster) -> Iterator[Prediction]:
     """Yield predictions of one engine at every split of the batch, with and without activation checkpointing.
 
@@ -663,16 +681,3 @@ def splits(shape: ModelShape, request: Request, engine: Engine, box: Cluster) ->
         for size, steps in pairs:
             job = dataclasses.replace(request.job(size, steps), activation_checkpointing=checkpointed)
             yield prediction.predict(shape, engine, job, box)
-
-
-def pareto(choices: list[BatchSplit]) -> list[BatchSplit]:
-    """Return the splits that fit, except those that another split beats in both memory and speed.
-
-    They are sorted by memory, the smallest first.
-    """
-    front: list[BatchSplit] = []
-    fitting = [choice for choice in choices if choice.prediction.fits]
-    for choice in sorted(fitting, key=lambda candidate: (candidate.prediction.peak.total, -_speed(candidate))):
-        if not front or _speed(choice) > _speed(front[-1]):
-            front.append(choice)
-    return front

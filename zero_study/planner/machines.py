@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from zero_study.errors import Refusal
 from zero_study.planner import choose
-from zero_study.planner.choose import ENOUGH_FREE, FewestGpus, StrategyPrediction
+from zero_study.planner.choose import ENOUGH_FREE, EQUALLY_FAST, FewestGpus, StrategyPrediction
 from zero_study.planner.request import Request, find_model
 from zero_study.planner.units import unit_of
 from zero_study.theory import hardware
@@ -32,24 +32,20 @@ class WholeTraining:
     hours_high: float | None  # None if there is no upper end
     dollars: float | None  # None if the price of the GPU is not known
 
-    @classmethod
-    def of(cls, option: StrategyPrediction, tokens: float) -> WholeTraining:
-        """Return the time and price of training on this many tokens, without setup, evaluation and checkpoints."""
-        prediction = option.prediction
-        job = prediction.job
-        per_step = job.tokens * job.gradient_accumulation_steps * prediction.box.num_gpus
-        steps = math.ceil(tokens / per_step)
-        interval = (option.fastest_seconds, option.seconds, option.slowest_seconds)
-        low, middle, high = (steps * seconds / 3600 for seconds in interval)
-        price = prediction.dollars_per_hour
-        return cls(
-            tokens, steps, middle, low, None if option.is_rough else high, None if price is None else price * middle
-        )
-
 
 def whole_training(option: StrategyPrediction, request: Request) -> WholeTraining | None:
-    """Return the time and price of the whole training that a request names. None if it names no length."""
-    return None if request.num_tokens is None else WholeTraining.of(option, request.num_tokens)
+    """Return the time and price of the whole training that a request names, without setup, evaluation and checkpoints.
+
+    None if the request names no length.
+    """
+    tokens, job, price = request.num_tokens, option.prediction.job, option.prediction.dollars_per_hour
+    if tokens is None:
+        return None
+    steps = math.ceil(tokens / (job.tokens * job.gradient_accumulation_steps * option.prediction.box.num_gpus))
+    interval = (option.fastest_seconds, option.seconds, option.slowest_seconds)
+    low, middle, high = (steps * seconds / 3600 for seconds in interval)
+    dollars = None if price is None else price * middle
+    return WholeTraining(tokens, steps, middle, low, None if option.is_rough else high, dollars)
 
 
 @dataclass(frozen=True)
@@ -73,11 +69,6 @@ class Machine:
         return self.option.has_enough_free and not self.option.offloads
 
     @property
-    def tokens_per_second(self) -> float:
-        """The tokens per second of all GPUs together. For a model that reads images, these are images per second."""
-        return self.option.tokens_per_second * self.num_gpus
-
-    @property
     def dollars_per_hour(self) -> float | None:
         return self.option.prediction.dollars_per_hour
 
@@ -90,6 +81,16 @@ class Machine:
         if self.training is not None:
             return self.training.dollars
         return unit_of(self.option.shape).dollars(self.option.prediction)
+
+    @property
+    def certain_cost(self) -> float:
+        """The cost that counts in a comparison. Of several GeForce cards, it is the upper end of the interval.
+
+        Few times of such machines have been published.
+        """
+        is_uncertain = self.num_gpus > 1 and "GeForce" in self.gpu.torch_name
+        ratio = self.option.slowest_seconds / self.option.seconds if is_uncertain else 1.0
+        return math.inf if self.cost is None else self.cost * ratio
 
 
 @dataclass(frozen=True)
@@ -171,16 +172,23 @@ class Comparison:
 
     @property
     def cheapest(self) -> Machine | None:
-        return min(self.within_limits, key=lambda machine: machine.cost or math.inf, default=None)
+        return cheapest(self.within_limits)
 
     @property
     def fastest(self) -> Machine | None:
-        return max(self.within_limits, key=lambda machine: machine.tokens_per_second, default=None)
+        return max(self.within_limits, key=lambda machine: machine.option.total_tokens_per_second, default=None)
 
     @property
     def verdict(self) -> Verdict:
         checked = [Checked(len(self.machines), "machine", "predicted")]
         return Verdict.of(int(bool(self.machines) and self.cheapest is None), checked)
+
+
+def cheapest(machines: Sequence[Machine]) -> Machine | None:
+    """Return the smallest of the machines that cost as little as the cheapest one, or `EQUALLY_FAST` more."""
+    most = (1 + EQUALLY_FAST) * min((machine.certain_cost for machine in machines), default=0.0)
+    near = (machine for machine in machines if machine.certain_cost <= most)
+    return min(near, key=lambda machine: (machine.num_gpus, machine.certain_cost), default=None)
 
 
 def compare(
@@ -203,7 +211,7 @@ def compare(
     machines = [
         machine for gpu in gpus for machine in _of_gpu(shape, request.replace(gpu=gpu.name), num_gpus)
     ]  # fmt: skip
-    machines.sort(key=lambda machine: (machine.cost is None, machine.cost, -machine.tokens_per_second))
+    machines.sort(key=lambda machine: (machine.cost is None, machine.cost, -machine.option.total_tokens_per_second))
     without = [] if names else [gpu.name for gpu in GPUS.values() if not gpu.price_per_hour]
     if not machines:
         raise Refusal(
@@ -214,8 +222,7 @@ def compare(
     if deadline is None or comparison.within_limits:
         return comparison
     larger = (_larger(comparison, gpu, num_gpus or MOST_GPUS) for gpu in gpus)
-    enough = min(filter(None, larger), key=lambda machine: machine.cost or math.inf, default=None)
-    return dataclasses.replace(comparison, enough=enough)
+    return dataclasses.replace(comparison, enough=cheapest([*filter(None, larger)]))
 
 
 def _larger(comparison: Comparison, gpu: Gpu, than: int) -> Machine | None:
@@ -244,7 +251,7 @@ def _of_gpu(shape: ModelShape, request: Request, num_gpus: int | None) -> Iterat
     for count in counts:
         try:
             asked = request.replace(num_gpus=count)
-            if not choose.could_leave_enough_free(shape, asked, count):
+            if not choose.could_leave_free(shape, asked, count):
                 continue
             machine = _on(shape, asked, has_offload=False)
         except Refusal:  # the GPUs do not fill nodes, or do not divide the batch, or lack the precision

@@ -9,11 +9,11 @@ from zero_study import terminal
 from zero_study.planner import advice_text
 from zero_study.planner.advice_text import NARROW, aligned, images_content, training_content, wrapped
 from zero_study.planner.choose import ENOUGH_FREE, gib
-from zero_study.planner.machines import MOST_GPUS
+from zero_study.planner.machines import MOST_GPUS, cheapest
 from zero_study.planner.reasons import percent
 from zero_study.planner.request import reading
-from zero_study.planner.training_text import duration, price_source_of, short_duration
-from zero_study.planner.units import Unit, unit_of
+from zero_study.planner.training_text import duration, price_source_of, provider_of, short_duration
+from zero_study.planner.units import Unit, price_in_words, unit_of
 from zero_study.theory.shapes import DEFAULT_LENGTH
 
 if TYPE_CHECKING:
@@ -54,9 +54,12 @@ def _state(machine: Machine) -> str:
     """Describe a recommended machine: strategy, free memory, speed, and time and price of the whole training."""
     option, training = machine.option, machine.training
     words = [f"{option.strategy.name} leaves {percent(option.free_share)} of each GPU free"]
-    words.append(f"trains {machine.tokens_per_second:,.0f} {unit_of(option.shape).plural} per second")
-    if training is not None:
-        dollars = "" if training.dollars is None else f" and ${training.dollars:,.0f}"
+    words.append(f"trains {option.total_tokens_per_second:,.0f} {unit_of(option.shape).plural} per second")
+    price = f"${price_in_words(machine.cost)} (at {provider_of(machine.gpu)})" if machine.dollars_per_hour else ""
+    if training is None:
+        words += [f"costs {price} per {unit_of(option.shape).priced_in_words}"] if price else []
+    else:
+        dollars = price and f" and {price}"
         words.append(f"needs {duration(training.hours)}{dollars} for the whole training")
     return terminal.listed(words)
 
@@ -95,12 +98,11 @@ def _table(machines: list[Machine], unit: Unit) -> list[str]:
 
 def _row(machine: Machine, last: list[str]) -> list[str]:
     option, training = machine.option, machine.training
-    job = option.prediction.job
-    cells = {
-        "time": "" if training is None else short_duration(training.hours),
-        "$": "?" if machine.cost is None else f"{machine.cost:,.0f}",
-        unit_of(option.shape).price_column: unit_of(option.shape).price_in_words(machine.cost),
-    }
+    job, cost = option.prediction.job, price_in_words(machine.cost)
+    if machine.cost is not None:
+        ends = (machine.cost * end / option.seconds for end in (option.fastest_seconds, option.slowest_seconds))
+        low, high = map(price_in_words, ends)
+        cost += f" ({low}-{'?' if option.is_rough else high})"
     mark = advice_text.MARKS[job.activation_checkpointing]
     return [
         _count(machine),
@@ -108,8 +110,8 @@ def _row(machine: Machine, last: list[str]) -> list[str]:
         "yes" if option.has_enough_free else "tight",
         gib(option.free_bytes),
         *([] if training else [f"{job.micro_batch_size} x {job.gradient_accumulation_steps}{mark}"]),
-        f"{machine.tokens_per_second:,.0f}",
-        *(cells[name] for name in last),
+        f"{option.total_tokens_per_second:,.0f}",
+        *(short_duration(training.hours) if name == "time" and training else cost for name in last),
     ]
 
 
@@ -121,6 +123,8 @@ def _legend(machines: list[Machine]) -> str:
         sentences.append("time: the time of all steps, without setup, evaluation and checkpoints.")
     else:
         sentences.append("batch: micro batch x accumulation steps (c: with activation checkpointing).")
+    if any(machine.dollars_per_hour for machine in machines):
+        sentences.append("$: the predicted price, and the range in which the real price should be.")
     return " ".join(sentences)
 
 
@@ -136,7 +140,7 @@ def content_of_machine(machine: Machine) -> dict[str, Any]:
     option = machine.option
     images = images_content(option)
     if images:
-        images["images_per_second"] = machine.tokens_per_second
+        images["images_per_second"] = machine.option.total_tokens_per_second
     return {
         "gpu": machine.gpu.name,
         "num_gpus": machine.num_gpus,
@@ -146,7 +150,7 @@ def content_of_machine(machine: Machine) -> dict[str, Any]:
         "needed_bytes_per_gpu": round(option.needed_bytes),
         "free_share": option.free_share,
         "seconds_per_step": option.seconds,
-        "tokens_per_second": machine.tokens_per_second,
+        "tokens_per_second": machine.option.total_tokens_per_second,
         "dollars_per_hour": machine.dollars_per_hour,
         "dollars_per_billion_tokens": option.prediction.dollars_per_billion_tokens,
         **images,
@@ -178,16 +182,24 @@ def answer_of_comparison(comparison: Comparison) -> str:
     ]  # fmt: skip
     if cheapest is fastest:
         return f"The cheapest and the fastest machine{within} is {_count(cheapest)}: {_state(cheapest)}."
-    return (
-        f"The cheapest machine{within} is {_count(cheapest)}: {_state(cheapest)}. The fastest is {_count(fastest)}: "
-        f"{_state(fastest)}."
-    )
+    parts = [f"The cheapest machine{within} is {_count(cheapest)}: {_state(cheapest)}."]
+    lowest = comparison.within_limits[0]
+    if lowest.certain_cost != lowest.cost and lowest is not cheapest:
+        parts.append(
+            f"{_count(lowest)} is predicted to cost less, but by less than the error of such predictions for several "
+            "GeForce cards."
+        )
+    return " ".join([*parts, f"The fastest is {_count(fastest)}: {_state(fastest)}."])
 
 
 def _answer_beyond_limits(comparison: Comparison) -> str:
     """Say that no machine keeps the limits, which machines come nearest, and what would keep them."""
     machines, enough = comparison.machines, comparison.enough
-    least, soonest, unit = machines[0], min(machines, key=_hours), unit_of(comparison.shape).plural
+    least, soonest, unit = (
+        cheapest(machines) or machines[0],
+        min(machines, key=_hours),
+        unit_of(comparison.shape).plural,
+    )
     limits = [
         *([f"the budget of ${comparison.budget:,.0f}"] if comparison.budget is not None else []),
         *([f"the deadline of {comparison.deadline:g} h"] if comparison.deadline is not None else []),
@@ -221,6 +233,7 @@ def _hours(machine: Machine) -> float:
 def text_of_comparison(comparison: Comparison, everything: bool = False) -> str:
     """Return a table of the machines by price, as text. Only the first rows are shown unless `everything`."""
     kept = comparison.within_limits or comparison.machines
+    kept = sorted(kept, key=lambda machine: machine is not comparison.cheapest)
     shown = kept if everything else kept[:NUM_ROWS]
     if comparison.fastest is not None and comparison.fastest not in shown:
         shown = [*shown[: NUM_ROWS - 1], comparison.fastest]

@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zero_study.planner import choose, remedies
-from zero_study.planner.choose import ENOUGH_FREE, EQUALLY_FAST, EQUALLY_FAST_IF_ROOMIER, FAR_SLOWER, gib
+from zero_study.planner.choose import (
+    COMFORTABLY_FREE,
+    ENOUGH_FREE,
+    EQUALLY_FAST,
+    EQUALLY_FAST_IF_ROOMIER,
+    FAR_SLOWER,
+    VERY_LITTLE_FREE,
+    gib,
+)
 from zero_study.planner.units import unit_of
 from zero_study.terminal import GIB, listed, significant
 from zero_study.theory import hardware
@@ -25,32 +33,35 @@ def answer(advice: Advice) -> str:
     If a change of the request is better, it comes first. If no strategy fits, the sentences say what takes the memory.
     If no change helps either, they begin with the largest known model that fits.
     """
-    option, better = advice.recommended, advice.change
-    if better is not None and better.kind == "adapters":
-        return _adapters_answer(advice, better)
-    if option is None:
-        nearest, whole = advice.ranked[0], _whole_sequences(advice)
-        parts = [f"No strategy fits. {nearest.strategy.name} comes nearest: it {lacks(nearest)}.{_cause(nearest)}"]
-        if better is None:
-            parts += ["No change that this command can predict makes it fit.", whole or "Use GPUs with more memory."]
-            if whole is None and (largest := advice.largest_known) is not None:
-                size = f"{significant(largest.num_params / 1e9)} billion parameters"
-                parts.insert(0, f"The largest known model that fits {_machine(advice)} is {largest.name} ({size}).")
-        else:
-            parts += [f"{_instruction(better, option)}.", _what_changes(better)]
-            parts += [] if better.option.has_enough_free or whole is None else [whole]
-        return " ".join(filter(None, parts))
+    option, better, nearest = advice.recommended, advice.change, advice.ranked[0]
+    missing = f"No strategy fits. {nearest.strategy.name} comes nearest: it {lacks(nearest)}.{_cause(nearest)}"
     if better is not None:
-        time = _compared(better.option.tokens_per_second / option.tokens_per_second)
-        host = f" ({_host(advice, option)})" if _depends_on_host(advice, option) else ""
-        parts = [
-            f"{_instruction(better, option)}.",
-            _what_changes(better),
-            f"Without the change, {option.strategy.name} with {_settings(option)} "
-            f"{'offloads to the host, ' * option.offloads}leaves {percent(option.free_share)} of each GPU free and "
-            f"{time}{host}.",
-        ]
+        if better.kind == "adapters":
+            nearest = next((other for other in advice.ranked if not other.offloads), nearest)
+            missing = (
+                f"Full training {'hardly fits' if nearest.fits else 'does not fit'} on {_machine(advice)}"
+                f"{' without offload' if option else ''}: it {lacks(nearest)}."
+            )
+        elif option is not None:
+            missing = ""
+        parts = [missing, f"{_instruction(better, option)}.", _what_changes(better)]
+        if option is not None:
+            time = _compared(better.option.total_tokens_per_second / option.total_tokens_per_second)
+            host = f" ({_host(advice, option)})" if _depends_on_host(advice, option) else ""
+            parts.append(
+                f"Without the change, {option.strategy.name} with {_settings(option)} "
+                f"{'offloads to the host, ' * option.offloads}leaves {percent(option.free_share)} of each GPU free and "
+                f"{time}{host}."
+            )
         return " ".join(filter(None, parts))
+    if option is None:
+        parts = [missing, "No change that this command can predict makes it fit. Use GPUs with more memory."]
+        if remedies.is_caused_by_tokens(advice):
+            parts.append("Shorter sequences need less memory, too.")
+        elif (largest := advice.largest_known) is not None:
+            size = f"{significant(largest.num_params / 1e9)} billion parameters"
+            parts.insert(0, f"The largest known model that fits {_machine(advice)} is {largest.name} ({size}).")
+        return " ".join(parts)
     memory = f"{gib(option.free_bytes)} GiB ({percent(option.free_share)}) of each GPU"
     stays = "stay free" if option.traced_bytes is None else "stay free according to the trace"
     takes = "took" if option.is_measured else "is predicted to take"
@@ -65,12 +76,16 @@ def answer(advice: Advice) -> str:
 def better_change(advice: Advice) -> Remedy | None:
     """Return a change of the training that is better than the recommendation without changes. None if no change is.
 
-    Any change is better if nothing fits. Otherwise it must compute the same training, or the same with an 8-bit
-    optimizer if the alternative is offload. Adapters and pure bf16 are better than an offload that leaves too little of
-    the host's memory free, or that needs a host of which nothing is known. A change may be slower only if little memory
-    stays free without it.
+    Any change is better if nothing fits, or if so little memory stays free that the training may not fit. If a change
+    fits only with offload, it is compared with the other changes as a training that offloads without a change is. A
+    change is better than one that fits if it computes the same training, or the same with an 8-bit optimizer if the
+    alternative is offload. Adapters and pure bf16 are better than an offload that leaves too little of the host's
+    memory free, or that needs a host of which nothing is known. A change may be slower only if little memory stays free
+    without it.
     """
-    changes, option = advice.remedies, advice.recommended
+    changes = advice.remedies
+    offload = next((each for each in changes if each.option.offloads), None)
+    option = offload.option if offload else advice.recommended
     if option is None:
         return changes[0] if changes else None
     kinds: set[RemedyKind] = {"same"}
@@ -78,11 +93,19 @@ def better_change(advice: Advice) -> Remedy | None:
         kinds |= {"optimizer"}
     if option.offloads and _depends_on_host(advice, option):
         kinds |= {"precision", "adapters"}
-    may_slow_down = (
-        EQUALLY_FAST_IF_ROOMIER if option.free_share >= ENOUGH_FREE or option.offloads else 1 - 1 / FAR_SLOWER
+    has_hardly_any = option.scarcest_share < VERY_LITTLE_FREE
+    slows_down_little = not has_hardly_any and (option.free_share >= ENOUGH_FREE or option.offloads)
+    slowest = option.tokens_per_second * (1 - EQUALLY_FAST_IF_ROOMIER if slows_down_little else 1 / FAR_SLOWER)
+    return next(
+        (
+            each
+            for each in changes
+            if each.option.tokens_per_second >= slowest
+            and not each.option.offloads
+            and (each.kind in kinds or (has_hardly_any and each.option.free_share >= COMFORTABLY_FREE))
+        ),
+        offload,
     )
-    slowest = option.tokens_per_second * (1 - may_slow_down)
-    return next((each for each in changes if each.kind in kinds and each.option.tokens_per_second >= slowest), None)
 
 
 def _is_host_assumed(advice: Advice) -> bool:
@@ -101,31 +124,11 @@ _LOST_UPDATES = (
 
 def _what_changes(change: Remedy) -> str:
     """Return a sentence that says how another training differs. Empty if the change computes the same."""
-    if change.kind == "precision":
-        return f"{_LOST_UPDATES}."
-    return "The change stores the optimizer states in 8 bits." if change.kind == "optimizer" else ""
-
-
-def _adapters_answer(advice: Advice, change: Remedy) -> str:
-    """Return the answer that recommends adapters: what full training lacks, what fits, and what it costs."""
-    whole, option, flags = advice.recommended, change.option, change.flags
-    step = option.prediction.step
-    where = f" on {change.changes['num_gpus']} GPUs" if "num_gpus" in change.changes else ""
-    nearest = next((other for other in advice.ranked if not other.offloads), advice.ranked[0])
-    lora, four_bits = (
-        ("QLoRA", ", and the frozen weights have four bits") if "load_in_4bit" in change.changes else ("LoRA", "")
-    )
-    time = "a rough guess" if option.is_rough else f"{significant(step.low, 2)} to {significant(step.high, 2)}"
-    parts = [
-        f"Full training {'hardly fits' if nearest.fits else 'does not fit'} on {_machine(advice)}"
-        f"{' without offload' if whole else ''}: it {lacks(nearest)}. {lora} fits{where} ({flags}): "
-        f"{significant(step.total)} s per step ({time}) with {option.strategy.name}, and {gib(option.free_bytes)} GiB "
-        f"({percent(option.free_share)}) of each GPU stay free. Only adapters are trained{four_bits}."
-    ]
-    if whole is not None:
-        time = _compared(option.tokens_per_second / whole.tokens_per_second)
-        parts.append(f"With all weights, {whole.strategy.name} {time}: {_host(advice, whole)}.")
-    return " ".join(parts)
+    return {
+        "precision": f"{_LOST_UPDATES}.",
+        "optimizer": "The change stores the optimizer states in 8 bits.",
+        "adapters": "Only adapters are trained.",
+    }.get(change.kind, "")
 
 
 def _machine(advice: Advice) -> str:
@@ -146,6 +149,8 @@ _IN_WORDS = {
     "activation_checkpointing": "activation checkpointing",
     "sync_each_batch": "a reduction of gradients in every micro step",
     "optimizer": "8-bit AdamW",
+    "lora_rank": "LoRA",
+    "load_in_4bit": "frozen weights in four bits (QLoRA)",
     "precision": "pure bf16",
     "num_gpus": "{} GPUs",
     "context_parallel": "{} GPUs per sequence",
@@ -160,14 +165,14 @@ def _instruction(change: Remedy, now: StrategyPrediction | None) -> str:
     """Return a sentence that says what to change, and what is predicted then. `now` is recommended without it."""
     option = change.option
     words = listed([_IN_WORDS[name].format(value) for name, value in change.changes.items() if name in _IN_WORDS])
-    fits = "fits, " if option.offloads else "fits without offload, "
+    fits = f"fits {'with' if option.offloads else 'without'} offload, "
     share = f"{percent(option.free_share)} of each GPU) free"
     if not option.has_enough_free:
         share += " (so it may run out of memory)"
     return (
         f"Use {words} ({change.flags}): {option.strategy.name} with {_settings(option)} then "
         f"{fits if now is None or now.offloads else ''}leaves {gib(option.free_bytes)} GiB ({share}, and a step is "
-        f"predicted to take {significant(option.prediction.step.total)} s"
+        f"predicted to take {significant(option.prediction.step.total)} s{' (a rough guess)' * option.is_rough}"
     )
 
 
@@ -177,20 +182,6 @@ def _cause(option: StrategyPrediction) -> str:
     if name == "host memory":
         return ""
     return f" It needs {gib(option.needed_bytes)} GiB, of which {gib(num_bytes)} GiB are {name}."
-
-
-def _whole_sequences(advice: Advice) -> str | None:
-    """Return what to do if the memory of one sequence is too much. None if something else takes the memory."""
-    length = advice.request.sequence_length or 0
-    if remedies.cause(advice.ranked[0])[0] not in ("activations", "logits and loss") or advice.shape.reads_images:
-        return None
-    if advice.request.sequence_ranks > 1:
-        return "Use more GPUs that share each sequence, shorter sequences, or GPUs with more memory."
-    return (
-        f"Adding GPUs alone does not help, because each GPU computes whole sequences of {length:,} tokens. Use shorter "
-        "sequences, GPUs with more memory, or more GPUs that share each sequence (--context-parallel for FSDP2, "
-        "--sequence-parallel for ZeRO)."
-    )
 
 
 def _settings(option: StrategyPrediction) -> str:
@@ -231,7 +222,9 @@ def _why(advice: Advice, option: StrategyPrediction) -> str:
         return f"{begin} the only {strategy} that {which}"
     if fastest is option:
         return f"{begin} the fastest {strategy} that {which}"
-    time = _compared(fastest.seconds / option.seconds)
+    time, seconds = _compared(fastest.seconds / option.seconds), choose.seconds_in_precision_of(fastest, option)
+    if seconds != option.seconds:
+        time += f" (if both train in the same precision, it {_compared(fastest.seconds / seconds)})"
     return (
         f"{begin} the simplest {strategy} that is fast enough and {which}. {fastest.strategy.name} {time}, "
         f"{_less_simple(fastest, option)}"
@@ -294,22 +287,24 @@ def changes(advice: Advice) -> list[tuple[str, str]]:
     The recommended change is not among them, because the answer begins with it. The speeds are compared with that of
     the recommended training.
     """
-    now, num_gpus = advice.to_start.recommended, advice.to_start.box.num_gpus
+    now = advice.to_start.recommended
     lines = []
     for change in advice.remedies:
         if change is advice.change:
             continue
-        option, count = change.option, change.option.prediction.box.num_gpus
-        speed = option.tokens_per_second * count
-        compared = "" if now is None else f", {_compared(speed / (now.tokens_per_second * num_gpus), is_speed=True)}"
+        option = change.option
+        speed = option.total_tokens_per_second
+        compared = "" if now is None else f", {_compared(speed / now.total_tokens_per_second, is_speed=True)}"
+        is_shared = option.prediction.job.sequence_ranks > advice.request.sequence_ranks
+        note = _OTHER_TRAINING["sequence" if is_shared else change.kind]
         lines.append((change.flags, (
             f"{option.strategy.name}: {gib(option.needed_bytes)} GiB per GPU, {percent(option.free_share)} free, "
-            f"{speed:,.0f} {unit_of(advice.shape).plural} per second{compared}{_OTHER_TRAINING[change.kind]}"
+            f"{speed:,.0f} {unit_of(advice.shape).plural} per second{compared}{note}"
         )))  # fmt: skip
     return lines
 
 
-_OTHER_TRAINING = {
+_OTHER_TRAINING: dict[RemedyKind, str] = {
     "same": "",
     "sequence": " (GPUs share each sequence, and the time is a rough guess)",
     "optimizer": " (optimizer states in 8 bits)",
@@ -344,7 +339,13 @@ def why_not(advice: Advice) -> dict[str, str]:
 def _why_not(advice: Advice, option: StrategyPrediction) -> str:
     chosen = advice.recommended
     if not option.fits:
-        return lacks(option)
+        changed = chosen and remedies.synchronized(advice, option)
+        if chosen is None or changed is None:
+            return lacks(option)
+        return (
+            f"{lacks(option)}, because it keeps unsharded gradients until the last micro step. With --sync-each-batch, "
+            f"it {_compared(changed.seconds / chosen.seconds)} and leaves {percent(changed.free_share)} free"
+        )
     if chosen is None:
         return ""
     time, is_slower = _compared(option.seconds / chosen.seconds), option.seconds > (1 + EQUALLY_FAST) * chosen.seconds

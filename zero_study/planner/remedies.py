@@ -6,6 +6,7 @@ them by hand: first those that compute the same training, then another optimizer
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from zero_study.planner.choose import (
     COMFORTABLY_FREE,
     ENOUGH_FREE,
     EQUALLY_FAST,
+    VERY_LITTLE_FREE,
     Advice,
     Remedy,
     RemedyKind,
@@ -56,6 +58,11 @@ def cause(option: StrategyPrediction) -> tuple[Cause, float]:
         sums[CAUSES[part]] = sums.get(CAUSES[part], 0.0) + float(num_bytes)
     largest = max(sums, key=lambda name: sums[name])
     return largest, sums[largest]
+
+
+def is_caused_by_tokens(advice: Advice) -> bool:
+    """Return whether the memory of the best strategy is taken by what grows with the tokens of a sequence."""
+    return cause(advice.ranked[0])[0] in ("activations", "logits and loss")
 
 
 # ---------------------------------------------------------------- the changes: None where one has no effect
@@ -120,11 +127,11 @@ OTHER_TRAINING: tuple[tuple[RemedyKind, tuple[Change, ...]], ...] = (
 
 
 def find(advice: Advice, can_start: CanStart) -> list[Remedy]:
-    """Return changes with which a strategy fits and leaves enough memory free without offload, the smallest first.
+    """Return changes with which a strategy fits and leaves enough memory free, the smallest first.
 
-    At most one is returned for each kind of change. If nothing fits, and no change makes it fit without offload, then
-    offload with all changes that compute the same training is tried, too. A change counts only if `can_start` says that
-    the requested program can start what is recommended then.
+    At most one is returned for each kind of change, and offload counts only for changes that compute the same training,
+    if they do not fit without it. A change counts only if `can_start` says that the requested program can start what is
+    recommended then.
 
     The list is empty if the recommended strategy leaves much memory free without offload, and if memory does not make
     it slower than another one. If the training fits without offload, a change is only named if it is faster or leaves
@@ -133,13 +140,29 @@ def find(advice: Advice, can_start: CanStart) -> list[Remedy]:
     if not _is_short_of_memory(advice):
         return []
     search = _Search(advice, can_start)
-    return [*search.without_offload()][:MOST_REMEDIES] or [*search.with_offload()]
+    found = [*filter(None, search.remedies())][:MOST_REMEDIES]
+    return found if found or advice.recommended else [*filter(None, [search.with_offload(enough=0)])]
 
 
 def helps(option: StrategyPrediction, now: StrategyPrediction) -> bool:
     """Return whether a changed training is faster than what is recommended, or leaves more memory free."""
-    speed, speed_now = (each.tokens_per_second * each.prediction.box.num_gpus for each in (option, now))
-    return speed > (1 + EQUALLY_FAST) * speed_now or option.free_share >= now.free_share + LEANER
+    is_faster = option.total_tokens_per_second > (1 + EQUALLY_FAST) * now.total_tokens_per_second
+    return is_faster or option.free_share >= now.free_share + LEANER
+
+
+def synchronized(advice: Advice, option: StrategyPrediction) -> StrategyPrediction | None:
+    """Return an option that lacks memory as it is if gradients are reduced in every micro step.
+
+    None if this makes no difference, or if it does not leave enough memory free either.
+    """
+    if option.prediction.engine.kind != "fsdp" or advice.request.sync_each_batch:
+        return None
+    request = advice.request.replace(sync_each_batch=True, strategy=option.strategy.name)
+    try:
+        (found,), _ = choose.options_of(advice.shape, advice.box, request)
+    except Refusal:
+        return None
+    return found if found.has_enough_free else None
 
 
 def with_adapters(advice: Advice) -> list[Remedy]:
@@ -181,74 +204,84 @@ class _Search:
 
     advice: Advice
     can_start: CanStart
+    has_offload: bool = False  # whether strategies with offload count
 
-    def without_offload(self) -> Iterator[Remedy]:
-        request, now = self.advice.request, self.advice.recommended
-        same = self._applicable(SAME_TRAINING)
-        smallest = next((found for changes in same if (found := self._try("same", changes))), None)
-        if smallest is None and len(same) > 1:
-            smallest = self._try_smallest("same", {}, same)
-        if smallest is not None:
-            yield smallest
-        trainings: list[Remedy] = []
-        if now is None or now.offloads:
-            yield from self._shared_sequences(same) if smallest is None else []
-            trainings = [*self._other_trainings(same)]
+    def remedies(self) -> Iterator[Remedy | None]:
+        """Yield the remedies in the order in which one would try them, and None for each that does not suffice."""
+        request, now, every = self.advice.request, self.advice.recommended, self._applicable(SAME_TRAINING)
+        smallest = self._try_with("same", {}, every)
+        yield smallest
+        same = every if smallest is None else []
+        shared, trainings = list[Remedy](), list[Remedy]()
+        if now is None or now.offloads or now.scarcest_share < VERY_LITTLE_FREE:
+            if smallest is None:
+                shared = [*self._shared_sequences("sequence", {}, same)]
+                yield from shared
+                yield None if shared else self.with_offload()
+            trainings = [*self._other_trainings(every)]
             yield from trainings
         elif now.free_share < COMFORTABLE or smallest is None:
-            yield from self._optimizer()
+            yield from (self._try("optimizer", changes) for changes in self._applicable([_8_bit_optimizer]))
         if smallest is None and request.batch()[0] > 1:
-            changes = {"global_batch_size": request.num_groups}
-            if found := self._try_with("batch", changes, same):
-                yield found
-        more = self._more_gpus("gpus", {}) or (self._more_gpus("gpus", _together(same)) if smallest is None else None)
-        if now is None and "adapters" not in {remedy.kind for remedy in trainings}:
-            yield from self._adapters_on_fewer_gpus(more, same)
-        yield from [more] if more else []
+            yield self._try_with("batch", {"global_batch_size": request.num_groups}, same)
+        more = self._more_gpus("gpus", {}, same, can_share=smallest is None and not shared)
+        if now is None and all(remedy.kind != "adapters" for remedy in trainings):
+            yield self._adapters_on_fewer_gpus(more, every)
+        yield more
 
-    def _adapters_on_fewer_gpus(self, full: Remedy | None, same: Sequence[Changes]) -> Iterator[Remedy]:
-        """Yield LoRA or QLoRA with more GPUs, if these are fewer than training all weights needs."""
-        changes = self._applicable([_lora, _qlora])
-        tried = [self._more_gpus("adapters", {**each, **_together(same)}) for each in changes]
+    def with_offload(self, enough: float = ENOUGH_FREE) -> Remedy | None:
+        """Return the smallest change with which the same training fits with offload, if it does not fit without one."""
+        search, now = dataclasses.replace(self, has_offload=True), self.advice.recommended
+        is_needed = now is None or (now.offloads and not now.has_enough_free)
+        return search._try_with("same", {}, self._applicable(SAME_TRAINING), enough) if is_needed else None
+
+    def _adapters_on_fewer_gpus(self, full: Remedy | None, same: Sequence[Changes]) -> Remedy | None:
+        """Return LoRA or QLoRA with more GPUs, if these are fewer than training all weights needs."""
+        tried = [self._more_gpus("adapters", changes, same) for changes in self._applicable([_lora, _qlora])]
         fewest = min(filter(None, tried), key=lambda remedy: remedy.request.num_gpus, default=None)
-        if fewest is not None and (full is None or fewest.request.num_gpus < full.request.num_gpus):
-            yield fewest
+        return fewest if fewest and (full is None or fewest.request.num_gpus < full.request.num_gpus) else None
 
     def _applicable(self, changes: Iterable[Change]) -> list[Changes]:
         request, shape = self.advice.request, self.advice.shape
         return [found for change in changes if (found := change(request, shape)) is not None]
 
-    def _shared_sequences(self, same: Sequence[Changes]) -> Iterator[Remedy]:
+    def _shared_sequences(self, kind: RemedyKind, changes: Changes, same: Sequence[Changes]) -> Iterator[Remedy]:
         """Yield how many GPUs should share a sequence, under FSDP2 and under ZeRO.
 
         It is the smallest number that leaves `COMFORTABLY_FREE`, if necessary with changes that compute the same
-        training. Without such a number, it is the one that leaves the most. Nothing is yielded if something else than
-        the tokens takes the memory.
+        training. Without such a number, it is the one that leaves the most, unless `changes` are made, too. Nothing is
+        yielded if something else than the tokens takes the memory.
         """
-        request, ranked = self.advice.request, self.advice.ranked
-        if request.sequence_ranks > 1 or cause(ranked[0])[0] not in ("activations", "logits and loss"):
+        request = self.advice.request
+        if request.sequence_ranks > 1 or not is_caused_by_tokens(self.advice):
             return
-        counts = [count for count in choose.GPU_COUNTS[1:] if request.num_gpus % count == 0]
+        num_gpus = changes.get("num_gpus", request.num_gpus)
+        counts = [count for count in choose.GPU_COUNTS[1:] if num_gpus % count == 0]
         for name in ("context_parallel", "sequence_parallel"):
-            tried = (self._try_with("sequence", {name: count}, same, COMFORTABLY_FREE) for count in counts)
+            shared = [{**changes, name: count} for count in counts]
+            tried = (self._try_with(kind, each, same, COMFORTABLY_FREE) for each in shared)
             if roomy := next(filter(None, tried), None):
                 yield roomy
                 continue
-            narrow = filter(None, (self._try_with("sequence", {name: count}, same) for count in counts))
+            narrow = filter(None, (self._try_with(kind, each, same) for each in shared if not changes))
             if best := max(narrow, key=lambda remedy: remedy.option.free_share, default=None):
                 yield best
-
-    def _optimizer(self) -> Iterator[Remedy]:
-        """Yield the 8-bit optimizer for a training that fits without it."""
-        changes = _8_bit_optimizer(self.advice.request, self.advice.shape)
-        if changes is not None and (found := self._try("optimizer", changes)):
-            yield found
 
     def _try_with(
         self, kind: RemedyKind, changes: Changes, more: Sequence[Changes], enough: float = ENOUGH_FREE
     ) -> Remedy | None:
-        """Return a remedy with these changes alone, or with as few of `more` as are needed."""
-        return self._try(kind, changes, enough) or self._try_smallest(kind, changes, more, enough)
+        """Return a remedy with these changes and as few of `more` as are needed. None if even all do not suffice."""
+        for each in [changes] if changes else more:
+            if found := self._try(kind, each, enough):
+                return found
+        needed = list(more)
+        found = self._try(kind, {**changes, **_together(needed)}, enough) if needed else None
+        for each in more if found else ():
+            fewer = [other for other in needed if other is not each]
+            combined = {**changes, **_together(fewer)}
+            if combined and (smaller := self._try(kind, combined, enough)) is not None:
+                needed, found = fewer, smaller
+        return found
 
     def _other_trainings(self, same: Sequence[Changes]) -> Iterator[Remedy]:
         """Yield the smallest change to each kind of training that suffices.
@@ -272,54 +305,27 @@ class _Search:
             else:
                 yield from filter(None, [narrow])
 
-    def with_offload(self) -> Iterator[Remedy]:
-        """Yield a change that makes the same training fit, with offload if needed, even if little memory stays free."""
-        if self.advice.recommended is not None:
-            return
-        changes = _together(self._applicable(SAME_TRAINING))
-        try:
-            request = _changed(self.advice.request, changes)
-            found = choose.recommend(choose.options_of(self.advice.shape, request.box(), request)[0])
-        except Refusal:
-            return
-        if found is not None:
-            remedy = Remedy(
-                "offload" if found.offloads else "same", _shown(self.advice.request, changes, found), found, request
-            )
-            yield from [remedy] if self.can_start(remedy) else []
-
-    def _try_smallest(
-        self, kind: RemedyKind, changes: Changes, more: Sequence[Changes], enough: float = ENOUGH_FREE
-    ) -> Remedy | None:
-        """Return a remedy with as few of `more` changes as are needed. None if even all of them do not suffice."""
-        needed = list(more)
-        found = self._try(kind, {**changes, **_together(needed)}, enough) if needed else None
-        for each in more if found else ():
-            fewer = [other for other in needed if other is not each]
-            combined = {**changes, **_together(fewer)}
-            if combined and (smaller := self._try(kind, combined, enough)) is not None:
-                needed, found = fewer, smaller
-        return found
-
     def _try(self, kind: RemedyKind, changes: Changes, enough: float = ENOUGH_FREE) -> Remedy | None:
         """Return the change of the request as a remedy. None if it does not suffice, or if the program cannot do it.
 
-        A strategy must leave this share of a GPU's memory free without offload.
+        A strategy must leave this share of a GPU's memory free.
         """
         try:
             request = _changed(self.advice.request, changes)
             shape = request.with_adapter(adapters.base_of(self.advice.shape))
-            if request.why_not_shared(shape) is not None or not choose.could_leave_enough_free(
-                shape, request, request.num_gpus
+            if request.why_not_shared(shape) is not None or not choose.could_leave_free(
+                shape, request, request.num_gpus, enough, self.has_offload
             ):
                 return None
-            options, _ = choose.options_of(shape, request.box(), request, has_offload=False)
+            options, _ = choose.options_of(shape, request.box(), request, self.has_offload)
         except Refusal:
             return None
-        option = choose.recommend([each for each in options if each.has_enough_free])
+        option = choose.recommend([each for each in options if each.has_enough_free or not enough])
         if option is None or option.free_share < enough or not self._is_better(option):
             return None
-        remedy = Remedy(kind, _shown(self.advice.request, changes, option), option, request)
+        remedy = Remedy(
+            "offload" if option.offloads else kind, _shown(self.advice.request, changes, option), option, request
+        )
         return remedy if self.can_start(remedy) else None
 
     def _is_better(self, option: StrategyPrediction) -> bool:
@@ -332,15 +338,20 @@ class _Search:
             and option.tokens_per_second >= now.tokens_per_second / SLOWED_DOWN
         )
 
-    def _more_gpus(self, kind: RemedyKind, changes: Changes) -> Remedy | None:
+    def _more_gpus(
+        self, kind: RemedyKind, changes: Changes, same: Sequence[Changes], can_share: bool = False
+    ) -> Remedy | None:
         """Return the smallest larger number of GPUs with which the training fits, with as many sequences per GPU.
 
-        None if there is none, because more GPUs do not help against activations and logits.
+        With `can_share`, GPUs share each sequence if the number is too small without it. None if there is no number,
+        because more GPUs do not help against activations and logits.
         """
         for count in choose.GPU_COUNTS:
             if count <= self.advice.box.num_gpus or not self.advice.request.could_run(count):
                 continue
-            if found := self._try(kind, {**changes, "num_gpus": count}):
+            more = {**changes, "num_gpus": count}
+            shared = self._shared_sequences(kind, more, same) if can_share else iter(())
+            if found := self._try_with(kind, more, same) or next(shared, None):
                 return found
         return None
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from zero_study import terminal
 from zero_study.planner.machines import whole_training
-from zero_study.planner.units import unit_of
+from zero_study.planner.units import price_in_words, unit_of
 
 if TYPE_CHECKING:
     from zero_study.planner.choose import Advice
@@ -28,6 +28,12 @@ def short_duration(hours: float) -> str:
     return f"{number} { ({'minutes': 'min'}.get(unit) or unit[0]) }"
 
 
+def provider_of(gpu: Gpu) -> str:
+    """Return who rents out a GPU. The source of its price begins with the provider, or with the instance before it."""
+    first, second, *_ = gpu.price_source.split(", ")
+    return second if second[0].isupper() else first
+
+
 def price_source_of(gpu: Gpu) -> str:
     """Return the source and the date of a GPU's price."""
     return f"{gpu.price_source} ({gpu.price_date})" if gpu.price_date else gpu.price_source
@@ -46,5 +52,5 @@ def whole_training_sentence(advice: Advice) -> str | None:
         takes, costs = f"With the step time that you measured, it takes {hours}", "costs"
     cost = ". The price of the GPU is not known"
     if training.dollars is not None:
-        cost = f" and {costs} ${training.dollars:,.0f} at the price of {price_source_of(advice.box.gpu)}"
+        cost = f" and {costs} ${price_in_words(training.dollars)} at the price of {price_source_of(advice.box.gpu)}"
     return f"The whole training of {training.tokens:,.0f} {units} has {training.steps:,} steps. {takes}{cost}."

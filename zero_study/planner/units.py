@@ -18,6 +18,7 @@ class Unit:
 
     name: str  # in the singular
     priced: float  # so many units have the price of the table
+    priced_in_words: str
     price_column: str
     rate_column: str  # of one GPU
     total_rate_column: str  # of all GPUs
@@ -31,12 +32,6 @@ class Unit:
         price = prediction.dollars_per_billion_tokens
         return None if price is None else price * self.priced / 1e9
 
-    def price_in_words(self, dollars: float | None) -> str:
-        """Return a price as tables show it."""
-        if dollars is None:
-            return "?"
-        return f"{dollars:,.0f}" if self.name == "token" or dollars >= 100 else f"{dollars:,.2f}"
-
     def batch(self, count: int, length: float) -> str:
         """Return a batch in words, such as "8 sequences of 1,024 tokens" or "8 images"."""
         if self.name == "token":
@@ -44,8 +39,13 @@ class Unit:
         return terminal.count(count, self.name)
 
 
-TOKENS = Unit("token", 1e9, "$/1e9 tok", "tokens/s/GPU", "tokens/s")
-IMAGES = Unit("image", 1e6, "$/1e6 images", "images/s/GPU", "images/s")
+TOKENS = Unit("token", 1e9, "billion tokens", "$/1e9 tok", "tokens/s/GPU", "tokens/s")
+IMAGES = Unit("image", 1e6, "million images", "$/1e6 images", "images/s/GPU", "images/s")
+
+
+def price_in_words(dollars: float | None) -> str:
+    """Return an amount of US dollars with all digits before the point, and at least two digits."""
+    return "?" if dollars is None else terminal.significant(dollars, 2)
 
 
 def unit_of(shape: ModelShape) -> Unit:

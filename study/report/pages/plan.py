@@ -13,6 +13,7 @@ from zero_study import planner
 from zero_study.planner import advice_text, choose
 from zero_study.terminal import GIB
 from zero_study.theory import measured_by_others
+from zero_study.theory.prediction import Prediction
 
 FOUNDRY = "https://github.com/mosaicml/llm-foundry"  # its rows have no name in the file of cases
 HEADS = {
@@ -52,18 +53,36 @@ class Plan:
     def best(self) -> pd.DataFrame:
         """Return the combinations that no other combination beats in both memory and speed."""
         rows = []
-        for choice in choose.pareto(choose.all_splits(self.advice)):
-            job = choice.prediction.job
+        for strategy, prediction in front(self.advice):
+            job = prediction.job
             rows.append(
                 {
-                    "strategy": choice.strategy,
-                    "memory (GiB per GPU)": float(choice.prediction.needed_bytes) / GIB,
-                    "tokens per second and GPU": float(choice.prediction.tokens_per_second_per_gpu),
+                    "strategy": strategy,
+                    "memory (GiB per GPU)": float(prediction.needed_bytes) / GIB,
+                    "tokens per second and GPU": float(prediction.tokens_per_second_per_gpu),
                     "micro batch": int(job.micro_batch_size),
                     "activations": "recomputed" if job.activation_checkpointing else "kept",
                 }
             )
         return pd.DataFrame(rows)
+
+
+def front(advice: choose.Advice) -> list[tuple[str, Prediction]]:
+    """Return strategies and splits of the batch that fit, except those that another one beats in memory and speed.
+
+    They are sorted by memory, the smallest first.
+    """
+    fitting = [
+        (option.strategy.name, split)
+        for option in advice.options
+        for split in choose.splits(advice.shape, advice.request, option.prediction.engine, advice.box)
+        if split.fits
+    ]
+    best: list[tuple[str, Prediction]] = []
+    for name, split in sorted(fitting, key=lambda each: (each[1].peak.total, -each[1].tokens_per_second_per_gpu)):
+        if not best or split.tokens_per_second_per_gpu > best[-1][1].tokens_per_second_per_gpu:
+            best.append((name, split))
+    return best
 
 
 def errors(by: str) -> pd.DataFrame:

@@ -9,12 +9,13 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import planner_benchmark
 from wording import percent, tabulate, whole_percent
 
 from study.accuracy import public_errors
 from study.public_runs import archive
-from zero_study.theory import step_time
+from zero_study.theory import measured_by_others, step_time
 
 PUBLIC_QUANTITIES = {
     "seconds_per_step": "time",
@@ -108,7 +109,8 @@ EFFECTS = (
 def added_effects() -> str:
     """Compare what was expected of the effects that were added to the time model with what they achieve today."""
     rows = []
-    of_today = [row for row in public_errors.compared(is_today=True) if row.quantity in TIMES and row.error is not None]
+    rows_of_times = (row for row in public_errors.compared(is_today=True) if row.quantity in measured_by_others.TIMES)
+    of_today = [row for row in rows_of_times if row.error is not None]
     for effect, group, before, expected in EFFECTS:
         if group == "GPTXL":
             own = [row for row in of_today if _is_long_gptxl(row)]
