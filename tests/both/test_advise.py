@@ -24,11 +24,11 @@ from study.running import predictions, studies
 from zero_study import cli, files, planner
 from zero_study.dryrun.traced import Traced
 from zero_study.errors import Refusal
-from zero_study.planner import Request, advice_text, choose
+from zero_study.planner import Request, advice_text, answer, choose
 from zero_study.planner import request as requests
 from zero_study.planner.trace import trace_options
 from zero_study.strategy import file, theory_engine
-from zero_study.theory import hardware, measured_by_others, peaks, prediction
+from zero_study.theory import hardware, measured_by_others, peaks, prediction, shapes
 from zero_study.theory.engine import LossKernel
 from zero_study.theory.shapes import config_json
 
