@@ -125,7 +125,7 @@ class Request(BaseModel):
         SETTINGS,
     )
     strategy: str | None = option(
-        None, "Predict only this strategy: the name of a strategy, or an accelerate file.", STRATEGY, is_common=True
+        None, "Predict only this strategy: a name, an accelerate file or a DeepSpeed JSON.", STRATEGY, is_common=True
     )
     micro_batch_size: int | None = option(
         None,
