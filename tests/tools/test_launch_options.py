@@ -188,7 +188,8 @@ REFUSED: dict[StackName, set[tuple[str, Any]]] = {
     "torchtitan": {
         *SHARED,
         ("precision", "tf32"), ("precision", "fp16"), ("precision", "fp16-autocast"),
-        ("activation_checkpointing", "selective"), ("kernels", "transformers"), ("attention", "eager"),
+        ("activation_checkpointing", "selective"), ("activation_checkpointing", "offload"),
+        ("kernels", "transformers"), ("attention", "eager"),
         ("attention", "flash-1"), ("attention", "flash-3"), ("dropout", True), ("loss_kernel", "upcast"),
         ("loss_kernel", "fused"),
         ("optimizer", "adamw-8bit"), ("optimizer", "lamb"), ("optimizer", "muon"), ("optimizer", "adafactor"),
@@ -199,7 +200,8 @@ REFUSED: dict[StackName, set[tuple[str, Any]]] = {
     "study": {
         *SHARED,
         ("precision", "tf32"), ("precision", "pure-bf16"), ("precision", "fp8"),
-        ("activation_checkpointing", "selective"), ("activation_checkpointing", "selective-op"), ("kernels", "fused"),
+        ("activation_checkpointing", "selective"), ("activation_checkpointing", "selective-op"),
+        ("activation_checkpointing", "offload"), ("kernels", "fused"),
         ("attention", "flash-1"), ("attention", "flash-3"), ("loss_kernel", "upcast"), ("loss_kernel", "fused"),
         ("loss_kernel", "chunked"), ("optimizer", "adamw-8bit"), ("optimizer", "lamb"), ("optimizer", "muon"),
         ("optimizer", "adafactor"),
