@@ -150,7 +150,7 @@ def find_class(name: str) -> tuple[type[Any], Any] | None:
     """Return the transformers class and the configuration of the model `name`. None if there is no such class.
 
     The name is that of a transformers class, the path of a config.json or an id on the hub. Raises Refusal if
-    transformers rejects the configuration.
+    transformers has no class for the configuration, or rejects it.
     """
     named_class = getattr(transformers, name, None)
     configuration: Any = getattr(named_class, "config_class", None)
@@ -162,7 +162,13 @@ def find_class(name: str) -> tuple[type[Any], Any] | None:
         return None
     if any(inspect.isclass(getattr(transformers, name, None)) for name in _class_names(content)):
         return class_of(content, source)
-    return None
+    if (model_type := content.get("model_type")) is None:
+        return None
+    own_code = " Its own code (auto_map) is not read." if content.get("auto_map") else ""
+    raise Refusal(
+        f"{source}: transformers {transformers.__version__} has no class for model_type {model_type!r}.{own_code} Use "
+        "the config.json of a model that transformers has, or install a release that has this model type."
+    )
 
 
 def _class_names(content: Mapping[str, Any]) -> list[str]:
@@ -181,11 +187,14 @@ def class_of(content: Mapping[str, Any], source: str) -> tuple[type[Any], Any]:
     class_name = next(name for name in _class_names(content) if inspect.isclass(getattr(transformers, name, None)))
     settings = {key: value for key, value in content.items() if key not in NOT_SETTINGS}
     try:
-        return getattr(transformers, class_name), transformers.AutoConfig.for_model(content["model_type"], **settings)
+        config = transformers.AutoConfig.for_model(content["model_type"], **settings)
     except Exception as error:  # a configuration class may raise anything
         raise Refusal(
             f"{source}: transformers cannot make a {class_name} from this file ({in_words(error)}). Correct the file."
         ) from None
+    if quantization := content.get("quantization_config"):  # only for the note that it is ignored
+        config.quantization_config = quantization
+    return getattr(transformers, class_name), config
 
 
 def shape_of_class(

@@ -116,10 +116,10 @@ def _shown(option: StrategyPrediction) -> tuple[float, float, float]:
 
 def legend(options: Sequence[StrategyPrediction], request: Request) -> list[str]:
     """Return the legend of the table: what its columns and marks mean."""
-    kinds = {option.prediction.job.activation_checkpointing for option in options}
+    kinds = {MARKS[option.prediction.job.activation_checkpointing] for option in options}
     marks = [
-        *(["c: with activation checkpointing"] if True in kinds else []),
-        *(["s: with selective activation checkpointing"] if kinds - {True, False} else []),
+        *(["c: with activation checkpointing"] if " c" in kinds else []),
+        *(["s: with selective activation checkpointing"] if " s" in kinds else []),
     ]
     sentences = [
         "GiB: memory that each GPU needs. free: GiB of each GPU that stay free.",
@@ -508,7 +508,7 @@ def _model_content(shape: ModelShape) -> dict[str, Any]:
 
 
 _CHECKPOINTING = {value: name for name, value in CHECKPOINTED.items()}
-MARKS = {False: "", True: " c", "selective": " s", "selective-op": " s"}
+MARKS = {False: "", True: " c", "offload": " c", "selective": " s", "selective-op": " s"}
 
 
 def head_of(shape: ModelShape) -> tuple[str, ...]:

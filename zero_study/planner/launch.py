@@ -171,7 +171,7 @@ def _trainer(advice: Advice, option: StrategyPrediction, path: Path, parts: Part
         f"--gradient_accumulation_steps {job.gradient_accumulation_steps}",
         f"--{kind} True" if _is_option_of_trainer(option) else "--bf16 False",
         *(["--tf32 True"] if option.prediction.engine.precision == "tf32" else []),
-        f"--gradient_checkpointing {job.activation_checkpointing is True}",
+        f"--gradient_checkpointing {job.checkpoints_all}",
     ]
     of_program = [*_of_images(advice), *parts.lines]
     if advice.request.stack == "trainer":
@@ -210,7 +210,7 @@ def _study(advice: Advice, option: StrategyPrediction, path: Path, parts: Parts)
         f"--global-batch-size {_global_batch(option)}",
         f"--micro-batch-size {job.micro_batch_size}",
         f"--precision {precision}",
-        *(["--activation-checkpointing"] if job.activation_checkpointing is True else []),
+        *(["--activation-checkpointing"] if job.checkpoints_all else []),
         *_lora_flags(advice),
         *parts.flags,
     ]
@@ -554,7 +554,7 @@ def _of_own_program(option: StrategyPrediction, parts: Parts) -> list[str]:
     settings = _of_the_model(option, parts)
     if option.prediction.engine.precision == "tf32":
         settings.append('torch.set_float32_matmul_precision("high")')
-    if option.prediction.job.activation_checkpointing is True:
+    if option.prediction.job.checkpoints_all:
         settings.append("model.gradient_checkpointing_enable()")
     return [*settings, *parts.lines]
 

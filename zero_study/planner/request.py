@@ -7,7 +7,7 @@ import math
 import re
 from functools import cached_property
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
 
@@ -36,12 +36,11 @@ from zero_study.theory.shapes import DEFAULT_LENGTH, ModelShape
 from zero_study.theory.stacks import DEFAULT_STACK, STACKS, GradientType, Stack, StackName
 
 CLASS_NAME = re.compile(r"[A-Z]\w*For[A-Z]\w+|[A-Z]\w*LMHeadModel")
-CHECKPOINTED: dict[Checkpointing, bool | Literal["selective", "selective-op"]] = {
-    "full": True, "selective": "selective", "selective-op": "selective-op", "none": False,
-}  # fmt: skip
+CHECKPOINTED: dict[Checkpointing, Any] = {
+    name: {"full": True, "none": False}.get(name, name) for name in get_args(Checkpointing)
+}
 
 # Stacks whose programs have no data set of images for a model that reads nothing else.
-COUNTED_WITH_IMAGES = "llava-1.5-7b, qwen2.5-vl-7b, and config.json files of model_type llava, qwen2_vl or qwen2_5_vl"
 _OF_TEXTS = ("trl", "axolotl", "torchtitan", "study")
 _IN_GROUPS = "fsdp2_hybrid, zero1 or zero2"
 MOST_GPUS = 1_000_000
@@ -151,7 +150,8 @@ class Request(BaseModel):
     activation_checkpointing: Checkpointing | None = option(
         None,
         "Activations that the backward pass recomputes: those of every block (full), of every second block "
-        "(selective), or of some operators in every block (selective-op, as torchtitan does). "
+        "(selective), or of some operators in every block (selective-op, as torchtitan does). offload is like full, "
+        "and moves the inputs of the blocks, which are all that is kept, to the host. "
         "[default: that of --stack, or full if the stack has none and a strategy only fits or is faster with full]",
         SETTINGS,
     )
@@ -587,8 +587,8 @@ class Request(BaseModel):
         if shape.with_image is None:
             if shape.has_idle_part:
                 raise Refusal(
-                    f"{flag}: images cannot be predicted for {shape.name}, only for "
-                    f"{COUNTED_WITH_IMAGES}. Remove {flag} to predict a training on texts only."
+                    f"{flag}: images cannot be predicted for {shape.name}, only for models of the families LLaVA, "
+                    f"InternVL, Qwen2-VL, Qwen2.5-VL and Qwen3-VL. Remove {flag} to predict a training on texts only."
                 )
             raise Refusal(f"{flag}: {shape.name} cannot read images in addition to text. Leave {flag} out.")
         if self.stack in _OF_TEXTS:

@@ -193,6 +193,19 @@ def checkpoint_bytes(shape: ModelShape, engine: Engine, job: StepConfig) -> floa
     return _mean(shape.counts, lambda part: setting_of(part, computed_in, job).entering.of(batch, length))
 
 
+# Checkpoints that stay on the GPU if the others are moved to the host: the last ones, whose copies may not have arrived
+# yet when the backward pass begins. DeepSpeed 0.19.8 keeps 3 (keep_last_count and max_fwd_stash_count of
+# offload_activations.py). TRL and axolotl keep 5 tensors (max_fwd_stash_size), some of which are saved after the last
+# block. ArcticTraining copies without overlap, and keeps none. In the backward pass, the GPU has the checkpoint of the
+# block that is recomputed, which is among the tensors of this block.
+KEPT_CHECKPOINTS = 3
+
+
+def offloaded_bytes(shape: ModelShape, engine: Engine, job: StepConfig) -> float:
+    """Return the bytes of the checkpoints that a micro step copies to the host, and back in its backward pass."""
+    return shape.layers * checkpoint_bytes(shape, engine, job) if job.activation_checkpointing == "offload" else 0.0
+
+
 def selective_op_bytes(shape: ModelShape, engine: Engine, job: StepConfig) -> float:
     """Return the bytes that one block saves with torchtitan's selective checkpointing of operators.
 
@@ -243,9 +256,10 @@ def activation_bytes(shape: ModelShape, engine: Engine, job: StepConfig, logits:
     # save none, so the copies are freed when the forward pass ends, before the loss makes most of its copies of the
     # logits.
     until_loss = max(casts - (1 - 4 / LOGIT_BYTES["eager"]) * logits, 0.0) if recomputed else casts
-    at_loss = shape.layers * saved + outside + until_loss
+    layers = min(shape.layers, KEPT_CHECKPOINTS) if job.activation_checkpointing == "offload" else shape.layers
+    at_loss = layers * saved + outside + until_loss
     # A checkpointed block is recomputed while the inputs of all blocks are still saved.
-    in_last = shape.layers * saved + outside + (recomputed * (computed + casts / shape.layers) if recomputed else casts)
+    in_last = layers * saved + outside + (recomputed * (computed + casts / shape.layers) if recomputed else casts)
     in_first = outside + (0 if recomputed else casts) + computed
     return at_loss, in_last, in_first
 

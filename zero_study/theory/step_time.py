@@ -663,12 +663,13 @@ def _pcie(shape: ModelShape, engine: Engine, job: StepConfig, box: Cluster) -> _
     # Bytes per trained parameter, divided by this rate, are the seconds in which a rank's share is sent.
     rate = PCIE_EFFICIENCY * box.gpu.pcie_bandwidth * engine.num_shards / adapters.num_trainable(shape)
     once = parameter_bytes(engine.precision) / rate
-    forward: float = 0.0
-    backward: float = 0.0
+    # Checkpoints are copied to the host in the forward pass, and back in the backward pass.
+    forward = backward = computation.offloaded_bytes(shape, engine, job) / (PCIE_EFFICIENCY * box.gpu.pcie_bandwidth)
     if engine.offload_param != "none":  # a shard is sent to the GPU before each gather
         of_frozen = adapters.frozen_bytes_of_rank(shape, engine)
         sent = once + of_frozen / (PCIE_EFFICIENCY * box.gpu.pcie_bandwidth)
-        forward, backward = sent, max(0.0, _num_gathers(shape, engine, job) - 1) * sent
+        forward += sent
+        backward += max(0.0, _num_gathers(shape, engine, job) - 1) * sent
     if engine.offload_optimizer == "none":
         return _Pcie(forward, backward)
     if engine.kind == "fsdp":  # after each reduction, gradients are sent to the host and added there
