@@ -83,8 +83,6 @@ def test_the_cheapest_and_the_fastest_machine_keep_the_limits() -> None:
 @pytest.mark.parametrize(
     ("model", "gpu", "settings", "counts"),
     [
-        ("llama-3.1-70b", "h200", {"lora_rank": 16}, (8, 16)),
-        ("llama-3.1-70b", "h200", {"lora_rank": 16, "sequence_length": 2048}, (8, 16)),
         ("llama-3.1-8b", "b200", {}, (2, 8)),
     ],
 )
@@ -285,7 +283,7 @@ def test_the_answer_uses_the_measured_step(capsys: pytest.CaptureFixture[str]) -
     words = ("--measured-step-seconds", "9", "--tokens", "1e9")
     content = measured(capsys, *words)
     (option,) = content["strategies"]
-    assert {option[f"seconds_per_step{end}"] for end in ("", "_low", "_high")} == {9.0}
+    assert [option[f"seconds_per_step{end}"] for end in ("", "_low", "_high")] == pytest.approx([9.0] * 3)
     training = option["whole_training"]
     assert training["hours"] == pytest.approx(training["steps"] * 9 / 3600)
     assert "a step took 9 s" in content["answer"]
