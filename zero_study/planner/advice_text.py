@@ -213,18 +213,15 @@ def adapter_lines(shape: ModelShape) -> list[str]:
 
     Nothing is returned if all parameters are trained.
     """
-    adapter = shape.adapter
-    if shape.counts.frozen is not None:
-        trainable, total = adapters.num_trainable(shape), adapters.num_total(shape)
-        return [f"Frozen vision tower: {trainable:,} trainable parameters of {total:,} in total."]
-    if adapter is None:
+    adapter, what = shape.adapter, "Frozen vision tower"
+    if adapter is not None:
+        parts = (linear.name.split(".") for linear in adapters.targeted(shape, adapter))
+        names = dict.fromkeys(next(part for part in reversed(each) if not part.isdigit()) for each in parts)
+        what = f"{_ADAPTERS[adapter.kind]} of rank {adapter.rank} on {', '.join(names)}"
+    elif shape.counts.frozen is None:
         return []
-    names = dict.fromkeys(linear.name.rpartition(".")[2] for linear in adapters.targeted(shape, adapter))
     trainable, total = adapters.num_trainable(shape), adapters.num_total(shape)
-    return [
-        f"{_ADAPTERS[adapter.kind]} of rank {adapter.rank} on {', '.join(names)}: {trainable:,} trainable parameters "
-        f"of {total:,} in total ({100 * trainable / total:.2f} %)."
-    ]
+    return [f"{what}: {trainable:,} trainable parameters of {total:,} in total ({100 * trainable / total:.2f} %)."]
 
 
 _ADAPTERS: dict[AdapterKind, str] = {"lora": "LoRA", "dora": "DoRA"}

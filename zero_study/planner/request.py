@@ -120,7 +120,7 @@ class Request(BaseModel):
     freeze_vision_tower: bool = option(
         False,
         "Freeze the image encoder of a vision-language model. The projector between this encoder and the language "
-        "model is still trained.",
+        "model is still trained. With --lora-rank, neither of them gets an adapter.",
         SETTINGS,
     )
     strategy: str | None = option(
@@ -213,7 +213,7 @@ class Request(BaseModel):
     lora_target: str | None = option(
         None,
         "Modules with an adapter: names separated by commas, such as q_proj,v_proj, or all-linear. [default: as PEFT "
-        "chooses]",
+        "chooses, or all-linear if PEFT has no default]",
         ADAPTER,
         metavar="NAMES",
     )
@@ -878,7 +878,9 @@ def _traced(name: str, not_known: str, asked: Request) -> ModelShape:
         raise Refusal(not_known)
     progress.at_once(f"Tracing the modules of {name}")  # starts no thread, because the trace is in a fork
     has_image = asked.images is not None or asked.freeze_vision_tower
-    return models.shape_of_class(*found, name, has_image, (asked.freeze_vision_tower,))
+    return models.shape_of_class(
+        *found, name, has_image, (asked.freeze_vision_tower,), has_adapters=asked.lora_rank is not None
+    )
 
 
 # The fields of Request that are the stack's if they are not requested.

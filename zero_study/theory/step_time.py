@@ -393,14 +393,15 @@ def _adapters(shape: ModelShape, engine: Engine, job: StepConfig, speed: _Speed)
             product = Product(1, linear.inner, linear.outer)
             gradients += linear.count * _product_seconds(product, tokens, engine.compute_bytes, speed)
             continue
+        rows = linear.rows.of(job.micro_batch_size, job.rank_length)
         pair = [Product(1, linear.inner, adapter.rank), Product(1, adapter.rank, linear.outer)]
-        products = sum(_product_seconds(each, job.tokens, engine.compute_bytes, speed) for each in pair)
+        products = sum(_product_seconds(each, rows, engine.compute_bytes, speed) for each in pair)
         passes = ADAPTER_INPUT_PASSES[adapter.has_dropout] * linear.inner
         passes += ADAPTER_OUTPUT_PASSES[adapter.kind] * linear.outer
         if job.is_fused:
             passes = FUSED_OUTPUT_PASSES * linear.outer
-        others = job.tokens * size * passes / speed.stream
-        forward += linear.count * max(products + others, ADAPTER_KERNELS * KERNEL_SECONDS)
+        others = rows * size * passes / speed.stream
+        forward += linear.executions * max(products + others, ADAPTER_KERNELS * KERNEL_SECONDS)
     bytes_per_weight = adapters.NF4_BITS / 8 + engine.compute_bytes
     dequantized = adapters.quantized_elements(shape) * bytes_per_weight / speed.stream
     again = job.recomputed * (forward + dequantized)
