@@ -47,10 +47,12 @@ MIXTURE = "a mixture of experts, except from one source"
 SHARED_SEQUENCES = "a training in which several GPUs share a sequence"
 TCP = "a network without RDMA, except from one source"
 SMALL_COMPILED = "such a small step with torch.compile"
+MOVED_CHECKPOINTS = "activation checkpoints in host memory"
 GUESSES = {
     MIXTURE: "because some programs compute and gather the experts one after another",
     SHARED_SEQUENCES: "because only the number of bytes that the GPUs exchange is known",
     TCP: "because only one source published times of such networks",
+    MOVED_CHECKPOINTS: "because nobody published a time with activation checkpoints in host memory",
     SMALL_COMPILED: "because launching the kernels may take longer than computing",
 }
 # If no published time is from a GPU of this generation, or from such a number of GPUs, the interval is wider by this
@@ -240,6 +242,7 @@ def evidence(shape: ModelShape, engine: Engine, box: Cluster, job: StepConfig, i
     rests_on = EVIDENCE[timing_class(shape, engine, job, box, is_small)]
     lacks = [*_lacks(shape, engine, box), *([SHARED_SEQUENCES] if job.sequence_ranks > 1 else [])]
     lacks += [SMALL_COMPILED] if job.compiled and is_small else []
+    lacks += [MOVED_CHECKPOINTS] if job.activation_checkpointing == "offload" else []
     generation = hardware.generation_of(box.gpu)
     is_far = generation not in TIMED or (generation in GENERATIONS and not _is_known_count(shape, engine, box))
     return replace(rests_on, lacks=tuple(lacks), is_far=is_far, spread=rests_on.spread * (FAR if is_far else 1))
