@@ -6,8 +6,8 @@
 reports/public/planner_benchmark.json is a table with one training per line: its setting, who measured it, and what
 was measured. The function gets a line as a dictionary, without the measured values. It returns a dictionary with any of
 these keys: `seconds` (of an optimizer step), `low` and `high` (the ends of their interval), `bytes` (of a GPU's memory
-at the peak) and `fits`. Without a function, today's planner is scored. Trainings to which a constant of today's planner
-was fitted are left out unless --fitted is given. --write makes the table from the settings in
+at the peak) and `fits`. Without a function, today's planner is scored. Times to which a constant of today's planner was
+fitted are left out unless --fitted is given. --write makes the table from the settings in
 zero_study.theory.measured_by_others and from the public runs.
 """
 
@@ -90,9 +90,7 @@ def lines() -> list[Setting]:
     published = cross_validation.published()
     fitted = {(timed.family, timed.name) for timed in published if timed.fitted or timed.kind == "offload"}
     # The constants of TCP, of launches and of uneven heads in step_time.py are fitted to public logs of this source.
-    return [
-        _line(cases, key in fitted or key[0].startswith("ptd_benchmark")) for key, cases in measurements().items()
-    ]
+    return [_line(cases, key in fitted or key[0].startswith("ptd_benchmark")) for key, cases in measurements().items()]
 
 
 def _line(cases: list[MeasuredCase], is_fitted: bool) -> Setting:
@@ -179,11 +177,12 @@ def scores(answered: list[tuple[Setting, Mapping[str, Any]]], with_fitted: bool 
     """Score a planner: its times by class and of all classes, and its memory by what was measured."""
     groups: dict[tuple[str, str], list[tuple[Setting, float, bool | None]]] = {}
     for row, answer in answered:
-        if row["grade"] not in COUNTED or row["outside"] or (row["fitted"] and not with_fitted):
+        if row["grade"] not in COUNTED or row["outside"]:
             continue
         for quantity in MEASURED[:-1]:
             value, predicted = row[quantity], answer.get("seconds" if quantity == "seconds" else "bytes")
-            if value is None or predicted is None:
+            is_left_out = quantity == "seconds" and row["fitted"] and not with_fitted
+            if value is None or predicted is None or is_left_out:
                 continue
             low, high = (answer.get(end) if quantity == "seconds" else None for end in ("low", "high"))
             is_inside = None if low is None or high is None else bool(low <= value <= high)

@@ -299,5 +299,5 @@ def _name(entry: dict[str, Any], job: StepConfig, box: Cluster) -> str:
     words += checkpointing[job.activation_checkpointing]
     words += ["compiled"] if job.compiled else []
     words += [f"{job.loss_kernel} loss"] if job.loss_kernel else []
-    words += [job.attention] if job.attention != "sdpa" else []
+    words += [job.attention] if job.attention not in ("sdpa", "flash-2") else []
     return ", ".join(words)
