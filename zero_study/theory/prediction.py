@@ -18,7 +18,7 @@ from zero_study.theory.step_time import StepTime
 
 # Memory that torch's allocator needs beyond the peak of the tensors, because freed blocks do not always fit later
 # tensors. In forward and backward, this is the smallest share with which all published configurations that ran out of
-# memory are predicted not to fit. The rows of measured_by_others/mpt_throughput.csv would allow up to 0.09.
+# memory are predicted not to fit. The rows of measured_by_others/mpt_throughput.yaml would allow up to 0.09.
 ALLOCATOR_SLACK = 0.08
 # The same in the optimizer step. Activations are freed then, and temporary tensors have the sizes of parameters, whose
 # gradients were just freed, so less is lost. Five published configurations whose peak is in the optimizer step trained
