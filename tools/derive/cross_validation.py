@@ -61,7 +61,7 @@ class Timed(MeasuredCase):
 
     @property
     def generation(self) -> str:
-        return hardware.generation_of(self.box.gpu)
+        return self.box.gpu.generation
 
     @property
     def kind(self) -> str:
