@@ -166,7 +166,7 @@ def test_how_long_ranks_wait(
         ({"model_type": "vit", "hidden_size": 64, "num_attention_heads": 4,
           "architectures": ["ViTForImageClassification"]}, "zero1", None),
         ({"model_type": "olmo2", "hidden_size": 63, "num_attention_heads": 4}, "zero1", "RuntimeError: The size of"),
-        ({"model_type": "nothing"}, "zero1", "no formulas for model_type 'nothing'"),
+        ({"model_type": "nothing"}, "zero1", "has no class for model_type 'nothing'"),
     ],
 )  # fmt: skip
 def test_any_class_of_transformers_is_run(

@@ -109,6 +109,9 @@ def _json(reading: Reading) -> dict[str, Any]:
     return fields
 
 
+OFFLOADS_CHECKPOINTS = r"get_checkpoint_hidden_states_offloading_ctx_manager\(\)"
+
+
 def _lines(reading: Reading, fields: Mapping[str, Any]) -> dict[str, Any]:
     """What the lines say that a user has to write into a program."""
     read: dict[str, Any] = {}
@@ -126,6 +129,8 @@ def _lines(reading: Reading, fields: Mapping[str, Any]) -> dict[str, Any]:
         read["attention"] = "flash-1"
     if reading.match(r"model\.gradient_checkpointing_enable\(\)"):
         read["activation_checkpointing"] = "full"
+    if reading.match(OFFLOADS_CHECKPOINTS):
+        read["activation_checkpointing"] = "offload"
     if reading.match("activation checkpointing of every second block"):
         read["activation_checkpointing"] = "selective"
     if reading.match("activation checkpointing of every block that keeps attention and every second matrix product"):
@@ -225,7 +230,8 @@ def _trainer(reading: Reading) -> dict[str, Any]:
     if length := reading.match(r"sequences of ([\d,]+) tokens"):
         fields["sequence_length"] = int(length[1].replace(",", ""))
     if reading.is_true("--gradient_checkpointing"):
-        fields["activation_checkpointing"] = "full"
+        offloads = reading.is_true("--activation_offloading") or reading.match(OFFLOADS_CHECKPOINTS)
+        fields["activation_checkpointing"] = "offload" if offloads else "full"
     if optim := reading.flag("--optim"):
         fields["optimizer"] = OF_TRAINER[optim]
         fields["optimizer_kernel"] = "foreach" if optim == "adamw_torch" else "fused"
@@ -272,6 +278,7 @@ def _axolotl(reading: Reading) -> dict[str, Any]:
         "attention": ATTENTION[keys.get("attn_implementation", "sdpa")],
         "compile": keys.get("torch_compile", False),
         "activation_checkpointing": "full" if keys["gradient_checkpointing"] else "none",
+        **({"activation_checkpointing": "offload"} if keys.get("activation_offloading") else {}),
         "micro_batch_size": keys["micro_batch_size"],
         "gradient_accumulation_steps": keys["gradient_accumulation_steps"],
         "sequence_length": keys["sequence_len"],

@@ -35,6 +35,7 @@ from zero_study.theory import (
 )
 from zero_study.theory.adapters import Adapter
 from zero_study.theory.engine import Engine, StepConfig
+from zero_study.theory.shapes import formulas
 from zero_study.theory.shapes.adapter import ALL_LINEAR
 from zero_study.theory.shapes.config_json import MODEL_TYPES, from_config
 
@@ -165,7 +166,7 @@ def test_experts_and_routers_are_adapted_as_peft_does(
 
 
 @pytest.mark.computes
-@pytest.mark.parametrize("name", ["mixtral-8x7b", "qwen3-30b-a3b"])
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "qwen3-30b-a3b", "qwen1.5-moe-a2.7b"])
 def test_adapters_of_whole_mixtures_of_experts_are_those_of_peft(name: str) -> None:
     pytest.importorskip("peft")
     torch = pytest.importorskip("torch")
@@ -375,7 +376,7 @@ def test_stage_3_saves_inputs_in_fp32_and_no_casts_under_autocast() -> None:
 def test_the_models_of_conv1d_are_known() -> None:
     from transformers.pytorch_utils import Conv1D
 
-    of_tables = [name for name in MODEL_TYPES if name in json.loads(adapters.LINEAR_MODULES_FILE.read_text())]
+    of_tables = [name for name in MODEL_TYPES if name in formulas.linear_modules()]
     result = {
         name
         for name in of_tables

@@ -564,6 +564,24 @@ def test_the_short_answer_says_what_of_a_config_json_is_ignored(changes, words, 
     assert words is None or words in answer
 
 
+@pytest.mark.parametrize("model_type", ["llama", "cohere2"])
+def test_an_ignored_quantization_is_noted_for_formulas_and_for_traces(model_type, tmp_path):
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4}
+    content = {"model_type": model_type, **sizes, "intermediate_size": 96, "vocab_size": 512}
+    content["quantization_config"] = {"quant_method": "fp8"}
+    (path := tmp_path / "config.json").write_text(json.dumps(content))
+    answer = advice_text.text(planner.advise(str(path), Request("h100-sxm", 1, sequence_length=64)))
+    assert "its quantization_config (fp8) is ignored" in " ".join(answer.split())
+
+
+@pytest.mark.parametrize("own_code", [{}, {"auto_map": {"AutoModelForCausalLM": "modeling_x.X"}}])
+def test_an_unknown_model_type_is_refused_with_the_true_reason(own_code, tmp_path):
+    (path := tmp_path / "config.json").write_text(json.dumps({"model_type": "internvl_chat", **own_code}))
+    with pytest.raises(Refusal, match=r"transformers .* has no class for model_type 'internvl_chat'") as refused:
+        planner.advise(str(path), Request("h100-sxm", 1))
+    assert ("auto_map" in str(refused.value)) == bool(own_code)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_odd_configurations_are_answered_or_refused_in_one_sentence(seed, tmp_path, monkeypatch):
     def not_traced(name: str, not_known: str, asked: object) -> None:

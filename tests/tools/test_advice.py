@@ -177,7 +177,7 @@ def test_a_smaller_micro_batch_is_offered_before_offload_and_more_gpus():
     assert advice.recommended is None
     assert re.search(r"comes nearest: .*\. Use .*\(.*--micro-batch-size \d+ ?.*\): ", reasons.answer(advice))
     # The requested micro batch fills the GPU: the answer names a smaller one, what it leaves free and what it costs.
-    settings = {"micro_batch_size": 8, "activation_checkpointing": "none", "kernels": "fused"}
+    settings = {"micro_batch_size": 9, "activation_checkpointing": "none", "kernels": "fused"}
     fixed = Request("a100-80gb", 8, strategy="zero2_tuned", **settings)
     full = planner.advise("llama-3.1-8b", fixed)
     assert full.recommended.fits

@@ -180,7 +180,8 @@ def test_images_and_the_frozen_tower_are_in_every_launch(model, frozen, stack):
     [
         ("gpt2", {"images": 1}, "cannot read images"),
         ("gpt2", {"freeze_vision_tower": True}, "cannot read images"),
-        ("qwen3-vl-8b", {"images": 1}, "images cannot be predicted for qwen3-vl-8b"),
+        ("gemma3-4b", {"images": 1}, "images cannot be predicted for gemma3-4b"),
+        ("gemma3-4b", {"lora_rank": 8}, "gemma3-4b: the names of its modules are unknown"),
         ("llava-1.5-7b", {"images": 2}, "become 1,152 tokens, but a sequence has only 1,024"),
         ("llava-1.5-7b", {"images": 1, "stack": "trl"}, "--stack trl"),
     ],
@@ -188,6 +189,22 @@ def test_images_and_the_frozen_tower_are_in_every_launch(model, frozen, stack):
 def test_images_that_are_not_counted_are_refused(model, settings, message):
     with pytest.raises(Refusal, match=message):
         of(model, **settings)
+
+
+@pytest.mark.parametrize("model", ["Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen3-VL-2B-Instruct", "llava-1.5-7b"])
+def test_adapters_of_vision_language_models_are_answered(model):
+    settings = {"lora_rank": 16, "images": 1, "sequence_length": 2048}
+    tower, frozen, whole = (
+        of(model, 1, **settings | more) for more in ({}, {"freeze_vision_tower": True}, {"lora_rank": None})
+    )
+    assert tower.recommended is not None
+    assert tower.recommended.free_bytes > whole.options[0].free_bytes
+    assert "LoRA of rank 16 on " in advice_text.text(frozen)
+    assert adapters.num_trainable(frozen.shape) < adapters.num_trainable(tower.shape)
+    calls = [" ".join(launch.launch(advice).settings) for advice in (tower, frozen)]
+    assert all('target_modules="all-linear"' in call for call in calls)
+    assert ["exclude_modules" in call for call in calls] == [False, True]
+    assert not any("requires_grad_" in call for call in calls)
 
 
 def test_a_prediction_of_texts_only_says_so():

@@ -190,7 +190,8 @@ REFUSED: dict[StackName, set[tuple[str, Any]]] = {
     "torchtitan": {
         *SHARED,
         ("precision", "tf32"), ("precision", "fp16"), ("precision", "fp16-autocast"),
-        ("activation_checkpointing", "selective"), ("kernels", "transformers"), ("attention", "eager"),
+        ("activation_checkpointing", "selective"), ("activation_checkpointing", "offload"),
+        ("kernels", "transformers"), ("attention", "eager"),
         *FLASH, ("dropout", True), ("loss_kernel", "upcast"),
         ("loss_kernel", "fused"),
         ("optimizer", "adamw-8bit"), ("optimizer", "lamb"), ("optimizer", "muon"), ("optimizer", "adafactor"),
@@ -201,7 +202,8 @@ REFUSED: dict[StackName, set[tuple[str, Any]]] = {
     "study": {
         *SHARED,
         ("precision", "tf32"), ("precision", "pure-bf16"), ("precision", "fp8"),
-        ("activation_checkpointing", "selective"), ("activation_checkpointing", "selective-op"), ("kernels", "fused"),
+        ("activation_checkpointing", "selective"), ("activation_checkpointing", "selective-op"),
+        ("activation_checkpointing", "offload"), ("kernels", "fused"),
         *FLASH, ("loss_kernel", "upcast"), ("loss_kernel", "fused"),
         ("loss_kernel", "chunked"), ("optimizer", "adamw-8bit"), ("optimizer", "lamb"), ("optimizer", "muon"),
         ("optimizer", "adafactor"),

@@ -83,8 +83,6 @@ def test_the_cheapest_and_the_fastest_machine_keep_the_limits() -> None:
 @pytest.mark.parametrize(
     ("model", "gpu", "settings", "counts"),
     [
-        ("llama-3.1-70b", "h200", {"lora_rank": 16}, (8, 16)),
-        ("llama-3.1-70b", "h200", {"lora_rank": 16, "sequence_length": 2048}, (8, 16)),
         ("llama-3.1-8b", "b200", {}, (2, 8)),
     ],
 )
@@ -108,6 +106,8 @@ def test_several_geforce_cards_do_not_win_by_less_than_their_error() -> None:
     assert least.certain_cost > (cheapest.cost or 0) > (least.cost or 0)
     answer = machines_text.answer_of_comparison(comparison)
     assert f"{least.num_gpus} x rtx-5090 is predicted to cost less" in answer
+    without_price = machines.compare("gpt2", Request("mi300x"), ["mi300x", "mi325x"])
+    assert "cost less" not in machines_text.answer_of_comparison(without_price)
     alone = machines.compare("gpt2", Request("rtx-4090"), ["rtx-4090", "a100-80gb"]).cheapest
     assert alone is not None
     assert (alone.gpu.name, alone.num_gpus) == ("rtx-4090", 1)  # one card counts as any other
@@ -118,8 +118,10 @@ def test_no_price_is_rounded_to_nothing_and_each_has_its_provider_and_interval()
     comparison = machines.compare("llama-2-7b", request, ["rtx-4090", "a100-80gb"])
     text = " ".join(machines_text.text_of_comparison(comparison).split())
     assert not re.search(r"\$0(?![.\d])", text)
-    assert "(at RunPod community cloud)" in text
-    assert "(at Amazon EC2)" in text
+    answer = machines_text.answer_of_comparison(comparison)
+    for machine in (comparison.cheapest, comparison.fastest):
+        assert machine is not None
+        assert training_text.provider_of(machine.gpu) in answer
     for machine in comparison.machines:
         low, high = (
             units.price_in_words((machine.cost or 0) * end / machine.option.seconds)
@@ -281,7 +283,7 @@ def test_the_answer_uses_the_measured_step(capsys: pytest.CaptureFixture[str]) -
     words = ("--measured-step-seconds", "9", "--tokens", "1e9")
     content = measured(capsys, *words)
     (option,) = content["strategies"]
-    assert {option[f"seconds_per_step{end}"] for end in ("", "_low", "_high")} == {9.0}
+    assert [option[f"seconds_per_step{end}"] for end in ("", "_low", "_high")] == pytest.approx([9.0] * 3)
     training = option["whole_training"]
     assert training["hours"] == pytest.approx(training["steps"] * 9 / 3600)
     assert "a step took 9 s" in content["answer"]

@@ -613,7 +613,7 @@ def architecture(fitter: Fitter, traces: Traces, name: str) -> tuple[dict[str, A
 
 def part_errors(content: Mapping[str, Any], numbers: Mapping[str, int], part: PartCounts) -> dict[str, float]:
     """Return the relative error of each number of a part's formulas in one model."""
-    computed = formulas._part(content, numbers)
+    computed = formulas._part(content, numbers, {})
     errors = {}
     for field in fields(PartCounts):
         if field.name != "settings":

@@ -17,13 +17,13 @@ from typing import Any
 
 from zero_study import files
 from zero_study.dryrun import models
+from zero_study.dryrun.images import FAMILIES
 from zero_study.errors import Refusal, RunFailed
 from zero_study.files import ROOT
 from zero_study.theory import shapes
-from zero_study.theory.shapes.counts import images_to_content, to_content
+from zero_study.theory.shapes.counts import to_content
 
 CONFIGURATIONS = ROOT / "tools" / "collect" / "hub_models.json"
-WITH_IMAGES = ("llava-1.5-7b", "qwen2.5-vl-7b")  # models that are counted with images, too
 TABLE = ROOT / "zero_study" / "theory" / "shapes" / "hub_models.json.gz"
 
 
@@ -37,12 +37,13 @@ def entry_of(described: dict[str, Any]) -> dict[str, Any]:
         shape = shapes.from_config(described["config"], described["name"])
     except ValueError:
         name = described["name"]
-        has_image = name in WITH_IMAGES
-        shape = models.shape_of_class(*models.class_of(described["config"], name), name, has_image)
+        has_image = described["config"]["model_type"] in FAMILIES  # then it is counted with images and adapters, too
+        built, config = models.class_of(described["config"], name)
+        shape = models.shape_of_class(built, config, name, has_image, has_adapters=has_image)
         entry |= {"positions": shape.positions, "notes": list(shape.notes), "dropout": shape.dropout}
         entry |= {} if shape.image is None else {"image": shape.image}
         entry |= {"counts": to_content(shape.counts)}
-        entry |= {} if shape.with_image is None else {"with_image": images_to_content(shape.with_image)}
+        entry |= {} if shape.with_image is None else {"with_image": to_content(shape.with_image)}
     if shape.num_params != described["parameters"]:
         raise Refusal(
             f"{described['name']}: {shape.num_params:,} of {described['parameters']:,} parameters were counted"

@@ -12,7 +12,7 @@ import re
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,15 @@ from zero_study.dryrun.build_model import first_setting, in_words, positions, re
 from zero_study.dryrun.model_parts import ARITHMETIC, EXPERTS, ModelInParts
 from zero_study.dryrun.one_pass import OUTSIDE, PartSeen, Seen
 from zero_study.errors import Refusal
-from zero_study.theory.shapes.counts import POLYNOMIALS, Item, ModelCounts, PartCounts, Polynomial, SettingCounts
+from zero_study.theory.shapes.counts import (
+    POLYNOMIALS,
+    Item,
+    LinearCounts,
+    ModelCounts,
+    PartCounts,
+    Polynomial,
+    SettingCounts,
+)
 
 BATCH = 64  # sequences in a traced batch
 IMAGES = 4  # the same if each has an image, because attention in windows has many operators for each image
@@ -46,12 +54,13 @@ def count(
     attention: Sequence[str] = ATTENTION,
     has_image: bool = False,
     has_frozen_tower: bool = False,
+    has_adapters: bool = False,
 ) -> ModelCounts:
     """Return the saved activations, multiplications and moved bytes of a training step, as inputs for predictions.
 
     `attention` has the attention kernels to count. With `has_image`, each text has one image, whose tokens are among
     those of the text. The model must then be one of `images.FAMILIES`. With `has_frozen_tower`, the tower that encodes
-    the images is frozen.
+    the images is frozen. With `has_adapters`, the counts have what adapters on frozen weights need.
 
     Raises Refusal with what could not be built or traced.
     """
@@ -61,15 +70,17 @@ def count(
         logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL + 1)
         transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
         parts = ModelInParts(built, config, has_image, has_frozen_tower)
-        return _Counting(parts, IMAGES if has_image else BATCH).counts(attention)
+        return _Counting(parts, IMAGES if has_image else BATCH, has_adapters).counts(attention)
 
 
 class _Counting:
     """A model whose operations are counted, by passes at several sequence lengths."""
 
-    def __init__(self, parts: ModelInParts, batch: int) -> None:
+    def __init__(self, parts: ModelInParts, batch: int, has_adapters: bool = False) -> None:
         self._parts = parts
         self._batch = batch
+        self._has_adapters = has_adapters
+        self._frozen: dict[str, list[Seen]] = {}  # passes with frozen weights by arithmetic
 
     def counts(self, attention: Sequence[str]) -> ModelCounts:
         """Return the counts of the model, or raise Refusal if a training step cannot be traced."""
@@ -98,6 +109,10 @@ class _Counting:
                 *(self._parts.run(traced, self._batch, length) for length in lengths[: len(lengths) - len(last)]),
                 *last,
             ]
+        for setting in [name for name in runs if name.endswith("sdpa")] if self._has_adapters else ():
+            traced = setting.replace("half", "autocast") if self._parts.needs_autocast else setting
+            passes = [self._parts.run(traced, self._batch, length, is_frozen=True) for length in lengths]
+            self._frozen[setting.split()[0]] = passes
         parts = range(-1, len(self._parts.kinds))
         counted = {part: self._part(part, runs, lengths) for part in parts}
         before, after = self._outer_layout(first)
@@ -147,6 +162,7 @@ class _Counting:
             buffers=0,
             **polynomials,
             settings=dict.fromkeys(counts.outside.settings, nothing),
+            linears=(),
         )
         frozen = replace(
             _only(counts, is_frozen), outside=outside, before=(), after=(), logits=Polynomial(), output=(),
@@ -236,8 +252,37 @@ class _Counting:
             dropped_scores=self._dropped_scores(part, runs, lengths),
             ends_in_dropout=part != OUTSIDE and self._ends_in_dropout(part, seen[-1]),
             buffers=sum(b.numel() * b.element_size() for b in self._parts.buffers(part)),
-            settings={name: self._setting(part, among, lengths) for name, among in runs.items()},
+            settings={
+                name: self._setting(part, among, lengths, arithmetic := name.split()[0], runs[f"{arithmetic} sdpa"])
+                for name, among in runs.items()
+            },
+            linears=self._linears(part, lengths) if self._has_adapters else (),
         )
+
+    def _linears(self, part: int, lengths: tuple[int, ...]) -> tuple[LinearCounts, ...]:
+        """Return the Linear modules of one block of a kind, or those outside the blocks."""
+        inside = {module for block in self._parts.kind_of for module in block.modules()}
+        root = self._parts.model if part == OUTSIDE else self._parts.kinds[part].module
+        output = getattr(self._parts.model, "get_output_embeddings", lambda: None)()
+        found, groups = list[LinearCounts](), dict[int, str]()
+        for name, module in root.named_modules():
+            if not isinstance(module, nn.Linear) or (part == OUTSIDE and module in inside):
+                continue
+            passes = [seen.linears.get(module, (0.0, id(module), False)) for seen in self._frozen["fp32"]]
+            _, storage, is_saved = passes[-1]
+            executions = self._executions(part, self._frozen["fp32"][-1]) // self._parts.modules_of(part)
+            is_down = module.in_features > module.out_features and not ATTENTION_NAME.search(name)
+            linear = LinearCounts(
+                name, module.in_features, module.out_features,
+                rows=fit([rows / self._batch / max(1, executions) for rows, *_ in passes], lengths),
+                has_bias=module.bias is not None and part == OUTSIDE,
+                is_output=module is output,
+                group=groups.setdefault(storage, name),
+                input_is_saved=is_saved,
+                is_down=is_down,
+            )  # fmt: skip
+            found.append(linear)
+        return tuple(found)
 
     def _dropped_scores(self, part: int, runs: dict[str, list[Seen]], lengths: tuple[int, ...]) -> Polynomial:
         """Return how many more elements dropout processes with eager attention than with fused attention."""
@@ -252,23 +297,39 @@ class _Counting:
         """Return how often blocks of one kind were executed in a pass."""
         return max(1, seen.executed.count(part))
 
-    def _setting(self, part: int, among: list[Seen], lengths: tuple[int, ...]) -> SettingCounts:
+    def _setting(
+        self, part: int, among: list[Seen], lengths: tuple[int, ...], arithmetic: str, trained: list[Seen]
+    ) -> SettingCounts:
         executions = self._executions(part, among[-1])
+        frozen = self._frozen.get(arithmetic, trained)
 
-        def fitted(value: Callable[[PartSeen], float], is_sum: bool = True, has_constant: bool = True) -> Polynomial:
+        def fitted(
+            value: Callable[[PartSeen], float],
+            is_sum: bool = True,
+            has_constant: bool = True,
+            among: list[Seen] = among,
+        ) -> Polynomial:
             shares = [value(each.parts[part]) / self._batch / (executions if is_sum else 1) for each in among]
             return fit(shares, lengths, has_constant)
+
+        def temporary(among: list[Seen]) -> Polynomial:
+            return fitted(lambda each: each.temporary, is_sum=False, has_constant=is_fixed, among=among)
+
+        def saved(among: list[Seen]) -> Polynomial:
+            return fitted(lambda each: each.saved, among=among)
 
         entering = fitted(lambda each: each.entering, is_sum=False)
         is_fixed = not entering.per_token  # an input that is as long for every text, such as an image
         return SettingCounts(
-            saved=fitted(lambda each: each.saved),
+            saved=saved(among),
             entering=entering,
-            temporary=fitted(lambda each: each.temporary, is_sum=False, has_constant=is_fixed),
+            temporary=temporary(among),
             moved_forward=fitted(lambda each: each.forward.num_bytes, has_constant=is_fixed),
             moved_backward=fitted(lambda each: each.backward.num_bytes, has_constant=is_fixed),
             kernels=round(among[-1].parts[part].forward.kernels / executions),
             casts=round(among[-1].parts[part].casts / self._parts.modules_of(part)),
+            for_weights=_beyond(saved(trained), saved(frozen)),
+            freed_early=_beyond(temporary(frozen), temporary(trained)),
         )
 
     def _experts(self, named: list[tuple[str, Any]], rows: float, length: int) -> int:
@@ -337,6 +398,12 @@ class _Counting:
             if each is block and action.startswith("leave"):
                 break
         return isinstance(last, nn.Dropout)
+
+
+def _beyond(larger: Polynomial, smaller: Polynomial) -> Polynomial:
+    """Return how much larger a quantity is than another one."""
+    pairs = zip(astuple(larger), astuple(smaller), strict=True)
+    return Polynomial(*(max(0.0, value - base) for value, base in pairs))
 
 
 def _only(counts: ModelCounts, wanted: Sequence[bool]) -> ModelCounts:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from zero_study.dryrun.fake import with_memory
 from zero_study.engines.hooks import wrap_function
@@ -23,15 +23,18 @@ class Family:
     """The vision-language models of one model_type: where their vision tower is, and the assumed size of an image."""
 
     tower: str  # a module of the model without its head
-    projector: str | None = None  # the module inside the tower that makes tokens of its output. None: it is outside
+    projectors: tuple[str, ...] = ()  # modules inside the tower that make tokens of its output. Empty: they are outside
     side: int | None = None  # pixels, of models that read images of any size. None: as the configuration says
 
 
-# 756 pixels: the largest multiple of 28 in a square of 768 x 768 pixels, LLaMA-Factory's default image_max_pixels.
+# 756 and 768 pixels: the largest multiples of 28 and 32 in a square of 768 x 768 pixels, LLaMA-Factory's default
+# image_max_pixels. An image of InternVL is one tile.
 FAMILIES = {
     "llava": Family("vision_tower"),
-    "qwen2_vl": Family("visual", "merger", 756),
-    "qwen2_5_vl": Family("visual", "merger", 756),
+    "internvl": Family("vision_tower"),
+    "qwen2_vl": Family("visual", ("merger",), 756),
+    "qwen2_5_vl": Family("visual", ("merger",), 756),
+    "qwen3_vl": Family("visual", ("merger", "deepstack_merger_list"), 768),
 }
 
 
@@ -46,9 +49,14 @@ def size(config: Any) -> tuple[int, int]:
     The configuration must be of a model that has a family.
     """
     family, vision = FAMILIES[config.model_type], config.vision_config
-    side = family.side or vision.image_size
-    merged = getattr(vision, "spatial_merge_size", 1)
-    return side, (side // vision.patch_size // merged) ** 2
+    side = family.side or _first(vision.image_size)
+    merged = getattr(vision, "spatial_merge_size", round(1 / getattr(config, "downsample_ratio", 1)))
+    return side, (side // _first(vision.patch_size) // merged) ** 2
+
+
+def _first(size: Any) -> int:
+    """Return the first of two equal sizes, or the only size."""
+    return int(size[0] if isinstance(size, list | tuple) else size)
 
 
 def freeze(model: Any) -> None:
@@ -56,8 +64,8 @@ def freeze(model: Any) -> None:
     family = FAMILIES[model.config.model_type]
     tower = getattr(model.model, family.tower)
     tower.requires_grad_(False)
-    if family.projector is not None:
-        getattr(tower, family.projector).requires_grad_(True)
+    for name in family.projectors:
+        getattr(tower, name).requires_grad_(True)
 
 
 def make_images(config: Any, count: int, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -80,11 +88,13 @@ def features(model: Any, images: dict[str, Tensor]) -> list[Tensor]:
 
 
 @contextmanager
-def readable_sizes(model: nn.Module) -> Iterator[None]:
+def readable_sizes(model: Any) -> Iterator[None]:
     """Let a model read numbers that it computes from the sizes of images, inside the `with` block.
 
     It does not compare the number of image tokens in a text with the images, because tokens have no values here.
     """
+    if hasattr(model, "get_base_model"):  # with adapters of PEFT
+        model = model.get_base_model()
     own = next(each for each in type(model).__mro__ if each.__module__.startswith("transformers.models."))
     module = sys.modules[own.__module__]
     with ExitStack() as stack:

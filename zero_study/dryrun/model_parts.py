@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from zero_study.dryrun import build_model, images
 from zero_study.dryrun.build_model import block_lists, first_setting, in_words, with_sub_configs
@@ -108,10 +108,11 @@ class ModelInParts:
         """The name of the variant in which the model computes in 16 bits."""
         return "autocast sdpa" if self.needs_autocast else "half sdpa"
 
-    def run(self, setting: str, batch: int, length: int) -> Seen:
+    def run(self, setting: str, batch: int, length: int, is_frozen: bool = False) -> Seen:
         """Run a forward and a backward pass, and return the operations that were observed.
 
-        `setting` is one of those of `zero_study.theory.shapes.counts.Setting`.
+        `setting` is one of those of `zero_study.theory.shapes.counts.Setting`. With `is_frozen`, no weight has a
+        gradient, but the inputs of all blocks have one, as if adapters were trained.
         """
         arithmetic, attention = setting.split()
         dtype, is_autocast = ARITHMETIC[arithmetic]
@@ -119,7 +120,11 @@ class ModelInParts:
             self.model.set_attn_implementation(attention)
         with ExitStack() as stack:
             stack.enter_context(without_memory())
-            stack.enter_context(_materialized(self.model, dtype, self.casts_buffers))
+            trained = [block for block, kind in self.kind_of.items() if not self.is_frozen(kind)]
+            stack.enter_context(_materialized(self.model, dtype, self.casts_buffers, is_frozen))
+            for block in trained if is_frozen else ():
+                handle = block.register_forward_pre_hook(_with_gradient, with_kwargs=True)
+                stack.callback(handle.remove)
             inputs = build_model.make_inputs(self.model, batch, length, dtype, self.adds_image)
             experts = first_setting(self.config, *EXPERTS, default=0)
             watch = PassTracker(self.model, self.kind_of, experts, is_padded="attention_mask" in inputs)
@@ -149,7 +154,8 @@ class ModelInParts:
         if not self._has_image:
             return []
         with images.readable_sizes(self.model):
-            return images.features(self.model, images.make_images(self.config, batch, dtype))
+            features = images.features(self.model, images.make_images(self.config, batch, dtype))
+        return [each for each in features if each.requires_grad]
 
     def first_run(self, batch: int, length: int) -> Seen:
         """Run the model once, and choose settings with which its code can be traced.
@@ -254,7 +260,7 @@ def _cut_lists(config: Any, count: int, kept: Sequence[int]) -> None:
 
 
 @contextmanager
-def _materialized(model: nn.Module, dtype: torch.dtype, casts_buffers: bool) -> Iterator[None]:
+def _materialized(model: nn.Module, dtype: torch.dtype, casts_buffers: bool, is_frozen: bool) -> Iterator[None]:
     """Replace the meta parameters and buffers of a model by ones without memory, in a floating-point type."""
     new: dict[int, Any] = {}
     before: list[tuple[dict[str, Any], str, Any]] = []
@@ -263,7 +269,8 @@ def _materialized(model: nn.Module, dtype: torch.dtype, casts_buffers: bool) -> 
             if parameter is not None:
                 kind = dtype if parameter.is_floating_point() else parameter.dtype
                 if id(parameter) not in new:
-                    new[id(parameter)] = nn.Parameter(torch.empty(parameter.shape, dtype=kind), parameter.requires_grad)
+                    has_gradient = parameter.requires_grad and not is_frozen
+                    new[id(parameter)] = nn.Parameter(torch.empty(parameter.shape, dtype=kind), has_gradient)
                 before.append((module._parameters, name, parameter))
                 module._parameters[name] = new[id(parameter)]
         for name, buffer in module._buffers.items():
@@ -278,6 +285,27 @@ def _materialized(model: nn.Module, dtype: torch.dtype, casts_buffers: bool) -> 
     finally:
         for place, name, tensor in before:
             place[name] = tensor
+
+
+class _NeedsGradient(torch.autograd.Function):
+    """Returns a tensor that has a gradient, which is then dropped, like that of the input of the first adapter."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, anchor: Tensor) -> Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return None, None
+
+
+def _with_gradient(module: nn.Module, arguments: Any, options: Any) -> Any:
+    """Return the arguments of a block, with a gradient of the first tensor among them."""
+    leaves, structure = tree_flatten((arguments, options))
+    place = next(place for place, leaf in enumerate(leaves) if is_float(leaf))
+    if not leaves[place].requires_grad:
+        leaves[place] = _NeedsGradient.apply(leaves[place], torch.zeros((), requires_grad=True))  # type: ignore[no-untyped-call]
+    return tree_unflatten(leaves, structure)
 
 
 def _logits(outputs: Any) -> Tensor | None:

@@ -10,7 +10,6 @@ import inspect
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -130,6 +129,7 @@ def with_adapter(described: Trainable, shape: ModelShape, engine: Engine) -> Tra
     settings = peft.LoraConfig(
         r=adapter.rank,
         target_modules=ALL_LINEAR if targets == (ALL_LINEAR,) else list(targets),
+        exclude_modules=".*(visual|vision_tower|multi_modal_projector).*" if shape.counts.frozen is not None else None,
         use_dora=adapter.kind == "dora",
         modules_to_save=list(adapter.modules_to_save) or None,
     )
@@ -150,7 +150,7 @@ def find_class(name: str) -> tuple[type[Any], Any] | None:
     """Return the transformers class and the configuration of the model `name`. None if there is no such class.
 
     The name is that of a transformers class, the path of a config.json or an id on the hub. Raises Refusal if
-    transformers rejects the configuration.
+    transformers has no class for the configuration, or rejects it.
     """
     named_class = getattr(transformers, name, None)
     configuration: Any = getattr(named_class, "config_class", None)
@@ -162,7 +162,13 @@ def find_class(name: str) -> tuple[type[Any], Any] | None:
         return None
     if any(inspect.isclass(getattr(transformers, name, None)) for name in _class_names(content)):
         return class_of(content, source)
-    return None
+    if (model_type := content.get("model_type")) is None:
+        return None
+    own_code = " Its own code (auto_map) is not read." if content.get("auto_map") else ""
+    raise Refusal(
+        f"{source}: transformers {transformers.__version__} has no class for model_type {model_type!r}.{own_code} Use "
+        "the config.json of a model that transformers has, or install a release that has this model type."
+    )
 
 
 def _class_names(content: Mapping[str, Any]) -> list[str]:
@@ -181,49 +187,59 @@ def class_of(content: Mapping[str, Any], source: str) -> tuple[type[Any], Any]:
     class_name = next(name for name in _class_names(content) if inspect.isclass(getattr(transformers, name, None)))
     settings = {key: value for key, value in content.items() if key not in NOT_SETTINGS}
     try:
-        return getattr(transformers, class_name), transformers.AutoConfig.for_model(content["model_type"], **settings)
+        config = transformers.AutoConfig.for_model(content["model_type"], **settings)
     except Exception as error:  # a configuration class may raise anything
         raise Refusal(
             f"{source}: transformers cannot make a {class_name} from this file ({in_words(error)}). Correct the file."
         ) from None
+    if quantization := content.get("quantization_config"):  # only for the note that it is ignored
+        config.quantization_config = quantization
+    return getattr(transformers, class_name), config
 
 
 def shape_of_class(
-    built: type[Any], config: Any, name: str, has_image: bool = False, freezes: tuple[bool, ...] = (False, True)
+    built: type[Any],
+    config: Any,
+    name: str,
+    has_image: bool = False,
+    freezes: tuple[bool, ...] = (False, True),
+    has_adapters: bool = False,
 ) -> ModelShape:
     """Return the shape of a transformers model as an input for predictions, from a trace of its modules.
 
     With `has_image`, the shape of a model of one of `images.FAMILIES` has its counts with images, too, for a trained
-    and a frozen vision tower (`freezes`).
+    and a frozen vision tower (`freezes`). With `has_adapters`, the counts have what adapters on frozen weights need.
 
     Raises Refusal if it cannot be built or traced.
     """
     content = config.to_diff_dict() | {"model_type": config.model_type, "architectures": [built.__name__]}
     rates = build_model.dropout_rates(config)
-    # In a fork, because a process in which a backward pass has run cannot be forked later.
-    answer = forks.run(lambda: to_content(count.count(built, config)), {0: nullcontext()})[0]
-    counts = from_content(answer)
+    counts = _counted(built, config, has_adapters=has_adapters)
     image = size_of_image(built, config) if reads_images(built) else None
     notes = ignored_settings(content, window_switch="use_sliding_window" if "use_sliding_window" in content else None)
-    with_image = _with_image(built, config, freezes) if has_image and images.family_of(config) is not None else None
+    with_image = None
+    if has_image and images.family_of(config) is not None:
+        of_images = {
+            is_frozen: _counted(
+                built,
+                config,
+                attention=("sdpa",),
+                has_image=True,
+                has_frozen_tower=is_frozen,
+                has_adapters=has_adapters,
+            )
+            for is_frozen in freezes
+        }
+        side, tokens = images.size(config)
+        with_image = ImageCounts(f"{side} x {side} pixels", tokens, of_images.get(False), of_images.get(True))
     return shapes.shape_from_counts(
         name, counts, _longest(built, config), tuple(notes), content, rates, image, with_image
     )
 
 
-def _with_image(built: type[Any], config: Any, freezes: tuple[bool, ...]) -> ImageCounts:
-    side, tokens = images.size(config)
-    counts: dict[bool, ModelCounts | None] = {True: None, False: None}
-    for is_frozen in freezes:
-        answer = forks.run(
-            partial(_counted, built, config, is_frozen), {0: nullcontext()}
-        )[0]  # fmt: skip
-        counts[is_frozen] = from_content(answer)
-    return ImageCounts(f"{side} x {side} pixels", tokens, counts[False], counts[True])
-
-
-def _counted(built: type[Any], config: Any, is_frozen: bool) -> dict[str, Any]:
-    return to_content(count.count(built, config, ("sdpa",), has_image=True, has_frozen_tower=is_frozen))
+def _counted(built: type[Any], config: Any, **settings: Any) -> ModelCounts:
+    """Return counts from a process of its own, because one in which a backward pass has run cannot be forked later."""
+    return from_content(forks.run(lambda: to_content(count.count(built, config, **settings)), {0: nullcontext()})[0])
 
 
 def size_of_image(built: type[Any], config: Any) -> str:

@@ -76,6 +76,8 @@ class Seen:
     executed: list[int] = field(default_factory=list)  # the kinds of the blocks, in the order of the forward pass
     # The part, "enter", "leave" or "leave without gradient", and the module.
     events: list[tuple[int, str, nn.Module]] = field(default_factory=list)
+    # By Linear module: the rows that it multiplies, the storage of its input, and whether another operator saves this.
+    linears: dict[nn.Module, tuple[float, int, bool]] = field(default_factory=dict)
     logits: float = 0.0  # elements of the model's output
     hidden: int = 0  # width of a block's input
 
@@ -135,6 +137,8 @@ class PassTracker(TensorTracker):  # type: ignore[no-untyped-call]
         if self._is_backward:
             return
         self._running.append(module)
+        if isinstance(module, nn.Linear):
+            self._note_input(module, inputs)
         if module in self._kinds:
             self._part = self._kinds[module]
             self.seen.executed.append(self._part)
@@ -160,6 +164,13 @@ class PassTracker(TensorTracker):  # type: ignore[no-untyped-call]
             del self._running[self._running.index(module) :]
         if module in self._kinds:
             self._part = OUTSIDE
+
+    def _note_input(self, module: nn.Linear, inputs: Any) -> None:
+        tensor = next(leaf for leaf in tree_leaves(inputs) if is_float(leaf))
+        rows, *_ = self.seen.linears.get(module, (0.0,))
+        rows += tensor.numel() / module.in_features
+        self.seen.linears[module] = rows, tensor.untyped_storage()._cdata, False
+        self._alive.append(tensor)
 
     def _note_activation(self, output: Tensor) -> None:
         key = output.untyped_storage()._cdata
@@ -274,6 +285,8 @@ class PassTracker(TensorTracker):  # type: ignore[no-untyped-call]
     def begin_backward(self, kept: Sequence[Tensor]) -> None:
         """Start to observe a backward pass. The memory of the tensors `kept` is not counted."""
         self._is_backward = True
+        for module, (rows, storage, _) in self.seen.linears.items():
+            self.seen.linears[module] = rows, storage, storage in self._saved
         self._running.clear()
         self._alive.clear()
         self._saved_storages = {self._storages[key] for key in self._saved if key in self._storages}

@@ -66,7 +66,7 @@ def check_traceable(shape: ModelShape, engine: Engine, job: StepConfig) -> None:
             job.attention.startswith("flash"),
         "trainings in which GPUs share a sequence cannot be traced. Use `zero-study dry-run` with the strategy file.":
             job.sequence_ranks > 1,
-        "selective activation checkpointing cannot be traced, only that of every block can":
+        "only activation checkpointing of every block without offload can be traced":
             isinstance(job.activation_checkpointing, str),
         f"{engine.optimizer} cannot be traced, only AdamW can": engine.optimizer != "adamw",
         f"ZeRO-{engine.zero_stage} in {precision} cannot be traced, only ZeRO-1 to ZeRO-3 in fp32 and bf16 can":

@@ -116,10 +116,10 @@ def _shown(option: StrategyPrediction) -> tuple[float, float, float]:
 
 def legend(options: Sequence[StrategyPrediction], request: Request) -> list[str]:
     """Return the legend of the table: what its columns and marks mean."""
-    kinds = {option.prediction.job.activation_checkpointing for option in options}
+    kinds = {MARKS[option.prediction.job.activation_checkpointing] for option in options}
     marks = [
-        *(["c: with activation checkpointing"] if True in kinds else []),
-        *(["s: with selective activation checkpointing"] if kinds - {True, False} else []),
+        *(["c: with activation checkpointing"] if " c" in kinds else []),
+        *(["s: with selective activation checkpointing"] if " s" in kinds else []),
     ]
     sentences = [
         "GiB: memory that each GPU needs. free: GiB of each GPU that stay free.",
@@ -213,18 +213,15 @@ def adapter_lines(shape: ModelShape) -> list[str]:
 
     Nothing is returned if all parameters are trained.
     """
-    adapter = shape.adapter
-    if shape.counts.frozen is not None:
-        trainable, total = adapters.num_trainable(shape), adapters.num_total(shape)
-        return [f"Frozen vision tower: {trainable:,} trainable parameters of {total:,} in total."]
-    if adapter is None:
+    adapter, what = shape.adapter, "Frozen vision tower"
+    if adapter is not None:
+        parts = (linear.name.split(".") for linear in adapters.targeted(shape, adapter))
+        names = dict.fromkeys(next(part for part in reversed(each) if not part.isdigit()) for each in parts)
+        what = f"{_ADAPTERS[adapter.kind]} of rank {adapter.rank} on {', '.join(names)}"
+    elif shape.counts.frozen is None:
         return []
-    names = dict.fromkeys(linear.name.rpartition(".")[2] for linear in adapters.targeted(shape, adapter))
     trainable, total = adapters.num_trainable(shape), adapters.num_total(shape)
-    return [
-        f"{_ADAPTERS[adapter.kind]} of rank {adapter.rank} on {', '.join(names)}: {trainable:,} trainable parameters "
-        f"of {total:,} in total ({100 * trainable / total:.2f} %)."
-    ]
+    return [f"{what}: {trainable:,} trainable parameters of {total:,} in total ({100 * trainable / total:.2f} %)."]
 
 
 _ADAPTERS: dict[AdapterKind, str] = {"lora": "LoRA", "dora": "DoRA"}
@@ -508,7 +505,7 @@ def _model_content(shape: ModelShape) -> dict[str, Any]:
 
 
 _CHECKPOINTING = {value: name for name, value in CHECKPOINTED.items()}
-MARKS = {False: "", True: " c", "selective": " s", "selective-op": " s"}
+MARKS = {False: "", True: " c", "offload": " c", "selective": " s", "selective-op": " s"}
 
 
 def head_of(shape: ModelShape) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ CHECKPOINTING: dict[Checkpointing | None, str] = {
     None: "full if a strategy only fits or is faster with it, otherwise off",
     "none": "off",
     "full": "full: every block",
+    "offload": "full: every block, whose inputs are moved to the host",
     "selective": "selective: every second block",
     "selective-op": "selective: the results of every second matrix product and of attention are kept",
 }

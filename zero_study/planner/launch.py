@@ -30,9 +30,12 @@ if TYPE_CHECKING:
 DATA_TYPES = {"data_types": {"grad_accum_dtype": "fp32"}}
 CLIPPING = 1.0  # what accelerate replaces "auto" by
 NVME_PATH = "/FOLDER/ON/A/FAST/DISK"
-# How a program freezes the vision tower, by model_type. The projector, which Qwen calls merger, is trained.
-TOWER = "model.model.visual.requires_grad_(False), and model.model.visual.merger.requires_grad_(True)"
-TOWERS = {"llava": "model.model.vision_tower.requires_grad_(False)"}
+# How a program freezes the vision tower. The projector, which Qwen calls merger, is inside its tower, and is trained.
+TOWER = "model.model.vision_tower.requires_grad_(False)"
+TOWER_OF_QWEN = "model.model.visual.requires_grad_(False), and model.model.visual.merger.requires_grad_(True)"
+MERGERS_OF_QWEN_3 = ", and the same for its deepstack_merger_list"
+# What keeps PEFT from adding adapters to a frozen vision tower and to its projector.
+WITHOUT_TOWER = 'exclude_modules=r".*(visual|vision_tower|multi_modal_projector).*"'
 PORT = 29500  # at which all machines meet
 ADDRESS = "ADDRESS_OF_FIRST"
 MOST_COMMANDS = 4  # of machines that are printed in full
@@ -158,8 +161,10 @@ def _of_images(advice: Advice) -> list[str]:
         settings.append(
             f"{images} of {shape.with_image.size} in each sequence, {shape.num_image_tokens:,} of its tokens"
         )
-    if advice.request.freeze_vision_tower:
-        settings.append(TOWERS.get(str((shape.config or {}).get("model_type")), TOWER))
+    if advice.request.freeze_vision_tower and shape.adapter is None:
+        model_type = str((shape.config or {}).get("model_type"))
+        tower = TOWER_OF_QWEN if model_type.startswith("qwen") else TOWER
+        settings.append(tower + (MERGERS_OF_QWEN_3 if model_type == "qwen3_vl" else ""))
     return settings
 
 
@@ -171,7 +176,7 @@ def _trainer(advice: Advice, option: StrategyPrediction, path: Path, parts: Part
         f"--gradient_accumulation_steps {job.gradient_accumulation_steps}",
         f"--{kind} True" if _is_option_of_trainer(option) else "--bf16 False",
         *(["--tf32 True"] if option.prediction.engine.precision == "tf32" else []),
-        f"--gradient_checkpointing {job.activation_checkpointing is True}",
+        f"--gradient_checkpointing {job.checkpoints_all}",
     ]
     of_program = [*_of_images(advice), *parts.lines]
     if advice.request.stack == "trainer":
@@ -210,7 +215,7 @@ def _study(advice: Advice, option: StrategyPrediction, path: Path, parts: Parts)
         f"--global-batch-size {_global_batch(option)}",
         f"--micro-batch-size {job.micro_batch_size}",
         f"--precision {precision}",
-        *(["--activation-checkpointing"] if job.activation_checkpointing is True else []),
+        *(["--activation-checkpointing"] if job.checkpoints_all else []),
         *_lora_flags(advice),
         *parts.flags,
     ]
@@ -554,7 +559,7 @@ def _of_own_program(option: StrategyPrediction, parts: Parts) -> list[str]:
     settings = _of_the_model(option, parts)
     if option.prediction.engine.precision == "tf32":
         settings.append('torch.set_float32_matmul_precision("high")')
-    if option.prediction.job.activation_checkpointing is True:
+    if option.prediction.job.checkpoints_all:
         settings.append("model.gradient_checkpointing_enable()")
     return [*settings, *parts.lines]
 
@@ -589,6 +594,7 @@ def _of_adapters(advice: Advice) -> list[str]:
     if adapter.targets is not None:
         names = adapter.targets[0] if adapter.targets == (ALL_LINEAR,) else list(adapter.targets)
         arguments.append(f"target_modules={json.dumps(names)}")
+    arguments += [WITHOUT_TOWER] if request.freeze_vision_tower else []
     arguments += [f"lora_dropout={request.lora_dropout:g}"] if adapter.has_dropout else []
     arguments += ["use_dora=True"] if adapter.kind == "dora" else []
     arguments += [f"modules_to_save={json.dumps(list(adapter.modules_to_save))}"] if adapter.modules_to_save else []
@@ -609,11 +615,11 @@ def _shards_weights(advice: Advice) -> bool:
 
 def _lora_flags(advice: Advice) -> list[str]:
     """Return the options for adapters of TRL and of this project's trainer, as far as their names agree."""
-    request = advice.request
-    if request.lora_rank is None:
+    request, adapter = advice.request, advice.shape.adapter
+    if adapter is None:
         return []
     is_trl = request.stack == "trl"
-    names = None if request.lora_target is None else request.lora_target.replace(" ", "")
+    names = None if adapter.targets is None else ",".join(adapter.targets)
     flags = ["--use_peft True", f"--lora_r {request.lora_rank}"] if is_trl else [f"--lora-rank {request.lora_rank}"]
     if names is not None:
         flags.append(f"--lora_target_modules {names.replace(',', ' ')}" if is_trl else f"--lora-target {names}")

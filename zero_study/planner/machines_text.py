@@ -55,11 +55,8 @@ def _state(machine: Machine) -> str:
     option, training = machine.option, machine.training
     words = [f"{option.strategy.name} leaves {percent(option.free_share)} of each GPU free"]
     words.append(f"trains {option.total_tokens_per_second:,.0f} {unit_of(option.shape).plural} per second")
-    price = f"${price_in_words(machine.cost)} (at {provider_of(machine.gpu)})" if machine.dollars_per_hour else ""
-    if training is None:
-        words += [f"costs {price} per {unit_of(option.shape).priced_in_words}"] if price else []
-    else:
-        dollars = price and f" and {price}"
+    if training is not None:
+        dollars = "" if training.dollars is None else f" and ${price_in_words(training.dollars)}"
         words.append(f"needs {duration(training.hours)}{dollars} for the whole training")
     return terminal.listed(words)
 
@@ -184,12 +181,16 @@ def answer_of_comparison(comparison: Comparison) -> str:
         return f"The cheapest and the fastest machine{within} is {_count(cheapest)}: {_state(cheapest)}."
     parts = [f"The cheapest machine{within} is {_count(cheapest)}: {_state(cheapest)}."]
     lowest = comparison.within_limits[0]
-    if lowest.certain_cost != lowest.cost and lowest is not cheapest:
+    if lowest is not cheapest and lowest.certain_cost > (lowest.cost or math.inf):
         parts.append(
             f"{_count(lowest)} is predicted to cost less, but by less than the error of such predictions for several "
             "GeForce cards."
         )
-    return " ".join([*parts, f"The fastest is {_count(fastest)}: {_state(fastest)}."])
+    parts.append(f"The fastest is {_count(fastest)}: {_state(fastest)}.")
+    if cheapest.dollars_per_hour and fastest.dollars_per_hour:
+        providers = {provider_of(machine.gpu) for machine in (cheapest, fastest)}
+        parts.append(f"The prices are those of {terminal.listed(sorted(providers))}.")
+    return " ".join(parts)
 
 
 def _answer_beyond_limits(comparison: Comparison) -> str:

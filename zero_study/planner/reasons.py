@@ -187,7 +187,7 @@ def _cause(option: StrategyPrediction) -> str:
 def _settings(option: StrategyPrediction) -> str:
     job = option.prediction.job
     steps = job.gradient_accumulation_steps
-    kind = "activation checkpointing" if job.activation_checkpointing is True else "selective activation checkpointing"
+    kind = "activation checkpointing" if job.checkpoints_all else "selective activation checkpointing"
     return listed(
         [
             f"a micro batch of {job.micro_batch_size}",

@@ -76,7 +76,8 @@ def _chunked_loss(request: Request, shape: ModelShape) -> Changes | None:
 
 def _checkpointing(request: Request, _: ModelShape) -> Changes | None:
     """Recompute activations. If the request does not set it, it was tried already."""
-    return {"activation_checkpointing": "full"} if request.activation_checkpointing not in (None, "full") else None
+    checkpoints = request.activation_checkpointing in (None, "full", "offload")
+    return None if checkpoints else {"activation_checkpointing": "full"}
 
 
 def _small_micro_batch(request: Request, _: ModelShape) -> Changes | None:

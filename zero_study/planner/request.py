@@ -7,7 +7,7 @@ import math
 import re
 from functools import cached_property
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
 
@@ -36,12 +36,11 @@ from zero_study.theory.shapes import DEFAULT_LENGTH, ModelShape
 from zero_study.theory.stacks import DEFAULT_STACK, STACKS, GradientType, Stack, StackName
 
 CLASS_NAME = re.compile(r"[A-Z]\w*For[A-Z]\w+|[A-Z]\w*LMHeadModel")
-CHECKPOINTED: dict[Checkpointing, bool | Literal["selective", "selective-op"]] = {
-    "full": True, "selective": "selective", "selective-op": "selective-op", "none": False,
-}  # fmt: skip
+CHECKPOINTED: dict[Checkpointing, Any] = {
+    name: {"full": True, "none": False}.get(name, name) for name in get_args(Checkpointing)
+}
 
 # Stacks whose programs have no data set of images for a model that reads nothing else.
-COUNTED_WITH_IMAGES = "llava-1.5-7b, qwen2.5-vl-7b, and config.json files of model_type llava, qwen2_vl or qwen2_5_vl"
 _OF_TEXTS = ("trl", "axolotl", "torchtitan", "study")
 _IN_GROUPS = "fsdp2_hybrid, zero1 or zero2"
 MOST_GPUS = 1_000_000
@@ -121,11 +120,11 @@ class Request(BaseModel):
     freeze_vision_tower: bool = option(
         False,
         "Freeze the image encoder of a vision-language model. The projector between this encoder and the language "
-        "model is still trained.",
+        "model is still trained. With --lora-rank, neither of them gets an adapter.",
         SETTINGS,
     )
     strategy: str | None = option(
-        None, "Predict only this strategy: the name of a strategy, or an accelerate file.", STRATEGY, is_common=True
+        None, "Predict only this strategy: a name, an accelerate file or a DeepSpeed JSON.", STRATEGY, is_common=True
     )
     micro_batch_size: int | None = option(
         None,
@@ -151,7 +150,8 @@ class Request(BaseModel):
     activation_checkpointing: Checkpointing | None = option(
         None,
         "Activations that the backward pass recomputes: those of every block (full), of every second block "
-        "(selective), or of some operators in every block (selective-op, as torchtitan does). "
+        "(selective), or of some operators in every block (selective-op, as torchtitan does). offload is like full, "
+        "and moves the inputs of the blocks, which are all that is kept, to the host. "
         "[default: that of --stack, or full if the stack has none and a strategy only fits or is faster with full]",
         SETTINGS,
     )
@@ -213,7 +213,7 @@ class Request(BaseModel):
     lora_target: str | None = option(
         None,
         "Modules with an adapter: names separated by commas, such as q_proj,v_proj, or all-linear. [default: as PEFT "
-        "chooses]",
+        "chooses, or all-linear if PEFT has no default]",
         ADAPTER,
         metavar="NAMES",
     )
@@ -587,8 +587,8 @@ class Request(BaseModel):
         if shape.with_image is None:
             if shape.has_idle_part:
                 raise Refusal(
-                    f"{flag}: images cannot be predicted for {shape.name}, only for "
-                    f"{COUNTED_WITH_IMAGES}. Remove {flag} to predict a training on texts only."
+                    f"{flag}: images cannot be predicted for {shape.name}, only for models of the families LLaVA, "
+                    f"InternVL, Qwen2-VL, Qwen2.5-VL and Qwen3-VL. Remove {flag} to predict a training on texts only."
                 )
             raise Refusal(f"{flag}: {shape.name} cannot read images in addition to text. Leave {flag} out.")
         if self.stack in _OF_TEXTS:
@@ -878,7 +878,9 @@ def _traced(name: str, not_known: str, asked: Request) -> ModelShape:
         raise Refusal(not_known)
     progress.at_once(f"Tracing the modules of {name}")  # starts no thread, because the trace is in a fork
     has_image = asked.images is not None or asked.freeze_vision_tower
-    return models.shape_of_class(*found, name, has_image, (asked.freeze_vision_tower,))
+    return models.shape_of_class(
+        *found, name, has_image, (asked.freeze_vision_tower,), has_adapters=asked.lora_rank is not None
+    )
 
 
 # The fields of Request that are the stack's if they are not requested.

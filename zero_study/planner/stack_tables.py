@@ -411,6 +411,17 @@ _NO_CHECKPOINTING = Refused(
 CHECKPOINTING: dict[str, Cells] = {
     "none": {ALL: NOTHING},
     "full": {ALL: NOTHING},
+    "offload": {
+        OWN_MODEL: _lines(
+            "with get_checkpoint_hidden_states_offloading_ctx_manager(): around the forward and the backward pass, "
+            "from deepspeed.runtime.activation_checkpointing.offload_activations"
+        ),
+        ("trl",): _flags("--activation_offloading True"),
+        ("axolotl",): _keys(activation_offloading=True),
+        ("torchtitan", "study"): Refused(
+            "{stack} keeps the inputs of checkpointed blocks on the GPU", "Use another --stack, such as trl"
+        ),
+    },
     "selective": {
         (*OWN_MODEL, "trl"): _lines(
             "activation checkpointing of every second block, for which transformers has no option"

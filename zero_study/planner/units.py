@@ -18,7 +18,6 @@ class Unit:
 
     name: str  # in the singular
     priced: float  # so many units have the price of the table
-    priced_in_words: str
     price_column: str
     rate_column: str  # of one GPU
     total_rate_column: str  # of all GPUs
@@ -39,8 +38,8 @@ class Unit:
         return terminal.count(count, self.name)
 
 
-TOKENS = Unit("token", 1e9, "billion tokens", "$/1e9 tok", "tokens/s/GPU", "tokens/s")
-IMAGES = Unit("image", 1e6, "million images", "$/1e6 images", "images/s/GPU", "images/s")
+TOKENS = Unit("token", 1e9, "$/1e9 tok", "tokens/s/GPU", "tokens/s")
+IMAGES = Unit("image", 1e6, "$/1e6 images", "images/s/GPU", "images/s")
 
 
 def price_in_words(dollars: float | None) -> str:

@@ -31,10 +31,11 @@ _OF_LAUNCH = {
 }  # fmt: skip
 # Settings of a DeepSpeed JSON with which a step needs other memory or another time, in ways that are not predicted.
 _NOT_PREDICTED = (
-    *(f"zero_optimization.{name}" for name in ("zero_quantized_weights", "zero_quantized_gradients", "mics_shard_size",
-        "zero_quantized_nontrainable_weights", "offload_optimizer.ratio", "zenflow")),
-    "tensor_parallel", "compression_training", "curriculum_learning", "data_efficiency", "sparse_attention",
-    "hybrid_engine", "progressive_layer_drop", "elasticity", "amp",
+    "zero_optimization.zero_quantized_weights", "zero_optimization.zero_quantized_nontrainable_weights",
+    "zero_optimization.zero_quantized_gradients", "zero_optimization.mics_shard_size", "zero_optimization.zenflow",
+    "zero_optimization.offload_optimizer.ratio", "tensor_parallel", "sequence_parallel_size", "compression_training",
+    "curriculum_learning", "data_efficiency", "sparse_attention", "hybrid_engine", "progressive_layer_drop",
+    "elasticity", "amp",
 )  # fmt: skip
 _OFF = ("None", "False", "0", "-1", "1", "1.0", "{}")
 
@@ -172,11 +173,9 @@ def _of_json(path: Path, json: dict[str, Any], asked: dict[str, Any], notes: lis
         notes.append(f"the program sets its own {' and '.join(dropped)}, in place of the JSON's")
     kind = str(read.get("optimizer.type", "adamw")).lower()
     if kind not in ("adam", "adamw"):
-        asked["optimizer"] = {"fusedlamb": "lamb"}.get(kind, kind)
+        asked["optimizer"] = kind
     fields = (*_BATCH_FIELDS, "gradient_accumulation_steps")
     asked |= {field: json[key] for field, key in zip(fields, _BATCH, strict=True) if isinstance(json.get(key), int)}
-    if isinstance(ranks := json.get("sequence_parallel_size"), int) and ranks > 1:
-        asked["sequence_parallel"] = ranks
     if accumulated := read.get("data_types.grad_accum_dtype", None):
         asked["grad_accum_dtype"] = "fp32" if accumulated == "fp32" else "model"
     if read.get("torch_autocast.enabled", False) is True:
@@ -246,7 +245,7 @@ def _own_file(
         zero = json["zero_optimization"]
         stage, num_steps = zero["stage"], asked.pop("gradient_accumulation_steps", None)
         devices = [zero.get(f"offload_{target}", {}).get("device") for target in ("optimizer", "param")]
-        is_open = "auto" in (json.get(name, {}).get("enabled") for name in ("bf16", "fp16"))
+        is_open = "auto" in (DeepSpeedFile(json).get(f"{name}.enabled", None) for name in ("bf16", "fp16"))
     if fsdp.get("fsdp_offload_params"):
         devices = ["cpu", "cpu"]
     if unknown := [device for device in devices if device not in (None, *get_args(OffloadDevice))]:

@@ -1,20 +1,16 @@
 """Compute parameters, bytes and saved tensors of low-rank adapters (LoRA, DoRA) on frozen, maybe quantized weights.
 
-linear_modules.json lists the Linear modules of a block for each model_type, and the bytes that a block saves only for
-the gradients of its weights. A finished measurement (reports/README.md) read both from small models. The rules for the
-names of targets and the forward pass of an adapter are those of PEFT 0.21, in its modules tuners.lora.layer and
-tuners.lora.dora.
+The counts of a model (shapes/counts.py) have its Linear modules, and the bytes that a block saves only for the
+gradients of its weights. The rules for the names of targets and the forward pass of an adapter are those of PEFT 0.21,
+in its modules tuners.lora.layer and tuners.lora.dora.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING
 
 from zero_study.theory import frozen
 from zero_study.theory.model_states import master_bytes
@@ -22,14 +18,13 @@ from zero_study.theory.shapes.adapter import ALL_LINEAR, FrozenType
 from zero_study.theory.shapes.adapter import Adapter as Adapter
 from zero_study.theory.shapes.adapter import AdapterKind as AdapterKind
 from zero_study.theory.shapes.config_json import MODEL_TYPES, kinds_of_layers
-from zero_study.theory.shapes.formulas import evaluate
+from zero_study.theory.shapes.counts import LinearCounts, ModelCounts
 from zero_study.theory.shapes.shape import ParameterSizes
 
 if TYPE_CHECKING:
     from zero_study.theory.engine import Engine, StepConfig
     from zero_study.theory.shapes import ModelShape
 
-LINEAR_MODULES_FILE = Path(__file__).parent / "shapes" / "linear_modules.json"
 # By model_type. shapes/model_types.yaml explains these names and states their sources.
 DEFAULT_TARGETS = {name: each.default_targets for name, each in MODEL_TYPES.items() if each.default_targets}
 EXPERT_NAMES = {name: each.expert_names for name, each in MODEL_TYPES.items() if each.expert_names}
@@ -41,78 +36,39 @@ HEADS = ("classifier", "score", "qa_outputs")  # heads that PEFT trains in whole
 NF4_BITS = 4 + 8 / 64 + 32 / (64 * 256)
 
 
-@dataclass(frozen=True)
-class Linear:
-    """All Linear modules of a model that have the same name in their blocks."""
+@dataclass(frozen=True, kw_only=True)
+class Linear(LinearCounts):
+    """All Linear modules of a model that have the same name in blocks of one kind."""
 
-    name: str  # without the number of the block
-    inner: int  # width of the input
-    outer: int  # width of the output
     count: int  # modules in the model
+    executions: int  # of these modules in a forward pass
     in_block: bool
-    has_bias: bool = False  # outside the blocks only
-    is_output: bool = False  # whether it makes the logits
-    group: str = ""  # the first Linear with the same input
-    input_is_saved: bool = False  # whether another operator of the block saves the input anyway
     is_parameter: bool = False  # a router, or the weights of all experts: a parameter and not a Linear module
     num_experts: int = 1  # matrices of this size in one parameter
     num_fused: int = 1  # matrices that are stacked in `outer`; PEFT's rank is this many times as large
-
-    @property
-    def elements(self) -> int:
-        return self.inner * self.outer
 
     def rank(self, adapter: Adapter) -> int:
         """Return the rank of the adapter of this module, summed over experts."""
         return adapter.rank * self.num_fused * self.num_experts
 
+    def rows_of(self, batch: float, length: float) -> float:
+        """Return the rows that all modules multiply for `batch` sequences of `length` tokens each."""
+        return self.executions * self.rows.of(batch, length)
+
 
 # ---------------------------------------------------------------- the modules of a model
 
 
-@cache
-def _table() -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(LINEAR_MODULES_FILE.read_text(encoding="utf-8"))
-    return content
-
-
 def model_type_of(shape: ModelShape) -> str:
     """Return the model_type of a shape. Raises ValueError if the names of its modules are not known."""
-    for name, model_type in MODEL_TYPES.items():
-        if model_type.architecture == shape.architecture and name in _table():
-            return name
+    if shape.counts.outside.linears or any(kind.linears for kind in shape.counts.kinds):
+        if shape.architecture == "traced":
+            return str((shape.config or {}).get("model_type"))
+        return next(name for name, each in MODEL_TYPES.items() if each.architecture == shape.architecture)
     raise ValueError(
-        f"{shape.name}: the names of its modules are unknown, so adapters cannot be added. Adapters are "
-        f"predicted for {', '.join(_table())}"
+        f"{shape.name}: the names of its modules are unknown, so adapters cannot be added. They are known for models "
+        "with formulas and for vision-language models, and with PyTorch for every config.json of transformers"
     )
-
-
-def _numbers(shape: ModelShape, model_type: str) -> dict[str, int]:
-    """Return the sizes of a shape by the names that formulas use."""
-    config = shape.config or {}
-    more = {part: int(config.get(key) or 0) for part, key in MODEL_TYPES[model_type].more.items()}
-    return {
-        "hidden": shape.hidden,
-        "queries": shape.heads * shape.head_size,
-        "keys": shape.kv_heads * shape.head_size,
-        "feed_forward": shape.feed_forward,
-        "heads": shape.heads,
-        "experts": shape.experts,
-        "active": shape.experts_per_token,
-        "vocabulary": shape.vocabulary,
-        "labels": shape.labels,
-        **more,
-    }
-
-
-def _blocks(shape: ModelShape) -> list[tuple[Mapping[str, Any], int]]:
-    """Return the entries of the kinds of blocks that a model has, with the number of blocks of each kind."""
-    model_type = model_type_of(shape)
-    blocks = _table()[model_type]["blocks"]
-    if len(blocks) == 1:
-        return [(next(iter(blocks.values())), shape.layers)]
-    layers = kinds_of_layers(model_type, shape)
-    return [(entry, layers.count(kind)) for kind, entry in blocks.items() if layers.count(kind)]
 
 
 @lru_cache(maxsize=256)
@@ -121,23 +77,22 @@ def linears(shape: ModelShape) -> tuple[Linear, ...]:
 
     Raises ValueError if the names of its modules are not known.
     """
-    model_type = model_type_of(shape)
-    numbers = _numbers(shape, model_type)
+    model_type_of(shape)
+    return _linears(shape.counts)
 
-    def size(formula: str) -> int:
-        return round(evaluate(formula, numbers))
 
-    found = [
-        Linear(name, size(inner), size(outer), count, True, group=group, input_is_saved=is_saved)
-        for entry, count in _blocks(shape)
-        for name, inner, outer, group, is_saved in entry["linears"]
+def _linears(counts: ModelCounts) -> tuple[Linear, ...]:
+    found: dict[LinearCounts, tuple[int, int]] = {}  # kinds of blocks may have the same modules
+    for number, kind in enumerate(counts.kinds):
+        for each in kind.linears:
+            copies, executions = found.get(each, (0, 0))
+            found[each] = copies + counts.copies[number], executions + counts.executed.count(number)
+    of_blocks = [
+        Linear(**vars(each), count=copies, executions=executions, in_block=True)
+        for each, (copies, executions) in found.items()
     ]
-    class_name = next(name for name, head in MODEL_TYPES[model_type].classes.items() if head == shape.head)
-    found += [
-        Linear(name, size(inner), size(outer), 1, False, has_bias, is_output)
-        for name, inner, outer, has_bias, is_output in _table()[model_type]["outsides"][class_name]["linears"]
-    ]
-    return tuple(found)
+    outside = (Linear(**vars(each), count=1, executions=1, in_block=False) for each in counts.outside.linears)
+    return (*of_blocks, *outside)
 
 
 def expert_parameters(shape: ModelShape) -> tuple[Linear, ...]:
@@ -145,22 +100,14 @@ def expert_parameters(shape: ModelShape) -> tuple[Linear, ...]:
     model_type = model_type_of(shape)
     if model_type not in EXPERT_NAMES:
         return ()
-    has_kinds = len(_table()[model_type]["blocks"]) > 1
-    layers = kinds_of_layers(model_type, shape).count("experts") if has_kinds else shape.layers
-    parts = (
-        ("gate_up_proj", shape.hidden, 2 * shape.feed_forward, 2),
-        ("down_proj", shape.feed_forward, shape.hidden, 1),
-    )
+    number = shape.layers - kinds_of_layers(model_type, shape).count("dense")
+    of_blocks = partial(Linear, count=number, executions=number, in_block=True, is_parameter=True)
+    hidden, inner, experts = shape.hidden, shape.feed_forward, shape.experts
     return (
-        Linear("mlp.gate", shape.hidden, shape.experts, layers, True, is_parameter=True),
-        *(
-            Linear(
-                f"mlp.experts.{name}", inner, outer, layers, True,
-                is_parameter=True, num_experts=shape.experts, num_fused=num_fused,
-            )
-            for name, inner, outer, num_fused in parts
-        ),
-    )  # fmt: skip
+        of_blocks("mlp.gate", hidden, experts),
+        of_blocks("mlp.experts.gate_up_proj", hidden, 2 * inner, num_experts=experts, num_fused=2),
+        of_blocks("mlp.experts.down_proj", inner, hidden, num_experts=experts),
+    )
 
 
 def _is_named(linear: Linear, names: tuple[str, ...]) -> bool:
@@ -170,7 +117,10 @@ def _is_named(linear: Linear, names: tuple[str, ...]) -> bool:
 def targeted(shape: ModelShape, adapter: Adapter) -> tuple[Linear, ...]:
     """Return the Linear modules that get an adapter.
 
-    Raises ValueError if the model type has no default targets, or if a target is not in the model.
+    In a model that also encodes images, the rules of PEFT include the vision tower. If this tower is frozen, neither it
+    nor the projector behind it gets an adapter, as in LLaMA-Factory and ms-swift.
+
+    Raises ValueError if a target is not in the model.
     """
     return _targeted(base_of(shape), adapter)
 
@@ -180,7 +130,11 @@ def _targeted(shape: ModelShape, adapter: Adapter) -> tuple[Linear, ...]:
     saved = _saved_modules(shape, adapter)
     of_experts = _targeted_experts(shape, adapter)
     names_of_experts = EXPERT_NAMES.get(model_type_of(shape), {})
-    of_model = [linear for linear in linears(shape) if linear.name.rpartition(".")[2] not in names_of_experts]
+    of_model = [
+        linear
+        for linear in linears(shape)
+        if linear.name.rpartition(".")[2] not in names_of_experts and (linear.in_block or not shape.counts.frozen)
+    ]
     if adapter.targets == (ALL_LINEAR,):
         return (*(linear for linear in of_model if not linear.is_output and linear not in saved), *of_experts)
     targets = tuple(target for target in target_names(shape, adapter) if target not in names_of_experts)
@@ -218,27 +172,23 @@ def _targeted_experts(shape: ModelShape, adapter: Adapter) -> tuple[Linear, ...]
 
 
 def with_adapter(shape: ModelShape, adapter: Adapter | None) -> ModelShape:
-    """Return a model's shape with an adapter. Raises ValueError if the model lacks the adapter's modules."""
+    """Return a model's shape with an adapter. Without requested targets, they are PEFT's default, or else all-linear.
+
+    Raises ValueError if the model lacks the adapter's modules.
+    """
     if adapter is None:
         return shape
+    if shape.architecture == "traced" and shape.experts:
+        raise ValueError(f"{shape.name}: adapters are not predicted for this mixture of experts. Train all weights")
+    if adapter.targets is None and model_type_of(shape) not in DEFAULT_TARGETS:
+        adapter = dataclasses.replace(adapter, targets=(ALL_LINEAR,))
     targeted(shape, adapter)
     return dataclasses.replace(shape, adapter=adapter)
 
 
 def target_names(shape: ModelShape, adapter: Adapter) -> tuple[str, ...]:
-    """Return the names of the modules that get an adapter: the requested ones, or PEFT's default.
-
-    Raises ValueError if PEFT has no default for the model.
-    """
-    if adapter.targets is not None:
-        return adapter.targets
-    model_type = model_type_of(shape)
-    if model_type not in DEFAULT_TARGETS:
-        raise ValueError(
-            f"PEFT has no default targets for {model_type}, and would stop with an error. Add --lora-target, for "
-            f"example --lora-target {ALL_LINEAR}"
-        )
-    return DEFAULT_TARGETS[model_type]
+    """Return the names of the modules that get an adapter: the requested ones, or PEFT's default."""
+    return adapter.targets or DEFAULT_TARGETS[model_type_of(shape)]
 
 
 def is_quantized(shape: ModelShape) -> bool:
@@ -284,33 +234,36 @@ def num_trainable(shape: ModelShape) -> int:
 
 def num_total(shape: ModelShape) -> int:
     """Return the number of all parameters: the model's own, also if they are frozen, and those of the adapters."""
-    return shape.num_params + frozen.num_params(shape) + (0 if shape.adapter is None else num_trainable(shape))
+    return _num_base(shape) + (0 if shape.adapter is None else num_trainable(shape))
 
 
 # ---------------------------------------------------------------- bytes of weights
 
 
 def frozen_bytes(shape: ModelShape, engine: Engine) -> float:
-    """Return the bytes of all frozen weights of a model, before they are sharded."""
+    """Return the bytes of all frozen weights of a model with adapters, before they are sharded."""
     assert shape.adapter is not None
-    size = frozen_size(engine, shape.adapter)
-    if not shape.adapter.is_quantized:
-        return float(size * shape.num_params)
     quantized = quantized_elements(shape)
-    return size * (shape.num_params - quantized) + NF4_BITS / 8 * quantized
+    return frozen_size(engine, shape.adapter) * (_num_base(shape) - quantized) + NF4_BITS / 8 * quantized
+
+
+def _num_base(shape: ModelShape) -> int:
+    """Return the number of parameters without adapters."""
+    return shape.num_params + frozen.num_params(shape)
 
 
 def frozen_bytes_of_rank(shape: ModelShape, engine: Engine) -> float:
     """Return the bytes of a rank's frozen weights: all of them at stages 0 to 2, and a shard at stage 3.
 
-    These are the weights under adapters, and those of a frozen part of the model. DeepSpeed casts this part with the
-    whole model to its type. FSDP2 keeps the type in which its weights were loaded, which is fp32 if the others have
-    masters. 0 if all weights are trained.
+    These are the weights under adapters, and those of a frozen part of the model. Without adapters, DeepSpeed casts
+    this part with the whole model to its type. FSDP2 keeps the type in which its weights were loaded, which is fp32 if
+    the others have masters. 0 if all weights are trained.
     """
     shards = engine.num_shards if engine.zero_stage == 3 else 1
+    if shape.adapter is not None:
+        return frozen_bytes(shape, engine) / shards
     size = master_bytes(engine) if engine.kind == "fsdp" else engine.parameter_bytes
-    of_part = size * frozen.num_params(shape) / shards
-    return of_part if shape.adapter is None else of_part + frozen_bytes(shape, engine) / shards
+    return size * frozen.num_params(shape) / shards
 
 
 def quantized_elements(shape: ModelShape) -> int:
@@ -318,7 +271,9 @@ def quantized_elements(shape: ModelShape) -> int:
     assert shape.adapter is not None
     if not shape.adapter.is_quantized:
         return 0
-    return sum(linear.count * linear.elements for linear in linears(base_of(shape)) if not linear.is_output)
+    of_part = () if shape.counts.frozen is None else _linears(shape.counts.frozen)
+    modules = (*linears(base_of(shape)), *of_part)
+    return sum(linear.count * linear.elements for linear in modules if not linear.is_output)
 
 
 def frozen_size(engine: Engine, adapter: Adapter) -> int:
@@ -338,7 +293,7 @@ def frozen_size(engine: Engine, adapter: Adapter) -> int:
 
 def frozen_share(shape: ModelShape, engine: Engine) -> float:
     """Return the bytes of the frozen weights, divided by those of the whole model in its compute type."""
-    return frozen_bytes(shape, engine) / (engine.compute_bytes * shape.num_params)
+    return frozen_bytes(shape, engine) / (engine.compute_bytes * _num_base(shape))
 
 
 def engine_of_trained(engine: Engine, adapter: Adapter | None) -> Engine:
@@ -357,34 +312,19 @@ def engine_of_trained(engine: Engine, adapter: Adapter | None) -> Engine:
 # ---------------------------------------------------------------- activations
 
 
-def saved_for_weights(shape: ModelShape, arithmetic: str) -> float:
-    """Return the bytes per token that a block saves only for the gradients of its weights, as a mean over blocks."""
-    numbers = _numbers(shape, model_type_of(shape))
-    return sum(
-        count / shape.layers * evaluate(entry["saved_for_weights"][arithmetic], numbers)
-        for entry, count in _blocks(shape)
-    )
+def saved_before_peak(shape: ModelShape, engine: Engine, job: StepConfig) -> float:
+    """Return the bytes that a frozen block saves nevertheless, and frees before the peak of its backward pass.
 
-
-def freed_before_peak(shape: ModelShape, engine: Engine, arithmetic: str) -> float:
-    """Return the bytes per token that a block saves only for its feed-forward weights, and frees before its peak.
-
-    The backward pass begins with the feed-forward part, and a trained block frees these tensors before its peak. A
-    frozen block does not save them, so that its peak exceeds its saved tensors by as much more. The inputs that
-    DeepSpeed's stage 3 saves nevertheless (`saves_frozen_inputs`) are not included.
+    They are the inputs of the last feed-forward Linear, if DeepSpeed's stage 3 saves them (`saves_frozen_inputs`), and
+    those of experts with adapters.
     """
-    numbers = _numbers(shape, model_type_of(shape)) | {"hidden": 0, "queries": 0, "keys": 0}
-    freed = sum(
-        count / shape.layers * evaluate(entry["saved_for_weights"][arithmetic], numbers)
-        for entry, count in _blocks(shape)
-    )
-    saved_by_experts = sum(
-        (4 if arithmetic == "fp32" else 2) * _products_per_token(shape, linear) / shape.layers * linear.inner
+    by_experts = sum(
+        engine.compute_bytes * _products_per_token(shape, linear) / shape.layers * linear.inner
         for linear in adapted_parameters(shape)
         if linear.name.endswith("down_proj")
     )
-    saved_by_engine = _input_bytes(shape, engine, numbers) if saves_frozen_inputs(shape, engine) else 0.0
-    return freed - saved_by_experts - saved_by_engine
+    by_engine = saved_inputs(shape, engine, job, only_down=True) if saves_frozen_inputs(shape, engine) else 0.0
+    return job.tokens * by_experts + by_engine
 
 
 def saves_frozen_inputs(shape: ModelShape, engine: Engine) -> bool:
@@ -401,22 +341,19 @@ def saves_frozen_inputs(shape: ModelShape, engine: Engine) -> bool:
     return is_stage_3 and model_type_of(shape) not in CONV1D_TYPES
 
 
-def _input_bytes(shape: ModelShape, engine: Engine, numbers: Mapping[str, float]) -> float:
-    """Return the bytes per token of the inputs of a block's Linear modules that nothing else saves, as a mean.
+def saved_inputs(shape: ModelShape, engine: Engine, job: StepConfig, only_down: bool = False) -> float:
+    """Return the bytes of the inputs of a block's Linear modules that nothing else saves, as a mean over blocks.
 
     The inputs are saved before autocast casts them. Those of the hidden size come from norms, which return fp32 then.
     """
-    assert shape.adapter is not None
-    is_cast = engine.precision.endswith("-autocast") and shape.adapter.frozen == "fp32"
+    adapter = shape.adapter
+    is_cast = engine.precision.endswith("-autocast") and adapter is not None and adapter.frozen == "fp32"
     total = 0.0
-    for entry, count in _blocks(shape):
-        inputs = {group: inner for _, inner, _, group, is_saved in entry["linears"] if not is_saved}
-        of_block = (
-            (4 if is_cast and inner == "hidden" else engine.compute_bytes) * evaluate(inner, numbers)
-            for inner in inputs.values()
-        )
-        total += count / shape.layers * sum(of_block)
-    return total
+    for each in linears(base_of(shape)):
+        if each.in_block and each.group == each.name and not each.input_is_saved and (each.is_down or not only_down):
+            size = 4 if is_cast and each.inner == shape.hidden else engine.compute_bytes
+            total += size * each.inner * each.rows_of(job.micro_batch_size, job.rank_length)
+    return total / shape.layers
 
 
 def adapted_parameters(shape: ModelShape) -> list[Linear]:
@@ -441,7 +378,7 @@ def expert_gradient_flops(shape: ModelShape, tokens: float) -> float:
 
 
 def adapter_bytes(shape: ModelShape, engine: Engine, job: StepConfig) -> float:
-    """Return the bytes per token that the adapters of a block save, as a mean over blocks.
+    """Return the bytes that the adapters of a block save, as a mean over blocks.
 
     Each adapter saves its input and the result of its first matrix. If the input is cast or dropped, every adapter
     saves a copy. Otherwise all adapters of a tensor share it, and it counts only if nothing else saves it. DoRA also
@@ -461,22 +398,20 @@ def adapter_bytes(shape: ModelShape, engine: Engine, job: StepConfig) -> float:
         if not linear.in_block:
             continue
         if linear.is_parameter:
-            total += engine.compute_bytes * _products_per_token(shape, linear) / shape.layers * linear.inner
+            total += job.tokens * engine.compute_bytes * _products_per_token(shape, linear) * linear.inner
             continue
-        share = linear.count / shape.layers
-        total += share * size * adapter.rank
+        of_row: float = size * adapter.rank
         if adapter.has_dropout:
-            total += share * linear.inner * (size + mask)
+            of_row += linear.inner * (size + mask)
         elif is_cast:
-            total += share * size * linear.inner
+            of_row += size * linear.inner
         elif not (linear.input_is_saved or saves_inputs) and linear.group not in shared:
             shared.add(linear.group)
-            total += share * size * linear.inner
+            of_row += size * linear.inner
         if adapter.kind == "dora":
-            total += share * linear.outer * (size + (size if adapter.has_dropout else engine.compute_bytes))
-    if saves_inputs:
-        total += _input_bytes(shape, engine, _numbers(shape, model_type_of(shape)))
-    return total
+            of_row += linear.outer * (size + (size if adapter.has_dropout else engine.compute_bytes))
+        total += of_row * linear.rows_of(job.micro_batch_size, job.rank_length)
+    return total / shape.layers + (saved_inputs(shape, engine, job) if saves_inputs else 0.0)
 
 
 def copied_weight_bytes(shape: ModelShape, engine: Engine) -> float:
@@ -547,8 +482,8 @@ def forward_temporaries(shape: ModelShape, engine: Engine) -> float:
 # ---------------------------------------------------------------- computing
 
 
-def adapter_flops(shape: ModelShape, tokens: float) -> float:
-    """Return the FLOPs of the adapters of all blocks in the forward pass.
+def adapter_flops(shape: ModelShape, sequence_length: float) -> float:
+    """Return the FLOPs of all adapters in the forward pass for one sequence.
 
     Those of routers and experts are left out: they are added to the weights, which does not depend on the tokens.
     """
@@ -556,7 +491,7 @@ def adapter_flops(shape: ModelShape, tokens: float) -> float:
         return 0.0
     rank = shape.adapter.rank
     modules = (each for each in targeted(shape, shape.adapter) if not each.is_parameter)
-    return sum(2 * rank * tokens * each.count * (each.inner + each.outer) for each in modules)
+    return sum(2 * rank * each.rows_of(1, sequence_length) * (each.inner + each.outer) for each in modules)
 
 
 def from_options(

@@ -193,6 +193,19 @@ def checkpoint_bytes(shape: ModelShape, engine: Engine, job: StepConfig) -> floa
     return _mean(shape.counts, lambda part: setting_of(part, computed_in, job).entering.of(batch, length))
 
 
+# Checkpoints that stay on the GPU if the others are moved to the host: the last ones, whose copies may not have arrived
+# yet when the backward pass begins. DeepSpeed 0.19.8 keeps 3 (keep_last_count and max_fwd_stash_count of
+# offload_activations.py). TRL and axolotl keep 5 tensors (max_fwd_stash_size), some of which are saved after the last
+# block. ArcticTraining copies without overlap, and keeps none. In the backward pass, the GPU has the checkpoint of the
+# block that is recomputed, which is among the tensors of this block.
+KEPT_CHECKPOINTS = 3
+
+
+def offloaded_bytes(shape: ModelShape, engine: Engine, job: StepConfig) -> float:
+    """Return the bytes of the checkpoints that a micro step copies to the host, and back in its backward pass."""
+    return shape.layers * checkpoint_bytes(shape, engine, job) if job.activation_checkpointing == "offload" else 0.0
+
+
 def selective_op_bytes(shape: ModelShape, engine: Engine, job: StepConfig) -> float:
     """Return the bytes that one block saves with torchtitan's selective checkpointing of operators.
 
@@ -243,9 +256,10 @@ def activation_bytes(shape: ModelShape, engine: Engine, job: StepConfig, logits:
     # save none, so the copies are freed when the forward pass ends, before the loss makes most of its copies of the
     # logits.
     until_loss = max(casts - (1 - 4 / LOGIT_BYTES["eager"]) * logits, 0.0) if recomputed else casts
-    at_loss = shape.layers * saved + outside + until_loss
+    layers = min(shape.layers, KEPT_CHECKPOINTS) if job.activation_checkpointing == "offload" else shape.layers
+    at_loss = layers * saved + outside + until_loss
     # A checkpointed block is recomputed while the inputs of all blocks are still saved.
-    in_last = shape.layers * saved + outside + (recomputed * (computed + casts / shape.layers) if recomputed else casts)
+    in_last = layers * saved + outside + (recomputed * (computed + casts / shape.layers) if recomputed else casts)
     in_first = outside + (0 if recomputed else casts) + computed
     return at_loss, in_last, in_first
 
@@ -256,11 +270,12 @@ def _change_by_adapters(shape: ModelShape, engine: Engine, job: StepConfig) -> f
     Norms that are one kernel save only their input, which the gradient of the input needs too. Then only the inputs of
     Linear modules are left out.
     """
-    left_out = adapters.saved_for_weights(shape, arithmetic(engine, shape.adapter))
+    computed_in, batch, length = arithmetic(engine, shape.adapter), job.micro_batch_size, job.rank_length
+    left_out = _mean(shape.counts, lambda part: setting_of(part, computed_in, job).for_weights.of(batch, length))
     if job.is_fused:
-        left_out = min(left_out, engine.compute_bytes * (2 * shape.hidden + shape.feed_forward))
+        left_out = min(left_out, adapters.saved_inputs(shape, engine, job))
     more = adapters.adapter_bytes(shape, engine, job) - left_out
-    return job.tokens * more + adapters.copied_weight_bytes(shape, engine)
+    return more + adapters.copied_weight_bytes(shape, engine)
 
 
 # ---------------------------------------------------------------- temporary tensors and logits
@@ -275,13 +290,13 @@ def temporary_bytes(shape: ModelShape, engine: Engine, job: StepConfig) -> float
     """
     computed_in = arithmetic(engine, shape.adapter)
     parts = _executed(shape.counts) or [shape.counts.outside]
-    temporary = max(_temporary_bytes(part, computed_in, job) for part in parts)
+    temporary = max(_temporary_bytes(part, computed_in, job, shape.adapter is not None) for part in parts)
     if job.sequence_ranks > 1:
         freed = job.tokens * engine.compute_bytes * 2 * shape.feed_forward  # at least
         temporary = max(temporary, _exchange_bytes(shape, engine, job) - freed)
     if shape.adapter is None:
         return temporary
-    temporary += job.tokens * adapters.freed_before_peak(shape, engine, computed_in)
+    temporary -= adapters.saved_before_peak(shape, engine, job)
     return temporary + adapters.forward_temporaries(shape, engine)
 
 
@@ -300,8 +315,8 @@ def _exchange_bytes(shape: ModelShape, engine: Engine, job: StepConfig) -> float
     return job.tokens * (gathered + added + size * (of_query + 2 * of_key))
 
 
-def _temporary_bytes(part: PartCounts, computed_in: Arithmetic, job: StepConfig) -> float:
-    """Return the temporary bytes of a kind of block without adapters."""
+def _temporary_bytes(part: PartCounts, computed_in: Arithmetic, job: StepConfig, is_frozen: bool) -> float:
+    """Return the temporary bytes of a kind of block, whose weights may be frozen, without its adapters."""
     batch, length = job.micro_batch_size, job.rank_length
     size = 2 if computed_in == "half" else 4
     # The matrices of eager attention are needed at another time than the largest tensors of fused attention's step.
@@ -315,7 +330,8 @@ def _temporary_bytes(part: PartCounts, computed_in: Arithmetic, job: StepConfig)
         peaks.append(Polynomial(eager.constant, eager.per_token, 4 * part.dropped_scores.per_pair))
     highest = max(peak.of(batch, length) for peak in peaks)
     # A single kernel needs the gradients of its input and its output. Several kernels need those of each result.
-    return max(highest - size * part.composed.of(batch, length), highest / 2) if job.is_fused else highest
+    temporary = max(highest - size * part.composed.of(batch, length), highest / 2) if job.is_fused else highest
+    return temporary + (settings[0].freed_early.of(batch, length) if is_frozen else 0.0)
 
 
 def num_logits(shape: ModelShape, job: StepConfig) -> float:
@@ -385,7 +401,7 @@ def model_flops_per_sequence(shape: ModelShape, sequence_length: float) -> float
         for kind, of_kind in enumerate(shape.counts.kinds)
     )
     of_experts = adapters.expert_gradient_flops(shape, sequence_length)
-    return 2 * forward + attention + of_experts + 3 * adapters.adapter_flops(shape, sequence_length)
+    return 2 * forward + attention + of_experts + 3 * adapters.adapter_flops(shape, sequence_length) + of_frozen
 
 
 def hardware_flops_per_sequence(shape: ModelShape, sequence_length: float, recomputed: float) -> float:

@@ -23,7 +23,7 @@ Kernels = Literal["fused", "transformers"]
 # FlashAttention-2. flash-1: the FlashAttention of 2022, also the one in Triton. flash-3: for Hopper only. flash-4: for
 # Blackwell only. eager: separate operators.
 Attention = Literal["sdpa", "eager", "flash-1", "flash-2", "flash-3", "flash-4"]
-Checkpointing = Literal["full", "selective", "selective-op", "none"]  # as users request it
+Checkpointing = Literal["full", "offload", "selective", "selective-op", "none"]  # as users request it
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,8 @@ class StepConfig:
     gradient_accumulation_steps: int = 1
     # True applies to every block, and "selective" to every second block. With "selective-op", every block keeps the
     # outputs of attention and of every second matrix product, as torchtitan's selective checkpointing of operators.
-    activation_checkpointing: bool | Literal["selective", "selective-op"] = False
+    # "offload" applies to every block, and moves the inputs of the blocks, which are all that is saved, to the host.
+    activation_checkpointing: bool | Literal["offload", "selective", "selective-op"] = False
     attention: Attention = "sdpa"
     dropout: bool = False
     kernels: Kernels = "transformers"
@@ -126,11 +127,14 @@ class StepConfig:
         return self.micro_batch_size * self.rank_length
 
     @property
+    def checkpoints_all(self) -> bool:
+        """Whether the backward pass computes every block again."""
+        return self.activation_checkpointing in (True, "offload")
+
+    @property
     def recomputed(self) -> float:
         """The share of the blocks' matrix products that the backward pass computes again."""
-        if isinstance(self.activation_checkpointing, str):
-            return 0.5
-        return float(self.activation_checkpointing)
+        return 1.0 if self.checkpoints_all else 0.5 if self.activation_checkpointing else 0.0
 
     @property
     def is_fused(self) -> bool:

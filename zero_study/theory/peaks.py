@@ -151,11 +151,12 @@ def peak(shape: ModelShape, engine: Engine, job: StepConfig, rank: int | None = 
     sizes = adapters.trained_sizes(shape)
     accumulated = accumulated_on_host(engine, sizes, rank) if job.gradient_accumulation_steps > 1 else 0.0
     totals = tuple(sum(row.values()) for row in rows)
-    on_host = [*[resting.host + accumulated] * (len(rows) - 1), stepping.host + accumulated]
+    checkpoints = computation.offloaded_bytes(shape, engine, job)
+    on_host = [*[resting.host + accumulated + checkpoints] * (len(rows) - 1), stepping.host + accumulated]
     # On a CPU, offloaded bytes are in the same memory.
     used = list(map(operator.add, totals, on_host)) if job.device == "cpu" else totals
     moment = used.index(max(used))
-    host = max(resting.host, stepping.host) + accumulated
+    host = max(resting.host + checkpoints, stepping.host) + accumulated
     of_frozen = adapters.frozen_bytes_of_rank(shape, engine) if engine.offload_param == "none" else 0.0
     return Peak(rows[moment], moment, host, on_host[moment], resting.disk, totals, of_frozen)
 

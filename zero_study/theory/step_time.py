@@ -390,13 +390,14 @@ def _adapters(shape: ModelShape, engine: Engine, job: StepConfig, speed: _Speed)
             tokens = job.tokens * (shape.experts_per_token if linear.num_experts > 1 else 1)
             gradients += linear.count * product(tokens, linear.inner, linear.outer)
             continue
-        products = product(job.tokens, linear.inner, adapter.rank) + product(job.tokens, adapter.rank, linear.outer)
+        rows = linear.rows.of(job.micro_batch_size, job.rank_length)
+        products = product(rows, linear.inner, adapter.rank) + product(rows, adapter.rank, linear.outer)
         passes = ADAPTER_INPUT_PASSES[adapter.has_dropout] * linear.inner
         passes += ADAPTER_OUTPUT_PASSES[adapter.kind] * linear.outer
         if job.is_fused:
             passes = FUSED_OUTPUT_PASSES * linear.outer
-        others = job.tokens * size * passes / speed.stream
-        forward += linear.count * max(products + others, ADAPTER_KERNELS * KERNEL_SECONDS)
+        others = rows * size * passes / speed.stream
+        forward += linear.executions * max(products + others, ADAPTER_KERNELS * KERNEL_SECONDS)
     bytes_per_weight = adapters.NF4_BITS / 8 + engine.compute_bytes
     dequantized = adapters.quantized_elements(shape) * bytes_per_weight / speed.stream
     again = job.recomputed * (forward + dequantized)
@@ -619,12 +620,13 @@ def _pcie(shape: ModelShape, engine: Engine, job: StepConfig, box: Cluster) -> _
     # Bytes per trained parameter, divided by this rate, are the seconds in which a rank's share is sent.
     rate = PCIE_EFFICIENCY * box.gpu.pcie_bandwidth * engine.num_shards / adapters.num_trainable(shape)
     once = engine.parameter_bytes / rate
-    forward: float = 0.0
-    backward: float = 0.0
+    # Checkpoints are copied to the host in the forward pass, and back in the backward pass.
+    forward = backward = computation.offloaded_bytes(shape, engine, job) / (PCIE_EFFICIENCY * box.gpu.pcie_bandwidth)
     if engine.offload_param != "none":  # a shard is sent to the GPU before each gather
         of_frozen = adapters.frozen_bytes_of_rank(shape, engine)
         sent = once + of_frozen / (PCIE_EFFICIENCY * box.gpu.pcie_bandwidth)
-        forward, backward = sent, max(0.0, _num_gathers(shape, engine, job) - 1) * sent
+        forward += sent
+        backward += max(0.0, _num_gathers(shape, engine, job) - 1) * sent
     if engine.offload_optimizer == "none":
         return _Transfers(forward, backward)
     if engine.kind == "fsdp":  # after each reduction, gradients are sent to the host and added there

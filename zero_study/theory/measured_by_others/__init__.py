@@ -200,7 +200,7 @@ def _name(entry: dict[str, Any], job: StepConfig, box: Cluster) -> str:
     words += [f"{box.num_gpus} x {box.gpu.name}", entry["engine"].replace("_", " "), entry["precision"]]
     words.append(f"{job.sequence_length} tokens x {job.micro_batch_size} x {job.gradient_accumulation_steps}")
     checkpointing = {False: [], True: ["checkpointing"], "selective": ["selective checkpointing"]}
-    checkpointing["selective-op"] = ["selective checkpointing of operators"]
+    checkpointing |= {"selective-op": ["selective checkpointing of operators"], "offload": ["checkpoints on the host"]}
     words += checkpointing[job.activation_checkpointing]
     words += ["compiled"] if job.compiled else []
     words += [f"{job.loss_kernel} loss"] if job.loss_kernel else []

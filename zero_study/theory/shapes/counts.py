@@ -7,7 +7,7 @@ of widely used models. This module needs neither torch nor transformers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
@@ -54,6 +54,29 @@ class SettingCounts:
     kernels: int  # number of kernels in the forward pass
     casts: int = 0  # bytes of autocast's copies of the weights
     temporary_elsewhere: Polynomial = Polynomial()  # a peak at another moment, which is the higher one at some lengths
+    # With frozen weights, `saved` is smaller by what only the gradients of weights need, and `temporary` is larger by
+    # the part of it that a trained block frees before its peak.
+    for_weights: Polynomial = Polynomial()
+    freed_early: Polynomial = Polynomial()
+
+
+@dataclass(frozen=True)
+class LinearCounts:
+    """A Linear module of each block of one kind, or a Linear module outside the blocks."""
+
+    name: str  # without the number of the block
+    inner: int  # width of the input
+    outer: int  # width of the output
+    rows: Polynomial = Polynomial(per_token=1.0)  # that it multiplies in one pass of one block
+    has_bias: bool = False  # outside the blocks only
+    is_output: bool = False  # whether it makes the logits
+    group: str = ""  # the first Linear with the same input
+    input_is_saved: bool = False  # whether another operator of the block saves the input anyway
+    is_down: bool = False  # whether it makes the output of the feed-forward part
+
+    @property
+    def elements(self) -> int:
+        return self.inner * self.outer
 
 
 @dataclass(frozen=True)
@@ -81,6 +104,7 @@ class PartCounts:
     dropped_scores: Polynomial  # more of them with eager attention, which drops elements of its matrices
     ends_in_dropout: bool  # whether the last module that the forward pass visits is a dropout
     settings: Mapping[str, SettingCounts] = field(hash=False)
+    linears: tuple[LinearCounts, ...] = ()  # empty if they are not known
 
     @property
     def num_params(self) -> int:
@@ -209,40 +233,30 @@ def _times(part: PartCounts, number: int) -> PartCounts:
         scaled: dict[str, Any] = {key: times(each) for key, each in values.items() if isinstance(each, Polynomial)}
         settings[name] = replace(setting, **scaled)
     polynomials: dict[str, Any] = {name: times(getattr(part, name)) for name in POLYNOMIALS}
-    return replace(part, settings=settings, **polynomials)
+    linears = tuple(replace(linear, rows=times(linear.rows)) for linear in part.linears)
+    return replace(part, settings=settings, linears=linears, **polynomials)
 
 
 # ---------------------------------------------------------------- files
 
 
-def to_content(counts: ModelCounts) -> dict[str, Any]:
-    """Return the counts of a model as plain data for JSON."""
-    return {
-        "outside": _part_content(counts.outside),
-        "before": _layout_content(counts.before),
-        "after": _layout_content(counts.after),
-        "kinds": [_part_content(kind) for kind in counts.kinds],
-        "executed": list(counts.executed),
-        "copies": list(counts.copies),
-        "hidden": counts.hidden,
-        "logits": counts.logits.content,
-        "output": list(counts.output),
-        "embedding": counts.embedding,
-        "tied": counts.tied,
-        **({} if counts.frozen is None else {"frozen": to_content(counts.frozen)}),
-    }
-
-
-def images_to_content(images: ImageCounts) -> dict[str, Any]:
-    """Return the counts of a model with images as plain data for JSON."""
-    counts = {"trained": images.trained, "frozen": images.frozen}
-    known = {name: to_content(each) for name, each in counts.items() if each is not None}
-    return {"size": images.size, "tokens": images.tokens, **known}
+def to_content(value: Any) -> Any:
+    """Return counts as plain data for JSON, without the fields that have their defaults."""
+    if isinstance(value, Polynomial):
+        return value.content
+    if is_dataclass(value):
+        values = {member.name: (getattr(value, member.name), member.default) for member in fields(value)}
+        return {name: to_content(own) for name, (own, default) in values.items() if own != default}
+    if isinstance(value, Mapping):
+        return {name: to_content(each) for name, each in value.items()}
+    return [to_content(each) for each in value] if isinstance(value, tuple) else value
 
 
 def images_from_content(content: Mapping[str, Any]) -> ImageCounts:
-    """Return the counts of a model with images from the plain data that `images_to_content` made."""
-    trained, frozen = (from_content(content[name]) if name in content else None for name in ("trained", "frozen"))
+    """Return the counts of a model with images from the plain data that `to_content` made."""
+    trained, frozen = (
+        from_content(counts) if (counts := content.get(name)) else None for name in ("trained", "frozen")
+    )
     return ImageCounts(content["size"], content["tokens"], trained, frozen)
 
 
@@ -265,35 +279,14 @@ def from_content(content: Mapping[str, Any]) -> ModelCounts:
     )
 
 
-def _part_content(part: PartCounts) -> dict[str, Any]:
-    content: dict[str, Any] = {}
-    for name in (member.name for member in fields(PartCounts)):
-        value = getattr(part, name)
-        if isinstance(value, Polynomial):
-            content[name] = value.content
-        elif name == "layout":
-            content[name] = _layout_content(value)
-        elif name == "settings":
-            content[name] = {setting: _setting_content(counts) for setting, counts in value.items()}
-        else:
-            content[name] = list(value) if isinstance(value, tuple) else value
-    return content
-
-
-def _setting_content(counts: SettingCounts) -> dict[str, Any]:
-    return {
-        member.name: value.content if isinstance(value := getattr(counts, member.name), Polynomial) else value
-        for member in fields(SettingCounts)
-    }
-
-
 # What older counts do not have.
 _UNCOUNTED = {"dropped": (), "dropped_scores": (), "ends_in_dropout": False, "gated": ()}
 
 
 def _part(content: Mapping[str, Any]) -> PartCounts:
-    settings = {setting: _setting(counts) for setting, counts in content["settings"].items()}
+    settings = {setting: SettingCounts(**_values(counts)) for setting, counts in content["settings"].items()}
     values: dict[str, Any] = {**_UNCOUNTED, **content, "settings": settings, "layout": _layout(content["layout"])}
+    values["linears"] = tuple(LinearCounts(**_values(linear)) for linear in content.get("linears", ()))
     for name in POLYNOMIALS:
         values[name] = Polynomial(*values[name])
     for name in ("parameters", "rows", "vectors", "linear"):
@@ -301,15 +294,8 @@ def _part(content: Mapping[str, Any]) -> PartCounts:
     return PartCounts(**values)
 
 
-def _setting(content: Mapping[str, Any]) -> SettingCounts:
-    values: dict[str, Any] = {
-        name: Polynomial(*value) if isinstance(value, list) else value for name, value in content.items()
-    }
-    return SettingCounts(**values)
-
-
-def _layout_content(layout: Iterable[Item]) -> list[Any]:
-    return [item if isinstance(item, str) else list(item) for item in layout]
+def _values(content: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: Polynomial(*value) if isinstance(value, list) else value for name, value in content.items()}
 
 
 def _layout(content: Iterable[Any]) -> tuple[Item, ...]:

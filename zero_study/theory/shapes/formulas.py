@@ -1,8 +1,11 @@
 """Compute the counts of common architectures from the numbers of their configuration, without PyTorch.
 
 architectures.json has, by model_type, the counts of zero_study/dryrun/count.py as formulas of a few numbers, such as
-"4*hidden + 2*queries". tools/collect/architecture_formulas.py derives them from traces of models of many sizes. The
-numbers are `hidden`, `queries` (heads times the size of a head), `keys` (the same for key and value heads),
+"4*hidden + 2*queries". tools/collect/architecture_formulas.py derives them from traces of models of many sizes.
+linear_modules.json has the Linear modules by model_type, and the bytes that a block saves only for the gradients of its
+weights. A finished measurement (reports/README.md) read both from small models.
+
+The numbers are `hidden`, `queries` (heads times the size of a head), `keys` (the same for key and value heads),
 `feed_forward`, `heads`, `kv_heads`, `head_size`, `vocabulary`, `positions`, `labels`, for mixtures `experts` and
 `active` (experts per token), and those of `ModelType.more`.
 """
@@ -15,9 +18,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from zero_study.theory.shapes.counts import Item, ModelCounts, PartCounts, Polynomial, SettingCounts
+from zero_study.theory.shapes.counts import Item, LinearCounts, ModelCounts, PartCounts, Polynomial, SettingCounts
 
 FORMULAS_FILE = Path(__file__).with_name("architectures.json")
+LINEAR_MODULES_FILE = Path(__file__).with_name("linear_modules.json")
 MAXIMUM = " | "  # separates formulas of which the largest counts
 
 
@@ -25,6 +29,13 @@ MAXIMUM = " | "  # separates formulas of which the largest counts
 def architectures() -> dict[str, Any]:
     """Return the content of architectures.json: the formulas by model_type."""
     content: dict[str, Any] = json.loads(FORMULAS_FILE.read_text(encoding="utf-8"))
+    return content
+
+
+@cache
+def linear_modules() -> dict[str, Any]:
+    """Return the content of linear_modules.json: the Linear modules by model_type."""
+    content: dict[str, Any] = json.loads(LINEAR_MODULES_FILE.read_text(encoding="utf-8"))
     return content
 
 
@@ -54,11 +65,14 @@ def counts(
     blocks = formulas["blocks"][variant]
     names = list(dict.fromkeys(layers))
     executed = tuple(names.index(name) for name in layers)
+    modules = linear_modules().get(model_type, {"blocks": {"block": {}}, "outsides": {}})
+    of_blocks = modules["blocks"]
+    only = next(iter(of_blocks.values())) if len(of_blocks) == 1 else None  # if all kinds have the same modules
     return ModelCounts(
-        outside=_part(outside["part"], numbers),
+        outside=_part(outside["part"], numbers, modules["outsides"].get(class_name, {})),
         before=_layout(outside["before"]),
         after=_layout(outside["after"]),
-        kinds=tuple(_part(blocks[name], numbers) for name in names),
+        kinds=tuple(_part(blocks[name], numbers, only or of_blocks.get(name, {})) for name in names),
         executed=executed,
         copies=tuple(executed.count(kind) for kind in range(len(names))),
         hidden=int(numbers["hidden"]),
@@ -69,8 +83,11 @@ def counts(
     )
 
 
-def _part(part: Mapping[str, Any], numbers: Mapping[str, float]) -> PartCounts:
+def _part(part: Mapping[str, Any], numbers: Mapping[str, float], modules: Mapping[str, Any]) -> PartCounts:
     sizes = [(_whole(rows, numbers), _whole(columns, numbers)) for rows, columns in part["sizes"]]
+    in_feed_forward = {**numbers, "hidden": 0, "queries": 0, "keys": 0}
+    for_weights = modules.get("saved_for_weights", {})
+    further = ("group", "input_is_saved") if for_weights else ("has_bias", "is_output")
     return PartCounts(
         parameters=tuple(rows * columns for rows, columns in sizes),
         rows=tuple(rows for rows, _ in sizes),
@@ -92,11 +109,23 @@ def _part(part: Mapping[str, Any], numbers: Mapping[str, float]) -> PartCounts:
         dropped_scores=_polynomial(part["dropped_scores"], numbers),
         ends_in_dropout=part["ends_in_dropout"],
         buffers=_whole(part["buffers"], numbers),
-        settings={name: _setting(setting, numbers) for name, setting in part["settings"].items()},
-    )
+        settings={
+            name: _setting(setting, numbers, for_weights.get(name.split()[0], "0"), in_feed_forward)
+            for name, setting in part["settings"].items()
+        },
+        linears=tuple(
+            LinearCounts(
+                name, _whole(inner, numbers), _whole(outer, numbers), is_down=_whole(inner, in_feed_forward) > 0,
+                **dict(zip(further, rest, strict=True)),
+            )
+            for name, inner, outer, *rest in modules.get("linears", ())
+        ),
+    )  # fmt: skip
 
 
-def _setting(setting: Mapping[str, Any], numbers: Mapping[str, float]) -> SettingCounts:
+def _setting(
+    setting: Mapping[str, Any], numbers: Mapping[str, float], for_weights: str, in_feed_forward: Mapping[str, float]
+) -> SettingCounts:
     return SettingCounts(
         saved=_polynomial(setting["saved"], numbers),
         entering=_polynomial(setting["entering"], numbers),
@@ -106,6 +135,9 @@ def _setting(setting: Mapping[str, Any], numbers: Mapping[str, float]) -> Settin
         kernels=setting["kernels"],
         casts=_whole(setting["casts"], numbers),
         temporary_elsewhere=_polynomial(setting.get("temporary_elsewhere", "0"), numbers),
+        # The backward pass begins with the feed-forward part, and frees what this part saved before its peak.
+        for_weights=_polynomial(for_weights, numbers),
+        freed_early=_polynomial(for_weights, in_feed_forward),
     )
 
 
