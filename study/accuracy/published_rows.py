@@ -18,13 +18,6 @@ from zero_study.theory.measured_by_others import MeasuredCase
 VALIDATION = ROOT / "reports" / "predicted" / "validation" / "published_throughput.json"
 COMMAND = "python tools/derive/planner_accuracy.py"  # the command that writes the file
 
-# Its rows vary sizes, lengths and counts on purpose, so that little is left for a fit without them.
-FOUNDRY = "LLM Foundry"
-# The properties by which rows are left out of a fit.
-SPLITS = ("family", "model size", "GPU count", "card", "generation")
-PREDICTORS = ("planner", "constant share of peak", "line per GPU")
-COMPARED = "planner, where the line predicts"
-# The planner's errors for the same times, with which a rule of thumb is compared.
 NINE_OF_TEN = 0.9
 DIGITS = 4  # decimal places of the errors in the results
 

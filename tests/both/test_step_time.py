@@ -132,7 +132,7 @@ def test_nothing_of_what_is_left_out_is_fitted(times, monkeypatch):
         mine = one.timed.generation, one.timed.box.gpu.name
         of_card = any(generation == mine[0] for generation, _ in cards - {mine})
         kept = set() if of_card else {"card"}
-        assert set(one.left_out) == set(published_rows.SPLITS) - kept
+        assert set(one.left_out) == set(cross_validation.GROUP_OF) - kept
     for split, group in cross_validation.GROUP_OF.items():
         for name in {group(one.timed) for one in judged if split in one.left_out}:
             assert {id(timed) for timed in times if group(timed) == name} in absent, (split, name)

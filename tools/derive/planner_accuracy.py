@@ -20,7 +20,7 @@ from typing import Any
 import cross_validation
 
 from study.accuracy import published_rows
-from study.accuracy.published_rows import DIGITS, PREDICTORS, VALIDATION
+from study.accuracy.published_rows import DIGITS, VALIDATION
 from study.records.machine import benchmark_header
 from zero_study import files, terminal
 from zero_study.theory import intervals, measured_by_others, step_time
@@ -152,7 +152,7 @@ def say(result: dict[str, Any]) -> None:
     """Print the errors, predicted over published less one: first of step times, then of memory."""
     for name, constants in result["fit"].items():
         print(f"fitted, {name}: {constants}")
-    errors = [row for row in result["errors"] if row["by"] == "grade" or row["predictor"] == PREDICTORS[0]]
+    errors = [row for row in result["errors"] if row["by"] == "grade" or row["predictor"] == "planner"]
     for rows in errors, result["intervals"], result["cases"], published_rows.memory():
         cells = [[f"{cell:.3g}" if isinstance(cell, float) else cell for cell in row.values()] for row in rows]
         print("", *terminal.table(list(rows[0]), cells), sep="\n")
