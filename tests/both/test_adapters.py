@@ -635,12 +635,20 @@ def test_requests_that_make_no_sense_are_refused(options: dict[str, Any], named:
         advise("llama-3.1-8b", request(**options))
 
 
-@pytest.mark.parametrize(
-    ("model", "named"), [("phi-4", "--lora-target"), ("mixtral-8x7b", "--lora-target"), ("t5-base", "names of its")]
-)
-def test_models_without_known_targets_are_refused(model: str, named: str) -> None:
-    with pytest.raises(Refusal, match=named):
-        advise(model, request())
+def test_models_without_known_modules_are_refused() -> None:
+    with pytest.raises(Refusal, match="names of its"):
+        advise("t5-base", request())
+
+
+@pytest.mark.parametrize("stack", ["accelerate", "trl", "axolotl"])
+@pytest.mark.parametrize("model", ["phi-4", "mixtral-8x7b"])
+def test_the_default_is_all_linear_if_peft_has_none(model: str, stack: Any) -> None:
+    advice = advise(model, request(stack=stack))
+    assert advice.shape == advise(model, request(stack=stack, lora_target="all-linear")).shape
+    started = launch.launch(advice)
+    assert started is not None
+    texts = " ".join([started.command, *started.files.values(), *started.settings])
+    assert "all-linear" in texts or "lora_target_linear: true" in texts
 
 
 @pytest.mark.parametrize("stack", ["accelerate", "trainer", "trl", "axolotl", "deepspeed", "study"])

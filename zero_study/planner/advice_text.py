@@ -117,10 +117,8 @@ def _shown(option: StrategyPrediction) -> tuple[float, float, float]:
 def legend(options: Sequence[StrategyPrediction], request: Request) -> list[str]:
     """Return the legend of the table: what its columns and marks mean."""
     kinds = {MARKS[option.prediction.job.activation_checkpointing] for option in options}
-    marks = [
-        *(["c: with activation checkpointing"] if " c" in kinds else []),
-        *(["s: with selective activation checkpointing"] if " s" in kinds else []),
-    ]
+    words = {"c": "", "s": "selective "}
+    marks = [f"{mark}: with {words[mark]}activation checkpointing" for mark in words if f" {mark}" in kinds]
     sentences = [
         "GiB: memory that each GPU needs. free: GiB of each GPU that stay free.",
         f"batch: micro batch x accumulation steps{''.join(f' ({mark})' for mark in marks)}.",

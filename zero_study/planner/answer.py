@@ -72,7 +72,7 @@ def _predicted(shape: ModelShape, request: Request, notes: Sequence[str], trace:
 
 def _recommending(option: StrategyPrediction, advice: Advice) -> Advice:
     """Return advice that recommends an option, which replaces the one of the same strategy."""
-    options = [option if each.strategy == option.strategy else each for each in advice.options]
+    options = [option if old.strategy == option.strategy else old for old in advice.options]
     return dataclasses.replace(advice, options=options, recommended=option)
 
 

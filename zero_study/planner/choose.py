@@ -348,7 +348,7 @@ def _option(shape: ModelShape, box: Cluster, request: Request, chosen: Strategy)
     engine = engine_for(shape, request, chosen, box.num_gpus)
     with refusing():
         tried = [option_of(shape, chosen, split) for split in splits(shape, request, engine, box)]
-    comfortable = [each for each in tried if each.fits and each.scarcest_share >= COMFORTABLY_FREE]
+    comfortable = [split for split in tried if split.fits and split.scarcest_share >= COMFORTABLY_FREE]
     option = dataclasses.replace(best_option(tried), roomier=min(comfortable, key=_seconds, default=None))
     if _is_too_large_to_load(shape, engine, box):
         reason = (
@@ -412,8 +412,8 @@ def recommend(options: Sequence[StrategyPrediction]) -> StrategyPrediction | Non
     if not comfortable:
         return min(best, key=complexity, default=None)
     chosen = min(comfortable, key=complexity)
-    least, others = (1 - EQUALLY_FAST) * _speed(chosen), filter(None, (option.roomier for option in options))
-    as_good = [other for other in others if _speed(other) >= least and other.free_share >= chosen.free_share]
+    least, rivals = (1 - EQUALLY_FAST) * _speed(chosen), filter(None, (option.roomier for option in options))
+    as_good = [rival for rival in rivals if _speed(rival) >= least and rival.free_share >= chosen.free_share]
     return min([chosen, *as_good], key=complexity)
 
 
@@ -452,13 +452,13 @@ def _is_as_fast(option: StrategyPrediction, fastest: StrategyPrediction) -> bool
     return speed >= (1 - tolerance) * reference
 
 
-def seconds_in_precision_of(other: StrategyPrediction, option: StrategyPrediction) -> float:
+def seconds_in_precision_of(reference: StrategyPrediction, option: StrategyPrediction) -> float:
     """Return the seconds per step of an option, as if it trained in the precision of another one if it shards nothing.
 
     DDP, ZeRO-0 and one process train fp32 parameters under autocast. The other strategies train 16-bit parameters, so
     that they cast less and send half as many bytes of gradients.
     """
-    own, precision = option.prediction, other.prediction.engine.precision
+    own, precision = option.prediction, reference.prediction.engine.precision
     if own.engine.zero_stage or own.engine.precision == precision:
         return option.seconds
     engine = dataclasses.replace(own.engine, precision=precision)

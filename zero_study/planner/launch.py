@@ -32,8 +32,10 @@ CLIPPING = 1.0  # what accelerate replaces "auto" by
 NVME_PATH = "/FOLDER/ON/A/FAST/DISK"
 # How a program freezes the vision tower. The projector, which Qwen calls merger, is inside its tower, and is trained.
 TOWER = "model.model.vision_tower.requires_grad_(False)"
-TOWER_OF_QWEN = "model.model.visual.requires_grad_(False), and model.model.visual.merger.requires_grad_(True)"
-MERGERS_OF_QWEN_3 = ", and the same for its deepstack_merger_list"
+TOWER_OF_QWEN = (
+    "model.model.visual.requires_grad_(False), and requires_grad_(True) for its merger and its deepstack_merger_list, "
+    "which Qwen3-VL has"
+)
 # What keeps PEFT from adding adapters to a frozen vision tower and to its projector.
 WITHOUT_TOWER = 'exclude_modules=r".*(visual|vision_tower|multi_modal_projector).*"'
 PORT = 29500  # at which all machines meet
@@ -163,8 +165,7 @@ def _of_images(advice: Advice) -> list[str]:
         )
     if advice.request.freeze_vision_tower and shape.adapter is None:
         model_type = str((shape.config or {}).get("model_type"))
-        tower = TOWER_OF_QWEN if model_type.startswith("qwen") else TOWER
-        settings.append(tower + (MERGERS_OF_QWEN_3 if model_type == "qwen3_vl" else ""))
+        settings.append(TOWER_OF_QWEN if model_type.startswith("qwen") else TOWER)
     return settings
 
 

@@ -76,8 +76,8 @@ def _chunked_loss(request: Request, shape: ModelShape) -> Changes | None:
 
 def _checkpointing(request: Request, _: ModelShape) -> Changes | None:
     """Recompute activations. If the request does not set it, it was tried already."""
-    checkpoints = request.activation_checkpointing in (None, "full", "offload")
-    return None if checkpoints else {"activation_checkpointing": "full"}
+    kept = ("none", "selective", "selective-op")
+    return {"activation_checkpointing": "full"} if request.activation_checkpointing in kept else None
 
 
 def _small_micro_batch(request: Request, _: ModelShape) -> Changes | None:
@@ -212,11 +212,11 @@ class _Search:
         request, now, every = self.advice.request, self.advice.recommended, self._applicable(SAME_TRAINING)
         smallest = self._try_with("same", {}, every)
         yield smallest
-        same = every if smallest is None else []
+        equivalent = every if smallest is None else []
         shared, trainings = list[Remedy](), list[Remedy]()
         if now is None or now.offloads or now.scarcest_share < VERY_LITTLE_FREE:
             if smallest is None:
-                shared = [*self._shared_sequences("sequence", {}, same)]
+                shared = [*self._shared_sequences("sequence", {}, equivalent)]
                 yield from shared
                 yield None if shared else self.with_offload()
             trainings = [*self._other_trainings(every)]
@@ -224,8 +224,8 @@ class _Search:
         elif now.free_share < COMFORTABLE or smallest is None:
             yield from (self._try("optimizer", changes) for changes in self._applicable([_8_bit_optimizer]))
         if smallest is None and request.batch()[0] > 1:
-            yield self._try_with("batch", {"global_batch_size": request.num_groups}, same)
-        more = self._more_gpus("gpus", {}, same, can_share=smallest is None and not shared)
+            yield self._try_with("batch", {"global_batch_size": request.num_groups}, equivalent)
+        more = self._more_gpus("gpus", {}, equivalent, can_share=smallest is None and not shared)
         if now is None and all(remedy.kind != "adapters" for remedy in trainings):
             yield self._adapters_on_fewer_gpus(more, every)
         yield more
@@ -236,9 +236,9 @@ class _Search:
         is_needed = now is None or (now.offloads and not now.has_enough_free)
         return search._try_with("same", {}, self._applicable(SAME_TRAINING), enough) if is_needed else None
 
-    def _adapters_on_fewer_gpus(self, full: Remedy | None, same: Sequence[Changes]) -> Remedy | None:
+    def _adapters_on_fewer_gpus(self, full: Remedy | None, equivalent: Sequence[Changes]) -> Remedy | None:
         """Return LoRA or QLoRA with more GPUs, if these are fewer than training all weights needs."""
-        tried = [self._more_gpus("adapters", changes, same) for changes in self._applicable([_lora, _qlora])]
+        tried = [self._more_gpus("adapters", changes, equivalent) for changes in self._applicable([_lora, _qlora])]
         fewest = min(filter(None, tried), key=lambda remedy: remedy.request.num_gpus, default=None)
         return fewest if fewest and (full is None or fewest.request.num_gpus < full.request.num_gpus) else None
 
@@ -246,7 +246,7 @@ class _Search:
         request, shape = self.advice.request, self.advice.shape
         return [found for change in changes if (found := change(request, shape)) is not None]
 
-    def _shared_sequences(self, kind: RemedyKind, changes: Changes, same: Sequence[Changes]) -> Iterator[Remedy]:
+    def _shared_sequences(self, kind: RemedyKind, changes: Changes, equivalent: Sequence[Changes]) -> Iterator[Remedy]:
         """Yield how many GPUs should share a sequence, under FSDP2 and under ZeRO.
 
         It is the smallest number that leaves `COMFORTABLY_FREE`, if necessary with changes that compute the same
@@ -259,12 +259,12 @@ class _Search:
         num_gpus = changes.get("num_gpus", request.num_gpus)
         counts = [count for count in choose.GPU_COUNTS[1:] if num_gpus % count == 0]
         for name in ("context_parallel", "sequence_parallel"):
-            shared = [{**changes, name: count} for count in counts]
-            tried = (self._try_with(kind, each, same, COMFORTABLY_FREE) for each in shared)
+            sharings = [{**changes, name: count} for count in counts]
+            tried = (self._try_with(kind, sharing, equivalent, COMFORTABLY_FREE) for sharing in sharings)
             if roomy := next(filter(None, tried), None):
                 yield roomy
                 continue
-            narrow = filter(None, (self._try_with(kind, each, same) for each in shared if not changes))
+            narrow = filter(None, (self._try_with(kind, sharing, equivalent) for sharing in sharings if not changes))
             if best := max(narrow, key=lambda remedy: remedy.option.free_share, default=None):
                 yield best
 
@@ -272,19 +272,19 @@ class _Search:
         self, kind: RemedyKind, changes: Changes, more: Sequence[Changes], enough: float = ENOUGH_FREE
     ) -> Remedy | None:
         """Return a remedy with these changes and as few of `more` as are needed. None if even all do not suffice."""
-        for each in [changes] if changes else more:
-            if found := self._try(kind, each, enough):
-                return found
+        for alone in [changes] if changes else more:
+            if remedy := self._try(kind, alone, enough):
+                return remedy
         needed = list(more)
-        found = self._try(kind, {**changes, **_together(needed)}, enough) if needed else None
-        for each in more if found else ():
-            fewer = [other for other in needed if other is not each]
+        remedy = self._try(kind, {**changes, **_together(needed)}, enough) if needed else None
+        for change in more if remedy else ():
+            fewer = [addition for addition in needed if addition is not change]
             combined = {**changes, **_together(fewer)}
             if combined and (smaller := self._try(kind, combined, enough)) is not None:
-                needed, found = fewer, smaller
-        return found
+                needed, remedy = fewer, smaller
+        return remedy
 
-    def _other_trainings(self, same: Sequence[Changes]) -> Iterator[Remedy]:
+    def _other_trainings(self, equivalent: Sequence[Changes]) -> Iterator[Remedy]:
         """Yield the smallest change to each kind of training that suffices.
 
         If it leaves less than `choose.COMFORTABLY_FREE`, the next one that leaves more follows, or comes first if it is
@@ -294,7 +294,7 @@ class _Search:
             narrow: Remedy | None = None
             for change in kinds_of_changes:
                 changes = change(self.advice.request, self.advice.shape)
-                found = None if changes is None else self._try_with(kind, changes, same)
+                found = None if changes is None else self._try_with(kind, changes, equivalent)
                 if found is None or (narrow and found.option.free_share < narrow.option.free_share + LEANER):
                     continue
                 if narrow is None and found.option.free_share < COMFORTABLY_FREE:
@@ -340,7 +340,7 @@ class _Search:
         )
 
     def _more_gpus(
-        self, kind: RemedyKind, changes: Changes, same: Sequence[Changes], can_share: bool = False
+        self, kind: RemedyKind, changes: Changes, equivalent: Sequence[Changes], can_share: bool = False
     ) -> Remedy | None:
         """Return the smallest larger number of GPUs with which the training fits, with as many sequences per GPU.
 
@@ -351,8 +351,8 @@ class _Search:
             if count <= self.advice.box.num_gpus or not self.advice.request.could_run(count):
                 continue
             more = {**changes, "num_gpus": count}
-            shared = self._shared_sequences(kind, more, same) if can_share else iter(())
-            if found := self._try_with(kind, more, same) or next(shared, None):
+            shared = self._shared_sequences(kind, more, equivalent) if can_share else iter(())
+            if found := self._try_with(kind, more, equivalent) or next(shared, None):
                 return found
         return None
 

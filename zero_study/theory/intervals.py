@@ -46,10 +46,12 @@ MIXTURE = "a mixture of experts, except from one source"
 SHARED_SEQUENCES = "a training in which several GPUs share a sequence"
 TCP = "a network without RDMA, except from one source"
 SMALL_COMPILED = "such a small step with torch.compile"
+MOVED_CHECKPOINTS = "activation checkpoints in host memory"
 GUESSES = {
     MIXTURE: "because some programs compute and gather the experts one after another",
     SHARED_SEQUENCES: "because only the number of bytes that the GPUs exchange is known",
     TCP: "because only one source published times of such networks",
+    MOVED_CHECKPOINTS: "because nobody published a time with activation checkpoints in host memory",
     SMALL_COMPILED: "because launching the kernels may take longer than computing",
 }
 # If no published time is from a GPU of this generation, or from such a number of GPUs, the interval is wider by this
@@ -222,6 +224,7 @@ def evidence(shape: ModelShape, engine: Engine, box: Cluster, job: StepConfig, i
         f"{_IN_WORDS.get(name, name)} on {gpus}": is_new_count,
         SHARED_SEQUENCES: job.sequence_ranks > 1,
         SMALL_COMPILED: job.compiled and is_small,
+        MOVED_CHECKPOINTS: job.activation_checkpointing == "offload",
     }
     lacks = tuple(text for text, is_lacking in properties.items() if is_lacking)
     is_far = is_new_count or generation not in TIMED

@@ -39,9 +39,9 @@ class Constants:
 # 80 GB and of an H100. cards.py says how they differ on other cards. Only the constants of several nodes are fitted to
 # the rows of V100, which are of two machines with slow networks: fitted to them, the share of products would be 0.42,
 # while a V100 was measured at 0.68.
-AMPERE = Constants(0.864, 0.339, 0.249, 175e-6, 0.175)
-HOPPER = Constants(0.810, 0.180, 0.259, 55.1e-6, 0.462)
-VOLTA = dataclasses.replace(AMPERE, hop_seconds=2.11e-3, unhidden=1.0)
+AMPERE = Constants(0.870, 0.341, 0.240, 176e-6, 0.170)
+HOPPER = Constants(0.815, 0.181, 0.254, 54.7e-6, 0.460)
+VOLTA = dataclasses.replace(AMPERE, hop_seconds=2.12e-3, unhidden=1.0)
 FITTED = {"Ampere": AMPERE, "Hopper": HOPPER, "Volta": VOLTA}
 # A generation without fitted constants uses those of the first generation in its list. Cards with the chips GA102, Ada
 # and RTX Blackwell have tensor cores that are programmed like those of Ampere. B200 and the accelerators of other

@@ -199,20 +199,17 @@ def calibrations() -> str:
     mixed = {name: errors[name] for name in errors if planner_benchmark.is_mixed(of_groups[name])}
     others = [errors[name] for name in errors.keys() - mixed.keys()]
     rows = [
-        [f"{words}, median of {len(members)}", *(statistics.median(column) for column in zip(*members, strict=True))]
-        for words, members in (("one largest component", others), ("several", [*mixed.values()]))
+        [
+            f"{words} (median of {len(members)} groups)",
+            *(statistics.median(column) for column in zip(*members, strict=True)),
+        ]
+        for words, members in (("the same largest component", others), ("different ones", [*mixed.values()]))
     ]
     rows += [[", ".join(name), *members] for name, members in sorted(mixed.items())]
-    head = [
-        "trainings",
-        "uncalibrated",
-        "one step, one factor",
-        "by component",
-        "two steps, one factor",
-        "by component",
-    ]
+    ways = [f"{steps}: {way}" for steps in ("one step", "two steps") for way in ("one factor", "by component")]
     # Uncalibrated errors are the same for one step and two, apart from which trainings count how often.
-    return tabulate(head, [[name, *map(whole_percent, (*found[:3], *found[4:]))] for name, *found in rows])
+    cells = [[name, *map(whole_percent, (*found[:3], *found[4:]))] for name, *found in rows]
+    return tabulate(["trainings", "uncalibrated", *ways], cells)
 
 
 TABLES: dict[tuple[str, str], Callable[[], str]] = {
