@@ -79,14 +79,8 @@ def compared(predictions: Path = PREDICTIONS, is_today: bool = False) -> tuple[C
     With `is_today`, the predictions are those of the planner as it is now, instead of the committed ones.
     """
     committed = json.loads(predictions.read_text(encoding="utf-8"))["predictions"]
-    rows = predict_all(cases(predictions.stem)) if is_today else committed
+    rows = predict_all(measured_by_others.cases_of(predictions.stem)) if is_today else committed
     return tuple(each for row in rows if row["is_judged"] for each in _of_row(row))
-
-
-def cases(name: str) -> list[MeasuredCase]:
-    """Return the trainings of a file of predictions, by the file's name, without what was measured."""
-    is_rest = name == REST.stem
-    return measured_by_others.rest_of_throughput() if is_rest else measured_by_others.public_logs(f"{name}.yaml")
 
 
 def predict_all(trainings: Iterable[MeasuredCase]) -> list[dict[str, Any]]:
@@ -98,7 +92,8 @@ def predict_all(trainings: Iterable[MeasuredCase]) -> list[dict[str, Any]]:
 def measured_cases(predictions: Path) -> list[MeasuredCase]:
     """Return the trainings of a file of predictions that count, with what was measured in them."""
     values = {(each.id, each.quantity): each.measured for each in compared(predictions)}
-    known = ((case, values.get((case.name, case.quantity))) for case in cases(predictions.stem))
+    cases = measured_by_others.cases_of(predictions.stem)
+    known = ((case, values.get((case.name, case.quantity))) for case in cases)
     return [dataclasses.replace(case, published=value) for case, value in known if value is not None]
 
 

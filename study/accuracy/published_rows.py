@@ -7,26 +7,17 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from zero_study.errors import Refusal
 from zero_study.files import ROOT, require_clone
 from zero_study.theory import measured_by_others, peaks, prediction, step_time
-from zero_study.theory.measured_by_others import MeasuredCase, MeasuredRow
+from zero_study.theory.measured_by_others import MeasuredCase
 
 VALIDATION = ROOT / "reports" / "predicted" / "validation" / "published_throughput.json"
 COMMAND = "python tools/derive/planner_accuracy.py"  # the command that writes the file
 
-# Its rows vary sizes, lengths and counts on purpose, so that little is left for a fit without them.
-FOUNDRY = "LLM Foundry"
-# The properties by which rows are left out of a fit.
-SPLITS = ("family", "model size", "GPU count", "card", "generation")
-PREDICTORS = ("planner", "constant share of peak", "line per GPU")
-COMPARED = "planner, where the line predicts"
-# The planner's errors for the same times, with which a rule of thumb is compared.
 NINE_OF_TEN = 0.9
 DIGITS = 4  # decimal places of the errors in the results
 
@@ -53,33 +44,11 @@ def summarize(errors: Iterable[tuple[str, float]]) -> dict[str, Any]:
 # ---------------------------------------------------------------- errors of step times, as committed
 
 
-@dataclass(frozen=True)
-class Validation:
-    """The results of the cross-validation and the published rows, in the same order."""
-
-    content: dict[str, Any]
-    rows: list[MeasuredRow]
-
-
-def load(path: Path = VALIDATION) -> Validation:
-    """Read the results of the cross-validation.
-
-    Raises Refusal if the file is missing or not valid, or if it belongs to other published rows.
-    """
-    if path == VALIDATION:
-        require_clone("the stored errors of predictions")
-    again = f"run {COMMAND} --write"
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        titles = [entry["row"] for entry in content["rows"]]
-    except OSError as error:
-        raise Refusal(f"{path.name}: {error.strerror}; {again}") from None
-    except (ValueError, KeyError, TypeError):
-        raise Refusal(f"{path.name}: this file was not written by {COMMAND}; {again}") from None
-    rows = measured_by_others.throughput_rows()
-    if titles != [row.title for row in rows]:
-        raise Refusal(f"{path.name}: this file and {measured_by_others.THROUGHPUT.name} have different rows; {again}")
-    return Validation(content, rows)
+def load() -> dict[str, Any]:
+    """Read the committed results of the cross-validation. Raises Refusal if this is not a clone."""
+    require_clone("the stored errors of predictions")
+    content: dict[str, Any] = json.loads(VALIDATION.read_text(encoding="utf-8"))
+    return content
 
 
 # ---------------------------------------------------------------- adapters
@@ -98,7 +67,7 @@ class AdapterError:
 def adapter_errors() -> tuple[AdapterError, ...]:
     """Return the prediction errors for all published times and amounts of memory of trainings with adapters."""
     found = []
-    for case in measured_by_others.adapter_cases():
+    for case in measured_by_others.cases_of("adapters"):
         if case.quantity in measured_by_others.TIMES:
             seconds = step_time.seconds(case.shape, case.engine, case.job, case.box).total
             found.append(AdapterError(case, seconds / case.seconds - 1, None))

@@ -558,7 +558,7 @@ def test_two_ranks_store_what_is_predicted(name: str) -> None:
 def errors(*quantities: str, family: str = "") -> list[float]:
     return [
         float(prediction.predicted_memory(case)) / case.published - 1
-        for case in measured_by_others.adapter_cases()
+        for case in measured_by_others.cases_of("adapters")
         if case.quantity in quantities and case.family.startswith(family)
     ]
 
@@ -574,13 +574,13 @@ def test_published_memory_is_predicted_as_expected() -> None:
 
 
 def test_nothing_that_trained_is_predicted_not_to_fit() -> None:
-    fits = [case for case in measured_by_others.adapter_cases() if case.quantity == "fits" and case.published]
+    fits = [case for case in measured_by_others.cases_of("adapters") if case.quantity == "fits" and case.published]
     assert len(fits) > 70
     assert [case.name for case in fits if not prediction.predicted_memory(case)] == []
 
 
 def test_what_ran_out_of_memory_on_one_gpu_is_predicted_not_to_fit() -> None:
-    cases = [each for each in measured_by_others.adapter_cases() if each.quantity == "fits" and not each.published]
+    cases = [each for each in measured_by_others.cases_of("adapters") if each.quantity == "fits" and not each.published]
     alone = [each for each in cases if each.box.num_gpus == 1]
     assert alone
     assert not any(prediction.predicted_memory(each) for each in alone)
@@ -588,7 +588,7 @@ def test_what_ran_out_of_memory_on_one_gpu_is_predicted_not_to_fit() -> None:
 
 def test_the_factor_of_varying_lengths_is_the_median_of_every_second_row() -> None:
     """The other rows judge it."""
-    cases = [each for each in measured_by_others.adapter_cases() if each.allocator == "varying lengths"]
+    cases = [each for each in measured_by_others.cases_of("adapters") if each.allocator == "varying lengths"]
     cases = [each for each in cases if each.quantity == "peak_reserved_bytes"]
 
     def factor(case: measured_by_others.MeasuredCase) -> float:

@@ -143,11 +143,11 @@ def test_a_fixed_case(capsys):
     assert kept["seconds_per_step"] < option["seconds_per_step"]
 
 
-@pytest.mark.parametrize("row", measured_by_others.throughput_rows()[::9], ids=lambda row: row.title)
+@pytest.mark.parametrize("row", measured_by_others.cases_of("mpt_throughput")[::9], ids=lambda row: row.name)
 def test_published_rows_are_what_the_command_predicts(row, capsys):
     """The command's defaults are the models that were held against the published rows."""
     sharded = "fsdp2" if row.engine.reshard_after_forward else "fsdp2_no_reshard"
-    arguments = ["--model", f"mpt-{row.model}", "--gpu", row.box.gpu.name, "--gpus", str(row.box.num_gpus)]
+    arguments = ["--model", row.shape.name, "--gpu", row.box.gpu.name, "--gpus", str(row.box.num_gpus)]
     arguments += ["--sequence-length", str(row.job.sequence_length), "--strategy", sharded, "--precision", "bf16"]
     arguments += ["--micro-batch-size", str(row.job.micro_batch_size)]
     arguments += ["--gradient-accumulation-steps", str(row.job.gradient_accumulation_steps)]

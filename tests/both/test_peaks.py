@@ -92,7 +92,7 @@ def test_the_peak_is_exact_where_gloos_threads_are_waited_for(strategy):
 
 def test_every_published_row_fits():
     """All of them ran. And they are near the edge: their authors looked for the largest batch."""
-    rows = measured_by_others.throughput_rows()
+    rows = measured_by_others.cases_of("mpt_throughput")
     free = [prediction.free_bytes(peaks.peak(row.shape, row.engine, row.job), row.box) for row in rows]
     assert min(free) > 0
     usable = [hardware.usable_memory_bytes(row.box.gpu, row.box.num_gpus) for row in rows]

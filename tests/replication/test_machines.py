@@ -405,9 +405,8 @@ def test_the_planner_sends_between_nodes_what_rings_send_between_machines(name, 
     shape = shapes.find("gpt2")
     chosen = theory_engine.advised_engine(read_by_name(name), shape.hidden, 4, "bf16")
     job = StepConfig(micro_batch_size=1, sequence_length=128)
-    speed = SimpleNamespace(constants=SimpleNamespace(hop_seconds=0.0))
-    moved = step_time._communication(shape, chosen, job, box, speed)
-    seconds = moved.forward + moved.backward + moved.last_backward + moved.serial + moved.step
+    moved = step_time._communication(shape, chosen, job, box, hop_seconds=0.0)
+    seconds = moved.overlapped(1) + moved.serial + moved.step
     sent = on_wire.sent_bytes(communication.collectives(chosen, shape, job), chosen, 2, "nccl")
     assert seconds * 1e9 == pytest.approx(sent, rel=1e-6)
 

@@ -21,8 +21,8 @@ from zero_study import terminal
 from zero_study.files import write_whole
 from zero_study.theory import measured_by_others
 
-REST = "mpt_throughput_rest"
-NAMES = ("public_logs", "later_public_logs", REST)  # of files with settings, and of those with their predictions
+# The files with settings, and those with their predictions.
+NAMES = ("public_logs", "later_public_logs", "mpt_throughput_rest")
 PREDICTIONS = public_errors.PREDICTIONS.parent
 
 
@@ -46,9 +46,7 @@ def main() -> None:
 
 
 def settings(name: str) -> Any:
-    """Return the content of the file with the settings. Empty for the rows of MosaicML's tables."""
-    if name == REST:
-        return {"families": [], "not_expressible": []}
+    """Return the content of the file with the settings."""
     return yaml.safe_load((measured_by_others.FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
 
 
@@ -56,7 +54,7 @@ def predictions(name: str) -> dict[str, Any]:
     """Return what the committed file has."""
     return {
         "command": f"python tools/collect/public_predictions.py {f'{name} ' if name == NAMES[1] else ''}--write",
-        "predictions": public_errors.predict_all(public_errors.cases(name)),
+        "predictions": public_errors.predict_all(measured_by_others.cases_of(name)),
         "not_expressible": settings(name)["not_expressible"],
     }
 

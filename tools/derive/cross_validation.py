@@ -20,13 +20,10 @@ from typing import Any, get_args
 import numpy as np
 
 from study.accuracy.public_errors import LATER, PREDICTIONS, measured_cases
-from study.accuracy.published_rows import COMPARED, FOUNDRY, NINE_OF_TEN, PREDICTORS, SPLITS, summarize
+from study.accuracy.published_rows import NINE_OF_TEN, summarize
 from zero_study.theory import computation, hardware, measured_by_others, shapes, step_time
-from zero_study.theory.engine import Engine, StepConfig
-from zero_study.theory.hardware import Cluster
 from zero_study.theory.intervals import TimingClass, name_of
-from zero_study.theory.measured_by_others import MeasuredCase, MeasuredRow
-from zero_study.theory.shapes import ModelShape
+from zero_study.theory.measured_by_others import MeasuredCase
 from zero_study.theory.step_time import Constants
 
 # Beyond this relative error a row pulls on the fit no more than in proportion: a few published rows are odd.
@@ -49,20 +46,8 @@ Errors = Mapping[str, float | None]  # by predictor; None: it cannot predict
 
 
 @dataclass(frozen=True)
-class Timed:
-    """One published step time."""
-
-    name: str
-    measured_by: str  # the repository, or the paper, that it stands in
-    family: str  # the table
-    grade: str
-    collected_as: str  # the grade before what theory had to assume
-    outside: str  # why the model does not describe it; empty: it does
-    shape: ModelShape
-    engine: Engine
-    job: StepConfig
-    box: Cluster
-    seconds: float
+class Timed(MeasuredCase):
+    """A published step time, with what the fit and the tables need."""
 
     @property
     def fitted(self) -> bool:
@@ -76,7 +61,7 @@ class Timed:
 
     @property
     def generation(self) -> str:
-        return hardware.generation_of(self.box.gpu)
+        return self.box.gpu.generation
 
     @property
     def kind(self) -> str:
@@ -113,25 +98,13 @@ class Timed:
 
 
 def published() -> list[Timed]:
-    """List every published time: rows to which constants are fitted, and single numbers.
-
-    Rows in fp8 are left out, because the models of theory do not cover fp8.
-    """
-    rows = [of_row(row) for row in measured_by_others.throughput_rows() if not row.fp8]
-    return rows + [of_case(case) for case in measured_by_others.cases()]
-
-
-def of_row(row: MeasuredRow) -> Timed:
-    """Read a row of the published tables as a step time."""
-    return Timed(row.title, FOUNDRY, FOUNDRY, "A", "A", "", row.shape, row.engine, row.job, row.box, row.seconds)
+    """List every published time, except rows of LLM Foundry that the model does not cover."""
+    rows = [case for case in measured_by_others.cases_of("mpt_throughput") if not case.outside]
+    return [of_case(case) for case in (*rows, *measured_by_others.cases())]
 
 
 def of_case(case: MeasuredCase) -> Timed:
-    """Read a single published number as a step time."""
-    judged = case.grade, case.collected_as, case.outside
-    return Timed(
-        case.name, case.measured_by, case.family, *judged, case.shape, case.engine, case.job, case.box, case.seconds
-    )
+    return Timed(**vars(case))
 
 
 # ---------------------------------------------------------------- what is fitted
@@ -238,16 +211,18 @@ def by_line(fitted: Fitted, timed: Timed) -> float | None:
     return None if line is None else timed.tokens * float(np.exp(np.array(regressors(timed)) @ line))
 
 
-PREDICT: dict[str, Callable[[Fitted, Timed], float | None]] = dict(
-    zip(PREDICTORS, (by_planner, by_share, by_line), strict=True)
-)
+PREDICT: dict[str, Callable[[Fitted, Timed], float | None]] = {
+    "planner": by_planner, "constant share of peak": by_share, "line per GPU": by_line,
+}  # fmt: skip
 
 
 # ---------------------------------------------------------------- what is left out
 
-GROUP_OF: dict[str, Callable[[Timed], Any]] = dict(
-    zip(SPLITS, map(attrgetter, ("measured_by", "size", "box.num_gpus", "box.gpu.name", "generation")), strict=True)
-)
+# The properties by which times are left out of a fit.
+GROUP_OF: dict[str, Callable[[Timed], Any]] = {
+    "family": attrgetter("measured_by"), "model size": attrgetter("size"), "GPU count": attrgetter("box.num_gpus"),
+    "card": attrgetter("box.gpu.name"), "generation": attrgetter("generation"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -287,6 +262,10 @@ def _errors(fitted: Fitted, timed: Timed) -> Errors:
 
 # ---------------------------------------------------------------- tables
 
+# Its rows vary sizes, lengths and counts on purpose, so that little is left for a fit without them.
+FOUNDRY = "LLM Foundry"
+# The planner's errors for the times that the linear model predicts, to be compared with it.
+COMPARED = "planner, where the line predicts"
 OUTSIDE = "outside what the model describes"
 
 
@@ -315,15 +294,15 @@ GROUPINGS: dict[str, Callable[[Timed], list[Any]]] = {
 def tables(judged: list[Judged]) -> list[dict[str, Any]]:
     """Summarize the errors of every predictor, in sample and by the group left out, over all times and over groups."""
     rows = []
-    for split in ("nothing", *SPLITS):
-        for predictor in (*PREDICTORS, COMPARED):
+    for split in ("nothing", *GROUP_OF):
+        for predictor in (*PREDICT, COMPARED):
             for grouping, group in GROUPINGS.items():
                 if predictor != "planner" and grouping not in ("grade", "engine"):  # what pages compare
                     continue
                 groups: dict[Any, list[tuple[str, float]]] = {}
                 for judgment in judged:
                     errors = judgment.in_sample if split == "nothing" else judgment.left_out.get(split, {})
-                    if predictor == COMPARED:  # on the line's own cases, to be compared with it
+                    if predictor == COMPARED:
                         errors = {COMPARED: errors["planner"]} if errors.get("line per GPU") is not None else {}
                     if (error := errors.get(predictor)) is not None:
                         for name in group(judgment.timed):
@@ -363,9 +342,9 @@ def _is_sole(timed: Timed, times: list[Timed]) -> bool:
 
 def further() -> list[Timed]:
     """List published times to which nothing is fitted: those of trainings with adapters, and those in public logs."""
-    of_adapters = [case for case in measured_by_others.adapter_cases() if case.quantity in measured_by_others.TIMES]
     logs = [case for path in (PREDICTIONS, LATER) for case in measured_cases(path)]
-    return [of_case(case) for case in (*of_adapters, *logs) if case.quantity in measured_by_others.TIMES]
+    cases = (*measured_by_others.cases_of("adapters"), *logs)
+    return [of_case(case) for case in cases if case.quantity in measured_by_others.TIMES]
 
 
 def class_of(timed: Timed) -> TimingClass:

@@ -20,16 +20,15 @@ from typing import Any
 import cross_validation
 
 from study.accuracy import published_rows
-from study.accuracy.published_rows import DIGITS, PREDICTORS, VALIDATION
+from study.accuracy.published_rows import DIGITS, VALIDATION
 from study.records.machine import benchmark_header
 from zero_study import files, terminal
 from zero_study.theory import intervals, measured_by_others, step_time
 from zero_study.theory.intervals import STORED
-from zero_study.theory.measured_by_others import MeasuredCase, MeasuredRow
+from zero_study.theory.measured_by_others import MeasuredCase
 
 EVIDENCE = measured_by_others.FOLDER / "evidence.json"
 CASE = ("name", "family", "grade", "outside")  # what is said of a published time
-NUM_SHOWN = 10  # of the rows that are missed most
 TOLERANCE = 1e-3  # relative: another machine's least squares end elsewhere
 
 
@@ -39,8 +38,7 @@ def main() -> None:
     options = parser.parse_args()
     times = cross_validation.published()
     others = cross_validation.further()
-    result = judge(measured_by_others.throughput_rows()) | cross_validated(times, others)
-    result["cases"] = [compare(case) for case in measured_by_others.cases()]
+    result = cross_validated(times, others) | {"cases": compared()}
     say(result)
     if options.write:
         head = benchmark_header("published_throughput", f"{published_rows.COMMAND} --write")
@@ -111,20 +109,6 @@ def is_same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def judge(rows: list[MeasuredRow]) -> dict[str, Any]:
-    """Judge the present constants. Rows in fp8 are separate, because they are predicted as bf16."""
-    judged, errors = [], []
-    for row in rows:
-        time = step_time.seconds(row.shape, row.engine, row.job, row.box)
-        predicted = float(step_time.tokens_per_second_per_gpu(row.job, time.total))
-        error = row.tokens_per_second_per_gpu / predicted - 1  # of the step's time
-        published = row.tokens_per_second_per_gpu
-        values = {"published": published, "predicted": predicted, "error": error}
-        judged.append({"row": row.title, **values, "fp8": row.fp8})
-        errors += [] if row.fp8 else [(row.title, error)]
-    return {"as_they_stand": published_rows.summarize(errors), "rows": judged}
-
-
 def cross_validated(times: list[cross_validation.Timed], others: list[cross_validation.Timed]) -> dict[str, Any]:
     """Fit to all times and to all but one group, and judge these fits."""
     fitted, judged = cross_validation.fit(times), cross_validation.judge(times)
@@ -145,6 +129,11 @@ def cross_validated(times: list[cross_validation.Timed], others: list[cross_vali
     }
 
 
+def compared() -> list[dict[str, Any]]:
+    """Compare every published time with its prediction by the present constants."""
+    return [compare(case) for case in (*measured_by_others.cases_of("mpt_throughput"), *measured_by_others.cases())]
+
+
 def compare(case: MeasuredCase) -> dict[str, Any]:
     """Predict one published time in the published quantity. The error is that of the step time."""
     time = step_time.seconds(case.shape, case.engine, case.job, case.box)
@@ -163,10 +152,8 @@ def say(result: dict[str, Any]) -> None:
     """Print the errors, predicted over published less one: first of step times, then of memory."""
     for name, constants in result["fit"].items():
         print(f"fitted, {name}: {constants}")
-    worst = sorted(result["rows"], key=lambda entry: -abs(entry["error"]))[:NUM_SHOWN]
-    compared = [row for row in result["errors"] if row["by"] == "grade" or row["predictor"] == PREDICTORS[0]]
-    tables = [result["as_they_stand"]], worst, compared, result["intervals"], result["cases"], published_rows.memory()
-    for rows in tables:
+    errors = [row for row in result["errors"] if row["by"] == "grade" or row["predictor"] == "planner"]
+    for rows in errors, result["intervals"], result["cases"], published_rows.memory():
         cells = [[f"{cell:.3g}" if isinstance(cell, float) else cell for cell in row.values()] for row in rows]
         print("", *terminal.table(list(rows[0]), cells), sep="\n")
 

@@ -20,7 +20,7 @@ import itertools
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -71,18 +71,12 @@ def measurements() -> dict[tuple[str, str], list[MeasuredCase]]:
     """Return the measured quantities of each training, by its family and name."""
     found: dict[tuple[str, str], list[MeasuredCase]] = {}
     published = (*measured_by_others.cases("times"), *measured_by_others.cases("memory"))
-    for case in (*published, *measured_by_others.adapter_cases(), *_of_public_runs()):
+    files = public_errors.PREDICTIONS, public_errors.LATER, public_errors.REST
+    of_public_runs = itertools.chain.from_iterable(map(public_errors.measured_cases, files))
+    for case in (*published, *measured_by_others.cases_of("adapters"), *of_public_runs):
         if case.quantity in (*TIMES, *MEASURED):
             found.setdefault((case.family, case.name), []).append(case)
     return found
-
-
-def _of_public_runs() -> Iterator[MeasuredCase]:
-    for predictions in (public_errors.PREDICTIONS, public_errors.LATER, public_errors.REST):
-        values = {(row.id, row.quantity): row.measured for row in public_errors.compared(predictions)}
-        for case in public_errors.cases(predictions.stem):
-            if (value := values.get((case.name, case.quantity))) is not None:
-                yield dataclasses.replace(case, published=value)
 
 
 def lines() -> list[Setting]:

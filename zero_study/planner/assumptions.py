@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from zero_study.planner.request import Request, reading
-from zero_study.theory import hardware
 from zero_study.theory.engine import Attention, Checkpointing, Kernels, LossKernel, OptimizerKernel
 from zero_study.theory.shapes import ModelShape
 from zero_study.theory.stacks import STACKS, GradientType, Stack
@@ -136,7 +135,7 @@ def _attention(request: Request, attention: Attention) -> str:
     # store the scores.
     if attention != "sdpa":
         return {"eager": "separate operators (eager)"}.get(attention, f"FlashAttention-{attention[-1]}")
-    generation = hardware.generation_of(request.box(1).gpu)
+    generation = request.box(1).gpu.generation
     kernel = "that of cuDNN, from PyTorch 2.11 on" if generation in ("Hopper", "Blackwell") else "FlashAttention-2"
     if generation in ("Volta", "Turing") or "32" in request.chosen_precision:
         kernel = "memory-efficient"

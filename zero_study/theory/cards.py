@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from zero_study.theory import gpus
-from zero_study.theory.gpus import CHANGED, LIKE, Gpu
+from zero_study.theory.gpus import CHANGED, Gpu
 
 # Large matrix products (up to 10,240 x 10,240) in PyTorch, as contributors measured them with one program:
 # github.com/zzc0721/torch-performance-test-data at 078586871da3, read in November 2026. Cards with another memory than
@@ -84,8 +84,7 @@ def operand_share(gpu: Gpu, nearest: str, fitted: float, streamed: float) -> flo
     bandwidth, better than a share of the bandwidth does.
     """
     reference = _reference(nearest)
-    generation = gpu.generation.removeprefix(LIKE)
-    if generation not in _COPIED_BY_WARPS or "fp32" not in gpu.peak_flops_per_second or fitted >= streamed:
+    if gpu.resembled not in _COPIED_BY_WARPS or "fp32" not in gpu.peak_flops_per_second or fitted >= streamed:
         return fitted
     on_chip_of_reference = (1 / fitted - 1 / streamed) / reference.memory_bandwidth
     on_chip = on_chip_of_reference * _clocks(reference) / _clocks(gpu)
@@ -113,5 +112,5 @@ def _reference(nearest: str) -> Gpu:
 
 def _clocks(gpu: Gpu) -> float:
     """Return the clocks per second of all multiprocessors together, from the rate of the cores for fp32."""
-    cores = _FP32_CORES.get(gpu.generation.removeprefix(LIKE), _FP32_CORES_OF_OTHERS)
+    cores = _FP32_CORES.get(gpu.resembled, _FP32_CORES_OF_OTHERS)
     return gpu.peak_flops_per_second["fp32"] / (2 * cores)

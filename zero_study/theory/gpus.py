@@ -39,6 +39,8 @@ class Gpu:
 
     name: str  # on the command line
     torch_name: str  # as torch reports it, without the vendor
+    # GeForce and workstation cards have generations of their own, because they have far less memory bandwidth than data
+    # center GPUs of the same time. If the GPU was described by numbers, the generation begins with LIKE.
     generation: str
     memory_bytes: int  # memory of the hardware
     torch_memory_bytes: int  # memory without the driver's part: the smallest total that torch reported
@@ -53,6 +55,11 @@ class Gpu:
     price_per_hour: float | None  # USD per GPU, for a machine rented on demand
     price_date: str  # year and, if known, month
     price_source: str
+
+    @property
+    def resembled(self) -> str:
+        """The generation of the GPU, or the one that a GPU described by numbers resembles."""
+        return self.generation.removeprefix(LIKE)
 
 
 FILE = Path(__file__).with_name("gpus.csv")
@@ -344,18 +351,9 @@ def from_numbers(
 # ---------------------------------------------------------------- rates and memory by use
 
 
-def generation_of(gpu: Gpu) -> str:
-    """Return the generation of a GPU's chip. It begins with LIKE if the GPU was described by numbers.
-
-    GeForce and workstation cards have generations of their own, because they have far less memory bandwidth than data
-    center GPUs of the same time.
-    """
-    return gpu.generation
-
-
 def has_flash_attention(gpu: Gpu) -> bool:
     """Return whether PyTorch's fused attention can use FlashAttention-2 on a GPU."""
-    return gpu.generation.removeprefix(LIKE) not in ("Volta", "Turing")
+    return gpu.resembled not in ("Volta", "Turing")
 
 
 # The generation for which a kernel of attention is written.
@@ -366,7 +364,7 @@ def can_run_attention(gpu: Gpu, attention: str) -> bool:
     """Return whether a kernel of attention can run on a GPU."""
     if attention == "flash-2":
         return has_flash_attention(gpu)
-    return ONLY_ON.get(attention, generation := gpu.generation.removeprefix(LIKE)) == generation
+    return ONLY_ON.get(attention, gpu.resembled) == gpu.resembled
 
 
 def peak_flops_per_second(gpu: Gpu, precision: str, tf32: bool | None) -> float | None:

@@ -19,7 +19,6 @@ from zero_study.theory.gpus import (
     find,
     find_gpu,
     from_numbers,
-    generation_of,
     has_flash_attention,
     peak_flops_per_second,
     product_flops_per_second,
@@ -27,7 +26,7 @@ from zero_study.theory.gpus import (
 )
 
 __all__ = (
-    "GPUS", "Cluster", "Gpu", "can_run_attention", "described", "find", "find_gpu", "from_numbers", "generation_of",
+    "GPUS", "Cluster", "Gpu", "can_run_attention", "described", "find", "find_gpu", "from_numbers",
     "has_flash_attention", "peak_flops_per_second", "product_flops_per_second", "rented_box",
     "typical_box", "usable_memory_bytes", "whole_host_note", "with_host",
 )  # fmt: skip
@@ -73,6 +72,11 @@ class Cluster:
     @property
     def num_nodes(self) -> int:
         return max(1, self.num_gpus // self.gpus_per_node)
+
+    @property
+    def gpus_of_node(self) -> int:
+        """The GPUs of a node that are used."""
+        return min(self.num_gpus, self.gpus_per_node)
 
     @property
     def is_part_of_node(self) -> bool:
@@ -252,7 +256,7 @@ _ASSUMED_SOURCE = (
 
 def with_assumed_host(box: Cluster) -> Cluster:
     """Return a machine in which `ASSUMED_HOST` replaces the unknown properties of the host."""
-    ranks = min(box.num_gpus, box.gpus_per_node)
+    ranks = box.gpus_of_node
     memory, cores, rate = ASSUMED_HOST
     assumed: dict[str, Any] = {
         "host_memory_bytes": ranks * memory * 2**30, "host_cores": ranks * cores,

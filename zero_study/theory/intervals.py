@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from zero_study.theory import hardware, measured_by_others
+from zero_study.theory import measured_by_others
 from zero_study.theory.engine import Engine, StepConfig
-from zero_study.theory.gpus import LIKE
 from zero_study.theory.hardware import Cluster
 from zero_study.theory.shapes import ModelShape
 
@@ -79,11 +78,6 @@ class Evidence:
     lacks: tuple[str, ...] = ()  # properties of the case that no published row has
     is_far: bool = False  # whether the interval is wider by `FAR`
 
-    @classmethod
-    def of(cls, entry: Mapping[str, Any]) -> Evidence:
-        """Return the evidence from its entry in the file of the cross-validation."""
-        return cls(**{name: entry[name] for name in STORED})
-
     @property
     def is_rough(self) -> bool:
         """Whether the predicted time is only a guess, so that its interval has no upper end."""
@@ -147,7 +141,7 @@ def missing_times(lacks: Iterable[str]) -> str:
     return f"There is no published time for {' or for '.join(texts)}" if texts else ""
 
 
-EVIDENCE: dict[TimingClass, Evidence] = {entry["kind"]: Evidence.of(entry) for entry in CROSS_VALIDATION["intervals"]}
+EVIDENCE: dict[TimingClass, Evidence] = {entry["kind"]: Evidence(**entry) for entry in CROSS_VALIDATION["intervals"]}
 
 
 @dataclass(frozen=True)
@@ -189,7 +183,7 @@ def timing_class(
 
     `is_small` says that the process launches kernels more slowly than the GPU computes.
     """
-    generation = hardware.generation_of(box.gpu).removeprefix(LIKE)
+    generation = box.gpu.resembled
     if memory_class(shape, engine) == "offload":
         return "offload"
     if job.compiled:
@@ -211,38 +205,27 @@ def name_of(shape: ModelShape, engine: Engine) -> str:
     return "offload" if memory_class(shape, engine) == "offload" else engine.name
 
 
-def _is_known_count(shape: ModelShape, engine: Engine, box: Cluster) -> bool:
-    """Return whether the number of GPUs is between those of published times with this engine and generation."""
-    least, most = COUNTS_OF.get((name_of(shape, engine), hardware.generation_of(box.gpu)), (0, 0))
-    return least <= box.num_gpus <= most
-
-
 # Engines whose name in the tables needs an explanation in a sentence.
 _IN_WORDS = {"ZeRO-0": "DeepSpeed without ZeRO (stage 0)", "one process": "plain training"}
-
-
-def _lacks(shape: ModelShape, engine: Engine, box: Cluster) -> tuple[str, ...]:
-    """Return the properties of a case for which nobody published a time.
-
-    These are a mixture of experts, the optimizer, the GPU, and the engine on this number of GPUs of this generation.
-    """
-    lacking = [MIXTURE] if shape.experts else []
-    lacking += [TCP] if box.num_nodes > 1 and box.network == "tcp" else []
-    lacking += [f"the optimizer {engine.optimizer}"] if engine.optimizer not in OPTIMIZERS else []
-    lacking += [f"the GPU {box.gpu.name}"] if box.gpu.name not in CARDS else []
-    name, generation = name_of(shape, engine), hardware.generation_of(box.gpu)
-    if generation in GENERATIONS and not _is_known_count(shape, engine, box):
-        noun = "GPU" if box.num_gpus == 1 else "GPUs"
-        lacking.append(f"{_IN_WORDS.get(name, name)} on {box.num_gpus} {generation} {noun}")
-    return tuple(lacking)
 
 
 def evidence(shape: ModelShape, engine: Engine, box: Cluster, job: StepConfig, is_small: bool = False) -> Evidence:
     """Return the errors on which the interval of a case is based. `is_small` is as in `timing_class`."""
     rests_on = EVIDENCE[timing_class(shape, engine, job, box, is_small)]
-    lacks = [*_lacks(shape, engine, box), *([SHARED_SEQUENCES] if job.sequence_ranks > 1 else [])]
-    lacks += [SMALL_COMPILED] if job.compiled and is_small else []
-    lacks += [MOVED_CHECKPOINTS] if job.activation_checkpointing == "offload" else []
-    generation = hardware.generation_of(box.gpu)
-    is_far = generation not in TIMED or (generation in GENERATIONS and not _is_known_count(shape, engine, box))
-    return replace(rests_on, lacks=tuple(lacks), is_far=is_far, spread=rests_on.spread * (FAR if is_far else 1))
+    name, generation = name_of(shape, engine), box.gpu.generation
+    fewest, most = COUNTS_OF.get((name, generation), (0, 0))
+    is_new_count = generation in GENERATIONS and not fewest <= box.num_gpus <= most
+    gpus = f"{box.num_gpus} {generation} GPU{'s' * (box.num_gpus > 1)}"
+    properties = {
+        MIXTURE: bool(shape.experts),
+        TCP: box.num_nodes > 1 and box.network == "tcp",
+        f"the optimizer {engine.optimizer}": engine.optimizer not in OPTIMIZERS,
+        f"the GPU {box.gpu.name}": box.gpu.name not in CARDS,
+        f"{_IN_WORDS.get(name, name)} on {gpus}": is_new_count,
+        SHARED_SEQUENCES: job.sequence_ranks > 1,
+        SMALL_COMPILED: job.compiled and is_small,
+        MOVED_CHECKPOINTS: job.activation_checkpointing == "offload",
+    }
+    lacks = tuple(text for text, is_lacking in properties.items() if is_lacking)
+    is_far = is_new_count or generation not in TIMED
+    return replace(rests_on, lacks=lacks, is_far=is_far, spread=rests_on.spread * (FAR if is_far else 1))

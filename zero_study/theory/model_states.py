@@ -179,7 +179,7 @@ def engine_differences(
         differences = []
         if engine.kind == "ddp" and not (engine.gradient_as_bucket_view and phase == "stepping"):
             reason = "ddp-buckets-stay" if engine.gradient_as_bucket_view else "ddp-buckets"
-            size = parameter_bytes(engine.precision) * sizes.num_params
+            size = engine.parameter_bytes * sizes.num_params
             differences.append(Difference("communication_buffers", reason, size))
     else:
         stage = _stage_3 if engine.zero_stage == 3 else _stages_1_and_2
@@ -213,7 +213,7 @@ def accumulated_on_host(engine: Engine, sizes: ParameterSizes, rank: int) -> flo
     if engine.offload_optimizer == "none" or engine.zero_stage != 2 or _has_own_fp32_buffer(engine):
         return 0.0
     shares = (_share(group, engine.num_shards, rank) for group in sizes.groups)
-    return parameter_bytes(engine.precision) * sum(share.whole for share in shares)
+    return engine.parameter_bytes * sum(share.whole for share in shares)
 
 
 def reduced_gradient_bytes(engine: Engine, sizes: ParameterSizes, rank: int) -> float:
@@ -224,12 +224,12 @@ def reduced_gradient_bytes(engine: Engine, sizes: ParameterSizes, rank: int) -> 
     shares = [_share(group, engine.num_shards, rank) for group in sizes.groups]
     if _has_own_fp32_buffer(engine):
         return engine.accumulation_bytes * sum(share.elements for share in shares)
-    return parameter_bytes(engine.precision) * sum(share.whole for share in shares)
+    return engine.parameter_bytes * sum(share.whole for share in shares)
 
 
 def _has_own_fp32_buffer(engine: Engine) -> bool:
     """Return whether stages 1 and 2 accumulate 16-bit gradients in fp32 (_use_compact_grad_partition_buffer)."""
-    return parameter_bytes(engine.precision) == 2 and engine.accumulation_bytes == 4
+    return engine.parameter_bytes == 2 and engine.accumulation_bytes == 4
 
 
 @dataclass(frozen=True)
@@ -268,7 +268,7 @@ def _stages_1_and_2(engine: Engine, sizes: ParameterSizes, rank: int, phase: Ste
     first, second = (_share(group, engine.num_shards, rank % engine.num_shards) for group in sizes.groups)
     owned = first.elements + second.elements
     fair = sizes.num_params / engine.num_shards
-    size, accumulated = parameter_bytes(engine.precision), engine.accumulation_bytes
+    size, accumulated = engine.parameter_bytes, engine.accumulation_bytes
     paper_optimizer_states = _optimizer_bytes(engine.precision)
     differences = [
         Difference("parameters", "padding", size * (owned * engine.num_shards - sizes.num_params)),
@@ -352,7 +352,7 @@ def _stage_3(engine: Engine, sizes: ParameterSizes, rank: int, phase: StepPhase)
 
 
 def _stage_3_always(engine: Engine, shards: _Stage3Shards) -> list[Difference]:
-    size = parameter_bytes(engine.precision)
+    size = engine.parameter_bytes
     differences = [
         Difference("parameters", "padding", size * shards.padding),
         Difference("optimizer_states", "padding", _optimizer_bytes(engine.precision) * shards.padding),
@@ -369,7 +369,7 @@ def _stage_3_swapped(engine: Engine, shards: _Stage3Shards, phase: StepPhase) ->
     They are the bytes that are on the disk instead of in memory, and the buffers into which the first sub-group is
     read.
     """
-    size, masters = parameter_bytes(engine.precision), master_bytes(engine)
+    size, masters = engine.parameter_bytes, master_bytes(engine)
     states = masters + _moment_bytes(engine)
     differences = []
     if engine.offload_param == "nvme":
@@ -397,12 +397,12 @@ def _stage_3_resting(engine: Engine, sizes: ParameterSizes, shards: _Stage3Shard
     if engine.world_size > 1:  # _post_step
         persistent = (n for group in sizes.groups for n in group if n <= engine.persistence_threshold)
         whole = engine.world_size * sum(-(-n // engine.world_size) for n in persistent)
-        differences.append(Difference("parameters", "persistent-parameters", parameter_bytes(engine.precision) * whole))
+        differences.append(Difference("parameters", "persistent-parameters", engine.parameter_bytes * whole))
     return differences
 
 
 def _stage_3_stepping(engine: Engine, sizes: ParameterSizes, shards: _Stage3Shards) -> list[Difference]:
-    size, masters = parameter_bytes(engine.precision), master_bytes(engine)
+    size, masters = engine.parameter_bytes, master_bytes(engine)
     differences = [
         Difference("gradients", "padding", size * shards.padding),
         Difference("gradients", "fp32-gradients", (engine.accumulation_bytes - size) * shards.owned),
@@ -452,7 +452,7 @@ def secondary_bytes(engine: Engine, sizes: ParameterSizes) -> float:
     if engine.secondary_partition_size == 1:
         return 0.0
     whole = engine.world_size * sum(map(sum, _shards(engine, sizes)))
-    return parameter_bytes(engine.precision) * whole / engine.secondary_partition_size
+    return engine.parameter_bytes * whole / engine.secondary_partition_size
 
 
 def master_bytes(engine: Engine) -> int:
@@ -504,5 +504,5 @@ def _bucket_bytes(engine: Engine) -> int:
     """Return the bytes per element of stage 3's reduce buckets. There is one bucket for each communicated type."""
     if engine.reduces_in_fp32:  # with sequence parallelism
         return 4
-    size = parameter_bytes(engine.precision)
+    size = engine.parameter_bytes
     return size + 2 if engine.precision.endswith("-autocast") else size

@@ -18,7 +18,7 @@ from zero_study.theory.step_time import StepTime
 
 # Memory that torch's allocator needs beyond the peak of the tensors, because freed blocks do not always fit later
 # tensors. In forward and backward, this is the smallest share with which all published configurations that ran out of
-# memory are predicted not to fit. The rows of measured_by_others/mpt_throughput.csv would allow up to 0.09.
+# memory are predicted not to fit. The rows of measured_by_others/mpt_throughput.yaml would allow up to 0.09.
 ALLOCATOR_SLACK = 0.08
 # The same in the optimizer step. Activations are freed then, and temporary tensors have the sizes of parameters, whose
 # gradients were just freed, so less is lost. Five published configurations whose peak is in the optimizer step trained
@@ -75,11 +75,11 @@ class Prediction:
 
     @property
     def host_bytes_per_node(self) -> float:
-        return self.peak.host_bytes * _ranks_per_node(self.box)
+        return self.peak.host_bytes * self.box.gpus_of_node
 
     @property
     def disk_bytes_per_node(self) -> float:
-        return self.peak.disk_bytes * _ranks_per_node(self.box)
+        return self.peak.disk_bytes * self.box.gpus_of_node
 
     @property
     def lacking(self) -> str | None:
@@ -141,7 +141,7 @@ def lacking(peak: Peak, box: Cluster) -> str | None:
         ("host memory", peak.host_bytes, box.host_memory_bytes),
         ("disk", peak.disk_bytes, box.disk_bytes),
     ):
-        if available is not None and needed * _ranks_per_node(box) > available:
+        if available is not None and needed * box.gpus_of_node > available:
             return resource
     return None
 
@@ -178,10 +178,6 @@ def shown_bytes(peak: Peak, box: Cluster, whole_card: bool = True, factor: float
 def outside_bytes(box: Cluster) -> int:
     """Return the bytes of a GPU that are used outside torch's allocator: driver, CUDA context and NCCL."""
     return box.gpu.memory_bytes - usable_memory_bytes(box.gpu, box.num_gpus)
-
-
-def _ranks_per_node(box: Cluster) -> int:
-    return min(box.num_gpus, box.gpus_per_node)
 
 
 def needed_bytes(peak_bytes: float) -> float:

@@ -16,9 +16,9 @@ from zero_study.theory import adapters, cards, communication, computation, froze
 from zero_study.theory.communication import sequence
 from zero_study.theory.communication.buckets import Collective
 from zero_study.theory.communication.sharded import gathered_elements
-from zero_study.theory.engine import Engine, LossKernel, StepConfig, parameter_bytes
+from zero_study.theory.engine import Engine, LossKernel, StepConfig
 from zero_study.theory.gpus import LIKE
-from zero_study.theory.hardware import Cluster, generation_of, product_flops_per_second
+from zero_study.theory.hardware import Cluster, product_flops_per_second
 from zero_study.theory.intervals import Evidence
 from zero_study.theory.shapes import ModelShape
 
@@ -47,12 +47,10 @@ FITTED = {"Ampere": AMPERE, "Hopper": HOPPER, "Volta": VOLTA}
 # and RTX Blackwell have tensor cores that are programmed like those of Ampere. B200 and the accelerators of other
 # vendors with HBM3 resemble Hopper, because their peak rates are as high relative to their memory bandwidth.
 _NEAREST = {
-    "Ampere": ("Ampere", "Hopper"), "GA102": ("Ampere", "Hopper"), "Ada": ("Ampere", "Hopper"),
-    "RTX Blackwell": ("Ampere", "Hopper"), "CDNA 2": ("Ampere", "Hopper"), "Gaudi 2": ("Ampere", "Hopper"),
-    "Hopper": ("Hopper", "Ampere"), "Blackwell": ("Hopper", "Ampere"), "CDNA 3": ("Hopper", "Ampere"),
-    "CDNA 4": ("Hopper", "Ampere"), "Gaudi 3": ("Hopper", "Ampere"),
-    "Volta": ("Volta", "Ampere", "Hopper"), "Turing": ("Volta", "Ampere", "Hopper"),
-}  # fmt: skip
+    **dict.fromkeys(("Ampere", "GA102", "Ada", "RTX Blackwell", "CDNA 2", "Gaudi 2"), ("Ampere", "Hopper")),
+    **dict.fromkeys(("Hopper", "Blackwell", "CDNA 3", "CDNA 4", "Gaudi 3"), ("Hopper", "Ampere")),
+    **dict.fromkeys(("Volta", "Turing"), ("Volta", "Ampere", "Hopper")),
+}
 # The share of the dense bf16 peak that the best matrix product in PyTorch reaches: stas00/ml-engineering, table
 # "Maximum Achievable Matmul FLOPS", of A100, H100, B200, MI250X, MI325X (of 1,307 TFLOP/s), MI355X (of 2,517), Gaudi 2
 # and 3. (MI300X has the same chip as MI325X. Two measurements of it give 0.60 and 0.51.) A generation without fitted
@@ -153,7 +151,6 @@ class StepTime:
     recompute: float  # activation checkpointing's second forward pass
     optimizer: float  # on the GPU
     launching: float  # added if the process launches kernels more slowly than the GPU computes
-    communication: float  # with the part that overlaps with computation
     exposed_communication: float  # the part of communication that does not overlap
     offload: float  # added by transfers, the host's optimizer step and the disk
     evidence: Evidence  # the published times that the interval of the total is based on
@@ -206,34 +203,33 @@ def seconds(
         raise ValueError(
             f"world_size is {engine.world_size}, but the machine has {box.num_gpus} GPUs. Change one of them"
         )
-    speed = _Speed.of(engine, job, box, constants or constants_of(generation_of(box.gpu)))
+    constants = constants or constants_of(box.gpu.generation)
+    speed = _Speed.of(engine, job, box, constants)
     compute = _compute(shape, engine, job, speed)
     micro_steps = job.gradient_accumulation_steps
-    moved = _communication(shape, engine, job, box, speed)
+    moved = _communication(shape, engine, job, box, constants.hop_seconds)
     pcie = _pcie(shape, engine, job, box)
 
     # Transfers of parameters overlap with the same computation as gathers, and transfers of gradients as reductions.
     forward_hidden = moved.forward + pcie.forward
     backward_hidden = moved.backward + pcie.backward
     recomputed_and_backward = compute.recompute + compute.backward
-    unhidden = UNHIDDEN if box.num_nodes == 1 else speed.constants.unhidden
+    unhidden = UNHIDDEN if box.num_nodes == 1 else constants.unhidden
     exposed_forward = exposed(compute.forward, forward_hidden, unhidden)
     exposed_backward = exposed(recomputed_and_backward, backward_hidden, unhidden)
     last_hidden = moved.last_backward + pcie.last_backward
     exposed_last = exposed(recomputed_and_backward, backward_hidden + last_hidden, unhidden)
     added = micro_steps * exposed_forward + (micro_steps - 1) * exposed_backward + exposed_last
     # The share of PCIe transfers in the time of all transfers decides which part of the exposed time counts as offload.
-    everything = micro_steps * (forward_hidden + backward_hidden) + last_hidden
-    transferred = micro_steps * (pcie.forward + pcie.backward) + pcie.last_backward
-    by_pcie = added * transferred / max(everything, 1e-30)
+    transferred = pcie.overlapped(micro_steps)
+    by_pcie = added * transferred / max(moved.overlapped(micro_steps) + transferred, 1e-30)
 
     num_owned = adapters.num_trainable(shape) / (engine.num_shards if engine.zero_stage else 1)
     if engine.offload_optimizer == "none":
         optimizer, host = _optimizer_step(shape, num_owned, engine, speed), 0.0
     else:
         optimizer, host = 0.0, _host_step(num_owned, engine, box, host_thread_bandwidth or HOST_THREAD_BANDWIDTH)
-    serial = micro_steps * moved.serial + moved.step
-    communicated = added - by_pcie + serial
+    communicated = added - by_pcie + micro_steps * moved.serial + moved.step
     on_gpu = micro_steps * (compute.forward + recomputed_and_backward) + optimizer + communicated
     launching = max(0.0, micro_steps * _launching(shape, engine, job) - on_gpu)
     smallest = SMALLEST_COMPILED_SECONDS * len(shape.counts.executed)
@@ -244,7 +240,6 @@ def seconds(
         recompute=micro_steps * compute.recompute,
         optimizer=optimizer,
         launching=launching,
-        communication=micro_steps * (moved.forward + moved.backward) + moved.last_backward + serial,
         exposed_communication=communicated,
         offload=by_pcie + host + _disk(shape, engine, box, micro_steps * _num_gathers(shape, engine, job)),
         evidence=intervals.evidence(shape, engine, box, job, is_small),
@@ -291,14 +286,13 @@ class _Speed:
     flash: float  # FLOP/s of the job's kernel of attention
     operands: float  # bytes/s of the operands of products
     stream: float  # bytes/s of all other kernels
-    constants: Constants
 
     @classmethod
     def of(cls, engine: Engine, job: StepConfig, box: Cluster, constants: Constants) -> _Speed:
         gpu = box.gpu
         peak = product_flops_per_second(gpu, engine.precision)
         attention = gpu.peak_flops_per_second["bf16"] if engine.precision == "fp8" else peak
-        own = generation_of(gpu).removeprefix(LIKE)
+        own = gpu.resembled
         nearest = nearest_generations(own)[0]
         # The share of the peak in products, relative to the card of the fitted constants.
         relative = cards.relative_share(gpu, nearest)
@@ -317,7 +311,6 @@ class _Speed:
             attention * flash,
             gpu.memory_bandwidth * operands,
             gpu.memory_bandwidth * STREAM_EFFICIENCY,
-            constants,
         )
 
 
@@ -384,18 +377,21 @@ def _adapters(shape: ModelShape, engine: Engine, job: StepConfig, speed: _Speed)
         return _Compute(0.0, 0.0, 0.0)
     size = 4 if adapter.in_fp32 and engine.kind in ("torch", "ddp") else engine.compute_bytes
     forward, gradients = 0.0, 0.0
+
+    def product(rows: float, inner: int, columns: int) -> float:
+        """Return the seconds of a matrix product of (rows, inner) with (inner, columns)."""
+        elements = rows * (inner + columns) + inner * columns
+        return 2 * rows * inner * columns / speed.products + engine.compute_bytes * elements / speed.operands
+
     for linear in adapters.targeted(shape, adapter):
         if linear.is_parameter:  # the adapter is added to the whole weight, which then has a gradient
-            product = Product(linear.num_experts, linear.num_fused * adapter.rank, linear.outer)
-            added = _product_seconds(product, linear.inner, engine.compute_bytes, speed)
+            added = linear.num_experts * product(linear.inner, linear.num_fused * adapter.rank, linear.outer)
             forward += linear.count * max(added, ADAPTER_KERNELS * KERNEL_SECONDS)
             tokens = job.tokens * (shape.experts_per_token if linear.num_experts > 1 else 1)
-            product = Product(1, linear.inner, linear.outer)
-            gradients += linear.count * _product_seconds(product, tokens, engine.compute_bytes, speed)
+            gradients += linear.count * product(tokens, linear.inner, linear.outer)
             continue
         rows = linear.rows.of(job.micro_batch_size, job.rank_length)
-        pair = [Product(1, linear.inner, adapter.rank), Product(1, adapter.rank, linear.outer)]
-        products = sum(_product_seconds(each, rows, engine.compute_bytes, speed) for each in pair)
+        products = product(rows, linear.inner, adapter.rank) + product(rows, adapter.rank, linear.outer)
         passes = ADAPTER_INPUT_PASSES[adapter.has_dropout] * linear.inner
         passes += ADAPTER_OUTPUT_PASSES[adapter.kind] * linear.outer
         if job.is_fused:
@@ -406,26 +402,6 @@ def _adapters(shape: ModelShape, engine: Engine, job: StepConfig, speed: _Speed)
     dequantized = adapters.quantized_elements(shape) * bytes_per_weight / speed.stream
     again = job.recomputed * (forward + dequantized)
     return _Compute(forward + dequantized, 2 * forward + gradients + dequantized, again)
-
-
-# The bytes of operands at a fitted efficiency may also stand for other kernels, some of which torch.compile fuses. But
-# compiled jobs have no efficiency of their own: refitted with 0.3 to 0.7 for them, the model describes the published
-# rows worse as a whole, and its 90th percentile of compiled ones is no better. Their interval is wider instead
-# (intervals.py).
-@dataclass(frozen=True)
-class Product:
-    """The matrix products of one kind in an adapter: `count` products of (rows, inner) with (inner, columns)."""
-
-    count: int
-    inner: int
-    columns: int
-
-
-def _product_seconds(kind: Product, tokens: float, size: int, speed: _Speed) -> float:
-    """Return the seconds of products with weights in one forward pass."""
-    moved = kind.count * tokens * (kind.inner + kind.columns) + kind.count * kind.inner * kind.columns
-    multiplied = 2 * kind.count * tokens * kind.inner * kind.columns
-    return multiplied / speed.products + size * moved / speed.operands
 
 
 # Passes of eager attention's products over the matrices of scores. Forward: the first product writes the scores, and
@@ -440,6 +416,10 @@ def has_unaligned_heads(shape: ModelShape, engine: Engine, job: StepConfig) -> b
     return is_misfit and computation.is_eager(shape, job)
 
 
+# The bytes of operands at a fitted efficiency may also stand for other kernels, some of which torch.compile fuses. But
+# compiled jobs have no efficiency of their own: refitted with 0.3 to 0.7 for them, the model describes the published
+# rows worse as a whole, and its 90th percentile of compiled ones is no better. Their interval is wider instead
+# (intervals.py).
 def _blocks(shape: ModelShape, engine: Engine, job: StepConfig, speed: _Speed) -> _Compute:
     """Return the seconds of all blocks.
 
@@ -449,7 +429,8 @@ def _blocks(shape: ModelShape, engine: Engine, job: StepConfig, speed: _Speed) -
     """
     size, batch, length = engine.compute_bytes, job.micro_batch_size, job.rank_length
     arithmetic, is_eager = computation.arithmetic(engine, shape.adapter), computation.is_eager(shape, job)
-    total = _Compute(0.0, 0.0, 0.0)
+    launched = KERNELS_PER_COMPILED_BLOCK * KERNEL_SECONDS if job.compiled else 0.0
+    forward = backward = recompute = 0.0
     for kind, part in enumerate(shape.counts.kinds):
         count = shape.counts.executed.count(kind)
         operands = part.product_elements.of(batch, length) + part.weights
@@ -463,38 +444,18 @@ def _blocks(shape: ModelShape, engine: Engine, job: StepConfig, speed: _Speed) -
         else:
             attention = part.causal * multiplied / (speed.attention if job.attention == "flash-1" else speed.flash)
             attention_backward = 2.5 * attention
-        moved, moved_backward = computation.moved_bytes(part, arithmetic, size, job)
-        seconds = _repeated(
-            count, job, products, attention, attention_backward, moved / speed.stream, moved_backward / speed.stream,
-            _backward_products(shape),
-        )  # fmt: skip
-        total = _Compute(
-            total.forward + seconds.forward, total.backward + seconds.backward, total.recompute + seconds.recompute
-        )
-    return total
-
-
-def _repeated(
-    count: int,
-    job: StepConfig,
-    products: float,
-    attention: float,
-    attention_backward: float,
-    others: float,
-    others_backward: float,
-    backward_products: int = 2,
-) -> _Compute:
-    """Return the seconds of equal blocks from the seconds of the products, the attention and the other kernels of one.
-
-    A process launches kernels while the GPU computes, so the slower of the two counts.
-    """
-    launched = KERNELS_PER_COMPILED_BLOCK * KERNEL_SECONDS if job.compiled else 0.0
-    block = max(products + attention + others, launched)
-    again = job.recomputed * block
-    if job.activation_checkpointing == "selective-op":  # half of the products, no attention, all other kernels
-        again = job.recomputed * products + others
-    backward = max(backward_products * products + attention_backward + others_backward, 2 * launched)
-    return _Compute(forward=count * block, backward=count * backward, recompute=count * again)
+        of_kernels = computation.moved_bytes(part, arithmetic, size, job)
+        moved, moved_backward = (num_bytes / speed.stream for num_bytes in of_kernels)
+        # A process launches kernels while the GPU computes, so the slower of the two counts.
+        block = max(products + attention + moved, launched)
+        again = job.recomputed * block
+        if job.activation_checkpointing == "selective-op":  # half of the products, no attention, all other kernels
+            again = job.recomputed * products + moved
+        block_backward = _backward_products(shape) * products + attention_backward + moved_backward
+        forward += count * block
+        backward += count * max(block_backward, 2 * launched)
+        recompute += count * again
+    return _Compute(forward, backward, recompute)
 
 
 # Bytes per logit that are moved in forward and backward, without the product. `size` is the bytes per logit. fused and
@@ -513,11 +474,11 @@ def _logit_bytes_moved(loss: LossKernel, size: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class _Moved:
-    """The seconds of communication, by the computation with which it overlaps.
+class _Transfers:
+    """The seconds of communication, or of transfers over PCIe, by the computation with which they overlap.
 
-    It overlaps with the forward or backward pass of a micro step, or with the last backward pass. `serial` is
-    communication in a micro step that overlaps with nothing, and `step` is communication after the last micro step.
+    They overlap with the forward or backward pass of a micro step, or with the last backward pass. Those of `serial`,
+    in a micro step, and of `step`, after the last one, overlap with nothing.
     """
 
     forward: float = 0.0
@@ -525,6 +486,10 @@ class _Moved:
     last_backward: float = 0.0
     serial: float = 0.0
     step: float = 0.0
+
+    def overlapped(self, micro_steps: int) -> float:
+        """Return the seconds in an optimizer step of the transfers that can overlap with computation."""
+        return micro_steps * (self.forward + self.backward) + self.last_backward
 
 
 # Collectives in subgroups. If a subgroup does not fit into a node, its collectives take as long as those of all ranks.
@@ -544,15 +509,15 @@ def _num_gathers(shape: ModelShape, engine: Engine, job: StepConfig) -> float:
     return gathered_elements(engine, adapters.base_of(shape), job) / shape.num_params
 
 
-def _communication(shape: ModelShape, engine: Engine, job: StepConfig, box: Cluster, speed: _Speed) -> _Moved:
+def _communication(shape: ModelShape, engine: Engine, job: StepConfig, box: Cluster, hop_seconds: float) -> _Transfers:
     """Return the seconds of the collectives of theory/communication/, by the computation with which they overlap."""
     world_size = engine.world_size
     if world_size == 1:
-        return _Moved()
+        return _Transfers()
     nodes = box.num_nodes
     link, latency = box.gpu.link_bandwidth, COLLECTIVE_SECONDS
     if nodes > 1:  # a ring leaves and enters each node once and uses all its network adapters
-        link, latency = min(link, _network(box)), latency + nodes * speed.constants.hop_seconds
+        link, latency = min(link, _network(box)), latency + nodes * hop_seconds
     subgroup = engine.secondary_partition_size if engine.secondary_partition_size > 1 else engine.num_shards
 
     def link_rate(kind: str) -> tuple[float, float]:
@@ -579,12 +544,12 @@ def _communication(shape: ModelShape, engine: Engine, job: StepConfig, box: Clus
     per_step, per_micro_step = communication.parts(engine, shape, job.activation_checkpointing, job.dropout)
     (gathered_once, reduced_once), (gathered, reduced) = spent(per_step), spent(per_micro_step)
     if engine.kind == "ddp":
-        return _Moved(last_backward=gathered_once + reduced_once)
+        return _Transfers(last_backward=gathered_once + reduced_once)
     moved = _of_parameters(shape, engine, job, (gathered_once, reduced_once), (gathered, reduced))
     if job.sequence_ranks == 1:
         return moved
     of_forward, *others = (
-        _exchanged_seconds(each, job, engine, box, speed) for each in sequence.exchanges(engine, shape, job)
+        _exchanged_seconds(each, job, engine, box, hop_seconds) for each in sequence.exchanges(engine, shape, job)
     )
     if engine.kind == "fsdp":  # the ring computes with the keys of one rank while those of the others arrive
         return dataclasses.replace(moved, forward=moved.forward + of_forward, backward=moved.backward + sum(others))
@@ -598,7 +563,7 @@ def _network(box: Cluster) -> float:
 
 def _of_parameters(
     shape: ModelShape, engine: Engine, job: StepConfig, once: tuple[float, float], each: tuple[float, float]
-) -> _Moved:
+) -> _Transfers:
     """Return when parameters are gathered and gradients are reduced, from the seconds per step and per micro step.
 
     Both pairs have the seconds of the gathers and those of the reductions.
@@ -606,19 +571,19 @@ def _of_parameters(
     (gathered_once, reduced_once), (gathered, reduced) = once, each
     forward = gathered / max(1.0, _num_gathers(shape, engine, job))
     if engine.kind == "fsdp" and not engine.syncs_each_micro_step:
-        return _Moved(forward=forward, backward=gathered - forward, last_backward=reduced_once)
+        return _Transfers(forward=forward, backward=gathered - forward, last_backward=reduced_once)
     if engine.kind == "fsdp":
-        return _Moved(forward=forward, backward=gathered - forward + reduced, step=reduced_once)
+        return _Transfers(forward=forward, backward=gathered - forward + reduced, step=reduced_once)
     if engine.zero_stage == 1 and engine.overlap_comm:
-        return _Moved(last_backward=reduced_once, step=gathered_once)
-    moved = _Moved(forward=forward, backward=gathered - forward, step=gathered_once + reduced_once)
+        return _Transfers(last_backward=reduced_once, step=gathered_once)
+    moved = _Transfers(forward=forward, backward=gathered - forward, step=gathered_once + reduced_once)
     if engine.overlap_comm:
         return dataclasses.replace(moved, backward=moved.backward + reduced)
     return dataclasses.replace(moved, serial=reduced)
 
 
 def _exchanged_seconds(
-    collectives: Iterable[Collective], job: StepConfig, engine: Engine, box: Cluster, speed: _Speed
+    collectives: Iterable[Collective], job: StepConfig, engine: Engine, box: Cluster, hop_seconds: float
 ) -> float:
     """Return the seconds of collectives among the ranks that share a sequence.
 
@@ -629,7 +594,7 @@ def _exchanged_seconds(
     ranks, link, latency = job.sequence_ranks, box.gpu.link_bandwidth, COLLECTIVE_SECONDS
     outside = max(0.0, 1 - box.gpus_per_node / ranks)  # the share of the ranks that is on other nodes
     if outside:
-        latency += ranks / box.gpus_per_node * speed.constants.hop_seconds
+        latency += ranks / box.gpus_per_node * hop_seconds
     seconds = 0.0
     for kind, num_bytes in collectives:
         passes_on = engine.kind == "fsdp" and kind.endswith("all_to_all")
@@ -647,23 +612,14 @@ def _exchanged_seconds(
 # ---------------------------------------------------------------- offloading
 
 
-@dataclass(frozen=True)
-class _Pcie:
-    """The seconds of a GPU's transfers over PCIe, by the computation with which they overlap."""
-
-    forward: float = 0.0
-    backward: float = 0.0
-    last_backward: float = 0.0
-
-
-def _pcie(shape: ModelShape, engine: Engine, job: StepConfig, box: Cluster) -> _Pcie:
+def _pcie(shape: ModelShape, engine: Engine, job: StepConfig, box: Cluster) -> _Transfers:
     """Return the seconds of the transfers over PCIe that offload needs.
 
     Source for DeepSpeed 0.19.8: runtime/zero/stage_1_and_2.py and stage3.py.
     """
     # Bytes per trained parameter, divided by this rate, are the seconds in which a rank's share is sent.
     rate = PCIE_EFFICIENCY * box.gpu.pcie_bandwidth * engine.num_shards / adapters.num_trainable(shape)
-    once = parameter_bytes(engine.precision) / rate
+    once = engine.parameter_bytes / rate
     # Checkpoints are copied to the host in the forward pass, and back in the backward pass.
     forward = backward = computation.offloaded_bytes(shape, engine, job) / (PCIE_EFFICIENCY * box.gpu.pcie_bandwidth)
     if engine.offload_param != "none":  # a shard is sent to the GPU before each gather
@@ -672,11 +628,11 @@ def _pcie(shape: ModelShape, engine: Engine, job: StepConfig, box: Cluster) -> _
         forward += sent
         backward += max(0.0, _num_gathers(shape, engine, job) - 1) * sent
     if engine.offload_optimizer == "none":
-        return _Pcie(forward, backward)
+        return _Transfers(forward, backward)
     if engine.kind == "fsdp":  # after each reduction, gradients are sent to the host and added there
         if not engine.syncs_each_micro_step:
-            return _Pcie(forward, backward, once)
-        return _Pcie(forward, backward + once)
+            return _Transfers(forward, backward, once)
+        return _Transfers(forward, backward + once)
     last_backward = 4 / rate  # gradients are sent to the host in fp32, which the host's optimizer reads
     if engine.zero_stage == 2:
         # Gradients are added up through host memory. Each micro step sends them to the host, and all but the first
@@ -687,7 +643,7 @@ def _pcie(shape: ModelShape, engine: Engine, job: StepConfig, box: Cluster) -> _
     elif engine.zero_stage == 3:
         # The same, in the type of accumulation. Here, the first micro step fetches them too (partition_grads).
         backward = backward + 2 * engine.accumulation_bytes / rate
-    return _Pcie(forward, backward, last_backward)
+    return _Transfers(forward, backward, last_backward)
 
 
 def _host_step(num_owned: float, engine: Engine, box: Cluster, thread_bandwidth: float) -> float:
@@ -699,11 +655,11 @@ def _host_step(num_owned: float, engine: Engine, box: Cluster, thread_bandwidth:
         raise ValueError(
             f"no typical machine with {box.gpu.name} is known. Add --host-memory, --host-cores and --host-bandwidth"
         )
-    ranks = min(engine.world_size, box.gpus_per_node)
+    ranks = box.gpus_of_node
     by_memory = ranks * num_owned * HOST_STEP_BYTES / (HOST_MEMORY_EFFICIENCY * box.host_memory_bandwidth)
     threads = max(1, box.host_cores // ranks)
     by_threads = num_owned * HOST_STEP_BYTES / (threads * thread_bandwidth)
-    size = parameter_bytes(engine.precision) if engine.offload_param == "none" else 0
+    size = engine.parameter_bytes if engine.offload_param == "none" else 0
     up = num_owned * size / (PCIE_EFFICIENCY * box.gpu.pcie_bandwidth)
     return max(by_memory, by_threads) + up
 
@@ -721,14 +677,14 @@ def _disk(shape: ModelShape, engine: Engine, box: Cluster, num_gathers: float) -
             f"no machine with {box.gpu.name} and a local disk is known. If you have a disk, add --disk and "
             "--disk-bandwidth"
         )
-    of_node = min(engine.world_size, box.gpus_per_node) / engine.num_shards
+    of_node = box.gpus_of_node / engine.num_shards
     share = adapters.num_trainable(shape) * of_node
     read: float = 0.0
     written = 0.0
     if engine.offload_optimizer == "nvme":  # reads and writes gradient, master and moments in fp32
         read, written = 16 * share, 16 * share
     if engine.offload_param == "nvme":
-        size = parameter_bytes(engine.precision)
+        size = engine.parameter_bytes
         of_frozen = size * frozen.num_params(shape) * of_node
         of_frozen += 0.0 if shape.adapter is None else adapters.frozen_bytes(shape, engine) * of_node
         read, written = read + num_gathers * (size * share + of_frozen), written + size * share

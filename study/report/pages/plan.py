@@ -15,7 +15,6 @@ from zero_study.terminal import GIB
 from zero_study.theory import measured_by_others
 from zero_study.theory.prediction import Prediction
 
-FOUNDRY = "https://github.com/mosaicml/llm-foundry"  # its rows have no name in the file of cases
 HEADS = {
     "count": "number of times",
     "median": "median error",
@@ -90,7 +89,7 @@ def errors(by: str) -> pd.DataFrame:
 
     Raises Refusal if this is not a clone.
     """
-    table = pd.DataFrame(published_rows.load().content["errors"])
+    table = pd.DataFrame(published_rows.load()["errors"])
     table = table.query(f"predictor == 'planner' and left_out == 'family' and count >= {FEWEST} and by == '{by}'")
     table = table[~table["group"].str.contains("as collected|, all")].sort_values("median")
     title = {"engine": "strategy"}.get(by, by)
@@ -102,10 +101,10 @@ def errors_by_repository() -> pd.DataFrame:
 
     Raises Refusal if this is not a clone.
     """
-    urls = {case.name: case.url.replace("microsoft", "deepspeedai") for case in measured_by_others.cases()}
-    unseen = pd.DataFrame(published_rows.load().content["unseen"]).query("outside == ''")
-    repositories = ["/".join(urls.get(name, FOUNDRY).split("/")[3:5]) for name in unseen["name"]]
-    unseen = unseen.assign(repository=repositories, size=unseen["error"].abs())
+    cases = (*measured_by_others.cases(), *measured_by_others.cases_of("mpt_throughput"))
+    sources = {case.name: case.measured_by for case in cases}
+    unseen = pd.DataFrame(published_rows.load()["unseen"]).query("outside == ''")
+    unseen = unseen.assign(repository=unseen["name"].map(sources), size=unseen["error"].abs())
     groups = unseen.groupby(["repository", "grade"], as_index=False)
     shares: dict[str, Any] = {HEADS["median"]: "median", HEADS["percentile_90"]: lambda sizes: sizes.quantile(0.9)}
     rows = groups.agg(**{title: ("size", how) for title, how in shares.items()}, times=("size", "count"))

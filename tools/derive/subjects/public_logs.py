@@ -126,7 +126,7 @@ def added_effects() -> str:
 def _is_long_gptxl(row: public_errors.Compared) -> bool:
     if "-GPTXL-" not in row.id or not public_errors.group_of(row).endswith("one machine"):
         return False
-    case = next(case for case in public_errors.cases(public_errors.PREDICTIONS.stem) if case.name == row.id)
+    case = next(case for case in measured_by_others.cases_of("public_logs") if case.name == row.id)
     return not step_time.seconds(case.shape, case.engine, case.job, case.box).launching
 
 

@@ -45,7 +45,7 @@ def adapters_table() -> str:
 
 def predicted_to_fit(trained: bool) -> list[bool]:
     """Return what is predicted for the published configurations with adapters that trained, or that did not."""
-    cases = [case for case in measured_by_others.adapter_cases() if case.quantity == "fits"]
+    cases = [case for case in measured_by_others.cases_of("adapters") if case.quantity == "fits"]
     return [bool(prediction.predicted_memory(case)) for case in cases if bool(case.published) == trained]
 
 

@@ -82,8 +82,8 @@ def estimators() -> str:
 
 def planner_fits() -> str:
     """Compare which published configurations are predicted to fit with what trained, and list the wrong predictions."""
-    foundry = [bool(prediction.fits(peaks_of.peak(row.shape, row.engine, row.job), row.box))
-               for row in measured_by_others.throughput_rows()]  # fmt: skip
+    foundry = [bool(prediction.fits(peaks_of.peak(case.shape, case.engine, case.job), case.box))
+               for case in measured_by_others.cases_of("mpt_throughput")]  # fmt: skip
     verdicts = published_rows.fits_verdicts()
     rows = [["LLM Foundry, trained", str(len(foundry)), str(sum(foundry)), str(foundry.count(False))]]
     wrong: list[str] = []

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+import cross_validation
 from wording import OF_SOURCES, errors_in_short, median_of_sources, tabulate, whole_percent
 
 from study.accuracy import published_rows
-from zero_study.theory import intervals, measured_by_others
-from zero_study.theory.measured_by_others import MeasuredCase, MeasuredRow
+from zero_study.theory import intervals
 
 
 class Unseen(NamedTuple):
@@ -26,22 +26,12 @@ class Unseen(NamedTuple):
 
 def unseen_times() -> list[Unseen]:
     """List the published step times with the errors of predictions that were made without their source."""
-    cases = {(case.name, case.family): case for case in measured_by_others.cases("times")}
-    rows_of_foundry = {row.title: row for row in measured_by_others.throughput_rows()}
+    times = {(timed.name, timed.family): timed for timed in cross_validation.published()}
     found = []
-    for row in published_rows.load().content["unseen"]:
-        if row["grade"] == "C":
-            continue
-        case: MeasuredCase | MeasuredRow
-        if row["family"] == published_rows.FOUNDRY:
-            case, source = rows_of_foundry[row["name"]], published_rows.FOUNDRY
-        else:
-            case = cases[row["name"], row["family"]]
-            source = case.measured_by
-        strategy = intervals.name_of(case.shape, case.engine)
-        if strategy in ("FSDP", "ZeRO-3"):
-            strategy += ", one node" if case.box.num_nodes == 1 else ", several nodes"
-        found.append(Unseen(strategy, source, row["grade"], not row["outside"], row["error"]))
+    for row in published_rows.load()["unseen"]:
+        timed = times[row["name"], row["family"]]
+        if timed.grade != "C":
+            found.append(Unseen(timed.strategy, timed.measured_by, timed.grade, not timed.outside, row["error"]))
     return found
 
 
@@ -108,7 +98,7 @@ NAMES: dict[intervals.TimingClass, str] = {
 def left_out() -> str:
     """List why the model of times does not describe some published times, and how far they are from a prediction."""
     reasons: dict[str, list[tuple[str, float]]] = {}
-    for row in published_rows.load().content["unseen"]:
+    for row in published_rows.load()["unseen"]:
         if row["outside"]:
             reasons.setdefault(row["outside"], []).append((row["family"], row["error"]))
     rows = []

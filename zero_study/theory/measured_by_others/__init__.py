@@ -5,7 +5,6 @@ README.md in this folder describes them.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import math
 from collections import Counter
@@ -25,93 +24,6 @@ from zero_study.theory.shapes import ModelShape
 from zero_study.theory.stacks import STACKS
 
 FOLDER = Path(__file__).parent
-THROUGHPUT = FOLDER / "mpt_throughput.csv"
-REST = FOLDER / "mpt_throughput_rest.csv"  # the settings of the other rows of these tables
-
-# The GPUs by their names in the tables, with the network bandwidth between nodes in bytes/s from the tables' headings.
-_GPUS = {
-    "a100_40gb": ("a100-40gb", 8 * 200e9 / 8),
-    "a100_80gb": ("a100-80gb", 8 * 200e9 / 8),
-    "h100_80gb": ("h100-sxm", 8 * 400e9 / 8),
-}
-
-
-@dataclass(frozen=True)
-class MeasuredRow:
-    """One row of the published tables of MPT trainings."""
-
-    model: str  # 125m ... 70b
-    fp8: bool  # some linear layers are in fp8, which zero_study/theory does not model
-    shape: ModelShape
-    engine: Engine
-    job: StepConfig
-    box: Cluster
-    tokens_per_second_per_gpu: float
-    mfu: float
-
-    @property
-    def seconds(self) -> float:
-        """Seconds per optimizer step."""
-        return float(self.job.tokens * self.job.gradient_accumulation_steps / self.tokens_per_second_per_gpu)
-
-    @property
-    def title(self) -> str:
-        checkpointing = " checkpointing" if self.job.activation_checkpointing else ""
-        batch = f"{self.job.micro_batch_size} x {self.job.gradient_accumulation_steps}"
-        return (
-            f"{self.box.num_gpus} x {self.box.gpu.name} {self.model} {self.job.sequence_length} tokens {batch}"
-            f"{checkpointing}{' fp8' if self.fp8 else ''}"
-        )
-
-
-def throughput_rows() -> list[MeasuredRow]:
-    """Return the rows of the published tables of MPT trainings to which constants are fitted."""
-    with open(THROUGHPUT, encoding="utf-8", newline="") as file:
-        return [_row(line) for line in csv.DictReader(file)]
-
-
-def rest_of_throughput() -> list[MeasuredCase]:
-    """Return the settings of the other rows of these tables, without what was measured."""
-    with open(REST, encoding="utf-8", newline="") as file:
-        return [_unmeasured(line) for line in csv.DictReader(file)]
-
-
-def _unmeasured(line: dict[str, str]) -> MeasuredCase:
-    row = _row(line | {"tokens_per_second_per_gpu": "nan", "mfu_percent": "nan"})
-    sizes = "{num_gpus}x {model} {sequence_length} {micro_batch_size}x{gradient_accumulation_steps} {precision}"
-    name = f"{line['gpu']} {sizes.format(**line)}"
-    family, path = f"LLM Foundry, {row.box.gpu.name}", "scripts/train/benchmarking/README.md"
-    return MeasuredCase(
-        name, family, "A", "A", "fp8" if row.fp8 else "", "tokens_per_second_per_gpu", math.nan, "MosaicML",
-        "https://github.com/mosaicml/llm-foundry", "", row.shape, row.engine, row.job, row.box, log=f"{path}, {name}",
-    )  # fmt: skip
-
-
-def _row(line: dict[str, str]) -> MeasuredRow:
-    gpu, node_bandwidth = _GPUS[line["gpu"]]
-    sequence_length, num_gpus = int(line["sequence_length"]), int(line["num_gpus"])
-    # The models of the tables have as many positions as their sequences have tokens.
-    shape = shapes.replace_parts(shapes.find(f"mpt-{line['model']}"), positions=sequence_length)
-    resharded = {"FULL_SHARD": True, "SHARD_GRAD_OP": False}[line["sharding_strategy"]]
-    checkpointing = {"True": True, "False": False}[line["activation_checkpointing"]]
-    micro_batch_size = int(line["micro_batch_size"])
-    micro_steps = int(line["gradient_accumulation_steps"])
-    return MeasuredRow(
-        model=line["model"],
-        fp8=line["precision"] == "amp_fp8",
-        shape=shape,
-        # LLM Foundry's mixed precision "PURE": parameters, gradients and communication in bf16, masters in fp32.
-        engine=Engine(
-            "fsdp", 3, num_gpus, "bf16-autocast", 4, reshard_after_forward=resharded, optimizer_kernel="foreach"
-        ),
-        job=StepConfig(
-            micro_batch_size, sequence_length, micro_steps, checkpointing, attention="flash-1", kernels="fused"
-        ),
-        box=Cluster(hardware.find_gpu(gpu), num_gpus, node_bandwidth=node_bandwidth),
-        tokens_per_second_per_gpu=float(line["tokens_per_second_per_gpu"]),
-        mfu=float(line["mfu_percent"]) / 100,
-    )
-
 
 Grade = Literal["A", "B", "C"]
 Quantity = Literal[
@@ -135,7 +47,6 @@ class MeasuredCase:
     outside: str  # why the model of times does not cover it; empty if it does
     quantity: Quantity
     published: float  # a bool if the quantity is "fits"
-    source: str
     url: str
     conditions: str  # the published conditions and the assumptions
     shape: ModelShape
@@ -175,36 +86,30 @@ class MeasuredCase:
 
 def cases(kind: Literal["times", "memory"] = "times") -> list[MeasuredCase]:
     """Return the published measurements of published.yaml: those of times, or those of memory."""
-    return [case for case in _cases() if (case.quantity in TIMES) == (kind == "times")]
-
-
-def adapter_cases() -> list[MeasuredCase]:
-    """Return the cases of adapters.yaml: published memory and times of trainings with adapters."""
-    return list(_cases("adapters.yaml"))
-
-
-def public_logs(file: str = "public_logs.yaml") -> list[MeasuredCase]:
-    """Return the settings of trainings with public logs, without what was measured in these trainings."""
-    return list(_cases(file))
+    return [case for case in cases_of("published") if (case.quantity in TIMES) == (kind == "times")]
 
 
 @cache
-def _cases(file: str = "published.yaml") -> tuple[MeasuredCase, ...]:
-    content = yaml.safe_load((FOLDER / file).read_text())
+def cases_of(name: str) -> tuple[MeasuredCase, ...]:
+    """Return the cases of a YAML file of this folder, by its name without the suffix.
+
+    Cases of trainings that are predicted before their logs are read have no measured value.
+    """
+    content = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
     cases, names = [], Counter[str]()
     for family in content["families"]:
         for entry in _entries(family):
             shape, engine, job, box = _setting(entry, content)
-            name = _filled(entry, "id") or entry.get("name") or _name(entry, job, box)
-            names[name] += 1
-            name += f" ({names[name]})" if names[name] > 1 else ""
+            title = _filled(entry, "id") or entry.get("name") or _name(entry, job, box)
+            names[title] += 1
+            title += f" ({names[title]})" if names[title] > 1 else ""
             collected, outside = entry["grade"], entry.get("outside", "")
             grade: Grade = "B" if collected == "A" and "assumed" in entry else collected
-            facts = (family["source"], family["url"], family["conditions"].strip(), shape, engine, job, box)
+            facts = (family["url"], family["conditions"].strip(), shape, engine, job, box)
             use, log = entry.get("allocator", "equal lengths"), _filled(entry, "log")
             values = entry["published"] if "published" in entry else dict.fromkeys(entry["compare"], math.nan)
             cases += [
-                MeasuredCase(name, family["family"], grade, collected, outside, quantity, value, *facts, use, log)
+                MeasuredCase(title, family["family"], grade, collected, outside, quantity, value, *facts, use, log)
                 for quantity, value in values.items()
             ]
     return tuple(cases)
