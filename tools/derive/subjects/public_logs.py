@@ -149,7 +149,7 @@ def trust() -> str:
     return (
         f"We committed predictions of {len({(row.family, row.id) for row in rows})} published trainings before we read "
         f"their logs. For {len(fits)}, we predicted whether they fit, and {num_right} were right ({num_failed} did not "
-        "fit). Today's errors, without times that were fitted (several machines: tables that were half fitted):\n\n"
+        "fit). Today's errors, without fitted times (several machines: tables that were half fitted):\n\n"
         f"{scores(is_short=True)}"
     )
 
