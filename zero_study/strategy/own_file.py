@@ -45,7 +45,7 @@ class OwnFile:
     """The strategy in a file of a user, and what else the file decides about a training."""
 
     strategy: Strategy
-    asked: Mapping[str, Any]  # fields of a planner's request; options of the command take precedence
+    options: Mapping[str, Any]  # fields of a planner's request; options of the command take precedence
     num_steps: int | None  # accumulation steps
     is_open: bool  # whether the program decides the precision, because the JSON has "auto"
     notes: tuple[str, ...]  # what is assumed or left out
@@ -59,7 +59,7 @@ def filled_in(content: Mapping[str, Any], stack: str) -> dict[str, Any]:
     given = {name: value for name, value in content.items() if value is not None}
     if (own := read(given.get("strategy"), stack)) is None:
         return dict(content)
-    filled = {**own.asked, **given}
+    filled = {**own.options, **given}
     if "precision" not in filled and not own.is_open and stack in ("accelerate", "deepspeed"):
         filled["precision"] = "fp32"
     if own.num_steps and filled.keys() & _BATCH_FIELDS:
@@ -99,12 +99,12 @@ def _read(path: Path, _changed: int, _folder: Path) -> OwnFile:
     _check_type(path, content)
     keys = ", ".join(finding.key for finding in matter if finding.effect != "crashes")
     notes = [f"not all of {path} works as written; `zero-study doctor {path}` explains {keys}"] if keys else []
-    asked = _of_mesh(path, content)
+    options = _of_mesh(path, content)
     if json is not None:
-        json = _of_json(path, json, asked, notes)
+        json = _of_json(path, json, options, notes)
     if content["distributed_type"] == "FSDP":
-        content["fsdp_config"] = _of_fsdp(path, content, asked, notes)
-    return _own_file(path, content, json, asked, notes)
+        content["fsdp_config"] = _of_fsdp(path, content, options, notes)
+    return _own_file(path, content, json, options, notes)
 
 
 def _check_type(path: Path, content: dict[str, Any]) -> None:
@@ -141,13 +141,13 @@ def _of_mesh(path: Path, content: dict[str, Any]) -> dict[str, Any]:
             "the size to 1 to see whether the training fits without it."
         )
     shared = {"context_parallel": sizes["cp"], "sequence_parallel": sizes["sp"]}
-    asked = {name: size for name, size in shared.items() if size > 1}
+    options = {name: size for name, size in shared.items() if size > 1}
     if content["distributed_type"] == "FSDP" and sizes["dp_replicate"] > 1:
-        asked["shard_group_size"] = sizes["dp_shard"] * sizes["cp"]
+        options["shard_group_size"] = sizes["dp_shard"] * sizes["cp"]
     content |= {name: _number(path, content, name) for name in ("num_machines", "num_processes")}
     if content["num_machines"] > 1 and content["num_processes"] > 1:
-        asked["gpus_per_node"] = max(content["num_processes"] // content["num_machines"], 1)
-    return asked
+        options["gpus_per_node"] = max(content["num_processes"] // content["num_machines"], 1)
+    return options
 
 
 def _number(path: Path, section: Mapping[str, Any], key: str) -> int:
@@ -158,8 +158,8 @@ def _number(path: Path, section: Mapping[str, Any], key: str) -> int:
         raise Refusal(f"--strategy {path}: {key} is {section[key]!r}. Write a whole number.") from None
 
 
-def _of_json(path: Path, json: dict[str, Any], asked: dict[str, Any], notes: list[str]) -> dict[str, Any]:
-    """Return a DeepSpeed JSON without what the program decides. Adds what it decides itself to `asked`.
+def _of_json(path: Path, json: dict[str, Any], options: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+    """Return a DeepSpeed JSON without what the program decides. Adds what it decides itself to `options`.
 
     Raises Refusal for settings that are not predicted.
     """
@@ -173,16 +173,16 @@ def _of_json(path: Path, json: dict[str, Any], asked: dict[str, Any], notes: lis
         notes.append(f"the program sets its own {' and '.join(dropped)}, in place of the JSON's")
     kind = str(read.get("optimizer.type", "adamw")).lower()
     if kind not in ("adam", "adamw"):
-        asked["optimizer"] = kind
+        options["optimizer"] = kind
     fields = (*_BATCH_FIELDS, "gradient_accumulation_steps")
-    asked |= {field: json[key] for field, key in zip(fields, _BATCH, strict=True) if isinstance(json.get(key), int)}
+    options |= {field: json[key] for field, key in zip(fields, _BATCH, strict=True) if isinstance(json.get(key), int)}
     if accumulated := read.get("data_types.grad_accum_dtype", None):
-        asked["grad_accum_dtype"] = "fp32" if accumulated == "fp32" else "model"
+        options["grad_accum_dtype"] = "fp32" if accumulated == "fp32" else "model"
     if read.get("torch_autocast.enabled", False) is True:
-        asked["precision"] = "fp16-autocast" if read.get("torch_autocast.dtype") == "float16" else "bf16-autocast"
+        options["precision"] = "fp16-autocast" if read.get("torch_autocast.dtype") == "float16" else "bf16-autocast"
     elif read.precision:
         is_pure = read.get("bf16.bf16_master_weights_and_grads", False) is True
-        asked["precision"] = "pure-bf16" if is_pure and read.precision == "bf16" else read.precision
+        options["precision"] = "pure-bf16" if is_pure and read.precision == "bf16" else read.precision
     zero = {
         key: int(value) if isinstance(value, str) and value.isdigit() else value
         for key, value in (json.get("zero_optimization") or {}).items()
@@ -193,7 +193,7 @@ def _of_json(path: Path, json: dict[str, Any], asked: dict[str, Any], notes: lis
     return {**rest, **automatic, "zero_optimization": {**zero, "stage": read.stage}}
 
 
-def _of_fsdp(path: Path, content: dict[str, Any], asked: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+def _of_fsdp(path: Path, content: dict[str, Any], options: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     """Return the section of FSDP with accelerate's defaults.
 
     Activation checkpointing becomes a setting of the program. Raises Refusal for units that are not predicted.
@@ -210,7 +210,7 @@ def _of_fsdp(path: Path, content: dict[str, Any], asked: dict[str, Any], notes: 
     section |= {"fsdp_version": version, "fsdp_offload_params": _is_true(section.get("fsdp_offload_params"))}
     if _is_true(section.get("fsdp_activation_checkpointing")):
         section["fsdp_activation_checkpointing"] = False
-        asked["activation_checkpointing"] = "full"
+        options["activation_checkpointing"] = "full"
     reshards = section.pop("fsdp_reshard_after_forward", True)
     if version == 2:
         return section | {"fsdp_reshard_after_forward": _is_true(reshards)}
@@ -227,23 +227,23 @@ def _is_true(value: Any) -> bool:
 
 
 def _own_file(
-    path: Path, content: dict[str, Any], json: dict[str, Any] | None, asked: dict[str, Any], notes: list[str]
+    path: Path, content: dict[str, Any], json: dict[str, Any] | None, options: dict[str, Any], notes: list[str]
 ) -> OwnFile:
     """Return what a file decides, from its content and the content of its DeepSpeed JSON."""
     kind = content["distributed_type"]
     deepspeed, fsdp = content.get("deepspeed_config", {}), content.get("fsdp_config", {})
     compiles = (content.get("dynamo_config") or {}).get("dynamo_backend") or content.pop("dynamo_backend", None) or "NO"
     if kind != "DEEPSPEED" and str(compiles).upper() != "NO":
-        asked["compile"] = True
+        options["compile"] = True
     if json is None:
         stage = AccelerateFile(content).stage
         devices = [deepspeed.get(f"offload_{target}_device") for target in ("optimizer", "param")]
         num_steps, is_open = deepspeed.pop("gradient_accumulation_steps", None), False
         if (precision := content.get("mixed_precision")) not in (None, "no"):
-            asked["precision"] = precision
+            options["precision"] = precision
     else:
         zero = json["zero_optimization"]
-        stage, num_steps = zero["stage"], asked.pop("gradient_accumulation_steps", None)
+        stage, num_steps = zero["stage"], options.pop("gradient_accumulation_steps", None)
         devices = [zero.get(f"offload_{target}", {}).get("device") for target in ("optimizer", "param")]
         is_open = "auto" in (DeepSpeedFile(json).get(f"{name}.enabled", None) for name in ("bf16", "fp16"))
     if fsdp.get("fsdp_offload_params"):
@@ -251,14 +251,14 @@ def _own_file(
     if unknown := [device for device in devices if device not in (None, *get_args(OffloadDevice))]:
         raise Refusal(f"--strategy {path}: there is no device {unknown[0]!r} for offload. Write none, cpu or nvme.")
     of_optimizer, of_param = (cast(OffloadDevice, device or "none") for device in devices)
-    if num_steps and not asked.keys() & _BATCH_FIELDS:
+    if num_steps and not options.keys() & _BATCH_FIELDS:
         notes.append(f"gradient_accumulation_steps of {path} counts only if a batch size is requested, too")
-    if "precision" not in asked and not is_open:
+    if "precision" not in options and not is_open:
         notes.append(
             f"{path} states no 16-bit precision, so accelerate trains in fp32 unless the program requests 16 bits"
         )
-    beside = path.with_suffix(".json")
-    ddp = load(beside, "JSON") if kind == "MULTI_GPU" and path != beside and beside.is_file() else None
+    ddp_path = path.with_suffix(".json")
+    ddp = load(ddp_path, "JSON") if kind == "MULTI_GPU" and path != ddp_path and ddp_path.is_file() else None
     ddp = ddp if isinstance(ddp, dict) and ddp.keys() <= kinds.OF_DDP.keys() else None
     strategy = Strategy(
         name=shipped.name_of(
@@ -279,4 +279,4 @@ def _own_file(
         content=content,
         mixed_precision=None,
     )
-    return OwnFile(strategy, asked, num_steps, is_open, tuple(notes))
+    return OwnFile(strategy, options, num_steps, is_open, tuple(notes))
