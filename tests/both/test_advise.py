@@ -260,7 +260,7 @@ def test_the_simplest_of_the_equally_fast_is_recommended(monkeypatch):
 
 
 def test_a_simpler_strategy_that_is_hardly_slower_is_recommended():
-    advice = planner.advise("bert-large-uncased", Request("a100-80gb", 8))
+    advice = planner.advise("bert-large-uncased", Request("a100-80gb", 8, micro_batch_size=32))
     fastest = max((option for option in advice.options if option.prediction.fits), key=choose._speed)
     assert fastest is not advice.recommended
     least = 1 - choose.EQUALLY_FAST_IF_MUCH_FREE

@@ -226,9 +226,9 @@ def test_nothing_is_refused_that_a_program_can_do(stack):
 
 @pytest.mark.parametrize(
     ("model", "gpu", "num_gpus", "settings", "flags", "printed", "needed"), [
-        ("llama-3.1-8b", "l40s", 4, {"optimizer": "adamw-8bit"}, "--optim adamw_torch_8bit", 28.1, 40.0),
+        ("llama-3.1-8b", "l40s", 4, {"optimizer": "adamw-8bit"}, "--optim adamw_torch_8bit", 28.3, 40.4),
         ("llama-3.1-8b", "a100-80gb", 8, {"loss_kernel": "chunked", "sequence_length": 8192},
-         "--use_liger_kernel True", 52.0, 132.8),
+         "--use_liger_kernel True", 51.0, 90.9),
     ],
 )  # fmt: skip
 def test_the_examples_of_the_issue(model, gpu, num_gpus, settings, flags, printed, needed):

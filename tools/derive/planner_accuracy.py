@@ -52,13 +52,13 @@ def evidence(
     """Gather what zero_study/theory/intervals.py reads: the published times, and the intervals derived from them."""
     rows = [timed for timed in times if timed.fitted]
     generations = sorted({row.generation for row in rows})
+    counted = [timed for timed in (*times, *others) if timed.grade != "C" and not timed.outside]
     gpu_counts: dict[str, dict[str, list[int]]] = {}
-    for timed in sorted(times, key=lambda timed: (timed.kind, timed.generation)):
-        if timed.generation in generations and (timed.fitted or timed.kind == "offload"):
+    for timed in sorted(counted, key=lambda timed: (timed.kind, timed.generation)):
+        if timed.generation in generations:
             least, most = gpu_counts.setdefault(timed.kind, {}).get(timed.generation, (math.inf, 0))
             count = timed.box.num_gpus
             gpu_counts[timed.kind][timed.generation] = [int(min(least, count)), max(most, count)]
-    counted = [timed for timed in (*times, *others) if timed.grade != "C" and not timed.outside]
     return {
         "generations": generations,
         "timed_generations": sorted({timed.generation for timed in counted}),

@@ -33,7 +33,11 @@ one line of JSON per training. Nothing here was measured by this project. The no
 Each run names its repository, commit, file, digest and license. What a log and the files beside it do not state is \
 missing. A run whose log ends early is marked, and comparisons do not average it. Comparisons of pairs use the \
 steps that both logs have, and say how many logs ended early. If a repository has no license, only \
-numbers were taken, with their address."""
+numbers were taken, with their address.
+
+`planner_benchmark.json` is another table, with one line per training: the settings, times and memory of these and \
+other published trainings, [with which any planner can be scored](../planner-accuracy.md#score-another-planner). \
+`other_planners.csv` has the scores of other tools."""
 COMMANDS = """\
 ## Make a file again
 
