@@ -640,7 +640,7 @@ def test_whether_it_fits_is_what_a_row_says(monkeypatch):
 
 def test_a_run_is_taken_as_far_off_as_rows_that_were_measured_twice():
     rows = [case for case in measured_by_others.cases() if case.grade != "C" and not case.outside]
-    # Their repeated rows are of another time and another binding of cores, or of other releases; no claim rests on them.
+    # Their repeated rows are of another time and binding of cores, or of other releases; no claim rests on them.
     excluded = ("DeepSpeed core binding", "Megatron-LM")
     rows = [case for case in rows if case.family not in excluded]
     evidence = [line for one in verdicts.read().values() for line in one.evidence]
