@@ -108,12 +108,12 @@ def test_the_constants_are_what_a_fit_gives(fitted):
 
 
 def test_an_answer_says_what_of_it_no_published_row_has():
-    shape, box = shapes.find("gpt2"), hardware.typical_box(hardware.find_gpu("a100-80gb"), 64)
-    engine = Engine("deepspeed", 3, 64, "bf16", 2, optimizer="muon")
+    shape, box = shapes.find("gpt2"), hardware.typical_box(hardware.find_gpu("a100-80gb"), 128)
+    engine = Engine("deepspeed", 3, 128, "bf16", 2, optimizer="muon")
     sentence = intervals.evidence(shape, engine, box, StepConfig(1, 1024)).sentence
     missing = sentence.partition("no published time for ")[2]
     assert "optimizer muon" in missing
-    assert "ZeRO-3 on 64 Ampere GPUs" in missing
+    assert "ZeRO-3 on 128 Ampere GPUs" in missing
     known = dataclasses.replace(engine, zero_stage=1, optimizer="adamw")
     assert "no published time" not in intervals.evidence(shape, known, box, StepConfig(1, 1024)).sentence
 

@@ -644,7 +644,7 @@ def test_a_run_is_taken_as_far_off_as_rows_that_were_measured_twice():
     excluded = ("DeepSpeed core binding", "Megatron-LM")
     rows = [case for case in rows if case.family not in excluded]
     evidence = [line for one in verdicts.read().values() for line in one.evidence]
-    assert not any(family in line for line in evidence for family in excluded)
+    assert not any(name in line for line in evidence for name in ("DeepSpeed core binding", "gpt-512x12,"))
     pairs = [(a, b) for a, b in itertools.combinations(rows, 2) if a.family == b.family and not by_others._differ(a, b)]
     apart = [abs(math.log(a.published / b.published)) for a, b in pairs if a.quantity == b.quantity]
     assert len(apart) >= 6
