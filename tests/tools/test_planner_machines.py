@@ -264,6 +264,7 @@ def test_several_measured_steps_calibrate_several_components(
     words = of_logs(tmp_path, **{name: true[name] for name in ("zero3", "zero3_nvme_offload")})
     found = measured(capsys, *words)["calibration"]
     assert found["factors"] == pytest.approx({"computation": 1.5, "offload": 3.0}, rel=1e-3)
+    assert [step["strategy"] for step in found["measured"]] == ["zero3", "zero3_nvme_offload"]
     times = {each["strategy"]: each["seconds_per_step"] for each in found["others"]}
     assert times["fsdp2"] == pytest.approx(true["fsdp2"], rel=1e-3)
     assert times["fsdp2_cpu_offload"] == pytest.approx(true["fsdp2_cpu_offload"], rel=1e-3)

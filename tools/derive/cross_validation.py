@@ -347,12 +347,6 @@ def further() -> list[Timed]:
     return [of_case(case) for case in cases if case.quantity in measured_by_others.TIMES]
 
 
-def class_of(timed: Timed) -> TimingClass:
-    """Return the class whose interval a time has."""
-    time = step_time.seconds(timed.shape, timed.engine, timed.job, timed.box)
-    return time.evidence.kind
-
-
 # Classes that are never narrower than another one, because less is known of them.
 NOT_NARROWER: dict[TimingClass, TimingClass] = {
     "several nodes": "one node", "other arithmetic": "one node", "compiled": "one node",
@@ -365,11 +359,13 @@ def intervals(missed: list[Missed]) -> list[dict[str, Any]]:
 
     "held" counts the times within the factor that the times of other sources give.
     """
-    counted = [(timed, error) for timed, error in missed if timed.grade != "C" and not timed.outside]
-    counted = [each for each in counted if not is_guess(each[0])]
+    of_kind: dict[TimingClass, list[Missed]] = {kind: [] for kind in get_args(TimingClass)}
+    for timed, error in missed:
+        evidence = step_time.seconds(timed.shape, timed.engine, timed.job, timed.box).evidence
+        if timed.grade != "C" and not timed.outside and not evidence.is_rough:
+            of_kind[evidence.kind].append((timed, error))
     results: dict[str, dict[str, Any]] = {}
-    for kind in get_args(TimingClass):
-        own = [(timed, error) for timed, error in counted if class_of(timed) == kind]
+    for kind, own in of_kind.items():
         least = results[NOT_NARROWER[kind]]["spread"] if kind in NOT_NARROWER else 1.0
         spread = max(least, _bound(own))
         held = 0
@@ -383,11 +379,6 @@ def intervals(missed: list[Missed]) -> list[dict[str, Any]]:
             **summarize((timed.name, error) for timed, error in own),
         }  # fmt: skip
     return list(results.values())
-
-
-def is_guess(timed: Timed) -> bool:
-    """Return whether the predicted time has no upper end."""
-    return step_time.seconds(timed.shape, timed.engine, timed.job, timed.box).evidence.is_rough
 
 
 def _factor(error: float) -> float:

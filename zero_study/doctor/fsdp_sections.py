@@ -94,7 +94,8 @@ def _of_name(name: str, value: Any, section: Section) -> _Effect:
     return _Effect("ignored", message, "Remove the key.", mend=REMOVE)
 
 
-def _is_true(value: Any) -> bool:
+def is_true(value: Any) -> bool:
+    """Return whether accelerate reads a value as true (str_to_bool)."""
     return str(value).lower() in ("y", "yes", "t", "true", "on", "1")
 
 
@@ -143,7 +144,7 @@ def _strategy(value: Any, section: Section) -> _Effect | None:
     """
     name = STRATEGIES[int(value) - 1] if str(value) in ("1", "2", "3", "4", "5") else str(value).upper()
     reshards = section.content.get("reshard_after_forward")
-    agrees = name == "FULL_SHARD" or (name == "SHARD_GRAD_OP" and reshards is not None and not _is_true(reshards))
+    agrees = name == "FULL_SHARD" or (name == "SHARD_GRAD_OP" and reshards is not None and not is_true(reshards))
     if section.is_axolotl and section.version == 1:
         return _Effect("not examined", "Doctor does not know what axolotl does with this key.", matters=False)
     message = f"{'FSDP2' if section.version == 2 else 'Trainer'} does not use this key."
@@ -161,7 +162,7 @@ def _offload(value: Any, section: Section) -> _Effect | None:
     if section.is_axolotl:
         return None
     message = "Trainer does not read this key of accelerate, so nothing is offloaded."
-    if not _is_true(value) or _is_true(section.content.get("cpu_offload")):
+    if not is_true(value) or is_true(section.content.get("cpu_offload")):
         return _Effect("ignored", message, matters=False)
     return _Effect("ignored", message, "Write cpu_offload instead.", mend=Instead("cpu_offload"))
 
@@ -169,10 +170,10 @@ def _offload(value: Any, section: Section) -> _Effect | None:
 def _cpu_offload(value: Any, section: Section) -> _Effect | None:
     if section.is_axolotl:
         message = "axolotl does not read this key of Trainer, so nothing is offloaded."
-        if not _is_true(value):
+        if not is_true(value):
             return _Effect("ignored", message, matters=False)
         return _Effect("ignored", message, "Write offload_params instead.", mend=Instead("offload_params"))
-    if isinstance(value, str) and not _is_true(value):
+    if isinstance(value, str) and not is_true(value):
         message = "Trainer treats any text as true, so parameters are offloaded."
         return _Effect("means something else", message, "Write false without quotes.", mend=False)
     return None

@@ -79,9 +79,10 @@ def calibrate(advice: Advice, measured: Mapping[str | None, float]) -> Calibrati
     )  # fmt: skip
     options, _ = choose.options_of(advice.shape, advice.box, free)
     steps = [Measured(own, measured[request.strategy])]
-    for name in measured.keys() - {request.strategy}:
-        (option,), _ = choose.options_of(advice.shape, advice.box, free.replace(strategy=name))
-        steps.append(Measured(option, measured[name]))
+    for name, seconds in measured.items():
+        if name != request.strategy:
+            (option,), _ = choose.options_of(advice.shape, advice.box, free.replace(strategy=name))
+            steps.append(Measured(option, seconds))
     factors = factors_of([(step.option.prediction.step, step.seconds) for step in steps])
     others = [
         scaled(option, factors) for option in options if option.fits and option.strategy.name != own.strategy.name

@@ -129,7 +129,7 @@ class StrategyPrediction:
         0 if the host neither stores offloaded data nor loads weights that do not fit a GPU.
         """
         box = self.prediction.box
-        loaded = self.loaded_bytes * min(box.num_gpus, box.gpus_per_node) if self.loads_on_host else 0.0
+        loaded = self.loaded_bytes * box.gpus_of_node if self.loads_on_host else 0.0
         return host_needed_bytes(max(float(self.prediction.host_bytes_per_node), loaded), box)
 
     @property
@@ -196,7 +196,7 @@ class StrategyPrediction:
     def missing_bytes(self) -> float:
         """The missing bytes per GPU: GPU memory, and the GPU's share of missing host memory and disk."""
         prediction = self.prediction
-        ranks = min(prediction.box.num_gpus, prediction.box.gpus_per_node)
+        ranks = prediction.box.gpus_of_node
         of_node = (
             (self.host_needed_bytes, prediction.box.host_memory_bytes),
             (prediction.disk_bytes_per_node, prediction.box.disk_bytes),
@@ -229,7 +229,7 @@ def host_needed_bytes(stored_bytes: float, box: Cluster) -> float:
     """
     if not stored_bytes:
         return 0.0
-    return stored_bytes + min(box.num_gpus, box.gpus_per_node) * HOST_BYTES_PER_PROCESS + HOST_BYTES_OF_SYSTEM
+    return stored_bytes + box.gpus_of_node * HOST_BYTES_PER_PROCESS + HOST_BYTES_OF_SYSTEM
 
 
 def _verdict(num_predicted: int, fits: bool, left_out: Mapping[str, str] = MappingProxyType({})) -> Verdict:
@@ -634,7 +634,7 @@ def _fits(shape: ModelShape, engine: Engine, peak: Peak, box: Cluster) -> bool:
     """Return whether a training fits the GPU and the node, with the host memory that it needs, and can be loaded."""
     if _is_too_large_to_load(shape, engine, box):
         return False
-    needed = host_needed_bytes(peak.host_bytes * min(box.num_gpus, box.gpus_per_node), box)
+    needed = host_needed_bytes(peak.host_bytes * box.gpus_of_node, box)
     return prediction.fits(peak, box) and needed <= (box.host_memory_bytes or math.inf)
 
 

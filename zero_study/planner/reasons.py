@@ -17,7 +17,7 @@ from zero_study.planner.choose import (
 from zero_study.planner.units import unit_of
 from zero_study.terminal import GIB, listed, significant
 from zero_study.theory import hardware
-from zero_study.theory.intervals import GUESSES, MIXTURE
+from zero_study.theory.intervals import GUESSES
 
 if TYPE_CHECKING:
     from zero_study.planner.choose import Advice, Remedy, RemedyKind, StrategyPrediction
@@ -253,9 +253,8 @@ def _risks(advice: Advice, option: StrategyPrediction) -> list[str]:
         parts.append(_host(advice, option))
     if option.is_measured:
         parts.append("you measured this time")
-    elif option.prediction.step.evidence.is_rough:
-        guessed = option.prediction.step.evidence.guessed
-        parts.append(f"the time is a rough guess, {GUESSES[guessed or MIXTURE]}")
+    elif guessed := option.prediction.step.evidence.guessed:
+        parts.append(f"the time is a rough guess, {GUESSES[guessed]}")
     else:
         step = option.prediction.step
         parts.append(f"the real time may be between {significant(step.low, 2)} and {significant(step.high, 2)} s")

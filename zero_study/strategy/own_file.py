@@ -14,7 +14,7 @@ from typing import Any, cast, get_args
 from zero_study.doctor import examine, kinds
 from zero_study.doctor.config_files import AccelerateFile, DeepSpeedFile
 from zero_study.doctor.findings import cut
-from zero_study.doctor.fsdp_sections import STRATEGIES
+from zero_study.doctor.fsdp_sections import STRATEGIES, is_true
 from zero_study.engines.keys.patterns import ABSENT
 from zero_study.engines.strategy_names import OffloadDevice
 from zero_study.errors import Refusal
@@ -207,23 +207,19 @@ def _of_fsdp(path: Path, content: dict[str, Any], options: dict[str, Any], notes
         )
     if policy.upper() == "SIZE_BASED_WRAP":
         notes.append("FSDP is predicted with one unit per block, and not with the units of SIZE_BASED_WRAP")
-    section |= {"fsdp_version": version, "fsdp_offload_params": _is_true(section.get("fsdp_offload_params"))}
-    if _is_true(section.get("fsdp_activation_checkpointing")):
+    section |= {"fsdp_version": version, "fsdp_offload_params": is_true(section.get("fsdp_offload_params"))}
+    if is_true(section.get("fsdp_activation_checkpointing")):
         section["fsdp_activation_checkpointing"] = False
         options["activation_checkpointing"] = "full"
     reshards = section.pop("fsdp_reshard_after_forward", True)
     if version == 2:
-        return section | {"fsdp_reshard_after_forward": _is_true(reshards)}
+        return section | {"fsdp_reshard_after_forward": is_true(reshards)}
     sharding = str(section.get("fsdp_sharding_strategy") or STRATEGIES[0]).upper()
     sharding = STRATEGIES[int(sharding) - 1] if sharding in "12345" else sharding
     if sharding == "NO_SHARD":
         raise Refusal(f"--strategy {path}: NO_SHARD is DDP. Write distributed_type: MULTI_GPU without fsdp_config.")
     notes.append("the memory of FSDP1 is predicted as that of FSDP2 with the same sharding")
     return section | {"fsdp_sharding_strategy": sharding}
-
-
-def _is_true(value: Any) -> bool:
-    return str(value).lower() in ("y", "yes", "t", "true", "on", "1")
 
 
 def _own_file(

@@ -32,7 +32,7 @@ MemoryClass = Literal["fsdp", "zero3", "resident", "offload"]
 CROSS_VALIDATION: dict[str, Any] = json.loads((measured_by_others.FOLDER / "evidence.json").read_text(encoding="utf-8"))
 # The generations of the rows to which constants are fitted.
 GENERATIONS: tuple[str, ...] = tuple(CROSS_VALIDATION["generations"])
-# The fewest and the most GPUs of these rows, by engine and generation. Other pairs have no rows.
+# The fewest and the most GPUs of all published times on these generations, by engine. Other pairs have no times.
 COUNTS_OF: dict[tuple[str, str], tuple[int, int]] = {
     (engine, generation): (fewest, most)
     for engine, counts in CROSS_VALIDATION["gpu_counts"].items()
