@@ -30,17 +30,16 @@ import torch
 import torch.distributed as dist
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn.utils import clip_grad
-from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 
 from .. import terminal
-from ..engines.hooks import before_updates, without_graphs, wrap_function
+from ..engines.hooks import Listener, without_graphs
 from ..engines.readback import full_tensors
 from ..engines.readback.dtypes import dtype_names
 from ..engines.readback.facts import is_deepspeed, uncompiled, versions
 from ..engines.readback.parameters import full_value, is_partitioned, plain_name, whole_size
 from ..engines.scripts import rank
+from ..engines.step_recorder import StepRecorder
 from ..files import write_whole
 from ..version import __version__
 from . import padding, training
@@ -95,16 +94,20 @@ class Recorder:
         self._is_in_backward = False
         self._rounding = None if noise is None else Rounding(1000 * noise + rank())
         self._stack = ExitStack()
-        for owner, name, listener in (
-            (torch.nn.Module, "__call__", self._on_module),
-            (torch.autograd, "backward", self._on_backward),
-            (clip_grad, "_get_total_norm", self._on_norm),
-            (torch.amp.GradScaler, "step", self._on_scaler),
-        ):
-            self._stack.enter_context(wrap_function(owner, name, listener))
-        self._stack.callback(before_updates(self._before_update).remove)
-        self._stack.callback(register_optimizer_step_post_hook(self._after_update).remove)
+        self._listen_to(
+            StepRecorder(),
+            module=self._on_module,
+            backward=self._on_backward,
+            norm=self._on_norm,
+            scaler_step=self._on_scaler,
+            before_update=self._before_update,
+            after_update=self._after_update,
+        )
         atexit.register(self.end)
+
+    def _listen_to(self, recorder: StepRecorder, **listeners: Listener) -> None:
+        recorder.listen(**listeners)
+        self._stack.callback(recorder.close)
 
     # ------------------------------------------------------------ the recorded model
 
@@ -118,8 +121,7 @@ class Recorder:
         inner = {name: key for key, name in self._names.items()}
         self._names = {key: name for name, key in inner.items()}
         self._parameters = [(plain_name(name, model), parameter) for name, parameter in model.named_parameters()]
-        if is_deepspeed(model):
-            self._stack.enter_context(wrap_function(type(model), "step", self._on_engine_step))
+        self._listen_to(StepRecorder(model=model), engine_step=functools.partial(self._on_engine_step, model))
         for name, parameter in self._parameters:
             # FSDP2 sets the gradients of its shards itself, so autograd would never call this hook.
             if parameter.requires_grad and parameter.is_leaf and not hasattr(parameter, "full_tensor"):
@@ -256,7 +258,7 @@ class Recorder:
             self._training.note_update(self._step, optimizer)
             self._read_gradients("clipped", own if self._updated else self._parameters)
 
-    def _after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _after_update(self, optimizer: torch.optim.Optimizer) -> None:
         if own := self._own(optimizer):  # perhaps no pass follows; if one does, it reads all weights again
             self._read_weights(own if self._updated else self._parameters)
             self._updated.update(name for name, _ in own)
@@ -267,12 +269,12 @@ class Recorder:
         updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         return [pair for pair in self._parameters if id(pair[1]) in updated]
 
-    def _on_engine_step(self, call: Any, engine: Any, *arguments: Any, **options: Any) -> Any:
+    def _on_engine_step(self, engine: Any, call: Any, *arguments: Any, **options: Any) -> Any:
         updates = engine is self._model and self._step in self._steps and engine.is_gradient_accumulation_boundary()
         if updates:
             self._training.note_update(self._step, engine.optimizer)
             self._read_gradients("gradient", self._parameters)
-        result = call(engine, *arguments, **options)
+        result = call(*arguments, **options)
         if updates:
             self._add_norm(engine.get_global_grad_norm())
             self._read_moments(engine.optimizer)

@@ -11,19 +11,18 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.nn.utils import clip_grad
 from torch.utils._pytree import tree_leaves
 
 from ..engines.collective_probe import CollectiveProbe, Issued
-from ..engines.hooks import Listener, without_graphs, wrap_function
+from ..engines.hooks import without_graphs, wrap_function
 from ..engines.readback.facts import inner_module, is_deepspeed, replicated_names
 from ..engines.readback.parameters import local
+from ..engines.step_recorder import StepRecorder
 from .checksums import Checksum, checksums, of_batch, of_weights
 from .continuity import Contributions, States, repeated
 from .packing import Packing
@@ -31,18 +30,10 @@ from .reference import Reference
 from .unused import Cuts
 from .update import Update
 
-# Collectives that a script calls itself are methods of ProcessGroup in the end, however it has imported them. Examples
-# are gradients averaged by hand and the sends of a pipeline.
-# Beginnings of the methods' names.
-_COLLECTIVES = ("all", "broadcast", "reduce", "gather", "scatter", "send", "recv", "barrier")
-# Functions that torch's clip_grad_norm_ calls. They are observed even if a script imported clip_grad_norm_ earlier.
-# Scripts may also call the two public ones directly.
-_NORMS = ((clip_grad, "_get_total_norm"), (torch.nn.utils, "get_total_norm"))
 _OF_CROSS_ENTROPY = (  # the arguments of cross_entropy, in their order
     "input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing",
 )  # fmt: skip
 NEAR = 1e-3  # relative tolerance within which two factors count as equal
-_CLIPPING = ((clip_grad, "_clip_grads_with_norm_"), (torch.nn.utils, "clip_grads_with_norm_"))
 
 
 # Of a gradient: the sum of the first third of its elements, and of all absolute values.
@@ -414,19 +405,22 @@ class Step:
         self._agree = agree
         self._parts = {id(module) for module in model.modules()}
         self._kinds = {type(module) for module in model.modules()}
-        self._stack = ExitStack()
-        self._listen_to(called, "__call__", self._on_forward)
-        for (owner, name), listener in self._listeners():
-            if hasattr(owner, name):
-                self._stack.enter_context(wrap_function(owner, name, listener))
-        self._listen_to(optimizer, "_optimizer_step_code", self._on_end_of_last_update)
-        if is_deepspeed(model):
-            self._listen_to(model, "backward", self._on_engine_backward)
-            self._listen_to(model, "step", self._on_step)  # DeepSpeed gathers parameters after the optimizer's own step
+        self._recorder = StepRecorder(called, model, optimizer)
+        self._recorder.listen(
+            forward=self._on_forward,
+            backward=self._on_backward,
+            cross_entropy=self._on_cross_entropy,
+            norm=functools.partial(self._under_probe, "update"),
+            collective=self._on_collective,
+            clipping=self._on_clipping,
+            scale=self.scaling.on_scale,
+            scaler_update=self.scaling.on_update,
+            update=self._on_end_of_last_update,
+        )
+        if is_deepspeed(model):  # DeepSpeed gathers parameters after the optimizer's own step
+            self._recorder.listen(engine_backward=self._on_engine_backward, engine_step=self._on_step)
         else:
-            # PyTorch calls this after an update, for its profiler. A hook on the optimizer could not remove itself,
-            # because PyTorch fails if hooks change while it iterates over them.
-            self._listen_to(optimizer, "_optimizer_step_code", self._on_step)
+            self._recorder.listen(update=self._on_step)
 
     @property
     def is_whole(self) -> bool:
@@ -454,7 +448,7 @@ class Step:
 
     def close(self) -> None:
         """Remove all listeners. Further calls have no effect."""
-        self._stack.close()
+        self._recorder.close()
 
     def begin_update(self, states: dict[str, Any]) -> None:
         """Record the model states and the gradients as the update of the step begins.
@@ -465,36 +459,6 @@ class Step:
         sums = self.gradients.note_update()
         self.clipping.note_update(sums)
         self.scaling.note_update(self.gradients.num_backwards)
-
-    def _listeners(self) -> Iterator[tuple[tuple[Any, str], Listener]]:
-        """Yield the functions of torch to observe during the step, as (owner, name), each with its listener."""
-        in_update = functools.partial(self._under_probe, "update")
-        yield (torch.autograd, "backward"), self._on_backward
-        yield (torch.nn.functional, "cross_entropy"), self._on_cross_entropy
-        yield from ((place, in_update) for place in _NORMS)
-        yield from (
-            ((dist.ProcessGroup, name), self._on_collective)
-            for name in vars(dist.ProcessGroup)
-            if name.lstrip("_").startswith(_COLLECTIVES)
-        )
-        yield from ((place, self._on_clipping) for place in _CLIPPING)
-        for scaler in {torch.amp.GradScaler, *torch.amp.GradScaler.__subclasses__()}:  # FSDP's has a `scale` of its own
-            for name, listener in (("scale", self.scaling.on_scale), ("update", self.scaling.on_update)):
-                if name in vars(scaler):
-                    yield (scaler, name), listener
-
-    def _listen_to(self, owner: Any, name: str, listener: Listener) -> None:
-        """Call the listener instead of a method of one model or optimizer.
-
-        The method of other objects of the class works as before.
-        """
-
-        def listen(call: Any, called: Any, *arguments: Any, **options: Any) -> Any:
-            if called is not owner:
-                return call(called, *arguments, **options)
-            return listener(functools.partial(call, called), *arguments, **options)
-
-        self._stack.enter_context(wrap_function(type(owner), name, listen))
 
     def _under_probe(self, phase: str, call: Any, *arguments: Any, **options: Any) -> Any:
         """Make a call while the collective probe is active, and count its traffic for a phase.
