@@ -125,11 +125,12 @@ NUM_PARAMS = 8 * 16 + 16 + 16 + 1
 def test_a_plain_loop_is_read_back_one_step_counted_and_nothing_left_behind(capsys):
     model, optimizer = make()
     originals = replaced()
-    prove.watch(model, optimizer)
+    watch = prove.watch(model, optimizer)
     train(model, optimizer, 2)
     assert replaced() != originals
     assert left(model, optimizer) == []
     train(model, optimizer, 1)
+    watch.end()
     assert replaced() == originals
     assert not optimizers._global_optimizer_pre_hooks
     found = proof()
@@ -186,11 +187,12 @@ def test_of_two_proofs_the_last_puts_the_originals_back(group, capsys):
     originals = replaced()
     (first, its), (second, other) = (make() for _ in range(2))
     first, second = DistributedDataParallel(first), DistributedDataParallel(second)
-    prove.watch(first, its)
-    prove.watch(second, other)
+    watches = [prove.watch(first, its), prove.watch(second, other)]
     for _ in range(4):
         train(second, other, 1, accumulation=2, clip=0.5)
         train(first, its, 1)
+    for watch in watches:
+        watch.end()
     found = [proof(name)["step"] for name in ("proof.json", "proof-2.json")]
     found = [(step["number"], step["forward_passes"], step["clipped_at"]) for step in found]
     assert found == [(3, 1, None), (3, 2, 0.5)]

@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -30,9 +31,9 @@ from ..verdict import NotChecked as NotCheckedPart
 from . import findings, json_answer
 from .checksums import Checksum, of_weights, total
 from .mismatch import ConfigMismatch, KnownFault, TrainingFault, Unverified
-from .rates import Rates
+from .resuming import Resumed
 from .ties import Ties
-from .watching import Loaders, StepWatcher, remove_earlier
+from .watching import PROVED_STEP, Loaders, Options, StepWatcher, remove_earlier
 
 INTERRUPTED = 130  # the exit status of a program that Ctrl-C ended
 WRONG = "WRONG: "  # begins a reason for a missing proof that is a fault of the training
@@ -53,6 +54,20 @@ def main(words: Sequence[str] | None = None) -> None:
         help="Compare the gradients with those that one process without an engine has for the same samples. Every rank "
         "then needs memory for the whole model.",
     )
+    parser.add_argument("--steps", type=_steps, metavar="N", help="End the training after N optimizer steps.")
+    parser.add_argument(
+        "--thorough",
+        default="",
+        metavar="STEPS",
+        help='Repeat the full check of step 3 in these steps, such as "100,1000,last". The last step is known if '
+        "--steps or a Trainer sets it.",
+    )
+    parser.add_argument(
+        "--max-overhead",
+        type=_share,
+        metavar="SHARE",
+        help='Watch fewer steps if the checks would take more of the time than this, such as "2%%".',
+    )
     parser.add_argument(
         "--json", action="store_true", help="Print the result as JSON, and everything else to standard error."
     )
@@ -60,7 +75,17 @@ def main(words: Sequence[str] | None = None) -> None:
     output = _move_output() if given.json else None
     for earlier in (Path("proof.json"), *Path().glob("proof-[0-9]*.json")):
         remove_earlier(earlier)
-    pairs = _Pairs(given.strict, given.allow_known_bad, given.reference)
+    thorough = [part for part in given.thorough.split(",") if part]
+    options = Options(
+        given.strict,
+        given.allow_known_bad,
+        given.reference,
+        given.steps,
+        frozenset(int(part) for part in thorough if part != "last"),
+        "last" in thorough,
+        given.max_overhead,
+    )
+    pairs = _Pairs(options)
     status: Any = 0
     failure: BaseException | None = None
     try:
@@ -91,6 +116,21 @@ def main(words: Sequence[str] | None = None) -> None:
         sys.exit(status)
 
 
+def _steps(text: str) -> int:
+    """Read a number of steps, of which the third is the first that can be examined."""
+    if int(text) <= PROVED_STEP:
+        raise ValueError
+    return int(text)
+
+
+def _share(text: str) -> float:
+    """Read a share of the time: 2% or 0.02."""
+    share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    if not 0 < share < 1:
+        raise ValueError
+    return share
+
+
 class _Parser(scripts.Parser):
     """A parser that also refuses a command line as JSON, if that is what the command line asks for."""
 
@@ -117,7 +157,7 @@ def proved(program: Callable[[], object], output: Path) -> dict[str, Any]:
     none, `reason` says why. A finding does not end the training, and an error of the program is raised. Rank 0 also
     writes the proof to `output`.
     """
-    pairs = _Pairs(False, True, False, output)
+    pairs = _Pairs(Options(allow_known_bad=True), output)
     try:
         program()
     finally:
@@ -166,30 +206,28 @@ class _Pairs:
     The first step only shows which pairs there are, because PyTorch allows no new hook within a step.
     """
 
-    def __init__(
-        self, strict: bool, allow_known_bad: bool, has_reference: bool, output: Path = Path("proof.json")
-    ) -> None:
-        self.paired: set[int] = set()  # ids of optimizers whose model has been found
-        self._given = (strict, allow_known_bad, output)
-        self._has_reference = has_reference
+    def __init__(self, options: Options, output: Path = Path("proof.json")) -> None:
+        self.paired: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers whose model has been found
+        self._given = (options, output)
         self.watchers: list[StepWatcher] = []
         self._called: dict[int, torch.nn.Module] = {}
         # Model, the module that the script calls, optimizer.
         self.waiting: list[tuple[Any, Any, torch.optim.Optimizer]] = []
-        self._steps: dict[int, int] = {}  # id of an optimizer -> its number of steps
+        # Optimizer -> its number of steps.
+        self._steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._num_steps = 0  # of all optimizers, of which some may be gone
         self._inner: set[int] = set()  # ids of optimizers inside others, such as the one in a ZeroRedundancyOptimizer
         self._num_backwards = 0
         self._at_start: Checksum | None = None  # of all weights of the first model that is called
+        self._first: weakref.ref[torch.nn.Module] | None = None  # that model
         self._engines: dict[int, Any] = {}  # id -> DeepSpeed engine, which counts the updates that it skips
-        self._hooks = [
-            register_module_forward_pre_hook(self._on_forward),
-            register_optimizer_step_pre_hook(self._on_step),
-        ]
+        self._of_forward: Any = register_module_forward_pre_hook(self._on_forward)
+        self._of_step = register_optimizer_step_pre_hook(self._on_step)
         self._loaders = Loaders()
         self._loaders.listen()
-        self.rates = Rates()
         self._ties = Ties()
         self._ties.listen()
+        self._resumed = Resumed()
         self._stack = ExitStack()
         self._stack.enter_context(wrap_function(torch.autograd, "backward", self._on_backward))
 
@@ -209,24 +247,28 @@ class _Pairs:
                 f"{WRONG}all {skipped[0].global_steps} optimizer steps were skipped because of an overflow, so no "
                 "weight moved"
             )
-        if self._num_backwards and not self._steps:
+        model = None if self._first is None else self._first()
+        if self._num_backwards and not self._num_steps:
+            if model is not None and total(of_weights(model)) != self._at_start:
+                return "the weights changed without an optimizer of PyTorch, which prove needs"
             return f"{WRONG}{self._num_backwards} backward passes without an optimizer step, so no weight moved"
-        if not self._steps:
+        if not self._num_steps:
             return "nothing was trained: there was no backward pass and no optimizer step"
         return "no optimizer made two steps for a model whose forward pass ran"
 
     def close(self) -> None:
         """Remove all hooks at the end of the script."""
         self.leave()
-        self.rates.close()
+        self._of_step.remove()
+        self._stack.close()
         self._ties.close()
+        self._resumed.close()
 
     def end(self) -> None:
         """End all watches, and add the findings that can only be made at the end of the training."""
         for watcher in self.watchers:
             with suppress(Unverified):  # which the verdict contains
                 watcher.end()
-            watcher.add_late(self.rates.findings(watcher.optimizer), self.rates.num_updates(watcher.optimizer))
 
     def verdict(self) -> Verdict:
         """Return the verdict on all models of the script."""
@@ -240,17 +282,17 @@ class _Pairs:
         return inputs.verdict()
 
     def leave(self) -> None:
-        """Remove the hooks that find models and optimizers. Further calls have no effect."""
+        """Remove the hook that finds models, until a new optimizer steps. Further calls have no effect."""
         self._called.clear()
-        for hook in self._hooks:
-            hook.remove()
-        self._stack.close()
+        if self._of_forward is not None:
+            self._of_forward.remove()
+        self._of_forward = None
 
     def _on_forward(self, module: torch.nn.Module, _: Any) -> None:
         if torch.compiler.is_compiling():  # a part of a model that is compiled, with this hook in its graph
             return
-        if not self._called and not self._steps:
-            self._at_start = total(of_weights(module))
+        if not self._called and not self._num_steps:
+            self._at_start, self._first = total(of_weights(module)), weakref.ref(module)
         if not self._called:
             self._loaders.notes += findings.equal_embeddings(inner_module(module))
         self._called[id(module)] = module
@@ -260,11 +302,11 @@ class _Pairs:
             model, called, optimizer = self.waiting.pop(0)
             watcher = StepWatcher(
                 *self._given,
-                steps_before=self._steps[id(optimizer)],
+                steps_before=self._steps[optimizer],
                 loaders=self._loaders,
-                has_reference=self._has_reference,
                 ties=self._ties,
                 at_start=self._at_start,
+                resumed=self._resumed,
             )
             self.watchers.append(watcher)
             arguments, num_left = _of_trainer()
@@ -276,12 +318,17 @@ class _Pairs:
         if id(optimizer) in self._inner:
             return
         self._inner.add(id(getattr(optimizer, "optim", None)))
-        self._steps[id(optimizer)] = self._steps.get(id(optimizer), 0) + 1
-        if id(optimizer) in self.paired:
+        self._resumed.compare(optimizer)
+        self._num_steps += 1
+        self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
+        if optimizer in self.paired:
+            return
+        if self._of_forward is None:  # a new optimizer, as after a restart within the process
+            self._of_forward = register_module_forward_pre_hook(self._on_forward)
             return
         pair = model_and_caller(list(self._called.values()), optimizer)
         if pair is not None:
-            self.paired.add(id(optimizer))
+            self.paired.add(optimizer)
             self.waiting.append((*pair, optimizer))
 
 

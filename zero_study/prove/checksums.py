@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 from ..engines.readback.parameters import local_shard
 
 Checksum = tuple[float, float]  # the sum of a tensor's elements and the sum of their absolute values, in fp64
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their size in bytes
 UNKNOWN: Checksum = (math.nan, 0.0)
 TOLERANCE = 1e-10  # relative; the order of additions causes smaller differences, and drifting weights cause larger ones
 
@@ -30,6 +31,27 @@ def of_batch(*batch: Any) -> list[Checksum]:
 def of_weights(model: Any) -> dict[str, Checksum]:
     """Return the checksum of each parameter, by its name."""
     return {name: checksums([parameter])[0] for name, parameter in model.named_parameters()}
+
+
+def bits(tensor: Any) -> torch.Tensor | None:
+    """Return the sum of a tensor's bits, read as integers of 64 bits, in a tensor of int64 that is not read yet.
+
+    It is 0 if all elements are zero, and does not depend on the order of additions. For a sharded tensor, only this
+    rank's shard counts. None if the tensor cannot be read.
+    """
+    part = local_shard(tensor).detach()
+    if part.is_sparse or part.is_quantized or part.is_meta or not part.untyped_storage().nbytes():
+        return None
+    part = torch.view_as_real(part) if part.is_complex() else part
+    if part.stride() != (1,):  # a copy would need memory
+        is_dense = torch.ops.aten.is_non_overlapping_and_dense(part)
+        part = part.as_strided((part.numel(),), (1,)) if is_dense else part.reshape(-1)
+    size = part.element_size()
+    whole = len(part) - len(part) % (8 // size)
+    if part.storage_offset() * size % 8:  # it cannot be read as wider integers
+        return part.view(INTEGERS[size]).sum(dtype=torch.int64)
+    total = part[:whole].view(torch.int64).sum()
+    return total if whole == len(part) else total + part[whole:].view(INTEGERS[size]).sum(dtype=torch.int64)
 
 
 def total(pairs: dict[str, Checksum]) -> Checksum:

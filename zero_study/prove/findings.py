@@ -14,12 +14,14 @@ from .. import terminal
 from ..engines.readback.facts import ddp_of, inner_module, replicated_names
 from ..engines.readback.parameters import is_partitioned, local, whole_size
 from .checksums import Checksum, checksums, first_difference, total
-from .proved_step import NEAR, Gradients, Step
+from .loss_graph import scaled_loss
+from .proved_step import NEAR, Gradients, Step, depends_on_mode
 from .text import NOT_CHECKED
 
 _AVERAGES = ("DDP", "FSDP1", "FSDP2", "DeepSpeed")  # the engines that average gradients by themselves
 _SHARDED = ("FSDP1", "FSDP2")  # engines whose ranks have only shards of the gradients
 HARD = 10.0  # Gradients are often divided by less in the first steps.
+ZERO_RATES, SHARE_OF_ZERO_RATES = 2, 0.05  # updates at a rate of zero; the last update of many schedules has that rate
 # Setting a larger fraction of the gradients' elements to zero needs a reason that prove cannot know.
 ERASED = 0.01
 _SETTINGS = ("lr", "weight_decay", "betas", "momentum", "eps")  # of a group of parameters
@@ -59,6 +61,11 @@ def rank_report(
         "findings": check_rank(facts, step, averager),
         "scaled": step.gradients.factor if facts["engine"] in _SHARDED else None,
         "targets": step.losses.targets,
+        # Only an engine is known to average over the ranks.
+        "target_weights": None
+        if facts["precision"] == "fp16" or (facts["world_size"] > 1 and (averager != "engine" or has_hook))
+        else step.losses.weights,
+        "random_state": step.random_state,
         "unchecked": _unchecked_gradients(step.gradients, averager),
     }
 
@@ -329,6 +336,24 @@ def cut_from_graph(names: Sequence[str], num_trained: int) -> list[str]:
     ]
 
 
+def ended_schedule(num_zero: int, number: int) -> str:
+    """Return a finding if the learning rate was zero in the last `num_zero` of all updates. Empty if it was not."""
+    if num_zero < max(ZERO_RATES, SHARE_OF_ZERO_RATES * number):
+        return ""
+    return (
+        f"the schedule ends before the training: the learning rate was zero in the last {num_zero} of {number} "
+        "updates, which changed nothing. Check the number of steps of the schedule, and how often it is stepped "
+        "per update"
+    )
+
+
+def trains_in_evaluation_mode(step: Step, module: torch.nn.Module) -> list[str]:
+    """Return a finding if a model with dropout or batch norm trains in evaluation mode."""
+    if not step.passes.are_in_evaluation_mode or not depends_on_mode(module):
+        return []
+    return ["the model trains in evaluation mode, so dropout is off and batch norm is fixed. Call model.train()."]
+
+
 def hard_clipping(cuts: Sequence[float], limit: float | None) -> list[str]:
     """Return a note if clipping divides the gradients of all watched steps by more than ten."""
     if len(cuts) < 2 or min(cuts) <= HARD:
@@ -450,6 +475,10 @@ def check_ranks(reports: Sequence[Report]) -> tuple[list[str], list[str]]:
             )
         findings += _different_scales(group, members)
         notes += uneven_targets([count for member in members for count in member["targets"]])
+        of_loss, of_loss_notes = scaled_loss([member.get("target_weights") for member in members])
+        findings += of_loss
+        notes += of_loss_notes
+        notes += _same_random_numbers(members)
         findings += _same_batch(group, members)
     findings += _replicas_apart(reports)
     return findings, notes
@@ -511,7 +540,10 @@ def _replicas_apart(reports: Sequence[Report]) -> list[str]:
     groups = sorted({tuple(report["ranks"] or ()) for report in reports})
     if len(groups) < 2 or sorted(itertools.chain(*groups)) != list(range(len(reports))):
         return []
-    if len({len(group) for group in groups}) > 1 or reports[0]["watched"][-1] != "engine":
+    kind, *_, averager = reports[0]["watched"]
+    # An engine with a group of one rank has nothing to average with.
+    is_averaged = averager == "engine" or (kind in _AVERAGES and len(groups) == len(reports))
+    if len({len(group) for group in groups}) > 1 or not is_averaged:
         return []
     for shards in zip(*([reports[rank] for rank in group] for group in groups), strict=True):
         for first, second in itertools.pairwise(shards):
@@ -538,6 +570,13 @@ def _different_scales(group: Sequence[int], members: Sequence[Report]) -> list[s
         f"{min(factors):.4g} to {max(factors):.4g}, as if each rank clipped by the norm of its own shards. Clip with "
         "torch.nn.utils.clip_grad_norm_, which uses the norm of all shards."
     ]
+
+
+def _same_random_numbers(members: Sequence[Report]) -> list[str]:
+    states = {member.get("random_state") for member in members}
+    if len(members) < 2 or len(states) > 1 or None in states:
+        return []
+    return ["all ranks draw the same random numbers, so the masks of dropout are equal on all of them"]
 
 
 def _same_batch(group: Sequence[int], members: Sequence[Report]) -> list[str]:

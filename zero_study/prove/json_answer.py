@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -50,6 +51,17 @@ FAULTS = {
     "ranks keep different kinds of optimizer states": "prove/ranks-have-other-states",
     "the schedule ends before the training": "prove/schedule-ends-early",
     "the gradient is not that of one process": "prove/other-gradient",
+    "gradients of ranks differ": "prove/gradients-differ",
+    "each rank clips by its own norm": "prove/clipped-per-rank",
+    "no optimizer step since then": "prove/missing-update",
+    "the gradients of": "prove/carried-gradients",
+    "the loss is not finite": "prove/not-finite-loss",
+    "trains in evaluation mode": "prove/evaluation-mode",
+    "rows are trained on more than one rank": "prove/overlapping-data",
+    "the loss is scaled": "prove/scaled-loss",
+    "states are lost on loading": "prove/lost-states",
+    "are not those that were loaded": "prove/lost-states",
+    "updates, and": "prove/other-number-of-updates",
 }
 # The id and the severity of the entries of a list in proof.json.
 IDS: dict[str, tuple[str, envelope.Severity]] = {
@@ -77,7 +89,8 @@ def findings(proofs: Sequence[Mapping[str, Any]]) -> Iterator[envelope.Finding]:
             for text in proof.get(kind, []):
                 if not text.startswith(NOT_CHECKED):
                     name = fault_id(text) if kind == "findings" else identifier
-                    yield envelope.Finding(name, severity, text, step=step)
+                    of_watch = re.match(r"update (\d+)", text)
+                    yield envelope.Finding(name, severity, text, step=int(of_watch[1]) if of_watch else step)
 
 
 def fault_id(text: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..engines.readback.demands import Demand, by_fact, compare, fact_name
-from ..engines.readback.dtypes import precision_of
+from ..engines.readback.dtypes import computed_in, precision_of
 
 
 class ConfigMismatch(RuntimeError):
@@ -232,3 +232,21 @@ def _is_same(demand: Demand, actual: Any, facts: dict[str, Any]) -> bool:
         return bool(actual == precision_of(facts["parameter_dtypes"]))
     # An engine may use autocast or parameters in 16 bits. Both count.
     return str(actual).removesuffix("-autocast") == {"no": "fp32"}.get(str(demand.value), str(demand.value))
+
+
+def other_products(demands: Sequence[Demand], multiplications: Mapping[str, int]) -> list[str]:
+    """Return a difference if most matrix products of a step are computed in another precision than was requested.
+
+    `multiplications` has their number for each data type.
+    """
+    demand = by_fact(demands).get("precision")
+    total = sum(multiplications.values())
+    if demand is None or demand.value not in ("bf16", "fp16") or not total:
+        return []
+    share = multiplications.get(computed_in(demand.value), 0) / total
+    if share > 0.5:
+        return []
+    return [
+        f"precision: {demand.value} is requested ({demand.source}), but only {share:.0%} of the multiplications in "
+        f"matrix products used it. The others used {' and '.join(sorted(multiplications))}"
+    ]

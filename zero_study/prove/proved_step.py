@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import functools
 import math
+import zlib
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -20,11 +22,14 @@ from torch.utils._pytree import tree_leaves
 
 from ..engines.collective_probe import CollectiveProbe, Issued
 from ..engines.hooks import without_graphs, wrap_function
+from ..engines.readback.dtypes import dtype_name
 from ..engines.readback.facts import inner_module, is_deepspeed, replicated_names
 from ..engines.readback.parameters import local
 from ..engines.step_recorder import StepRecorder
+from . import loss_graph
 from .checksums import Checksum, checksums, of_batch, of_weights
 from .continuity import Contributions, States, repeated
+from .loss_graph import Weight
 from .packing import Packing
 from .reference import Reference
 from .unused import Cuts
@@ -33,6 +38,7 @@ from .update import Update
 _OF_CROSS_ENTROPY = (  # the arguments of cross_entropy, in their order
     "input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing",
 )  # fmt: skip
+_PRODUCTS = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}  # -> position of the first factor
 NEAR = 1e-3  # relative tolerance within which two factors count as equal
 
 
@@ -82,13 +88,29 @@ def _factor_of_sizes(sizes: Sequence[tuple[float, float]]) -> float | None:
     return factors[0] if max(factors) - min(factors) <= NEAR * max(factors) else None
 
 
+class Probe(CollectiveProbe):  # type: ignore[no-untyped-call]
+    """A probe that also counts in which data types matrix products are computed."""
+
+    def __init__(self) -> None:
+        super().__init__(waits=False)
+        self.multiplications: Counter[str] = Counter()  # by the name of the data type
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        name = func._schema.name
+        if name in _PRODUCTS:
+            left, right = args[_PRODUCTS[name] : _PRODUCTS[name] + 2]
+            self.multiplications[dtype_name(left.dtype)] += left.numel() * right.shape[-1]
+        return result
+
+
 class Traffic:
     """The collectives of a step, and the bytes that were reduced in each phase of it."""
 
     def __init__(self) -> None:
         self.reduced = dict.fromkeys(("forward", "backward", "update", "script"), 0)  # bytes reduced in each phase
         self.phase: str | None = None  # the phase of the current call; None between calls
-        self.probe = CollectiveProbe(waits=False)
+        self.probe = Probe()
         self.last_backward = 0  # bytes reduced in the last backward call
         self._counted = 0  # bytes reduced until the last change of phase
 
@@ -156,6 +178,8 @@ class Losses:
     def __init__(self) -> None:
         self.targets: list[int] = []  # the number of targets of each cross-entropy that is a mean
         self.is_ascent = False  # backward was called on a negative multiple of the cross-entropy
+        # How much each target of a backward call counts, if the loss is a multiple of a cross-entropy; otherwise None.
+        self.weights: list[Weight | None] = []
         self._entropies: list[float] = []  # the cross-entropies of the current or last forward pass
 
     def on_cross_entropy(self, call: Any, *arguments: Any, **options: Any) -> Any:
@@ -173,15 +197,30 @@ class Losses:
                 self.targets.append(int((target != named.get("ignore_index", -100)).sum()))
         return result
 
-    def note_backward(self, tensors: Any) -> None:
-        """Record whether backward is called on the negative of the cross-entropy of its forward pass.
+    def note_backward(self, tensors: Any, grad_tensors: Any, scale: float) -> None:
+        """Record how much targets count, and whether backward is called on the negative of the cross-entropy.
 
-        Judged only if there is one loss, and the forward pass computed exactly one cross-entropy.
+        The latter is judged only if there is one loss, and the forward pass computed exactly one cross-entropy. `scale`
+        is that of a GradScaler.
         """
         leaves = [leaf for leaf in tree_leaves(tensors) if isinstance(leaf, torch.Tensor)]
+        self.weights.append(_weight_of_targets(leaves, grad_tensors, scale))
         losses = [float(leaf.detach()) for leaf in leaves if leaf.numel() == 1]
         entropies, self._entropies = self._entropies, []
         self.is_ascent = self.is_ascent or (len(losses) == len(entropies) == 1 and losses[0] < 0 < entropies[0])
+
+
+def _weight_of_targets(losses: list[torch.Tensor], grad_tensors: Any, scale: float) -> Weight | None:
+    roots = [loss.grad_fn for loss in losses if loss.grad_fn is not None]
+    graph = loss_graph.walk(roots, [])
+    if graph.has_custom_function or not loss_graph.is_of_targets(graph):
+        return None
+    given = [grad_tensors] if isinstance(grad_tensors, torch.Tensor) else list(grad_tensors or [None] * len(losses))
+    try:
+        weight = loss_graph.weight(losses, given, graph)
+    except RuntimeError:  # a part of the graph cannot be run twice
+        return None
+    return None if weight is None else weight._replace(of_target=weight.of_target / scale)
 
 
 class LossScaling:
@@ -216,6 +255,11 @@ class LossScaling:
     @property
     def is_in_use(self) -> bool:
         return bool(self._scalers)
+
+    @property
+    def scale(self) -> float:
+        """The factor by which the losses of the step are multiplied."""
+        return float(self._scalers[-1].get_scale()) if self._scalers else 1.0
 
     def note_update(self, num_backwards: int) -> None:
         """Record the loss scale at the update, if every loss was scaled and nothing has unscaled the gradients."""
@@ -275,6 +319,11 @@ class Gradients:
     def scale_since_backward(self) -> float | None:
         """Return by what all gradients were multiplied since the last backward call. None if that is unknown."""
         return scale_between(self._made, self._fingerprints())
+
+    @property
+    def are_known(self) -> bool:
+        """Whether gradients were seen after the last backward call. DeepSpeed keeps them elsewhere."""
+        return bool(self._made)
 
     def compare_with_last_update(self) -> None:
         """Record whether this update uses the gradients of the last one again, with no backward call in between."""
@@ -367,6 +416,17 @@ class Clipping:
         self.num_backwards_after = self._gradients.num_backwards - num_before if clipped != sums else 0
 
 
+def depends_on_mode(module: torch.nn.Module) -> bool:
+    """Return whether a model has dropout or batch norm, which work differently in evaluation mode."""
+    kinds = (torch.nn.modules.dropout._DropoutNd, torch.nn.modules.batchnorm._BatchNorm)
+    return any(isinstance(part, kinds) and bool(getattr(part, "p", 1.0)) for part in module.modules())
+
+
+def _random_state() -> int:
+    states = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_available() else [])]
+    return zlib.crc32(b"".join(state.numpy().tobytes() for state in states))
+
+
 class Step:
     """The observations of one step: collectives, forward passes, autocast and PyTorch's gradient clipping.
 
@@ -388,6 +448,7 @@ class Step:
         self.replicated: set[str] = set()  # parameters that every rank has in full at that time
         self.batches: list[list[Checksum]] = []  # the inputs of the first two forward passes
         self.autocast_dtype: torch.dtype | None = None
+        self.random_state: int | None = None  # a checksum, as the first forward pass begins; None without dropout
         self.cuts = Cuts(model)
         self.packing = Packing()
         self.last_states = States(optimizer)
@@ -443,7 +504,8 @@ class Step:
         if not self._agree(self.reference.reason):
             self.reference.report = {"reason": self.reference.reason or "another rank could not compute it"}
             return
-        self.reference.note_gradients(self.gradients.scale_since_backward())
+        factor = self.gradients.scale_since_backward()
+        self.reference.note_gradients(factor, factor is None and self.gradients.are_known)
         self.reference.run()
 
     def close(self) -> None:
@@ -491,6 +553,7 @@ class Step:
             return call(*arguments, **options)
         if not self.weights:
             self.weights, self.replicated = of_weights(self._model), replicated_names(self._model)
+            self.random_state = _random_state() if depends_on_mode(inner_module(self._model)) else None
             self.update.begin_forward()
         if len(self.batches) < 2:
             self.batches.append(of_batch(arguments, options))
@@ -558,7 +621,11 @@ class Step:
             return self._under_probe("backward", call, *arguments, **options)
         sums = self.gradients.begin_backward(needs_sums=self.clipping.has_shrunk)
         clipped = self.clipping.begin_backward(sums)
-        self.losses.note_backward(arguments[0] if arguments else options.get("tensors"))
+        tensors, grad_tensors = (
+            arguments[i] if len(arguments) > i else options.get(name)
+            for i, name in enumerate(("tensors", "grad_tensors"))
+        )
+        self.losses.note_backward(tensors, grad_tensors, self.scaling.scale)
         result = self._under_probe("backward", call, *arguments, **options)
         self.gradients.end_backward()
         self.clipping.end_backward(clipped)

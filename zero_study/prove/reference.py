@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import random
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple
 
+import numpy
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.distributed.fsdp import FullyShardedDataParallel
@@ -23,29 +25,16 @@ from .. import terminal
 from ..engines.readback import full_tensors
 from ..engines.readback.facts import inner_module, is_deepspeed
 from ..engines.readback.parameters import full_value, is_partitioned, local, whole_bytes, whole_size
+from .loss_graph import SAME, Weight, named_factor, walk
+from .loss_graph import weight as weight_of
 from .muon import packed
 
 MOST_ELEMENTS = 2**15  # of all gradients together that are compared
 TOLERANCE = 0.05  # of the length of the gradient; mostly for batches whose targets count slightly differently
 TOLERANCE_OF_16_BITS = 0.15
-SAME = 1e-3  # relative; targets whose weights differ by less count equally
-_OF_TARGETS = ("NllLossBackward0", "NllLoss2DBackward0")
-# Their sums have no scale that everybody uses, so only their means are compared.
-_OF_ELEMENTS = (
-    "MseLossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0", "BinaryCrossEntropyBackward0",
-    "BinaryCrossEntropyWithLogitsBackward0",
-)  # fmt: skip
-_MEAN, _SUM = 1, 2  # torch's numbers of reductions
 _ENGINES = ("torch.distributed", "deepspeed")  # modules whose hooks on the model's modules are left out
 
 Report = dict[str, Any]  # what a rank found; may be written as JSON
-
-
-class Weight(NamedTuple):
-    """The weight of each target in the loss on which backward is called."""
-
-    of_target: float
-    num_targets: float
 
 
 class _Pass:
@@ -79,7 +68,9 @@ class Reference:
         self._model, self._facts = model, facts
         self._passes: list[_Pass] = []
         self._got: dict[str, dict[str, Any]] | None = None  # the gradients of the step, before they are clipped
+        self._has_new = False  # a backward pass has added to them
         self._factor: float | None = None  # by what the script had multiplied them
+        self._is_changed = False  # the script had changed them, and not by one factor
         self.report: Report = {}
         self._reason = _why_impossible(model, facts)
         trainable = [(name, p) for name, p in inner_module(model).named_parameters() if p.requires_grad]
@@ -104,6 +95,7 @@ class Reference:
         """Record the gradients of the outputs, before backward is called with these arguments."""
         if self._reason:
             return
+        self._has_new = True
         tensors = arguments[0] if arguments else options.get("tensors")
         losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors or ())
         grad_tensors = arguments[1] if len(arguments) > 1 else options.get("grad_tensors")
@@ -134,7 +126,7 @@ class Reference:
             for at, forward_pass in enumerate(self._passes)
             for number, edge in forward_pass.edges.items()
         }
-        graph = _walk([loss.grad_fn for loss in losses if loss.grad_fn is not None],
+        graph = walk([loss.grad_fn for loss in losses if loss.grad_fn is not None],
                       [edge.node for edge in edges.values()])  # fmt: skip
         if graph.has_custom_function:
             self._reason = (
@@ -145,7 +137,7 @@ class Reference:
             self._reason = "a part of the loss is computed from the weights, not from the outputs of the model"
             return
         received = torch.autograd.grad(losses, list(edges.values()), weights, retain_graph=True, allow_unused=True)
-        of_loss = _weight(losses, weights, graph)
+        of_loss = weight_of(losses, weights, graph)
         num_passes = len({at for (at, _), gradient in zip(edges, received, strict=True) if gradient is not None})
         if of_loss is not None and num_passes > 1:  # they share the targets
             of_loss = of_loss._replace(num_targets=of_loss.num_targets / num_passes)
@@ -160,15 +152,17 @@ class Reference:
             forward_pass.weight = of_loss
             forward_pass.received[number] = gradient.detach() if before is None else before + gradient.detach()
 
-    def note_gradients(self, factor: float | None = None) -> None:
-        """Record the gradients of the step after the engine has averaged them. A second call has no effect.
+    def note_gradients(self, factor: float | None = None, is_changed: bool = False) -> None:
+        """Record the gradients of the step after the engine has averaged them, if a backward pass has added to them.
 
         Under DeepSpeed, every rank must call this before the engine's step. `factor` is by what the script has
-        multiplied all gradients since the last backward pass. None if it is unknown.
+        multiplied all gradients since the last backward pass. None if it is unknown. `is_changed` says that it has
+        changed them in another way.
         """
-        if self._got is None and not self._reason:
+        if self._has_new and not self._reason:
+            self._has_new = False
             try:
-                self._got, self._factor = self._gradients(), factor
+                self._got, self._factor, self._is_changed = self._gradients(), factor, is_changed
             except Exception as error:  # the training continues
                 self._reason = f"{type(error).__name__}: {error}"
 
@@ -228,6 +222,7 @@ class Reference:
             "reason": None,
             "got": self._got or {},
             "factor": self._factor,
+            "is_changed": self._is_changed,
             "of_loss": {name: packed(values, 0) for name, values in own.items()},
             "of_mean": None if is_own_loss else {name: packed(values, 0) for name, values in of_mean.items()},
             "weights": weights,
@@ -238,7 +233,11 @@ class Reference:
         """Make a forward and a backward pass again. Return the weight of its targets, or None if that is not known."""
         arguments, options = forward_pass.inputs
         is_enabled, dtype = forward_pass.autocast
-        with torch.random.fork_rng(), torch.autocast(self._facts["device"], dtype, enabled=is_enabled):
+        with (
+            _other_random_numbers_kept(),
+            torch.random.fork_rng(),
+            torch.autocast(self._facts["device"], dtype, enabled=is_enabled),
+        ):
             torch.set_rng_state(forward_pass.random[0])
             if forward_pass.random[1] is not None:
                 torch.cuda.set_rng_state(forward_pass.random[1])
@@ -247,7 +246,7 @@ class Reference:
         gradients = list(forward_pass.received.values())
         weight = forward_pass.weight
         if weight is None and not forward_pass.is_own_loss:
-            weight = _weight(outputs, gradients, _walk([output.grad_fn for output in outputs], []))
+            weight = weight_of(outputs, gradients, walk([output.grad_fn for output in outputs], []))
         torch.autograd.backward(outputs, gradients)
         return weight
 
@@ -285,6 +284,16 @@ def _accelerator_state() -> Any:
     return torch.cuda.get_rng_state() if torch.cuda.is_available() else None
 
 
+@contextmanager
+def _other_random_numbers_kept() -> Iterator[None]:
+    before = random.getstate(), numpy.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        numpy.random.set_state(before[1])
+
+
 def _copied(value: Any) -> Any:
     return value.detach().clone().requires_grad_(value.requires_grad) if isinstance(value, torch.Tensor) else value
 
@@ -311,84 +320,6 @@ def _start_of_shard(parameter: Any) -> int:
 
     _, offset = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
     return int(offset[0] * math.prod(parameter.shape[1:]))
-
-
-# ---------------------------------------------------------------- the graph between the loss and the outputs
-
-
-class _Graph(NamedTuple):
-    losses: list[Any]  # the nodes of loss functions that are met first
-    goes_beside: bool  # the outputs or parameters are reached without passing through one of these nodes
-    has_custom_function: bool
-    leaves: set[int]  # ids of the parameters that are reached
-
-
-def _walk(roots: Iterable[Any], outputs: Sequence[Any]) -> _Graph:
-    """Follow the graph from the loss to the nodes of loss functions, of the model's outputs, or of parameters."""
-    stops, visited = {id(node) for node in outputs}, dict[int, Any]()
-    losses, leaves, is_bypassed, has_custom_function = [], set[int](), False, False
-    waiting = list(roots)
-    while waiting:
-        node = waiting.pop()
-        if node is None or id(node) in visited:
-            continue
-        visited[id(node)] = node
-        if id(node) in stops or hasattr(node, "variable"):
-            is_bypassed = True
-            leaves |= {id(node.variable)} if hasattr(node, "variable") else set()
-        elif _is_loss(node):
-            losses.append(node)
-        else:
-            has_custom_function = has_custom_function or isinstance(node, torch.autograd.function.BackwardCFunction)
-            waiting += [following for following, _ in node.next_functions]
-    return _Graph(losses, is_bypassed, has_custom_function, leaves)
-
-
-def _is_loss(node: Any) -> bool:
-    name = node.name()
-    return name in _OF_TARGETS or (name in _OF_ELEMENTS and node._saved_reduction == _MEAN)
-
-
-def _weight(losses: Sequence[Any], weights: Sequence[Any], graph: _Graph) -> Weight | None:
-    """Return by how much each target counts, if all targets count equally and nothing else counts."""
-    if not graph.losses or graph.goes_beside:
-        return None
-    edges = [GradientEdge(node, 0) for node in graph.losses]
-    factors = torch.autograd.grad(losses, edges, weights, retain_graph=True, allow_unused=True)
-    node_weights = [
-        _of_node(node, factor) for node, factor in zip(graph.losses, factors, strict=True) if factor is not None
-    ]
-    node_weights = [weight for weight in node_weights if weight is None or weight.num_targets]
-    defined = [weight for weight in node_weights if weight is not None]
-    if not defined or len(defined) != len(node_weights):
-        return None
-    if len(defined) > 1 and any(node._saved_reduction == _MEAN for node in graph.losses):
-        return None  # a sum of several means has no scale that everybody uses
-    first = defined[0].of_target
-    if any(abs(weight.of_target - first) > SAME * abs(first) for weight in defined):
-        return None
-    return Weight(first, sum(weight.num_targets for weight in defined))
-
-
-def _of_node(node: Any, factor: torch.Tensor) -> Weight | None:
-    """Return how each target of a loss function counts. None if some count more than others."""
-    if node.name() in _OF_ELEMENTS:
-        number = node._saved_self.numel()
-        return Weight(float(factor) / number, number)
-    target = node._saved_target
-    is_used = target != node._saved_ignore_index
-    of_class = node._saved_weight
-    counts = is_used.double() if of_class is None else of_class.double()[target * is_used] * is_used
-    if node._saved_reduction in (_MEAN, _SUM):
-        number = float(counts.sum())
-        return Weight(float(factor) / (number if node._saved_reduction == _MEAN and number else 1.0), number)
-    is_used = is_used & (factor != 0)  # a script may mask by itself
-    used = factor[is_used].double()
-    if not used.numel():
-        return Weight(0.0, 0.0)
-    if of_class is not None or float(used.max() - used.min()) > SAME * float(used.abs().max()):
-        return None
-    return Weight(float(used.mean()), float(is_used.sum()))
 
 
 # ---------------------------------------------------------------- the bare model
@@ -421,12 +352,10 @@ def _bare(model: Any, device: str) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def _with_weights(module: torch.nn.Module, whole: dict[int, Any]) -> Iterator[None]:
-    names = ("_parameters", "_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks",
-             "_flat_weights")  # fmt: skip
-    before = {name: module.__dict__[name] for name in names if name in module.__dict__}
+    before = dict(module.__dict__)  # a forward pass may change attributes, such as a counter
     parameters = {name: whole.get(id(p), p) for name, p in before["_parameters"].items()}
     module.__dict__["_parameters"] = parameters
-    for name in names[1:5]:
+    for name in ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks"):
         hooks = before.get(name) or {}
         module.__dict__[name] = type(hooks)((key, hook) for key, hook in hooks.items() if not _is_of_engine(hook))
     if "_flat_weights" in before:  # of a recurrent network
@@ -434,6 +363,7 @@ def _with_weights(module: torch.nn.Module, whole: dict[int, Any]) -> Iterator[No
     try:
         yield
     finally:
+        module.__dict__.clear()
         module.__dict__.update(before)
 
 
@@ -455,8 +385,12 @@ class Judgment(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def judge(reports: Sequence[Report], averages: bool) -> Judgment:
-    """Compare the ranks' gradient with that of one process. `averages` tells if the engine averages over ranks."""
+def judge(reports: Sequence[Report], averages: bool, is_requested: bool = True) -> Judgment:
+    """Compare the ranks' gradient with that of one process. `averages` tells if the engine averages over ranks.
+
+    If the user did not request it, only another direction counts, with targets that count equally. Other differences
+    can be meant.
+    """
     reasons = [
         report.get("reason", "a rank could not compute its part of the reference")
         for report in reports
@@ -483,6 +417,8 @@ def judge(reports: Sequence[Report], averages: bool) -> Judgment:
         "difference": difference,
         "loss_is_own": is_own_loss,
     }
+    if averages and any(report.get("is_changed") for report in reports):
+        return Judgment([], ["the script changes gradients after the last backward pass, and not by one factor"], 0, {})
     not_checked = ["the script's loss is not a mean that a loss function of PyTorch computed, so its scale is unknown"]
     findings: list[str] = []
     notes: list[str] = []
@@ -496,7 +432,7 @@ def judge(reports: Sequence[Report], averages: bool) -> Judgment:
                 f"the script multiplied all gradients by {factor:.4g} after the last backward pass, as clipping does. "
                 "Before that, the gradient was that of one process."
             ]
-        else:
+        elif is_requested or (cosine < 1 - tolerance and not _has_unequal_targets(reports, tolerance)):
             findings = [_finding(reports, ratio, cosine, tolerance, is_own_loss)]
     return Judgment(findings, not_checked if is_own_loss else [], actual.numel(), numbers, tuple(notes))
 
@@ -535,8 +471,8 @@ def _finding(reports: Sequence[Report], ratio: float, cosine: float, tolerance: 
         )
     if cosine < tolerance - 1:
         return f"{begin}: it has the opposite direction (cosine {cosine:.3f}) and is {ratio:.4g} times as long."
-    weights = [abs(weight) for report in reports for weight, _ in report["weights"]]
-    if not is_own_loss and max(weights) > (1 + tolerance) * min(weights):
+    if not is_own_loss and _has_unequal_targets(reports, tolerance):
+        weights = [abs(weight) for report in reports for weight, _ in report["weights"]]
         return (
             f"{begin}: a target in one micro batch counts up to {max(weights) / min(weights):.3g} times "
             f"as much as a target in another micro batch. The gradient is {ratio:.4g} times as long, and "
@@ -549,21 +485,11 @@ def _finding(reports: Sequence[Report], ratio: float, cosine: float, tolerance: 
     )
 
 
+def _has_unequal_targets(reports: Sequence[Report], tolerance: float) -> bool:
+    weights = [abs(weight) for report in reports for weight, _ in report["weights"]]
+    return bool(weights) and max(weights) > (1 + tolerance) * min(weights)
+
+
 def _named_factor(ratio: float, reports: Sequence[Report]) -> str:
-    """Return what a factor is, as words in brackets. Empty if it is not one of the known numbers."""
-    num_ranks, num_passes = len(reports), max(len(report["weights"]) for report in reports)
-    numbers = {
-        "the number of ranks": num_ranks,
-        "the number of micro batches": num_passes,
-        "the number of ranks times micro batches": num_ranks * num_passes if min(num_ranks, num_passes) > 1 else 1,
-        "the number of targets": sum(number for report in reports for _, number in report["weights"]),
-    }
-    if len(targets := {number for report in reports for _, number in report["weights"]}) == 1:
-        (of_pass,) = targets
-        numbers |= {"the targets of a rank": of_pass * num_passes} if num_ranks > 1 else {}
-        numbers |= {"the targets of a micro batch": of_pass} if num_passes > 1 else {}
-    for begin, factor in (("", ratio), ("1 divided by ", 1 / ratio if ratio else 0.0)):
-        names = [name for name, number in numbers.items() if number > 1 and abs(factor / number - 1) < TOLERANCE / 2]
-        if names:
-            return f" ({begin}{', which is also '.join(names)})"
-    return ""
+    targets = [number for report in reports for _, number in report["weights"]]
+    return named_factor(ratio, len(reports), max(len(report["weights"]) for report in reports), targets)

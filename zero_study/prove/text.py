@@ -67,10 +67,12 @@ def finding_lines(
     return [_line(word, text) for word, texts in words.items() for text in texts]
 
 
-def result_line(number: int, num_faults: int, num_differences: int, not_checked: Sequence[str]) -> str:
-    """Return the line that counts the faults and differences of the checked step.
+def result_line(
+    steps: str, num_faults: int, num_differences: int, not_checked: Sequence[str], share: float | None = None
+) -> str:
+    """Return the line that counts the faults and differences in the checked steps.
 
-    `not_checked` names the checks that could not be made.
+    `not_checked` names the checks that could not be made. `share` is the share of the time that checks took.
     """
     faults = {0: "no fault", 1: "1 fault"}.get(num_faults, f"{num_faults} faults")
     differences = {0: "", 1: " and 1 difference from the request"}.get(
@@ -80,7 +82,8 @@ def result_line(number: int, num_faults: int, num_differences: int, not_checked:
     if not_checked:
         number_of_checks = terminal.count(len(not_checked), "check")
         incomplete = f"; {number_of_checks} could not be made: {', '.join(not_checked)}"
-    return _line("result", f"{faults}{differences} found in optimizer step {number}{incomplete}")
+    cost = "" if share is None else f". The checks took {100 * share:.2g} % of the time"
+    return _line("result", f"{faults}{differences} found in {steps}{incomplete}{cost}")
 
 
 def step_lines(step: dict[str, Any], update: str, precision: str, num_params: int) -> list[str]:

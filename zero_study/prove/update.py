@@ -143,6 +143,19 @@ class Update:
         except Exception as error:  # the other results of the proof do not depend on it
             self._error = f"{type(error).__name__}: {error}"
 
+    @property
+    def arithmetic(self) -> Any:
+        """The optimizer that does the arithmetic."""
+        return self._base
+
+    def note_sample(self, group: dict[str, Any], tensor: Any, fragment: Fragment) -> None:
+        """Record the inputs of the update of one part of a parameter, whose rule must work element by element."""
+        rule = rules.rule_of(self._base, group)
+        assert rule is not None
+        with torch.no_grad():
+            if reason := self._note_part(self._base, group, rule, tensor, fragment, 1):
+                self._unchecked[fragment.name] = reason
+
     def _find_fragments(self) -> dict[int, list[Fragment]]:
         self._fragments = self._fragments or fragments_of(self._model, self._optimizer)
         return self._fragments

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,7 @@ from ..engines.readback.demands import Demand
 from ..engines.readback.dtypes import precision_of, precision_of_autocast
 from ..engines.readback.facts import (
     base_optimizer,
+    ddp_of,
     engine_optimizer,
     inner_module,
     is_compiled,
@@ -39,24 +40,53 @@ from ..engines.readback.states import count_states
 from ..engines.scripts import rank
 from ..verdict import Checked, Verdict
 from ..version import __version__
-from . import findings, mismatch, norms, reference, schedules, store_exchange, text, update
+from . import findings, loss_graph, mismatch, norms, reference, schedules, store_exchange, text, update
 from .checksums import Checksum, of_batch, of_weights, total
 from .demands import Request, by_arguments, by_file, by_json, by_launcher, content_of, requested_processes
+from .json_answer import fault_id
 from .mismatch import ConfigMismatch, KnownFault, TrainingFault, Unverified
-from .proved_step import Gradients, Step
+from .proved_step import Gradients, Step, depends_on_mode
+from .ranks import Ranks
+from .resuming import Resumed
 from .ties import Ties
+from .watch import Start, Watch
 
 # The first step creates the optimizer's moments. In the second, ZeRO stage 3 traces the order of its parameters. The
 # third step is the first steady one.
 PROVED_STEP = 3
+SMALL = 2**22  # parameters of a model whose gradient is compared with that of one process by default
 WEIGHTS = "the update of the weights"
 REFERENCE = "the gradient of one process"
 REQUESTED = (REFERENCE,)  # beginnings of checks that are made only if they are requested
 # A single step with fewer forward passes than requested may be the end of an epoch. This many in a row are not.
 SHORT_STEPS = 3
 
+# What a finding in the examined step implies: these kinds of findings would only repeat it.
+_IMPLIED = {
+    "gradients-not-averaged": ("ranks-differ", "gradients-differ", "clipped-per-rank"),
+    "ranks-train-separately": ("ranks-differ", "gradients-differ", "clipped-per-rank"),
+    "ranks-have-other-settings": ("ranks-differ",),
+    "ranks-differ": ("gradients-differ", "clipped-per-rank"),
+    "same-batch": ("overlapping-data",),
+    "missing-zero-grad": ("carried-gradients",),
+    "not-finite-weights": ("not-finite-loss", "other-update"),
+    "no-weight-moved": ("zero-gradients",),
+}
+
 _outputs: set[Path] = set()  # the files of all proofs of this process
 _numbers = itertools.count()  # the numbers of the proofs of this process
+
+
+class Options(NamedTuple):
+    """What a user asked of `prove`."""
+
+    strict: bool = False
+    allow_known_bad: bool = False
+    has_reference: bool = False
+    steps: int | None = None  # after which the training ends; None: it is not ended
+    thorough: frozenset[int] = frozenset()  # steps that are examined besides the third
+    examines_last: bool = False  # the last step is examined, too
+    max_overhead: float | None = None  # the largest share of the time that checks of the watch may take
 
 
 def watch(
@@ -67,21 +97,27 @@ def watch(
     strict: bool = False,
     allow_known_bad: bool = False,
     output: str | Path = "proof.json",
-) -> None:
-    """Verify how `model` and `optimizer` are built, and measure the third optimizer step from now.
+    max_overhead: float | None = None,
+) -> StepWatcher:
+    """Verify how `model` and `optimizer` are built, examine the third optimizer step from now, and watch later steps.
 
     Call it on every rank, after `prepare`, `deepspeed.initialize`, DDP(...) or `fully_shard`. A DeepSpeed engine needs
     no `optimizer`. The measurement counts the memory of the model states and the collectives of the step.
 
     `config` has the settings that you expect: an accelerate file, a DeepSpeed JSON, or a dict like a DeepSpeed JSON. If
     it is None, only the settings that the launcher or the script passed on count as requested. Rank 0 writes the result
-    to `output`, a JSON file. If a script makes several proofs, the second file is proof-2.json.
+    to `output`, a JSON file. If a script makes several proofs, the second file is proof-2.json. The watch ends with
+    the process, or if `end()` of the returned object is called. `max_overhead` is the largest share of the time that
+    its checks may take, such as 0.02.
 
     Raises KnownFault on every rank if this release of DeepSpeed is known to train such an engine wrongly, unless
     `allow_known_bad` is True. With `strict`, it also raises ConfigMismatch, TrainingFault and Unverified, and a
     training that ends before the checked step ends with exit status 1. Without `strict`, these are only printed.
     """
-    StepWatcher(strict, allow_known_bad, Path(output)).begin(model, optimizer, config, None)
+    options = Options(strict, allow_known_bad, max_overhead=max_overhead)
+    watcher = StepWatcher(options, Path(output))
+    watcher.begin(model, optimizer, config, None)
+    return watcher
 
 
 def callback(
@@ -90,6 +126,7 @@ def callback(
     strict: bool = False,
     allow_known_bad: bool = False,
     output: str | Path | None = None,
+    max_overhead: float | None = None,
 ) -> Any:
     """Return a callback for the Trainer of transformers or TRL that does the same as `watch`.
 
@@ -109,7 +146,7 @@ def callback(
             """
             model, optimizer = options["model"], options["optimizer"]
             path = Path(output or Path(args.output_dir, "proof.json"))
-            self._watch = proof = StepWatcher(strict, allow_known_bad, path)
+            self._watch = proof = StepWatcher(Options(strict, allow_known_bad, max_overhead=max_overhead), path)
 
             def begin(module: torch.nn.Module, _: Any) -> None:
                 if model.training and any(part is model for part in module.modules()):
@@ -126,18 +163,17 @@ def callback(
 
 
 class StepWatcher:
-    """A watch that reads the settings of the built engine, checks one optimizer step, and removes all its hooks."""
+    """A proof of one model: reads the settings of the built engine, examines one step, and watches all later ones."""
 
     def __init__(
         self,
-        strict: bool,
-        allow_known_bad: bool,
+        options: Options,
         output: Path,
         steps_before: int = 0,
         loaders: Loaders | None = None,
-        has_reference: bool = False,
         ties: Ties | None = None,
         at_start: Checksum | None = None,
+        resumed: Resumed | None = None,
     ) -> None:
         """Set the options of a watch, which starts with `begin`.
 
@@ -145,11 +181,10 @@ class StepWatcher:
         loaders that have already been recorded, or None. `at_start` is the checksum of all weights before these steps.
         """
         self._at_start = at_start
-        self._strict = strict
-        self._has_reference = has_reference
+        self._options = options
+        self._strict = options.strict
         self._ties = ties
-        self.optimizer: torch.optim.Optimizer | None = None  # the one whose updates are counted
-        self._allow_known_bad = allow_known_bad
+        self._resumed = resumed
         self._output = _free(output)
         self._steps = steps_before
         self._short = 0  # steps in a row that had fewer forward passes than requested
@@ -163,6 +198,10 @@ class StepWatcher:
         # Id of a schedule -> its steps at that time, and the number of the update.
         self._schedules: dict[int, tuple[int, int]] = {}
         self._loaders = Loaders() if loaders is None else loaders
+        self._watch: Watch | None = None  # of the steps after the examined one
+        self._averager: str | None = None  # of the gradients, as the examined step showed
+        self._is_alone = False  # other ranks do not count the examined step
+        self._num_examined = 0
         self._stepped: dict[int, torch.optim.Optimizer] = {}  # id -> optimizer, of all optimizers that have stepped
         self._name = f"proof-{next(_numbers)}"  # the same on all ranks
         # The optimizer whose updates are counted; None if the watch has ended.
@@ -206,13 +245,13 @@ class StepWatcher:
             self._known_wrong, note = mismatch.known_wrong(self._facts)
             self._demands = _demands(self._model, self._facts["engine"], request, arguments)
             self._tell_what_was_built(request, [note] if note else [])
-            self._base = self.optimizer = base_optimizer(self._optimizer)
+            self._base = base_optimizer(self._optimizer)
             # The hook is for all optimizers. A hook on this one would be copied when a script copies the optimizer.
             self._hook = before_updates(self._before_update)
             if self._steps and not is_compiled(self._called):  # the counted step may be the next one
                 self._first = register_module_forward_hook(self._note_first, with_kwargs=True)
             atexit.register(self._end_of_process)
-        if self._known_wrong and not self._allow_known_bad:
+        if self._known_wrong and not self._options.allow_known_bad:
             self._leave()
             raise KnownFault(f"{self._known_wrong}. Install another release, or pass allow_known_bad=True to continue.")
 
@@ -247,16 +286,23 @@ class StepWatcher:
         notes += [*self._loaders.notes, *findings.equal_embeddings(inner_module(self._model))]
         lines = [*text.engine_lines(self._facts), text.request_line(sources, comparison.num_agreed)]
         self._loaders.listen()
+        self._content["findings"] += (
+            [] if self._resumed is None else self._resumed.findings(base_optimizer(self._optimizer))
+        )
         self._tell(lines, comparison.differences, notes, self._content["known_wrong"])
 
-    def end(self) -> None:
-        """Remove all hooks, and print a message if the step to check was not reached.
+    def end(self, waits: bool = True) -> None:
+        """End the watch, remove all hooks, and print the result, or a message if no step could be examined.
 
-        A strict proof then raises Unverified, too.
+        A strict proof then raises Unverified, too. If `waits` is false, other ranks may have ended. Further calls have
+        no effect.
         """
-        counts = self._base is not None
+        counts, watch = self._base is not None, self._watch
         self._leave()
-        if counts:
+        if watch is not None:
+            with self._out_of_the_way():
+                self._tell_end(watch, waits)
+        elif counts:
             passes = self._requested_passes()
             reason = f"; the last one had fewer forward passes than the requested {passes}" if self._short else ""
             steps = terminal.count(self._steps, "optimizer step")
@@ -265,6 +311,44 @@ class StepWatcher:
                 print(f"proof: not made, {message}", flush=True)
             if self._strict:
                 raise Unverified(message)
+
+    def _tell_end(self, watch: Watch, waits: bool) -> None:
+        """Print and write the result of the whole training."""
+        watch.finish(waits)
+        self._add_found(watch)
+        if ended := findings.ended_schedule(watch.zeros, self._steps):
+            self._content["findings"].append(ended)
+            if rank() == 0:
+                print("", *text.finding_lines([], [ended], [], []), sep="\n", flush=True)
+        number = self._num_examined + watch.update - watch.first
+        self._checked[0] = Checked(number, "optimizer step", "examined or watched")
+        notes = [note for zero, note in self._of_epoch if self._steps < zero - 1] + sorted(watch.ranks.notes.values())
+        missing = watch.ranks.missing
+        notes += [f"{text.NOT_CHECKED}the end of the training on ranks {missing}"] if missing else []
+        notes = [note for note in dict.fromkeys(notes) if note not in self._content["notes"]]
+        self._content["notes"] += notes
+        self._not_checked += self._of_notes(notes)
+        self._content["watched"] = watch.summary()
+        self._content |= self.verdict.content()
+        if rank() == 0 and (watch.update > watch.first or notes):
+            steps = f"{number} of {terminal.count(self._steps, 'optimizer step')}"
+            result = self._result_line(steps, [], [], watch.share)
+            print("", result, *text.finding_lines([], [], [], notes), sep="\n", flush=True)
+            self._write()
+
+    def _add_found(self, watch: Watch) -> list[str]:
+        """Add what the watch has found since the last call to the proof, print it, and return it."""
+        total = self._options.steps or self._num_updates
+        new = []
+        for _, step, line in watch.ranks.take():
+            new.append(f"update {step}{f' of {total}' if total else ''}: {line.removesuffix('.')}.")
+        if new:
+            self._content["findings"] += new
+            self._content |= self.verdict.content()
+            if rank() == 0:
+                print("", *text.finding_lines([], new, [], []), sep="\n", flush=True)
+                self._write()
+        return new
 
     def _note_first(self, module: torch.nn.Module, arguments: Any, options: Any, _: Any) -> None:
         """Record the inputs of the first forward pass, so that the batches of two steps can be compared."""
@@ -285,11 +369,11 @@ class StepWatcher:
         An exception that is raised in an exit handler would not change the exit status.
         """
         try:
-            self.end()
-        except Unverified:
+            self.end(waits=getattr(sys, "last_value", None) is None)
+        except (Unverified, TrainingFault):
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(verdicts.UNKNOWN)
+            os._exit(self.verdict.status)
 
     def _before_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Record the model states before the counted step's update, or start to observe the next step.
@@ -302,19 +386,32 @@ class StepWatcher:
             if self._step is not None and self._step.states:
                 self._step.update.note_before(optimizer)
             if optimizer is not self._base or self._is_same_update():
+                if self._watch is not None:
+                    self._watch.before_update(optimizer)
                 return
             # A gap between two of DeepSpeed's numbers is an update that it skipped because of an fp16 overflow.
             number, before = self._engine_steps(), self._last
             self._last = number
             self._steps += 1
             is_after_skip = number is not None and before is not None and number != before + 1
+            if self._watch is not None:
+                self._watch.begin_update()
+                self._watch.before_update(optimizer)
+                if (new := self._add_found(self._watch)) and self._strict:
+                    raise TrainingFault(" ".join(new))
             if self._step is not None and self._proves(self._step, is_after_skip):
                 self._step.update.note_before(optimizer)
                 return
             # Two steps are observed, so that their inputs can be compared. If the model is compiled, only the counted
             # step is observed, because an observed step runs without the compiled graphs.
-            if self._steps >= PROVED_STEP - (1 if is_compiled(self._called) else 2):
+            begins = PROVED_STEP - (1 if is_compiled(self._called) else 2)
+            if self._steps >= begins if self._watch is None else self._examines(self._steps + 1):
                 self._watch_next_step(optimizer)
+
+    def _examines(self, step: int) -> bool:
+        """Say whether the user asked for the full check of a later step."""
+        last = self._options.steps or self._num_updates
+        return step in self._options.thorough or (self._options.examines_last and step == last)
 
     def _engine_steps(self) -> int | None:
         """Return DeepSpeed's own number of the current step. None for other engines."""
@@ -328,6 +425,7 @@ class StepWatcher:
         """
         number, step = self._engine_steps(), self._step
         is_under_way = step is not None and (bool(step.states) or (number is None and step.is_within_last_update))
+        is_under_way = is_under_way or (number is None and self._watch is not None and self._watch.is_updating)
         return is_under_way or (number is not None and number == self._last)
 
     def _proves(self, step: Step, is_after_skip: bool) -> bool:
@@ -346,14 +444,15 @@ class StepWatcher:
         is_asynchronous = type(self._base).__name__.startswith("ZenFlow")
         may_compare_states = self._facts["offload_optimizer_device"] != "nvme" and not is_asynchronous
         self._of_states = step.last_states.differences() if may_compare_states else []
-        if step.is_whole and self._steps >= PROVED_STEP and not is_after_skip:
+        counts = self._steps >= PROVED_STEP if self._watch is None else self._examines(self._steps)
+        if step.is_whole and counts and not is_after_skip:
             self._short = self._short + 1 if 0 < step.passes.number < self._requested_passes() else 0
             if self._short in (0, SHORT_STEPS):
                 step.run_reference()
                 step.begin_update(count_states(self._model, self._optimizer))
                 return True
         step.close()
-        if self._steps >= PROVED_STEP and self._is_compared():  # ranks that count this step must not wait for this rank
+        if counts and self._is_compared():  # ranks that count this step must not wait for this rank
             store_exchange.post(self._name, self._steps, None)
         return False
 
@@ -368,7 +467,7 @@ class StepWatcher:
         has_states_on_disk = self._facts["offload_optimizer_device"] == "nvme"
         observed = update.Update(self._model, self._optimizer, self._base, has_states_on_disk)
         # Only the next update may be the one to count, so only then the samples are kept.
-        may_count = self._has_reference and self._steps + 1 >= PROVED_STEP
+        may_count = self._makes_reference and self._steps + 1 >= PROVED_STEP
         again = reference.Reference(self._model, self._facts) if may_count else None
         self._step = Step(
             self._called, self._model, self._base, self._facts["device"], observed, self._after_update, again,
@@ -383,6 +482,13 @@ class StepWatcher:
         reasons = store_exchange.agree(f"{self._name}-reference", number, [reason], list)
         return reasons is not None and all(of_rank == [None] for of_rank in reasons)
 
+    @property
+    def _makes_reference(self) -> bool:
+        """Whether the gradient of one process is computed: on request, and for small models under DDP."""
+        has_hook = bool(getattr(ddp_of(self._model), "_comm_hooks", None))  # which may compress gradients
+        is_small = self._facts["num_params"] <= SMALL and self._facts["engine"] == "DDP" and not has_hook
+        return self._options.has_reference or (is_small and self._is_compared())
+
     def _is_compared(self) -> bool:
         return dist.is_initialized() and dist.get_world_size() > 1
 
@@ -395,8 +501,9 @@ class StepWatcher:
             self._prove(step)
 
     def _prove(self, step: Step) -> None:
-        """Print and write the result of the step, and remove all hooks."""
-        self._leave()
+        """Print and write the result of the step, and watch all steps after it."""
+        self._step = None
+        self._forget_first()
         facts, clipped_at = self._facts, step.clipping.limit
         # Only the step itself shows the precision of an engine that does not name it.
         shows_precision = facts["precision"] is None and step.passes.number > 0
@@ -410,8 +517,10 @@ class StepWatcher:
         differences, notes = mismatch.compare_step_with_request(
             self._demands, facts, step.passes.number, clipped_at, self._short
         )
+        differences += mismatch.other_products(self._demands, step.traffic.probe.multiplications)
         notes += self._notes_of_passes(step)
         faults, remarks, moved = self._find(step)
+        faults = [fault for fault in faults if fault not in self._content["findings"]]
         self._content["findings"] = [*self._content["findings"], *faults]
         self._content["step"] = counted = {
             "number": self._steps,
@@ -423,12 +532,51 @@ class StepWatcher:
         lines = text.step_lines(counted, moved, facts["precision"] or "an unknown precision", facts["num_params"])
         differences = [*comparison.differences, *differences]
         notes = [*comparison.notes, *notes, *remarks]
-        del self._not_checked[0]
-        self._checked.append(Checked(1, "optimizer step", "examined"))
-        not_checked = [check.what for check in (*self._not_checked, *self._of_notes(notes))]
-        num_faults, num_differences = len(self._content["findings"]), len(self._content["not_as_asked"] + differences)
-        result = text.result_line(self._steps, num_faults, num_differences, list(dict.fromkeys(not_checked)))
+        if not self._num_examined:
+            del self._not_checked[0]
+            self._checked.insert(0, Checked(1, "optimizer step", "examined"))
+        self._num_examined += self._watch is None
+        result = self._result_line(f"optimizer step {self._steps}", differences, notes)
         self._tell([result], differences, notes, lines_after=lines)
+        if self._watch is None:
+            self._begin_watch(step)
+
+    def _result_line(
+        self, steps: str, differences: Sequence[str], notes: Sequence[str], share: float | None = None
+    ) -> str:
+        """Return the line of the result, with differences and notes that are not in the proof yet."""
+        not_checked = dict.fromkeys(check.what for check in (*self._not_checked, *self._of_notes(notes)))
+        num_differences = len(self._content["not_as_asked"]) + len(differences)
+        return text.result_line(steps, len(self._content["findings"]), num_differences, list(not_checked), share)
+
+    def _begin_watch(self, step: Step) -> None:
+        facts, base = self._facts, self._base
+        assert base is not None
+        is_asynchronous = type(base).__name__.startswith("ZenFlow")
+        start = Start(
+            update=self._steps,
+            passes=step.passes.number,
+            backwards=step.gradients.num_backwards,
+            compares_gradients=facts["engine"] != "DeepSpeed",
+            has_masters=bool(facts["parameter_dtypes"] != ["float32"] and facts.get("master_dtypes")),
+            may_sample=facts["offload_optimizer_device"] != "nvme" and not is_asynchronous,
+        )
+        known = {fault_id(line).partition("/")[2] for line in self._content["findings"]}
+        known |= {implied for kind in known for implied in _IMPLIED.get(kind, ())}
+        group = (facts["data_parallel_ranks"] or []) if self._averager and not self._is_alone else []
+        names = [name for name, p in self._model.named_parameters() if p.requires_grad]
+        ranks = Ranks(None if self._is_alone or not self._is_compared() else self._name, group, names, known)
+        self._watch = Watch(
+            self._called,
+            self._model,
+            self._optimizer,
+            base,
+            start,
+            ranks,
+            self._loaders,
+            self._options.max_overhead,
+            self._options.steps,
+        )
 
     def _notes_of_passes(self, step: Step) -> list[str]:
         notes = []
@@ -440,7 +588,7 @@ class StepWatcher:
             notes.append(
                 "the model is compiled, but the counted step ran without its compiled graphs, so rounding differs"
             )
-        if step.passes.are_in_evaluation_mode:
+        if step.passes.are_in_evaluation_mode and not depends_on_mode(inner_module(self._model)):
             notes.append(
                 "the model trains in evaluation mode, so dropout and similar layers are off. Call model.train()"
             )
@@ -461,32 +609,42 @@ class StepWatcher:
             notes.append(f"{text.NOT_CHECKED}faults of the step ({type(error).__name__}: {error})")
         if not self._is_compared():
             notes += [*findings.uneven_targets(step.losses.targets), *report.get("unchecked", [])]
+            of_loss, of_loss_notes = loss_graph.scaled_loss([report.get("target_weights")])
+            report["findings"] += of_loss
+            notes += of_loss_notes
             of_norms = norms.judge([report["norm"]], self._facts) if "norm" in report else norms.NormJudgment([], [])
             notes += of_norms.notes
             wrong = report["findings"] + of_norms.findings + self._with_reference([of_reference], notes)
             return self._with_update(wrong, notes, self._judge([of_update]))
         mine = [report, of_update, of_reference] if "ranks" in report else None
         agreed = store_exchange.agree(self._name, self._steps, mine, self._decide)
+        self._is_alone = agreed is None
         if agreed is None:
             notes.append(
                 f"{text.NOT_CHECKED}differences between ranks, because one rank is not watched or counts another step"
             )
-            if of_reference is not None:
+            if of_reference is not None and self._options.has_reference:
                 notes.append(f"{text.NOT_CHECKED}{REFERENCE} (the ranks were not compared)")
             notes += report.get("unchecked", [])
             return self._with_update(report["findings"], notes, self._judge([of_update]))
         notes += agreed[1]
-        wrong = [*agreed[0], *self._with_reference(agreed[3], notes)]
+        of_references = self._with_reference(agreed[3], notes)
+        # Another finding is the cause of a wrong gradient.
+        wrong = [*agreed[0], *(of_references if self._options.has_reference or not agreed[0] else [])]
         return self._with_update(wrong, notes, update.Judgment(*agreed[2]))
 
     def _with_reference(self, reports: Sequence[Any], notes: list[str]) -> list[str]:
         """Return findings of the comparison with one process, if it was requested. Appends to `notes`."""
-        if not self._has_reference:
+        if not self._makes_reference:
             return []
-        result = reference.judge([report or {} for report in reports], self._facts["engine"] != "none")
+        is_requested = self._options.has_reference
+        result = reference.judge([report or {} for report in reports], self._facts["engine"] != "none", is_requested)
+        if not is_requested and not result.num_checked:
+            return []
         self._content["reference"] = result.numbers
         self._checked.append(Checked(result.num_checked, "gradient element", "compared with that of one process"))
-        notes += [f"{text.NOT_CHECKED}{REFERENCE} ({reason})" for reason in result.not_checked]
+        if is_requested:
+            notes += [f"{text.NOT_CHECKED}{REFERENCE} ({reason})" for reason in result.not_checked]
         notes += result.notes
         return result.findings
 
@@ -524,6 +682,7 @@ class StepWatcher:
         wrong = wrong or findings.not_moved(self._model, self._facts, self._optimizer, self._before, after)
         if max(self._rates, default=0.0) > 0:
             wrong += findings.reverted_weights(self._model, self._facts, self._before, step.weights, after)
+        wrong += findings.trains_in_evaluation_mode(step, inner_module(self._model))
         wrong += findings.lost_ties(self._model) or ([] if self._ties is None else self._ties.findings())
         cut = step.cuts.names(self._trained())
         wrong += findings.cut_from_graph(cut, len(self._trained())) + step.packing.findings()
@@ -538,6 +697,9 @@ class StepWatcher:
         batches = self._batches[-2:] if len(self._batches) > 1 else step.batches
         report = findings.rank_report(self._model, self._facts, self._optimizer, step, batches, step.weights or after,
                                       self._at_start)  # fmt: skip
+        self._averager = report["watched"][-1]
+        if self._options.has_reference:  # which finds the same
+            report["target_weights"] = None
         report["findings"] = [*wrong, *report["findings"]]
         report["norm"] = norms.report(self._model, step.update.squares, step.update.num_elements)
         return report
@@ -607,23 +769,6 @@ class StepWatcher:
         if self._strict and unchecked:
             raise Unverified("; ".join(unchecked))
 
-    def add_late(self, late: list[str], num_updates: int) -> None:
-        """Add findings that can only be made at the end of the training, such as a learning rate of zero.
-
-        A schedule that reaches zero within an epoch may have been made for a training that ends there. A note is
-        therefore added only if the training, which made `num_updates` updates, ended before the schedule.
-        """
-        new = [finding for finding in late if finding not in self._content.get("findings", [])]
-        notes = [note for zero, note in self._of_epoch if num_updates < zero - 1]
-        if not new and not notes:
-            return
-        if rank() == 0:
-            print(*text.finding_lines([], new, [], notes), sep="\n", flush=True)
-        self._content["findings"] += new
-        self._content["notes"] += notes
-        self._content |= self.verdict.content()
-        self._write()
-
     def _write(self) -> bool:
         """Write the proof on rank 0, and return whether that was possible."""
         if rank():
@@ -663,8 +808,10 @@ class StepWatcher:
         """
         if self._step is not None:
             self._step.close()
+        if self._watch is not None:
+            self._watch.close()
         self._forget_first()
-        self._step = self._base = None
+        self._step = self._base = self._watch = None
 
     def _leave(self) -> None:
         """Remove all hooks."""
@@ -699,6 +846,9 @@ class Loaders:
 
     def __init__(self) -> None:
         self.notes: list[str] = []
+        self._iterations: dict[int, int] = {}  # id of a loader -> how often the script has begun to iterate over it
+        self._last: int | None = None  # the id of the last one
+        self._of_training: int | None = None
         self._seen: dict[int, weakref.ref[Any]] = {}
         self._stack: ExitStack | None = None
 
@@ -711,6 +861,11 @@ class Loaders:
     def __iter__(self) -> Iterator[Any]:
         return iter([loader for reference in self._seen.values() if (loader := reference()) is not None])
 
+    def epoch(self) -> int:
+        """Return how often the script has begun to iterate over the loader that it used at the first call. 0: never."""
+        self._of_training = self._last if self._of_training is None else self._of_training
+        return self._iterations.get(self._of_training or 0, 0)
+
     def close(self) -> None:
         if self._stack is not None:
             self._stack.close()
@@ -718,6 +873,8 @@ class Loaders:
 
     def _on_iteration(self, call: Any, loader: Any) -> Any:
         self._seen[id(loader)] = weakref.ref(loader)
+        self._last = id(loader)
+        self._iterations[id(loader)] = self._iterations.get(id(loader), 0) + 1
         return call(loader)
 
 
