@@ -49,12 +49,11 @@ elif plant == "not_wrapped":
     wrapped = model
 else:
     wrapped = DistributedDataParallel(model)
+hides_scale = variant not in ("loss_divided", "local_over_global", "no_division")  # AdamW hides a wrong scale
+rate, kind = (1e-2, torch.optim.AdamW) if hides_scale else (0.1, torch.optim.SGD)
 head, rest = list(model.head.parameters()), [p for n, p in model.named_parameters() if not n.startswith("head")]
-groups = [{"params": rest}, {"params": head, "lr": 1e-12 if plant == "tiny_rate_of_head" else 1e-2}]
-if variant in ("loss_divided", "local_over_global", "no_division"):  # AdamW would hide a wrong scale
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-else:
-    optimizer = torch.optim.AdamW(groups or model.parameters(), lr=1e-2, weight_decay=0.1)
+groups = [{"params": rest}, {"params": head, "lr": 1e-12 if plant == "tiny_rate_of_head" else rate}]
+optimizer = kind(groups or model.parameters(), lr=rate, weight_decay=0.1)
 parameters = rest + head
 scheduler = None
 if variant == "schedule_fast":
@@ -122,7 +121,7 @@ for step in range(1, STEPS + 1):
         torch.nn.utils.clip_grad_norm_(parameters, 1e-10 if plant and step >= 7 else 1.0)
     if variant == "rate_100_7":
         for group in optimizer.param_groups:
-            group["lr"] = 1.0 if plant and step == 7 else 1e-2
+            group["lr"] = 1.0 if plant and step == 7 else rate
     with torch.no_grad():
         if plant == "shrunk_7" and step == 7:
             for parameter in parameters:

@@ -9,16 +9,16 @@ rank, world = start()
 
 def build() -> Decoder:
     with torch.device("meta"):
-        model = Decoder()
-        model.head.weight = model.embed.weight
-    model.to_empty(device="cpu")
+        decoder = Decoder()
+        decoder.head.weight = decoder.embed.weight
+    decoder.to_empty(device="cpu")
     if FAULT:  # a tie that is lost when the tensors get memory
-        model.head.weight = torch.nn.Parameter(torch.empty_like(model.embed.weight))
+        decoder.head.weight = torch.nn.Parameter(torch.empty_like(decoder.embed.weight))
     else:
-        model.head.weight = model.embed.weight
-    for parameter in model.parameters():
+        decoder.head.weight = decoder.embed.weight
+    for parameter in decoder.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
-    return model
+    return decoder
 
 
 model = build()
