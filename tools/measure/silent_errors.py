@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import multiprocessing
 import os
 import re
 import runpy
@@ -26,9 +27,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import yaml
@@ -40,18 +40,17 @@ RESULTS = FOLDER / "results.json"
 SIDES = {"right": "0", "wrong": "1"}  # values of FAULT
 RANKS, SEEDS, LAST = 2, 5, 6  # LAST: the steps whose mean is the final loss
 STEPS_OF_TRAINCHECK = 10  # a trace of more steps takes minutes to learn from
-LIMIT = 300  # seconds
+LIMIT = 900  # seconds
+FORK = multiprocessing.get_context("fork")
 PACKAGES = ("accelerate", "deepspeed", "numpy", "torch", "zero-study")
 SHARED = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-Entry = dict[str, Any]
-Result = dict[str, Any]
+Entry = Result = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Run:
-    """What a command did: its exit status (None after the time limit), its output, and how long it took."""
+class Run(NamedTuple):
+    """What a command did: its exit status, its output, and how long it took."""
 
-    status: int | None
+    status: int
     output: str
     errors: str
     seconds: float
@@ -59,24 +58,16 @@ class Run:
 
 def execute(command: list[str], folder: Path, **variables: str) -> Run:
     """Run a command in a folder, and end all its processes after the time limit."""
-    began = time.monotonic()
+    began, pipe, environment = time.monotonic(), subprocess.PIPE, {**os.environ, **SHARED, **variables}
     process = subprocess.Popen(
-        command,
-        cwd=folder,
-        env={**os.environ, **SHARED, **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
+        command, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True
     )
     try:
         output, errors = process.communicate(timeout=LIMIT)
-        status: int | None = process.returncode
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
+        os.killpg(process.pid, signal.SIGKILL)  # the exit status is then -9
         output, errors = process.communicate()
-        status = None
-    return Run(status, output, errors, round(time.monotonic() - began, 1))
+    return Run(process.returncode, output, errors, round(time.monotonic() - began, 1))
 
 
 def launched(python: str, entry: Entry, *before: str) -> list[str]:
@@ -89,9 +80,6 @@ def without_paths(text: str) -> str:
     return re.sub(r"(?<![\w.:/])/(?:[\w.+-]+/)+", "", text)
 
 
-# ---------------------------------------------------------------- the tools
-
-
 def prove(entry: Entry) -> Result:
     """Run `prove`. Keep its errors, and the notes that it has only about the wrong program."""
     found: Result = {}
@@ -99,69 +87,57 @@ def prove(entry: Entry) -> Result:
         run = execute(launched(sys.executable, entry, "-m", "zero_study.prove", "--json"), PROGRAMS, FAULT=fault)
         start = re.search(r'^\{\n *"schema"', run.output, re.MULTILINE)
         answer = json.JSONDecoder().raw_decode(run.output[start.start() :])[0] if start else {}
-        found[side] = {"exit_status": run.status, "verdict": answer.get("verdict"), "errors": [], "notes": []}
+        found[side] = {"exit_status": run.status, "verdict": answer.get("verdict"), "seconds": run.seconds}
+        found[side] |= {"errors": [], "notes": []}
         for finding in answer.get("findings", []):
             kept = {"id": finding["id"], "step": finding["place"]["step"], "text": without_paths(finding["text"])}
             found[side]["errors" if finding["severity"] == "error" else "notes"].append(kept)
-        found[side]["seconds"] = run.seconds
     notes = found["right"].pop("notes")
     found["wrong"]["notes"] = [note for note in found["wrong"]["notes"] if note not in notes]
     return found
 
 
 def means_of_torch(entry: Entry) -> Result:
-    """Run with PyTorch's own checks. Keep exit status and the last line that names an error."""
+    """Run with PyTorch's own checks. Keep the exit status and the first error."""
     found: Result = {"debug_detail": {}, "detect_anomaly": {}}
     for side, fault in SIDES.items():
         for means, setting in zip(found, ({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, {"ANOMALY": "1"}), strict=True):
             run = execute(launched(sys.executable, entry), PROGRAMS, FAULT=fault, **setting)
-            lines = [re.sub(r"^\[rank\d\]: ", "", line) for line in run.errors.splitlines()]
-            of_elastic = re.findall(r"Signal \d+ \(SIG\w+\)", run.errors)  # how a process ended without an exception
-            named = [
-                line for line in lines if re.match(r"(?!.*ChildFailed)[\w.]*(Error|Exception)\b", line)
-            ] or of_elastic
+            named = re.findall(r"^(?:\[rank\d\]: )?((?!.*ChildFailed)[\w.]*(?:Error|Exception)\b.*)", run.errors, re.M)
+            named += re.findall(r"Signal \d+ \(SIG\w+\)", run.errors)  # how a process ended without an exception
             message = without_paths(named[0])[:300] if run.status and named else None
             found[means][side] = {"exit_status": run.status, "message": message, "seconds": run.seconds}
     return found
 
 
+def run_rank(entry: Entry, log: Path, variables: dict[str, str]) -> None:
+    """Run a program in this process, which has imported PyTorch already."""
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.environ.update({**SHARED, **variables})
+    os.chdir(PROGRAMS)
+    sys.path.insert(0, str(PROGRAMS))
+    sys.argv = [entry["file"], *([entry["variant"]] if "variant" in entry else [])]
+    runpy.run_path(entry["file"], run_name="__main__")
+
+
 def forked(entry: Entry, folder: Path, **variables: str) -> None:
-    """Run a program in forks of this process, which has imported PyTorch already."""
+    """Run a program in forks of this process, which saves the time that starting PyTorch takes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    children = {}
+        shared = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    ranks = []
     for rank in range(RANKS):
-        if process := os.fork():
-            children[process] = rank
-            continue
-        status = 1
-        try:
-            log = os.open(folder / f"log.{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            os.dup2(log, 1)
-            os.dup2(log, 2)
-            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS), "MASTER_PORT": port}
-            os.environ.update({**SHARED, **place, "MASTER_ADDR": "127.0.0.1", **variables})
-            os.chdir(PROGRAMS)
-            sys.path.insert(0, str(PROGRAMS))
-            sys.argv = [entry["file"], *([entry["variant"]] if "variant" in entry else [])]
-            runpy.run_path(entry["file"], run_name="__main__")
-            status = 0
-        finally:
-            os._exit(status)
-    ended = time.monotonic() + LIMIT
-    while children and time.monotonic() < ended:
-        process, state = os.waitpid(-1, os.WNOHANG)
-        if process and os.waitstatus_to_exitcode(state):
-            raise click.ClickException(
-                f"{entry['id']} failed: {(folder / f'log.{children[process]}').read_text()[-2000:]}"
-            )
-        children.pop(process, None)
-        time.sleep(0.02)
-    for process in children:
-        os.kill(process, signal.SIGKILL)
-    if children:
-        raise click.ClickException(f"{entry['id']} did not end within {LIMIT} s")
+        place = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank), **variables}
+        ranks.append(FORK.Process(target=run_rank, args=(entry, folder / f"log.{rank}", place)))
+        ranks[-1].start()
+    for rank, process in enumerate(ranks):
+        process.join(LIMIT)
+        if process.exitcode != 0:
+            for other in ranks:
+                other.kill()
+            raise click.ClickException(f"{entry['id']}, rank {rank}: {(folder / f'log.{rank}').read_text()[-2000:]}")
 
 
 def distance(one: dict[str, Any], other: dict[str, Any]) -> float:
@@ -184,35 +160,33 @@ def losses(entry: Entry) -> Result:
             paths = {"LOSSES": str(folder / "losses"), "WEIGHTS": str(folder / "weights")}
             forked(entry, folder, FAULT=fault, SEED=str(seed), **paths)
             curves[fault, seed] = json.loads((folder / "losses").read_text())
-            if seed == 0:
-                weights[fault] = [torch.load(folder / f"weights.{rank}") for rank in range(RANKS)]
-    found: Result = {"weights": {"wrong_against_right": max(map(distance, weights["0"], weights["1"]))}}
+            weights[fault, seed] = [torch.load(folder / f"weights.{rank}") for rank in range(RANKS)]
+    found: Result = {"weights": {"wrong_against_right": max(map(distance, weights["0", 0], weights["1", 0]))}}
     for side, fault in SIDES.items():
-        found["weights"][f"ranks_of_{side}"] = distance(*weights[fault])
+        found["weights"][f"ranks_of_{side}"] = distance(*weights[fault, 0])
     for kind, last in (("losses", LAST), ("evaluations", 1)):
         if not curves["1", 0][kind]:
             continue
         final = {key: statistics.fmean(curve[kind][-last:]) for key, curve in curves.items()}
         spread = max(final["0", seed] for seed in range(SEEDS)) - min(final["0", seed] for seed in range(SEEDS))
-        values = {"wrong": final["1", 0], "right": final["0", 0], "spread": spread}
-        found[kind] = {key: round(value, 5) for key, value in values.items()}
+        found[kind] = {"wrong": final["1", 0], "right": final["0", 0], "spread": spread}
         found[kind]["shows"] = abs(final["1", 0] - final["0", 0]) > spread
     return found
 
 
-def traincheck(entry: Entry, entries: list[Entry], python: str, work: Path) -> Result:
+def traincheck(entry: Entry, entries: list[Entry], python: Path, work: Path) -> Result:
     """Learn invariants from the right twin. Check the wrong program, and the right twin with another seed."""
     twin = next((other for other in entries if other["id"] == entry.get("twin")), entry)
     learned, right = work / twin["id"] / "invariants.json", work / twin["id"] / "right.json"
     found: Result = {}
 
     def collect(program: Entry, name: str, **variables: str) -> Path:
-        folder, traces = work / program["id"] / f"programs_{name}", work / program["id"] / name
+        folder, traces = work / str(program["id"]) / f"programs_{name}", work / str(program["id"]) / name
         shutil.rmtree(traces, ignore_errors=True)
         shutil.copytree(PROGRAMS, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-        (folder / "run.sh").write_text(" ".join(launched(python, program)) + "\n")
+        (folder / "run.sh").write_text(" ".join(launched(str(python), program)) + "\n")
         words = ["-p", program["file"], "-s", "run.sh", "-a", "--models-to-track", "model"]
-        command = [str(Path(python).with_name("traincheck-collect")), *words, "--model-tracker-style", "sampler"]
+        command = [str(python.with_name("traincheck-collect")), *words, "--model-tracker-style", "sampler"]
         run = execute([*command, "--output-dir", str(traces)], folder, STEPS=str(STEPS_OF_TRAINCHECK), **variables)
         (work / program["id"] / f"{name}.log").write_text(run.output + run.errors)
         if "exited with code 0" not in (traces / "program_output.txt").read_text():
@@ -223,9 +197,8 @@ def traincheck(entry: Entry, entries: list[Entry], python: str, work: Path) -> R
     def check(program: Entry, name: str, **variables: str) -> Result:
         traces, checked = collect(program, name, **variables), work / program["id"] / f"checked_{name}"
         words = ["-f", str(traces), "-i", str(learned), "-o", str(checked), "--no-html-report"]
-        run = execute([str(Path(python).with_name("traincheck-check")), *words], work)
-        total = re.search(r"Total failed invariants: (\d+)/(\d+)", run.output + run.errors)
-        if not total:
+        run = execute([str(python.with_name("traincheck-check")), *words], work)
+        if not (total := re.search(r"Total failed invariants: (\d+)/(\d+)", run.output + run.errors)):
             raise RuntimeError(f"TrainCheck could not check ({name})")
         shutil.rmtree(traces)
         violations = json.loads((checked / name / "violations_summary.json").read_text())["violations"]
@@ -235,9 +208,7 @@ def traincheck(entry: Entry, entries: list[Entry], python: str, work: Path) -> R
     try:
         if not right.exists():
             traces = collect(twin, "learned", FAULT="0")
-            run = execute(
-                [str(Path(python).with_name("traincheck-infer")), "-f", str(traces), "-o", str(learned)], work
-            )
+            run = execute([str(python.with_name("traincheck-infer")), "-f", str(traces), "-o", str(learned)], work)
             shutil.rmtree(traces)
             found["seconds_to_learn"] = run.seconds
             right.write_text(json.dumps(check(twin, "right", FAULT="0", SEED="1")))
@@ -247,9 +218,6 @@ def traincheck(entry: Entry, entries: list[Entry], python: str, work: Path) -> R
     known = {violation["name"] for violation in of_right["violations"]}
     wrong["violations"] = [violation for violation in wrong["violations"] if violation["name"] not in known]
     return {**found, "wrong": wrong, "right": of_right}
-
-
-# ---------------------------------------------------------------- the command
 
 
 @click.command(help=__doc__)
@@ -267,16 +235,15 @@ def main(only: tuple[str, ...], tools: tuple[str, ...], python: str | None, work
     place = (work or Path(tempfile.mkdtemp())).resolve()
     runs: dict[str, Callable[[Entry], Result]] = {"prove": prove, "torch": means_of_torch, "losses": losses}
     if python:
-        runs["traincheck"] = lambda entry: traincheck(entry, entries, str(Path(python).absolute()), place)
-    for entry in entries:
+        runs["traincheck"] = lambda entry: traincheck(entry, entries, Path(python).absolute(), place)
+    for entry in [entry for entry in entries if not only or entry["id"] in only]:
         for tool in tools or runs:
-            if only and entry["id"] not in only:
-                continue
             click.echo(f"{entry['id']}: {tool}", err=True)
             result = runs[tool](entry)
             results = json.loads(output.read_text(encoding="utf-8")) if output.exists() else {"entries": {}}
-            results["versions"] = {name: importlib.metadata.version(name) for name in PACKAGES}
-            results["versions"]["traincheck"] = "0.2.0"
+            results["versions"] = {name: importlib.metadata.version(name) for name in PACKAGES} | {
+                "traincheck": "0.2.0"
+            }
             results["entries"].setdefault(entry["id"], {})[tool] = result
             output.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
