@@ -44,7 +44,7 @@ LIMIT = 900  # seconds
 FORK = multiprocessing.get_context("fork")
 PACKAGES = ("accelerate", "deepspeed", "numpy", "torch", "zero-study")
 SHARED = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-Entry = Result = dict[str, Any]
+Json = dict[str, Any]
 
 
 class Run(NamedTuple):
@@ -70,7 +70,7 @@ def execute(command: list[str], folder: Path, **variables: str) -> Run:
     return Run(process.returncode, output, errors, round(time.monotonic() - began, 1))
 
 
-def launched(python: str, entry: Entry, *before: str) -> list[str]:
+def launched(python: str, entry: Json, *before: str) -> list[str]:
     """Return the command that starts a program on two processes, through a module if one is given."""
     words = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
     return [*words, *before, entry["file"], *([entry["variant"]] if "variant" in entry else [])]
@@ -80,9 +80,9 @@ def without_paths(text: str) -> str:
     return re.sub(r"(?<![\w.:/])/(?:[\w.+-]+/)+", "", text)
 
 
-def prove(entry: Entry) -> Result:
+def prove(entry: Json) -> Json:
     """Run `prove`. Keep its errors, and the notes that it has only about the wrong program."""
-    found: Result = {}
+    found: Json = {}
     for side, fault in SIDES.items():
         run = execute(launched(sys.executable, entry, "-m", "zero_study.prove", "--json"), PROGRAMS, FAULT=fault)
         start = re.search(r'^\{\n *"schema"', run.output, re.MULTILINE)
@@ -97,9 +97,9 @@ def prove(entry: Entry) -> Result:
     return found
 
 
-def means_of_torch(entry: Entry) -> Result:
+def means_of_torch(entry: Json) -> Json:
     """Run with PyTorch's own checks. Keep the exit status and the first error."""
-    found: Result = {"debug_detail": {}, "detect_anomaly": {}}
+    found: Json = {"debug_detail": {}, "detect_anomaly": {}}
     for side, fault in SIDES.items():
         for means, setting in zip(found, ({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, {"ANOMALY": "1"}), strict=True):
             run = execute(launched(sys.executable, entry), PROGRAMS, FAULT=fault, **setting)
@@ -110,7 +110,7 @@ def means_of_torch(entry: Entry) -> Result:
     return found
 
 
-def run_rank(entry: Entry, log: Path, variables: dict[str, str]) -> None:
+def run_rank(entry: Json, log: Path, variables: dict[str, str]) -> None:
     """Run a program in this process, which has imported PyTorch already."""
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(file, 1)
@@ -122,7 +122,7 @@ def run_rank(entry: Entry, log: Path, variables: dict[str, str]) -> None:
     runpy.run_path(entry["file"], run_name="__main__")
 
 
-def forked(entry: Entry, folder: Path, **variables: str) -> None:
+def forked(entry: Json, folder: Path, **variables: str) -> None:
     """Run a program in forks of this process, which saves the time that starting PyTorch takes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -147,7 +147,7 @@ def distance(one: dict[str, Any], other: dict[str, Any]) -> float:
     return float(f"{(square / sum(float(one[name].square().sum()) for name in names)) ** 0.5:.3g}")
 
 
-def losses(entry: Entry) -> Result:
+def losses(entry: Json) -> Json:
     """Compare the final losses with the spread of the right twin over seeds, and the final weights."""
     import torch.distributed.checkpoint
     import torch.distributed.fsdp
@@ -161,7 +161,7 @@ def losses(entry: Entry) -> Result:
             forked(entry, folder, FAULT=fault, SEED=str(seed), **paths)
             curves[fault, seed] = json.loads((folder / "losses").read_text())
             weights[fault, seed] = [torch.load(folder / f"weights.{rank}") for rank in range(RANKS)]
-    found: Result = {"weights": {"wrong_against_right": max(map(distance, weights["0", 0], weights["1", 0]))}}
+    found: Json = {"weights": {"wrong_against_right": max(map(distance, weights["0", 0], weights["1", 0]))}}
     for side, fault in SIDES.items():
         found["weights"][f"ranks_of_{side}"] = distance(*weights[fault, 0])
     for kind, last in (("losses", LAST), ("evaluations", 1)):
@@ -174,13 +174,12 @@ def losses(entry: Entry) -> Result:
     return found
 
 
-def traincheck(entry: Entry, entries: list[Entry], python: Path, work: Path) -> Result:
+def traincheck(entry: Json, entries: list[Json], python: Path, work: Path) -> Json:
     """Learn invariants from the right twin. Check the wrong program, and the right twin with another seed."""
-    twin = next((other for other in entries if other["id"] == entry.get("twin")), entry)
+    found, twin = dict[str, Any](), next((other for other in entries if other["id"] == entry.get("twin")), entry)
     learned, right = work / twin["id"] / "invariants.json", work / twin["id"] / "right.json"
-    found: Result = {}
 
-    def collect(program: Entry, name: str, **variables: str) -> Path:
+    def collect(program: Json, name: str, **variables: str) -> Path:
         folder, traces = work / str(program["id"]) / f"programs_{name}", work / str(program["id"]) / name
         shutil.rmtree(traces, ignore_errors=True)
         shutil.copytree(PROGRAMS, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
@@ -188,13 +187,12 @@ def traincheck(entry: Entry, entries: list[Entry], python: Path, work: Path) -> 
         words = ["-p", program["file"], "-s", "run.sh", "-a", "--models-to-track", "model"]
         command = [str(python.with_name("traincheck-collect")), *words, "--model-tracker-style", "sampler"]
         run = execute([*command, "--output-dir", str(traces)], folder, STEPS=str(STEPS_OF_TRAINCHECK), **variables)
-        (work / program["id"] / f"{name}.log").write_text(run.output + run.errors)
         if "exited with code 0" not in (traces / "program_output.txt").read_text():
             raise RuntimeError(f"the instrumented program failed ({name})")
         found[f"seconds_to_trace_{name}"] = run.seconds
         return traces
 
-    def check(program: Entry, name: str, **variables: str) -> Result:
+    def check(program: Json, name: str, **variables: str) -> Json:
         traces, checked = collect(program, name, **variables), work / program["id"] / f"checked_{name}"
         words = ["-f", str(traces), "-i", str(learned), "-o", str(checked), "--no-html-report"]
         run = execute([str(python.with_name("traincheck-check")), *words], work)
@@ -227,16 +225,16 @@ def traincheck(entry: Entry, entries: list[Entry], python: Path, work: Path) -> 
 @click.option("--work", type=click.Path(path_type=Path), help="Keep what TrainCheck learned in this folder.")
 @click.option("--output", type=click.Path(path_type=Path), default=RESULTS, show_default="results.json")
 def main(only: tuple[str, ...], tools: tuple[str, ...], python: str | None, work: Path | None, output: Path) -> None:
-    entries: list[Entry] = yaml.safe_load((FOLDER / "programs.yaml").read_text(encoding="utf-8"))
+    entries: list[Json] = yaml.safe_load((FOLDER / "programs.yaml").read_text(encoding="utf-8"))
     if unknown := set(only) - {entry["id"] for entry in entries}:
         raise click.UsageError(f"programs.yaml has no entry {', '.join(sorted(unknown))}")
     if "traincheck" in tools and not python:
         raise click.UsageError("TrainCheck needs --traincheck PYTHON")
     place = (work or Path(tempfile.mkdtemp())).resolve()
-    runs: dict[str, Callable[[Entry], Result]] = {"prove": prove, "torch": means_of_torch, "losses": losses}
+    runs: dict[str, Callable[[Json], Json]] = {"prove": prove, "torch": means_of_torch, "losses": losses}
     if python:
         runs["traincheck"] = lambda entry: traincheck(entry, entries, Path(python).absolute(), place)
-    for entry in [entry for entry in entries if not only or entry["id"] in only]:
+    for entry in (entry for entry in entries if not only or entry["id"] in only):
         for tool in tools or runs:
             click.echo(f"{entry['id']}: {tool}", err=True)
             result = runs[tool](entry)
