@@ -1,18 +1,16 @@
 """Run the benchmark of silent errors with `prove`, with TrainCheck, with PyTorch's own means and with the loss curve.
 
     python tools/measure/silent_errors.py                                 # all but TrainCheck, which needs --traincheck
-    python tools/measure/silent_errors.py --only ddp-moved --tool prove
-    python tools/measure/silent_errors.py --tool traincheck --traincheck path/to/python
+    python tools/measure/silent_errors.py --only ddp-moved --tool traincheck --traincheck path/to/python
 
 reports/silent_errors/programs.yaml lists the errors. Each program runs with FAULT=1 (wrong) and with FAULT=0 (its right
 twin) on two processes. The results are merged into reports/silent_errors/results.json. TrainCheck learns from the right
 twin, and then checks the wrong program and the right twin with another seed. It needs an environment of its own with
-traincheck 0.2.0, torch and deepspeed. A call with the same --work folder learns only what is not there yet.
+traincheck 0.2.0, torch 2.13.0 and deepspeed 0.19.8. A call with the same --work folder learns only what is not there yet.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import multiprocessing
 import os
@@ -27,22 +25,24 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
+import torch.distributed.checkpoint
+import torch.distributed.fsdp
+import torch.nn.parallel
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "reports" / "silent_errors"
 PROGRAMS = FOLDER / "programs"
-RESULTS = FOLDER / "results.json"
 SIDES = {"right": "0", "wrong": "1"}  # values of FAULT
 RANKS, SEEDS, LAST = 2, 5, 6  # LAST: the steps whose mean is the final loss
 STEPS_OF_TRAINCHECK = 10  # a trace of more steps takes minutes to learn from
 LIMIT = 900  # seconds
 FORK = multiprocessing.get_context("fork")
-PACKAGES = ("accelerate", "deepspeed", "numpy", "torch", "zero-study")
 SHARED = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
 Json = dict[str, Any]
 
@@ -97,47 +97,51 @@ def prove(entry: Json) -> Json:
     return found
 
 
-def means_of_torch(entry: Json) -> Json:
-    """Run with PyTorch's own checks. Keep the exit status and the first error."""
-    found: Json = {"debug_detail": {}, "detect_anomaly": {}}
-    for side, fault in SIDES.items():
-        for means, setting in zip(found, ({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, {"ANOMALY": "1"}), strict=True):
-            run = execute(launched(sys.executable, entry), PROGRAMS, FAULT=fault, **setting)
-            named = re.findall(r"^(?:\[rank\d\]: )?((?!.*ChildFailed)[\w.]*(?:Error|Exception)\b.*)", run.errors, re.M)
-            named += re.findall(r"Signal \d+ \(SIG\w+\)", run.errors)  # how a process ended without an exception
-            message = without_paths(named[0])[:300] if run.status and named else None
-            found[means][side] = {"exit_status": run.status, "message": message, "seconds": run.seconds}
-    return found
-
-
 def run_rank(entry: Json, log: Path, variables: dict[str, str]) -> None:
     """Run a program in this process, which has imported PyTorch already."""
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.environ.update({**SHARED, **variables})
+    torch.distributed.set_debug_level_from_env()  # type: ignore[attr-defined]
     os.chdir(PROGRAMS)
     sys.path.insert(0, str(PROGRAMS))
     sys.argv = [entry["file"], *([entry["variant"]] if "variant" in entry else [])]
     runpy.run_path(entry["file"], run_name="__main__")
 
 
-def forked(entry: Json, folder: Path, **variables: str) -> None:
+def forked(entry: Json, folder: Path, **variables: str) -> Run:
     """Run a program in forks of this process, which saves the time that starting PyTorch takes."""
+    began, ranks = time.monotonic(), []
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         shared = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    ranks = []
     for rank in range(RANKS):
         place = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank), **variables}
         ranks.append(FORK.Process(target=run_rank, args=(entry, folder / f"log.{rank}", place)))
         ranks[-1].start()
-    for rank, process in enumerate(ranks):
-        process.join(LIMIT)
-        if process.exitcode != 0:
-            for other in ranks:
-                other.kill()
-            raise click.ClickException(f"{entry['id']}, rank {rank}: {(folder / f'log.{rank}').read_text()[-2000:]}")
+    while {process.exitcode for process in ranks} in ({None}, {None, 0}) and time.monotonic() - began < LIMIT:
+        time.sleep(0.02)
+    failed = [process.exitcode for process in ranks if process.exitcode]
+    for process in ranks:
+        process.kill()
+        process.join()
+    failed += [process.exitcode for process in ranks if process.exitcode]
+    errors = "".join((folder / f"log.{rank}").read_text() for rank in range(RANKS))
+    return Run(failed[0] if failed else 0, "", errors, round(time.monotonic() - began, 1))
+
+
+def means_of_torch(entry: Json) -> Json:
+    """Run with PyTorch's own checks. Keep the exit status and the first error."""
+    found: Json = {"debug_detail": {}, "detect_anomaly": {}}
+    for side, fault in SIDES.items():
+        for means, setting in zip(found, ({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, {"ANOMALY": "1"}), strict=True):
+            with tempfile.TemporaryDirectory() as folder:
+                run = forked(entry, Path(folder), FAULT=fault, **setting)
+            named = re.findall(r"^([\w.]*(?:Error|Exception)\b.*)", run.errors, re.M) if run.status else []
+            message = without_paths(named[0])[:300] if named else None
+            found[means][side] = {"exit_status": run.status, "message": message, "seconds": run.seconds}
+    return found
 
 
 def distance(one: dict[str, Any], other: dict[str, Any]) -> float:
@@ -149,24 +153,19 @@ def distance(one: dict[str, Any], other: dict[str, Any]) -> float:
 
 def losses(entry: Json) -> Json:
     """Compare the final losses with the spread of the right twin over seeds, and the final weights."""
-    import torch.distributed.checkpoint
-    import torch.distributed.fsdp
-    import torch.nn.parallel
-
     curves, weights = {}, {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for fault, seed in [("1", 0), *(("0", seed) for seed in range(SEEDS))]:
             paths = {"LOSSES": str(folder / "losses"), "WEIGHTS": str(folder / "weights")}
-            forked(entry, folder, FAULT=fault, SEED=str(seed), **paths)
+            if (run := forked(entry, folder, FAULT=fault, SEED=str(seed), **paths)).status:
+                raise click.ClickException(f"{entry['id']}: {run.errors[-2000:]}")
             curves[fault, seed] = json.loads((folder / "losses").read_text())
             weights[fault, seed] = [torch.load(folder / f"weights.{rank}") for rank in range(RANKS)]
     found: Json = {"weights": {"wrong_against_right": max(map(distance, weights["0", 0], weights["1", 0]))}}
     for side, fault in SIDES.items():
         found["weights"][f"ranks_of_{side}"] = distance(*weights[fault, 0])
-    for kind, last in (("losses", LAST), ("evaluations", 1)):
-        if not curves["1", 0][kind]:
-            continue
+    for kind, last in (("losses", LAST), *([("evaluations", 1)] if curves["1", 0]["evaluations"] else [])):
         final = {key: statistics.fmean(curve[kind][-last:]) for key, curve in curves.items()}
         spread = max(final["0", seed] for seed in range(SEEDS)) - min(final["0", seed] for seed in range(SEEDS))
         found[kind] = {"wrong": final["1", 0], "right": final["0", 0], "spread": spread}
@@ -223,7 +222,7 @@ def traincheck(entry: Json, entries: list[Json], python: Path, work: Path) -> Js
 @click.option("--tool", "tools", multiple=True, type=click.Choice(["prove", "traincheck", "torch", "losses"]))
 @click.option("--traincheck", "python", metavar="PYTHON", help="The Python of an environment with TrainCheck.")
 @click.option("--work", type=click.Path(path_type=Path), help="Keep what TrainCheck learned in this folder.")
-@click.option("--output", type=click.Path(path_type=Path), default=RESULTS, show_default="results.json")
+@click.option("--output", type=click.Path(path_type=Path), default=FOLDER / "results.json", show_default="results.json")
 def main(only: tuple[str, ...], tools: tuple[str, ...], python: str | None, work: Path | None, output: Path) -> None:
     entries: list[Json] = yaml.safe_load((FOLDER / "programs.yaml").read_text(encoding="utf-8"))
     if unknown := set(only) - {entry["id"] for entry in entries}:
