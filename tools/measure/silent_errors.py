@@ -6,7 +6,7 @@
 reports/silent_errors/programs.yaml lists the errors. Each program runs with FAULT=1 (wrong) and with FAULT=0 (its right
 twin) on two processes. The results are merged into reports/silent_errors/results.json. TrainCheck learns from the right
 twin, and then checks the wrong program and the right twin with another seed. It needs an environment of its own with
-traincheck 0.2.0, torch 2.13.0 and deepspeed 0.19.8. A call with the same --work folder learns only what is not there yet.
+traincheck 0.2.0, torch 2.13.0 and deepspeed 0.19.8. With the same --work folder, it learns only what is missing there.
 """
 
 from __future__ import annotations
@@ -238,9 +238,7 @@ def main(only: tuple[str, ...], tools: tuple[str, ...], python: str | None, work
             click.echo(f"{entry['id']}: {tool}", err=True)
             result = runs[tool](entry)
             results = json.loads(output.read_text(encoding="utf-8")) if output.exists() else {"entries": {}}
-            results["versions"] = {name: importlib.metadata.version(name) for name in PACKAGES} | {
-                "traincheck": "0.2.0"
-            }
+            results["versions"] = {name: version(name) for name in ("deepspeed", "numpy", "torch", "zero-study")}
             results["entries"].setdefault(entry["id"], {})[tool] = result
             output.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
