@@ -32,11 +32,16 @@ class SampledUpdates:
         # What the last update left of the same elements.
         self._left: list[tuple[str, dict[str, torch.Tensor], torch.Tensor]] = []
 
-    def before(self, optimizer: Any) -> list[str]:
-        """Record a sample at the beginning of an update, and return findings on what changed since the last update."""
+    def before(self, optimizer: Any, is_sampled: bool) -> list[str]:
+        """Return findings on what changed since a sampled update, at the beginning of the next one.
+
+        If `is_sampled`, this update is looked at, too.
+        """
         if optimizer is not self._base:
             return []
         findings = self._changed()
+        if not is_sampled:
+            return findings
         if self._current is None:  # DeepSpeed updates in several calls
             self._picks, self._current = self._pick(), update.Update(*self._given)
         for group, tensor, fragment in self._picks:

@@ -178,6 +178,8 @@ class Watch:
 
     def _on_forward(self, call: Any, *arguments: Any, **options: Any) -> Any:
         is_training = inner_module(self._model).training
+        if self.update == self._last and torch.is_grad_enabled():
+            raise SystemExit(0)
         if not torch.is_grad_enabled():
             self._num_dropped += is_training
         else:
@@ -231,9 +233,10 @@ class Watch:
 
     def before_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Sample an update that begins. DeepSpeed updates in several calls."""
-        with self._timed():
-            if self._sampled is not None and not self.update % (self._stride * self._samples_every):
-                for text in self._sampled.before(optimizer):
+        if self._sampled is not None:
+            with self._timed():
+                is_sampled = not self.update % (self._stride * self._samples_every)
+                for text in self._sampled.before(optimizer, is_sampled):
                     self._find("reset-states", self.update, text)
 
     def begin_update(self) -> None:
@@ -287,8 +290,6 @@ class Watch:
                 self.num_sampled += number
                 for text in texts:
                     self._find("other-update", self.update, text)
-        if self.update == self._last:
-            raise SystemExit(0)
 
     # ------------------------------------------------------------ the facts of a step
 
