@@ -36,6 +36,7 @@ from .ties import Ties
 from .watching import PROVED_STEP, Loaders, Options, StepWatcher, remove_earlier
 
 INTERRUPTED = 130  # the exit status of a program that Ctrl-C ended
+BACKWARDS = 8  # passes after which a script without an optimizer has changed its weights by itself, if it does
 WRONG = "WRONG: "  # begins a reason for a missing proof that is a fault of the training
 
 
@@ -220,6 +221,7 @@ class _Pairs:
         self._num_backwards = 0
         self._at_start: Checksum | None = None  # of all weights of the first model that is called
         self._first: weakref.ref[torch.nn.Module] | None = None  # that model
+        self._is_by_hand = False  # the script updates weights without an optimizer
         self._engines: dict[int, Any] = {}  # id -> DeepSpeed engine, which counts the updates that it skips
         self._of_forward: Any = register_module_forward_pre_hook(self._on_forward)
         self._of_step = register_optimizer_step_pre_hook(self._on_step)
@@ -233,7 +235,14 @@ class _Pairs:
 
     def _on_backward(self, call: Any, *arguments: Any, **options: Any) -> Any:
         self._num_backwards += 1
+        if self._num_backwards == BACKWARDS and not self._num_steps:
+            self._is_by_hand = self._moved()
         return call(*arguments, **options)
+
+    def _moved(self) -> bool:
+        """Return whether the weights of the first model have changed."""
+        model = None if self._first is None else self._first()
+        return model is not None and total(of_weights(model)) != self._at_start
 
     def why_not_made(self) -> str:
         """Return the reason why the training was not checked.
@@ -247,9 +256,8 @@ class _Pairs:
                 f"{WRONG}all {skipped[0].global_steps} optimizer steps were skipped because of an overflow, so no "
                 "weight moved"
             )
-        model = None if self._first is None else self._first()
         if self._num_backwards and not self._num_steps:
-            if model is not None and total(of_weights(model)) != self._at_start:
+            if self._is_by_hand or self._moved():
                 return "the weights changed without an optimizer of PyTorch, which prove needs"
             return f"{WRONG}{self._num_backwards} backward passes without an optimizer step, so no weight moved"
         if not self._num_steps:

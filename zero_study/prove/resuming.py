@@ -48,7 +48,7 @@ class Resumed:
             f"{key} of tensor {position}"
             for position, (before, now) in enumerate(zip(loaded, _sample(optimizer), strict=False))
             for key, values in before.items()
-            if key not in now or not torch.equal(values, now[key])
+            if key not in now or not torch.equal(values.nan_to_num(), now[key].nan_to_num())
         ]
         if changed:
             self._findings[optimizer] = [

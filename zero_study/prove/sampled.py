@@ -100,14 +100,19 @@ class SampledUpdates:
         for (name, states, weight), (_, tensor, fragment) in zip(self._left, self._picks, strict=False):
             now = self._states(tensor, fragment)
             lost = [key for key in states if key not in now]
-            changed = [key for key, value in states.items() if key in now and not torch.equal(value, now[key])]
+            changed = [key for key, value in states.items() if key in now and _differ(value, now[key])]
             if lost or changed:
                 what = f"{terminal.names(lost)} is gone" if lost else f"{terminal.names(changed)} changed"
                 findings = [
                     f"optimizer states are not those of the last update: {what} for {name}. Look for code that resets, "
                     "loads or replaces optimizer states"
                 ]
-            if not torch.equal(weight, elements(tensor, fragment)):
+            if _differ(weight, elements(tensor, fragment)):
                 self.notes.setdefault("weights", f"weights change between updates, for example {name}")
         self._left = []
         return findings
+
+
+def _differ(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether two tensors of float64 have different bits. NaN equals NaN."""
+    return not torch.equal(a.view(torch.int64), b.view(torch.int64))

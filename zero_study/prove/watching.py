@@ -69,7 +69,7 @@ _IMPLIED = {
     "ranks-differ": ("gradients-differ", "clipped-per-rank"),
     "same-batch": ("overlapping-data",),
     "missing-zero-grad": ("carried-gradients",),
-    "not-finite-weights": ("not-finite-loss", "other-update"),
+    "not-finite-weights": ("not-finite-loss", "other-update", "reset-states"),
     "no-weight-moved": ("zero-gradients",),
 }
 
