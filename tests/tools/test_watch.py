@@ -339,6 +339,8 @@ def test_products_in_another_precision_than_requested():
     assert other_products(demands, {"float32": 90, "bfloat16": 10})
     assert not other_products(demands, {"float32": 10, "bfloat16": 90})
     assert not other_products([], {"float32": 90})
+    assert other_products([], {"float32": 90}, "bf16")
+    assert not other_products([], {"float32": 90, "bfloat16": 1}, "bf16")
     assert not other_products([Demand("precision", "no", "the launcher")], {"float32": 90})
 
 

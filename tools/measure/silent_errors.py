@@ -81,7 +81,7 @@ def without_paths(text: str) -> str:
 
 
 def prove(entry: Json) -> Json:
-    """Run `prove`. Keep its errors, and the notes that it has only about the wrong program."""
+    """Run `prove`. Keep its errors and warnings, and the notes that it has only about the wrong program."""
     found: Json = {}
     for side, fault in SIDES.items():
         run = execute(launched(sys.executable, entry, "-m", "zero_study.prove", "--json"), PROGRAMS, FAULT=fault)
@@ -91,7 +91,7 @@ def prove(entry: Json) -> Json:
         found[side] |= {"errors": [], "notes": []}
         for finding in answer.get("findings", []):
             kept = {"id": finding["id"], "step": finding["place"]["step"], "text": without_paths(finding["text"])}
-            found[side]["errors" if finding["severity"] == "error" else "notes"].append(kept)
+            found[side]["notes" if finding["severity"] == "note" else "errors"].append(kept)
     notes = found["right"].pop("notes")
     found["wrong"]["notes"] = [note for note in found["wrong"]["notes"] if note not in notes]
     return found

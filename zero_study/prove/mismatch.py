@@ -234,17 +234,22 @@ def _is_same(demand: Demand, actual: Any, facts: dict[str, Any]) -> bool:
     return str(actual).removesuffix("-autocast") == {"no": "fp32"}.get(str(demand.value), str(demand.value))
 
 
-def other_products(demands: Sequence[Demand], multiplications: Mapping[str, int]) -> list[str]:
+def other_products(
+    demands: Sequence[Demand], multiplications: Mapping[str, int], autocast: str | None = None
+) -> list[str]:
     """Return a difference if most matrix products of a step are computed in another precision than was requested.
 
-    `multiplications` has their number for each data type.
+    `multiplications` has their number for each data type. `autocast` is the short name of the type of autocast, if a
+    module was called within it. Because a script may use it for a part of the model, one such product is enough.
     """
-    demand = by_fact(demands).get("precision")
+    demand, least = by_fact(demands).get("precision"), 0.5
+    if autocast is not None and (demand is None or demand.value not in ("bf16", "fp16")):
+        demand, least = Demand("precision", autocast, "torch.autocast"), 0.0
     total = sum(multiplications.values())
     if demand is None or demand.value not in ("bf16", "fp16") or not total:
         return []
     share = multiplications.get(computed_in(demand.value), 0) / total
-    if share > 0.5:
+    if share > least:
         return []
     return [
         f"precision: {demand.value} is requested ({demand.source}), but only {share:.0%} of the multiplications in "

@@ -23,7 +23,7 @@ from .. import terminal
 from .. import verdict as verdicts
 from ..engines.hooks import before_updates, wrap_function
 from ..engines.readback.demands import Demand
-from ..engines.readback.dtypes import precision_of, precision_of_autocast
+from ..engines.readback.dtypes import dtype_name, precision_of, precision_of_autocast
 from ..engines.readback.facts import (
     base_optimizer,
     ddp_of,
@@ -517,7 +517,12 @@ class StepWatcher:
         differences, notes = mismatch.compare_step_with_request(
             self._demands, facts, step.passes.number, clipped_at, self._short
         )
-        differences += mismatch.other_products(self._demands, step.traffic.probe.multiplications)
+        of_autocast = step.autocast_dtype
+        differences += mismatch.other_products(
+            self._demands,
+            step.traffic.probe.multiplications,
+            None if of_autocast is None else precision_of([dtype_name(of_autocast)]),
+        )
         notes += self._notes_of_passes(step)
         faults, remarks, moved = self._find(step)
         faults = [fault for fault in faults if fault not in self._content["findings"]]
