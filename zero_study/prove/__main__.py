@@ -29,7 +29,7 @@ from ..engines.readback.facts import base_optimizer, inner_module, is_deepspeed
 from ..verdict import FOUND, REFUSED, UNKNOWN, Inputs, Verdict
 from ..verdict import NotChecked as NotCheckedPart
 from . import findings, json_answer
-from .checksums import Checksum, of_weights, total
+from .checksums import Checksum, of_weights
 from .mismatch import ConfigMismatch, KnownFault, TrainingFault, Unverified
 from .resuming import Resumed
 from .ties import Ties
@@ -219,7 +219,7 @@ class _Pairs:
         self._num_steps = 0  # of all optimizers, of which some may be gone
         self._inner: set[int] = set()  # ids of optimizers inside others, such as the one in a ZeroRedundancyOptimizer
         self._num_backwards = 0
-        self._at_start: Checksum | None = None  # of all weights of the first model that is called
+        self._at_start: dict[str, Checksum] | None = None  # of the weights of the first model that is called
         self._first: weakref.ref[torch.nn.Module] | None = None  # that model
         self._is_by_hand = False  # the script updates weights without an optimizer
         self._engines: dict[int, Any] = {}  # id -> DeepSpeed engine, which counts the updates that it skips
@@ -242,7 +242,7 @@ class _Pairs:
     def _moved(self) -> bool:
         """Return whether the weights of the first model have changed."""
         model = None if self._first is None else self._first()
-        return model is not None and total(of_weights(model)) != self._at_start
+        return model is not None and of_weights(model) != self._at_start
 
     def why_not_made(self) -> str:
         """Return the reason why the training was not checked.
@@ -300,7 +300,7 @@ class _Pairs:
         if torch.compiler.is_compiling():  # a part of a model that is compiled, with this hook in its graph
             return
         if not self._called and not self._num_steps:
-            self._at_start, self._first = total(of_weights(module)), weakref.ref(module)
+            self._at_start, self._first = of_weights(module), weakref.ref(module)
         if not self._called:
             self._loaders.notes += findings.equal_embeddings(inner_module(module))
         self._called[id(module)] = module

@@ -32,12 +32,12 @@ _OF_ZERO = ("bit16_groups", "fp16_groups", "bf16_groups")
 
 def rank_report(
     model: Any, facts: dict[str, Any], optimizer: Any, step: Step, batches: list[Any], weights: dict[str, Checksum],
-    at_start: Checksum | None = None,
+    at_start: dict[str, Checksum] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Return this rank's observations of a step, for rank 0 to compare with those of the other ranks.
 
     `batches` has the checksums of the first inputs of two steps. `weights` has the checksums of the parameters as the
-    step begins. `at_start` is the sum of those with which the training began, or None. Issues no collective.
+    step begins. `at_start` has those with which the training began, or is None. Issues no collective.
     """
     averager = gradient_averager(facts, step.traffic.reduced, [issued.kind for issued in step.traffic.collectives()])
     has_hook = bool(getattr(ddp_of(model), "_comm_hooks", None))
@@ -54,7 +54,9 @@ def rank_report(
         "buffers": {name: checksums([buffer])[0] for name, buffer in model.named_buffers() if has_own},
         # It exchanges no gradients with ranks outside of its group.
         "is_separate": not has_hook and beyond < facts["num_trainable_params"],
-        "totals": [at_start, total(weights)],
+        "totals": [None if at_start is None else total(at_start), total(weights)],
+        # Weights that a script averages by itself may be parts of the model that each rank has for itself.
+        "at_start": at_start if averager == "script" else None,
         "last_is_local": averager == "engine" and not has_hook and not step.traffic.last_backward,
         "batches": batches,
         "settings": [f"{key} {group[key]}" for group in optimizer.param_groups for key in _SETTINGS if key in group],
@@ -509,9 +511,20 @@ def _first_divergence(group: Sequence[int], members: Sequence[Report]) -> list[s
                 f"{pair} have different optimizer settings: {' and '.join(unlike[0])}. Use the same settings on all "
                 "ranks."
             ]
-        if difference := first_difference(first["weights"], member["weights"]):
+        own = _parts_of_ranks(first, member)
+        weights, others = (
+            {name: sums for name, sums in each["weights"].items() if name not in own} for each in (first, member)
+        )
+        if difference := first_difference(weights, others):
             return [_different_weights(first, pair, difference)]
     return []
+
+
+def _parts_of_ranks(first: Report, second: Report) -> set[str]:
+    """Return the parameters that differed as the training began, if others were equal: experts, for example."""
+    starts = [report.get("at_start") or {} for report in (first, second)]
+    own = {name for name, sums in starts[0].items() if starts[1].get(name) != sums}
+    return own if len(own) < len(starts[0]) else set()
 
 
 def _different_weights(report: Report, pair: str, difference: str) -> str:

@@ -41,7 +41,7 @@ from ..engines.scripts import rank
 from ..verdict import Checked, Verdict
 from ..version import __version__
 from . import findings, loss_graph, mismatch, norms, reference, schedules, store_exchange, text, update
-from .checksums import Checksum, of_batch, of_weights, total
+from .checksums import Checksum, of_batch, of_weights
 from .demands import Request, by_arguments, by_file, by_json, by_launcher, content_of, requested_processes
 from .json_answer import fault_id
 from .mismatch import ConfigMismatch, KnownFault, TrainingFault, Unverified
@@ -172,13 +172,13 @@ class StepWatcher:
         steps_before: int = 0,
         loaders: Loaders | None = None,
         ties: Ties | None = None,
-        at_start: Checksum | None = None,
+        at_start: dict[str, Checksum] | None = None,
         resumed: Resumed | None = None,
     ) -> None:
         """Set the options of a watch, which starts with `begin`.
 
         `steps_before` is the number of optimizer steps that the script has already taken. `loaders` are the data
-        loaders that have already been recorded, or None. `at_start` is the checksum of all weights before these steps.
+        loaders that have already been recorded, or None. `at_start` has the checksums of the weights before them.
         """
         self._at_start = at_start
         self._options = options
@@ -241,7 +241,7 @@ class StepWatcher:
             self._optimizer = engine_optimizer(self._model, optimizer)
             self._facts = read_back(self._model, optimizer)
             if not self._steps:
-                self._at_start = total(of_weights(self._model))
+                self._at_start = of_weights(self._model)
             self._known_wrong, note = mismatch.known_wrong(self._facts)
             self._demands = _demands(self._model, self._facts["engine"], request, arguments)
             self._tell_what_was_built(request, [note] if note else [])
