@@ -183,7 +183,7 @@ def test_the_verdict_counts_the_steps(trainings):
     assert watched["steps"] == [4, STEPS]
     assert watched["steps_with_weights_read"] == STEPS - 3
     assert watched["steps_compared_between_ranks"] == STEPS - 3
-    assert watched["parameters_compared_with_formula"] > STEPS
+    assert watched["parameters_compared_with_formula"] >= STEPS - 3
     assert 0 < watched["share_of_time"] < 1
     assert trainings["sound"][0]["verdict"] == "sound"
 

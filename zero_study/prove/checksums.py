@@ -40,18 +40,21 @@ def bits(tensor: Any) -> torch.Tensor | None:
     rank's shard counts. None if the tensor cannot be read.
     """
     part = local_shard(tensor).detach()
-    if part.is_sparse or part.is_quantized or part.is_meta or not part.untyped_storage().nbytes():
+    if part.layout is not torch.strided or not part.untyped_storage().nbytes() or part.is_meta or part.is_quantized:
         return None
     part = torch.view_as_real(part) if part.is_complex() else part
-    if part.stride() != (1,):  # a copy would need memory
+    if part.is_contiguous():
+        part = part.view(-1)
+    else:  # a copy would need memory
         is_dense = torch.ops.aten.is_non_overlapping_and_dense(part)
         part = part.as_strided((part.numel(),), (1,)) if is_dense else part.reshape(-1)
     size = part.element_size()
-    whole = len(part) - len(part) % (8 // size)
+    whole = part.numel() // (8 // size) * (8 // size)
     if part.storage_offset() * size % 8:  # it cannot be read as wider integers
         return part.view(INTEGERS[size]).sum(dtype=torch.int64)
-    total = part[:whole].view(torch.int64).sum()
-    return total if whole == len(part) else total + part[whole:].view(INTEGERS[size]).sum(dtype=torch.int64)
+    if whole == part.numel():
+        return part.view(torch.int64).sum()
+    return part[:whole].view(torch.int64).sum() + part[whole:].view(INTEGERS[size]).sum(dtype=torch.int64)
 
 
 def total(pairs: dict[str, Checksum]) -> Checksum:

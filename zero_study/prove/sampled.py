@@ -13,7 +13,7 @@ from .. import terminal
 from ..engines.readback.fragments import Fragment, elements, fragments_of
 from . import rules, update
 
-TENSORS = 2  # per update
+TENSORS = 1  # per update
 ELEMENTS = 2**10  # of each tensor
 
 

@@ -24,8 +24,11 @@ from .proved_step import depends_on_mode
 from .ranks import Facts, Finding, Ranks
 from .sampled import SampledUpdates
 
-BYTES_ON_CPU, BYTES_ON_GPU = 2**26, 2**30  # of weights and gradients that a rank reads per update
-MOST_TENSORS = 128  # parameters that are read per update
+# In how many turns a rank reads its weights and gradients, one turn per update. A turn has at least so many bytes, and
+# at most so many parameters.
+TURNS = 8
+BYTES_ON_CPU, BYTES_ON_GPU = 2**23, 2**28
+MOST_TENSORS = 128
 EVERY_ON_GPU = 8  # updates; comparing one with the formula waits for the GPU
 POST_STEPS, POST_SECONDS = 16, 5.0  # facts are posted after so many updates, or so much time
 LONGEST_STRIDE = 1024  # updates of which one is read, if checks must take little time
@@ -124,10 +127,10 @@ class Watch:
         same = set() if engine_kind(self._model) == "FSDP1" else replicated_names(self._model)
         trained = [(name, p) for name, p in self._model.named_parameters() if p.requires_grad]
         device = trained[0][1].device.type if trained else "cpu"
-        most, size = (BYTES_ON_CPU if device == "cpu" else BYTES_ON_GPU), 0
+        sizes, size = [2 * p.numel() * p.element_size() for _, p in trained], 0
+        most = max(BYTES_ON_CPU if device == "cpu" else BYTES_ON_GPU, -(-sum(sizes) // TURNS))
         turns: list[list[_Part]] = [[]]
-        for number, (name, p) in enumerate(trained):
-            num_bytes = 2 * p.numel() * p.element_size()
+        for number, ((name, p), num_bytes) in enumerate(zip(trained, sizes, strict=True)):
             if turns[-1] and (size + num_bytes > most or len(turns[-1]) >= MOST_TENSORS):
                 turns.append([])
                 size = 0

@@ -124,8 +124,8 @@ def cost() -> str:
         f"on two CPU ranks, {large['median_seconds_without']:.1f} s per step). For a GPT with 1.6 million parameters, "
         f"it adds {1000 * tiny['median_difference_seconds']:.1f} ms to a step of "
         f"{1000 * tiny['median_seconds_without']:.0f} ms. At its end, `prove` prints which share of the time the "
-        "checks took in your training. For 8 billion parameters on eight H100, we predict "
-        f"{1000 * watch.BYTES_ON_GPU / gpus.GPUS['h100-sxm'].memory_bandwidth:.1f} ms per step for reading 1 GiB of "
+        "checks took in your training. For 8 billion parameters in fp32 under FSDP on eight H100, we predict "
+        f"{1000 * 8e9 * 8 / 8 / watch.TURNS / gpus.GPUS['h100-sxm'].memory_bandwidth:.1f} ms per step for reading "
         "weights and gradients, by the memory bandwidth of the GPU; the launches of its kernels come on top."
     )
 
