@@ -9,7 +9,7 @@ model = Net()
 model.norm = torch.nn.BatchNorm1d(16)
 optimizer = torch.optim.AdamW(model.head.parameters(), 1e-2)
 for name, parameter in model.named_parameters():
-    if not name.startswith("norm" if FAULT else ("norm", "head")):
+    if not name.startswith("norm" if FAULT else "head"):
         parameter.requires_grad = False
 wrapped = DistributedDataParallel(model)
 for x, y in batches(loader(Rows(), rank, world)):
