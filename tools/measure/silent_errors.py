@@ -89,6 +89,8 @@ def prove(entry: Json) -> Json:
         answer = json.JSONDecoder().raw_decode(run.output[start.start() :])[0] if start else {}
         found[side] = {"exit_status": run.status, "verdict": answer.get("verdict"), "seconds": run.seconds}
         found[side] |= {"errors": [], "notes": []}
+        if not start:  # for example because `prove` refuses a release with a known fault
+            found[side]["message"] = without_paths(run.errors)[-600:]
         for finding in answer.get("findings", []):
             kept = {"id": finding["id"], "step": finding["place"]["step"], "text": without_paths(finding["text"])}
             found[side]["notes" if finding["severity"] == "note" else "errors"].append(kept)
