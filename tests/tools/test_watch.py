@@ -267,7 +267,7 @@ def test_a_strict_watch_ends_the_training(monkeypatch, tmp_path, capsys):
      "prove/lost-states"),
     ({"before": f"{SAVED}; optimizer.load_state_dict(saved)"}, None),  # as accelerate does
     ({"each": f"if step == 9: {SAVED}; optimizer.load_state_dict(saved); optimizer.state.clear()"},
-     "prove/reset-states"),
+     "prove/lost-states"),
 ])  # fmt: skip
 def test_a_training_on_one_process(parts, kind, monkeypatch, tmp_path):
     found, _ = prove_script(monkeypatch, tmp_path, **parts)

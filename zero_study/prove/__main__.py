@@ -97,7 +97,7 @@ def main(words: Sequence[str] | None = None) -> None:
         failure, status = error, INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
     finally:
         pairs.close()
-    pairs.end()
+    pairs.end(waits=status in (None, 0))
     result = pairs.verdict()
     if pairs.waiting or not pairs.watchers:
         print(f"proof: not made, {pairs.why_not_made()}", flush=True)
@@ -272,11 +272,11 @@ class _Pairs:
         self._ties.close()
         self._resumed.close()
 
-    def end(self) -> None:
-        """End all watches, and add the findings that can only be made at the end of the training."""
+    def end(self, waits: bool = True) -> None:
+        """End all watches. If `waits` is false, other ranks may have ended."""
         for watcher in self.watchers:
             with suppress(Unverified):  # which the verdict contains
-                watcher.end()
+                watcher.end(waits)
 
     def verdict(self) -> Verdict:
         """Return the verdict on all models of the script."""

@@ -26,12 +26,13 @@ def hashes(arguments: Any) -> torch.Tensor | None:
 
     The first tensor decides the number of rows. Tensors with another number of rows are left out.
     """
-    tensors = [local(leaf).detach() for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor) and leaf.ndim]
+    leaves = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor) and leaf.ndim]
+    tensors = [local(leaf).detach() for leaf in leaves if leaf.layout is torch.strided and not leaf.is_nested]
     tensors = [each for each in tensors if len(each) == len(tensors[0]) and each.numel()][:MOST_TENSORS]
     total: torch.Tensor | None = None
     for number, tensor in enumerate(tensors, 1):
         flat = tensor.reshape(len(tensor), -1)
-        flat = torch.view_as_real(flat).flatten(1) if flat.is_complex() else flat
+        flat = torch.view_as_real(flat.resolve_conj()).flatten(1) if flat.is_complex() else flat
         sample = flat[:, :: max(1, flat.shape[1] // MOST_COLUMNS)].contiguous()
         values = sample.view(INTEGERS[sample.element_size()]).long()
         factors = torch.arange(number, number + values.shape[1], device=values.device) * _MULTIPLIER
@@ -48,6 +49,7 @@ class Order:
         self._first: dict[int, int] = {}  # hash of a batch -> its number
         self._updates: list[int] = []  # of each batch
         self._last: int | None = None  # number of the earlier batch that was equal to the last batch
+        self._in_a_row = 0  # batches that come again in the same order
         self._epoch = 0
         self._rows: set[int] = set()  # of the current epoch
         self._num_rows = self._num_repeated = 0
@@ -60,7 +62,8 @@ class Order:
         self._updates.append(update)
         before = self._first.setdefault(key, number)
         follows = before < number and self._last is not None and before == self._last + 1
-        if follows and before > 0:
+        self._in_a_row = self._in_a_row + 1 if follows else 1
+        if self._in_a_row >= IN_A_ROW:
             first, second = self._updates[before - 1], self._updates[before]
             self.notes.setdefault(
                 "order",
@@ -125,13 +128,15 @@ class Overlap:
         if epoch != self._epoch:
             together, share = _shared(self._rows)
             is_whole = self._epoch > 0 and len(self._rows) > 1 and len(together) < MOST_REMEMBERED
-            begin, self._begin_of_epoch = self._begin_of_epoch, update
+            begin, self._begin_of_epoch, num_ranks = self._begin_of_epoch, update, len(self._rows)
             self._epoch, self._rows = epoch, {}
-            if is_whole and self._was_divided and share > SHARED:
+            # Samplers repeat less than one row per rank, so that all ranks have equally many.
+            is_shared = share > SHARED and share * len(together) >= num_ranks
+            if is_whole and self._was_divided and is_shared:
                 return begin, (
                     f"rows are trained on more than one rank: {share:.0%} of the rows from this update to update "
-                    f"{update - 1} are on several ranks, and none were in the epoch before. Look for samplers whose "
-                    "random numbers are no longer the same on all ranks"
+                    f"{update - 1} are on several ranks, and none were in the watched steps of the epoch before. Look "
+                    "for samplers whose random numbers are no longer the same on all ranks"
                 )
             self._was_divided = self._was_divided or (is_whole and share == 0)
         for rank, each in own.items():

@@ -61,7 +61,6 @@ FAULTS = {
     "the loss is scaled": "prove/scaled-loss",
     "states are lost on loading": "prove/lost-states",
     "are not those that were loaded": "prove/lost-states",
-    "updates, and": "prove/other-number-of-updates",
 }
 # The id and the severity of the entries of a list in proof.json.
 IDS: dict[str, tuple[str, envelope.Severity]] = {

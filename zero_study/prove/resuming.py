@@ -28,9 +28,9 @@ class Resumed:
     def close(self) -> None:
         self._stack.close()
 
-    def findings(self, optimizer: Any) -> list[str]:
-        """Return findings on the first update of an optimizer after it was loaded."""
-        return self._findings.get(optimizer, [])
+    def take(self, optimizer: Any) -> list[str] | None:
+        """Return findings on the first update of an optimizer after it was loaded. None if it was not loaded."""
+        return self._findings.pop(optimizer, None)
 
     def compare(self, optimizer: Any) -> None:
         """Compare the states of an optimizer with those that were loaded, at the beginning of its next update."""
@@ -50,6 +50,7 @@ class Resumed:
             for key, values in before.items()
             if key not in now or not torch.equal(values.nan_to_num(), now[key].nan_to_num())
         ]
+        self._findings[optimizer] = []
         if changed:
             self._findings[optimizer] = [
                 "optimizer states are not those that were loaded: the first update begins with another "

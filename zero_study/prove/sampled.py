@@ -49,6 +49,10 @@ class SampledUpdates:
                 self._current.note_sample(group, tensor, fragment)
         return findings
 
+    def forget(self) -> None:
+        """Do not compare the next update with the last one."""
+        self._left = []
+
     def after(self) -> tuple[list[str], int]:
         """Return findings on the update that has just been made, and the number of compared parameters."""
         current, self._current = self._current, None

@@ -87,7 +87,8 @@ class Watch:
         self._backwards = self._all_backwards = 0  # since the last update: of the model, and of any model
         self._windows = [min(start.passes, start.backwards)]  # the backward passes of the last steps
         self._longest = max(1, *self._windows)
-        self._is_updating = False
+        self._kinds: set[int] = set()  # the numbers of backward passes of all steps but the last
+        self._is_updating = self._has_failed = False
         self._num_skipped = 0  # updates that a GradScaler skipped
         self._has_modes = depends_on_mode(inner_module(model))
         self._passes = {True: 0, False: 0}  # forward passes with gradients since the last update, by training mode
@@ -106,6 +107,13 @@ class Watch:
         self._last_read = start.update
         self._stride = 1
         self._turns, self._device = self._in_turns()
+        self._smallest: Any = min(
+            (part.parameter for turn in self._turns for part in turn), key=lambda p: int(p.numel()), default=None
+        )
+        self._left: tuple[int, int] | None = None  # the state of its gradient after the last backward pass
+        self._in_window = 0  # backward passes since gradients were erased
+        self._has_trained = False  # in training mode
+        self._is_replaced = False  # another optimizer updates the same parameters
         self._sampled = SampledUpdates(model, optimizer, base) if start.may_sample else None
         self._samples_every = 1 if self._device == "cpu" else EVERY_ON_GPU
         self._recorder = StepRecorder(called, model, base)
@@ -168,6 +176,10 @@ class Watch:
         try:
             with torch.no_grad():
                 yield
+        except Exception as error:  # the training continues
+            self.close()
+            self._has_failed = True
+            self._note("failed", f"not checked: steps after update {self.update} ({type(error).__name__}: {error})")
         finally:
             self.seconds += time.perf_counter() - begin
 
@@ -195,17 +207,29 @@ class Watch:
         return call(*arguments, **options)
 
     def _on_backward(self, call: Any, *arguments: Any, **options: Any) -> Any:
+        before = self._state_of_gradient()
+        if before is None or (before != self._left and not self._has_gradient()):  # erased since the last pass
+            self._in_window, self._losses = 0, []
         tensors = arguments[0] if arguments else options.get("tensors")
         self._losses += [each.detach() for each in _listed(tensors) if each.numel() == 1]
         self._all_backwards += 1
-        self._backwards += self._backwards < sum(self._passes.values())  # others belong to other models
-        if self._backwards > TOO_LONG * self._longest:
-            self._find("missing-update", self.update + 1, (
-                f"no optimizer step since then: {self._backwards} backward passes followed update {self.update}, and "
-                f"no step before had more than {self._longest}. Look for a condition that skips the step"
-            ))  # fmt: skip
-            self._backwards = 0
-        return call(*arguments, **options)
+        result = call(*arguments, **options)
+        self._left = self._state_of_gradient()
+        passes = self._passes[True] or (0 if self._has_trained else self._passes[False])
+        # Other backward passes belong to other models, or to an evaluation.
+        if self._backwards < passes and (self._left != before or self._left is None):
+            self._backwards += 1
+            self._in_window += 1
+        return result
+
+    def _state_of_gradient(self) -> tuple[int, int] | None:
+        """Return what changes if a backward pass adds to the smallest parameter. None if an engine keeps gradients."""
+        gradient = None if self._smallest is None else self._smallest.grad
+        return None if gradient is None else (id(gradient), int(gradient._version))
+
+    def _has_gradient(self) -> bool:
+        """Return whether the smallest gradient is not zero. On a GPU it counts as zero: reading it would wait."""
+        return self._device == "cpu" and self._smallest is not None and bool(self._smallest.grad.any())
 
     def _on_clipping(self, call: Any, given: Any, max_norm: float, total_norm: Any, *rest: Any, **named: Any) -> Any:
         parameters = _listed(given)
@@ -236,14 +260,27 @@ class Watch:
 
     def before_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Sample an update that begins. DeepSpeed updates in several calls."""
-        if self._sampled is not None:
+        if self._sampled is not None and not self._has_failed:
             with self._timed():
                 is_sampled = not self.update % (self._stride * self._samples_every)
                 for text in self._sampled.before(optimizer, is_sampled):
                     self._find("reset-states", self.update, text)
 
+    def note_other(self, optimizer: torch.optim.Optimizer) -> None:
+        """Record an update of another optimizer, which may train the same parameters from then on."""
+        updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if self._smallest is not None and id(self._smallest) in updated:
+            self._is_replaced = True
+
+    def forget_states(self) -> None:
+        """Accept that the states of the optimizer are others than the last update left, because they were loaded."""
+        if self._sampled is not None:
+            self._sampled.forget()
+
     def begin_update(self) -> None:
         """Record the facts of the step whose update begins. Called once per update, before `before_update`."""
+        if self._has_failed:
+            return
         with self._timed():
             self.update += 1
             self._is_updating, self._last_time = True, time.perf_counter()
@@ -268,7 +305,7 @@ class Watch:
     def _begin_step(self) -> None:
         self._rows, self._losses, self._norm = [], [], None
         self._passes, self._backwards, self._all_backwards = {True: 0, False: 0}, 0, 0
-        self._num_clippings = 0
+        self._num_clippings = self._in_window = 0
 
     def _on_update(self, call: Any, *arguments: Any, **options: Any) -> Any:
         result = call(*arguments, **options)
@@ -298,7 +335,8 @@ class Watch:
 
     def _count_passes(self) -> None:
         """Compare the forward and backward passes of the step with those of earlier steps."""
-        number, update = self._backwards, self.update
+        number, update = self._in_window, self.update
+        self._has_trained = self._has_trained or self._passes[True] > 0
         if not self._all_backwards and self._start.backwards:
             self._find("repeated-update", update, "the same gradients are used twice: no backward pass was made since "
                        "the update before. Call optimizer.step() once per batch")  # fmt: skip
@@ -306,7 +344,7 @@ class Watch:
             self._find("evaluation-mode", update, "the model trains in evaluation mode, so dropout is off and batch "
                        "norm is fixed. Call model.train() after an evaluation")  # fmt: skip
         *before, last = self._windows[-4:]
-        if len(before) == 3 and len({*before, number}) == 1 and last > number > 0:
+        if len(before) == 3 and self._kinds == {number} and last > number > 0:
             self._find("carried-gradients", update - 1, (
                 f"the update used the gradients of {last} backward passes, and those before and after it of {number}. "
                 "Look for a window of accumulation that ended without an update"
@@ -314,6 +352,7 @@ class Watch:
         if 0 < number < last and len({*before, last}) == 1:
             self._note("short", f"update {update} used {number} backward passes, and updates before it {last}. If each "
                        f"loss is divided by {last}, this update is too small")  # fmt: skip
+        self._kinds |= {last}  # before the last step, whose length may be an exception
         self._windows = [*self._windows[-4:], number]
         self._longest = max(self._longest, number)
 
@@ -398,7 +437,12 @@ class Watch:
 
     def _find_at_end(self) -> None:
         """Judge what is known only at the end of the training."""
-        if self._backwards > 0:
+        if self._backwards > TOO_LONG * self._longest and not self._is_replaced:
+            self._find("missing-update", self.update + 1, (
+                f"no optimizer step since then: {self._backwards} backward passes followed update {self.update}, and "
+                f"no step before had more than {self._longest}. Look for a condition that skips the step"
+            ))  # fmt: skip
+        elif self._backwards and not self._is_replaced:
             self._note("left", f"the last {terminal.count(self._backwards, 'backward pass', 'backward passes')} of the "
                        "training had no update")  # fmt: skip
         if self._num_skipped:

@@ -46,7 +46,7 @@ from .demands import Request, by_arguments, by_file, by_json, by_launcher, conte
 from .json_answer import fault_id
 from .mismatch import ConfigMismatch, KnownFault, TrainingFault, Unverified
 from .proved_step import Gradients, Step, depends_on_mode
-from .ranks import Ranks
+from .ranks import Finding, Ranks
 from .resuming import Resumed
 from .ties import Ties
 from .watch import Start, Watch
@@ -287,7 +287,7 @@ class StepWatcher:
         lines = [*text.engine_lines(self._facts), text.request_line(sources, comparison.num_agreed)]
         self._loaders.listen()
         self._content["findings"] += (
-            [] if self._resumed is None else self._resumed.findings(base_optimizer(self._optimizer))
+            [] if self._resumed is None else self._resumed.take(base_optimizer(self._optimizer)) or []
         )
         self._tell(lines, comparison.differences, notes, self._content["known_wrong"])
 
@@ -388,6 +388,8 @@ class StepWatcher:
             if optimizer is not self._base or self._is_same_update():
                 if self._watch is not None:
                     self._watch.before_update(optimizer)
+                    if optimizer is not self._base:
+                        self._watch.note_other(optimizer)
                 return
             # A gap between two of DeepSpeed's numbers is an update that it skipped because of an fp16 overflow.
             number, before = self._engine_steps(), self._last
@@ -395,7 +397,12 @@ class StepWatcher:
             self._steps += 1
             is_after_skip = number is not None and before is not None and number != before + 1
             if self._watch is not None:
+                loaded = None if self._resumed is None else self._resumed.take(optimizer)
+                if loaded is not None:
+                    self._watch.forget_states()
                 self._watch.begin_update()
+                for text_of_load in loaded or ():
+                    self._watch.ranks.add(Finding("lost-states", self._steps, text_of_load))
                 self._watch.before_update(optimizer)
                 if (new := self._add_found(self._watch)) and self._strict:
                     raise TrainingFault(" ".join(new))
