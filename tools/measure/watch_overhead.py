@@ -24,8 +24,8 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from zero_study.engines.hooks import before_updates
+from zero_study.prove.every_step import Start, Watch
 from zero_study.prove.ranks import Ranks
-from zero_study.prove.watch import Start, Watch
 from zero_study.prove.watching import Loaders
 
 SHAPES = {  # layers, width, heads, vocabulary, sequences per rank, tokens

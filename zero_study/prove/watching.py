@@ -43,13 +43,13 @@ from ..version import __version__
 from . import findings, loss_graph, mismatch, norms, reference, schedules, store_exchange, text, update
 from .checksums import Checksum, of_batch, of_weights
 from .demands import Request, by_arguments, by_file, by_json, by_launcher, content_of, requested_processes
+from .every_step import Start, Watch
 from .json_answer import fault_id
 from .mismatch import ConfigMismatch, KnownFault, TrainingFault, Unverified
 from .proved_step import Gradients, Step, depends_on_mode
 from .ranks import Finding, Ranks
 from .resuming import Resumed
 from .ties import Ties
-from .watch import Start, Watch
 
 # The first step creates the optimizer's moments. In the second, ZeRO stage 3 traces the order of its parameters. The
 # third step is the first steady one.

@@ -10,7 +10,7 @@ import yaml
 from wording import tabulate
 
 from zero_study.files import ROOT
-from zero_study.prove import watch
+from zero_study.prove import every_step
 from zero_study.theory import gpus
 
 FOLDER = ROOT / "reports" / "silent_errors"
@@ -125,7 +125,7 @@ def cost() -> str:
         f"it adds {1000 * tiny['median_difference_seconds']:.1f} ms to a step of "
         f"{1000 * tiny['median_seconds_without']:.0f} ms. At its end, `prove` prints which share of the time the "
         "checks took in your training. For 8 billion parameters in fp32 under FSDP on eight H100, we predict "
-        f"{1000 * 8e9 * 8 / 8 / watch.TURNS / gpus.GPUS['h100-sxm'].memory_bandwidth:.1f} ms per step for reading "
+        f"{1000 * 8e9 * 8 / 8 / every_step.TURNS / gpus.GPUS['h100-sxm'].memory_bandwidth:.1f} ms per step for reading "
         "weights and gradients, by the memory bandwidth of the GPU; the launches of its kernels come on top."
     )
 
