@@ -216,6 +216,5 @@ NUMBERS: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/diff.md", "recorded"): partial(time_of_diff, "recorded"),
     ("docs/diff.md", "with_noise"): partial(time_of_diff, "recorded_with_noise"),
     ("docs/machines.md", "faults"): lambda: str(len({row["fault"] for row in benchmark("machines")["rows"]})),
-    ("docs/prove.md", "counted_step"): lambda: f"{benchmark('prove')['counted_step_ratio']['median']:.2f}",
     ("docs/records.md", "faults"): lambda: str(len(benchmark("faults")["faults"])),
 }
