@@ -215,7 +215,7 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
 SHELL = (  # not ours
     "source ", "pre-commit install", "(cd data && zip ", "grep ", "DS_BUILD_OPS=0 pip wheel ", "git clone ", "safety ",
     "rsync ", "aws ", "pytest ", "python3 -m venv ", "zcat ", "diff ", "cat ", "cd ", "sh ", "wait",
-    "export CUDA_HOME=", "ln -s ",
+    "export CUDA_HOME=", "ln -s ", "FAULT=1 torchrun ",
 )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from zero_study.prove.checksums import bits
 from zero_study.prove.loss_graph import scaled_loss
 from zero_study.prove.mismatch import other_products
 from zero_study.prove.ranks import Facts, Ranks
+from zero_study.prove.unused import Cuts
 from zero_study.ranks import worlds
 
 STEPS, LATE = 24, 7  # LATE: the first wrong step
@@ -280,6 +281,20 @@ def test_parameters_that_do_not_move_are_named(monkeypatch, tmp_path):
     (note,) = [note for note in found["notes"] if "have not changed since" in note]
     assert note.startswith("4 of 4 parameters")
     assert "precision of bfloat16" in note
+
+
+def test_a_view_without_gradients_can_be_sent(group):
+    """PyTorch raises an error if somebody asks which operation made such a view."""
+    weight = torch.nn.Parameter(torch.ones(4, 2))
+    with torch.no_grad():
+        view = weight[:2]
+        view.add_(1)
+    with pytest.raises(RuntimeError):
+        _ = view.grad_fn
+    cuts = Cuts(torch.nn.Linear(2, 2))
+    cuts.note_sent([view])
+    with cuts.observed():
+        assert view.detach().shape == (2, 2)
 
 
 # ---------------------------------------------------------------- parts

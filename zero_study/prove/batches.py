@@ -28,7 +28,7 @@ def hashes(arguments: Any) -> torch.Tensor | None:
     """
     leaves = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor) and leaf.ndim]
     tensors = [local(leaf).detach() for leaf in leaves if leaf.layout is torch.strided and not leaf.is_nested]
-    tensors = [each for each in tensors if len(each) == len(tensors[0]) and each.numel()][:MOST_TENSORS]
+    tensors = [tensor for tensor in tensors if len(tensor) == len(tensors[0]) and tensor.numel()][:MOST_TENSORS]
     total: torch.Tensor | None = None
     for number, tensor in enumerate(tensors, 1):
         flat = tensor.reshape(len(tensor), -1)
@@ -102,7 +102,7 @@ class Overlap:
 
         `epoch` is 0 if the ranks are not in the same epoch, or if there is none.
         """
-        own = {rank: set(each) for rank, each in rows.items()}
+        own = {rank: set(hashed) for rank, hashed in rows.items()}
         return self._of_epoch(update, own, epoch) or self._of_step(update, own)
 
     def _of_step(self, update: int, own: dict[int, set[int]]) -> tuple[int, str] | None:
@@ -139,14 +139,14 @@ class Overlap:
                     "for samplers whose random numbers are no longer the same on all ranks"
                 )
             self._was_divided = self._was_divided or (is_whole and share == 0)
-        for rank, each in own.items():
+        for rank, hashed in own.items():
             of_rank = self._rows.setdefault(rank, set())
-            of_rank |= each if len(of_rank) < MOST_REMEMBERED else set()
+            of_rank |= hashed if len(of_rank) < MOST_REMEMBERED else set()
         return None
 
 
 def _shared(own: Mapping[int, set[int]]) -> tuple[set[int], float]:
     """Return all rows, and the share of them that several ranks have."""
     together = set[int]().union(*own.values())
-    num_shared = sum(sum(row in each for each in own.values()) > 1 for row in together)
+    num_shared = sum(sum(row in rows for rows in own.values()) > 1 for row in together)
     return together, num_shared / max(1, len(together))

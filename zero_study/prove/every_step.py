@@ -132,7 +132,7 @@ class Watch:
 
     def _in_turns(self) -> tuple[list[list[_Part]], str]:
         """Return the parameters that are read together, and the type of their device."""
-        same = set() if engine_kind(self._model) == "FSDP1" else replicated_names(self._model)
+        replicated = set() if engine_kind(self._model) == "FSDP1" else replicated_names(self._model)
         trained = [(name, p) for name, p in self._model.named_parameters() if p.requires_grad]
         device = trained[0][1].device.type if trained else "cpu"
         sizes, size = [2 * p.numel() * p.element_size() for _, p in trained], 0
@@ -142,7 +142,7 @@ class Watch:
             if turns[-1] and (size + num_bytes > most or len(turns[-1]) >= MOST_TENSORS):
                 turns.append([])
                 size = 0
-            turns[-1].append(_Part(number, name, p, name in same))
+            turns[-1].append(_Part(number, name, p, name in replicated))
             size += num_bytes
         return turns, device
 
@@ -211,7 +211,7 @@ class Watch:
         if before is None or (before != self._left and not self._has_gradient()):  # erased since the last pass
             self._in_window, self._losses = 0, []
         tensors = arguments[0] if arguments else options.get("tensors")
-        self._losses += [each.detach() for each in _listed(tensors) if each.numel() == 1]
+        self._losses += [tensor.detach() for tensor in _listed(tensors) if tensor.numel() == 1]
         self._all_backwards += 1
         result = call(*arguments, **options)
         self._left = self._state_of_gradient()
@@ -231,17 +231,19 @@ class Watch:
         """Return whether the smallest gradient is not zero. On a GPU it counts as zero: reading it would wait."""
         return self._device == "cpu" and self._smallest is not None and bool(self._smallest.grad.any())
 
-    def _on_clipping(self, call: Any, given: Any, max_norm: float, total_norm: Any, *rest: Any, **named: Any) -> Any:
-        parameters = _listed(given)
-        clipped, own = set(map(id, parameters)), {id(part.parameter) for turn in self._turns for part in turn}
-        if math.isfinite(max_norm) and own & clipped:
+    def _on_clipping(
+        self, call: Any, clipped: Any, max_norm: float, total_norm: Any, *arguments: Any, **options: Any
+    ) -> Any:
+        parameters = _listed(clipped)
+        clipped_ids, own = set(map(id, parameters)), {id(part.parameter) for turn in self._turns for part in turn}
+        if math.isfinite(max_norm) and own & clipped_ids:
             self._num_clippings += 1
             # The norm of a sharded gradient is a part of the norm on each rank, until the ranks add it up. Clipping by
             # parts or by samples may come before the reduction.
-            is_whole = self._num_clippings == 1 and own <= clipped and not hasattr(total_norm, "full_tensor")
+            is_whole = self._num_clippings == 1 and own <= clipped_ids and not hasattr(total_norm, "full_tensor")
             self._norm = total_norm if is_whole else None
             self._compare_limit(float(max_norm))
-        return call(parameters, max_norm, total_norm, *rest, **named)
+        return call(parameters, max_norm, total_norm, *arguments, **options)
 
     def _compare_limit(self, limit: float) -> None:
         before, self._limit = self._limit, limit
@@ -403,10 +405,10 @@ class Watch:
     def _facts(
         self, update: int, reads: list[_Read], rows: list[tuple[int, torch.Tensor]], losses: list[Any], norm: Any
     ) -> Facts:
-        gradients = [read.gradient for read in reads if read.gradient is not None]
-        values = iter(_numbers([read.weight for read in reads] + gradients))
-        weights = {read.part: next(values) for read in reads}
-        of_gradients = {read.part: next(values) for read in reads if read.gradient is not None}
+        gradients = [entry.gradient for entry in reads if entry.gradient is not None]
+        values = iter(_numbers([entry.weight for entry in reads] + gradients))
+        weights = {entry.part: next(values) for entry in reads}
+        of_gradients = {entry.part: next(values) for entry in reads if entry.gradient is not None}
         for part, value in weights.items():
             before = self._bits.get(part.name)
             since = update if before is None or before[0] != value else before[1]
@@ -506,6 +508,7 @@ def _listed(tensors: Any) -> list[torch.Tensor]:
 
 def _numbers(tensors: list[torch.Tensor]) -> list[Any]:
     """Return the values of tensors of one element. Those of one device are copied to the host together."""
-    if any(each.device.type != "cpu" for each in tensors) and len({(each.device, each.dtype) for each in tensors}) == 1:
-        return torch.stack([each.reshape(()) for each in tensors]).tolist()  # type: ignore[no-any-return]
-    return [each.item() for each in tensors]
+    places = {(tensor.device, tensor.dtype) for tensor in tensors}
+    if len(places) == 1 and tensors[0].device.type != "cpu":
+        return torch.stack([tensor.reshape(()) for tensor in tensors]).tolist()  # type: ignore[no-any-return]
+    return [tensor.item() for tensor in tensors]

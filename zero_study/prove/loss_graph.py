@@ -74,16 +74,16 @@ def weight(losses: Sequence[Any], weights: Sequence[Any], graph: Graph) -> Weigh
     node_weights = [
         _of_node(node, factor) for node, factor in zip(graph.losses, factors, strict=True) if factor is not None
     ]
-    node_weights = [each for each in node_weights if each is None or each.num_targets]
-    defined = [each for each in node_weights if each is not None]
+    node_weights = [weight for weight in node_weights if weight is None or weight.num_targets]
+    defined = [weight for weight in node_weights if weight is not None]
     if not defined or len(defined) != len(node_weights):
         return None
     if len(defined) > 1 and any(node._saved_reduction == _MEAN for node in graph.losses):
         return None  # a sum of several means has no scale that everybody uses
     first = defined[0].of_target
-    if any(abs(each.of_target - first) > SAME * abs(first) for each in defined):
+    if any(abs(weight.of_target - first) > SAME * abs(first) for weight in defined):
         return None
-    return Weight(first, sum(each.num_targets for each in defined))
+    return Weight(first, sum(weight.num_targets for weight in defined))
 
 
 def _of_node(node: Any, factor: torch.Tensor) -> Weight | None:
@@ -114,13 +114,13 @@ def scaled_loss(weights: Sequence[Sequence[Sequence[float] | None] | None]) -> t
     The targets of all ranks together count as much as one mean over them, because the engine averages over the ranks.
     """
     of_ranks = [list(of_rank or (None,)) for of_rank in weights]
-    known = [(float(each[0]), float(each[1])) for of_rank in of_ranks for each in of_rank if each is not None]
-    if not known or any(each is None for of_rank in of_ranks for each in of_rank):
+    pairs = [(float(pair[0]), float(pair[1])) for of_rank in of_ranks for pair in of_rank if pair is not None]
+    if not pairs or any(pair is None for of_rank in of_ranks for pair in of_rank):
         return [], []
-    total = sum(weight * number for weight, number in known) / len(weights)
+    total = sum(weight * number for weight, number in pairs) / len(weights)
     if not total or not math.isfinite(total) or abs(total - 1) <= SCALE_TOLERANCE:
         return [], []
-    name = named_factor(total, len(weights), max(map(len, of_ranks)), [number for _, number in known])
+    name = named_factor(total, len(weights), max(map(len, of_ranks)), [number for _, number in pairs])
     text = (
         f"the loss is scaled: the targets of the step count {total:.4g} times{name} as much as in a mean over the "
         "targets of all ranks and micro batches. Look at what the loss is divided by"

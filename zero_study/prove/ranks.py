@@ -44,11 +44,11 @@ class Facts(NamedTuple):
 class Ranks:
     """The findings of a watch: those of single ranks, and on rank 0 those of comparisons between ranks."""
 
-    def __init__(self, name: str | None, group: Sequence[int], names: Sequence[str], known: set[str]) -> None:
+    def __init__(self, name: str | None, group: Sequence[int], names: Sequence[str], kinds: set[str]) -> None:
         """Begin. `name` is the same on all ranks; None if this rank is watched alone.
 
         `group` has the ranks whose weights must be equal; none are compared if it has fewer than two. `names` has the
-        names of the parameters by their numbers. `known` has the kinds of findings that exist already.
+        names of the parameters by their numbers. `kinds` has those of findings that exist already.
         """
         self.notes: dict[str, str] = {}  # kind -> text
         self.missing: list[int] = []  # ranks that did not report to the end
@@ -59,7 +59,7 @@ class Ranks:
         if self._num_ranks > 1:  # the store outlives the process group, which a script may end
             self._store = PrefixStore(f"zero-study/{name}/watch", _get_default_store())
         self._group, self._names = group, names
-        self._known = set(known)
+        self._known = set(kinds)
         self._new: list[Finding] = []
         self._all: list[Finding] = []
         self._steps: dict[int, dict[int, Facts]] = {}  # update -> rank -> facts
@@ -111,8 +111,8 @@ class Ranks:
                     self._store.delete_key(key)
                     self._next[rank] += 1
                     self.notes = notes | self.notes
-                    read = {int(update): Facts(*facts) for update, facts in steps.items()}
-                    self._receive(rank, read, [Finding(*each) for each in findings], ended)
+                    of_rank = {int(update): Facts(*facts) for update, facts in steps.items()}
+                    self._receive(rank, of_rank, [Finding(*fields) for fields in findings], ended)
             if self._new:
                 self._store.set("found", json.dumps([self._all, self.notes, self.missing]))
         except dist.DistError:  # the rank that hosts the store has ended
@@ -128,8 +128,8 @@ class Ranks:
                 while not self._store.check(["result"]) and time.monotonic() < deadline:
                     time.sleep(0.005)
                 if self._store.check(["result"]):
-                    found, self.notes, self.missing = json.loads(self._store.get("result"))
-                    self._adopt(found)
+                    findings, self.notes, self.missing = json.loads(self._store.get("result"))
+                    self._adopt(findings)
                 self._store.set(f"gone/{self._rank}", "true")
                 return
             while len(self._ended) < self._num_ranks:
@@ -148,9 +148,9 @@ class Ranks:
         except dist.DistError:
             self._store = None
 
-    def _adopt(self, found: Sequence[Sequence[Any]]) -> None:
-        for each in found:
-            self.add(Finding(*each))
+    def _adopt(self, findings: Sequence[Sequence[Any]]) -> None:
+        for fields in findings:
+            self.add(Finding(*fields))
 
     # ------------------------------------------------------------ on rank 0
 
@@ -169,7 +169,7 @@ class Ranks:
             del self._steps[min(self._steps)]
 
     def _compare(self, update: int, facts: Mapping[int, Facts]) -> None:
-        self._zero = self._zero + 1 if all(each.is_zero for each in facts.values()) else 0
+        self._zero = self._zero + 1 if all(of_rank.is_zero for of_rank in facts.values()) else 0
         if self._zero == ZERO_STEPS:
             first = update - ZERO_STEPS + 1
             self.add(Finding("zero-gradients", first, "every gradient is zero from this update on. Look for code that "
@@ -190,17 +190,17 @@ class Ranks:
                 f"ranks differ: before this update, they have other weights: {weights}. Look for code that changes "
                 "weights or gradients on some ranks only"
             )))  # fmt: skip
-        norms = {rank: each.norm for rank, each in group.items() if each.norm is not None}
+        norms = {rank: of_rank.norm for rank, of_rank in group.items() if of_rank.norm is not None}
         if len(norms) == len(group) and max(norms.values()) - min(norms.values()) > NEAR * max(norms.values()):
             least, most = (choose(norms, key=lambda rank: norms[rank]) for choose in (min, max))
             self.add(Finding("clipped-per-rank", update, (
                 f"each rank clips by its own norm: {norms[least]:.4g} on rank {least}, {norms[most]:.4g} on rank "
                 f"{most}. Gradients are clipped before they are averaged. Average them first, then clip"
             )))  # fmt: skip
-        rows = {rank: each.rows for rank, each in group.items() if each.rows}
-        epochs = {each.epoch for each in group.values()}
-        if found := self._overlap.find(update, rows, epochs.pop() if len(epochs) == 1 else 0):
-            self.add(Finding("overlapping-data", *found))
+        rows = {rank: of_rank.rows for rank, of_rank in group.items() if of_rank.rows}
+        epochs = {of_rank.epoch for of_rank in group.values()}
+        if overlap := self._overlap.find(update, rows, epochs.pop() if len(epochs) == 1 else 0):
+            self.add(Finding("overlapping-data", *overlap))
 
     def _differing(self, update: int, kind: str, group: Mapping[int, Facts]) -> str:
         """Name the parameters whose bits differ between ranks. Empty if none does.
@@ -208,14 +208,14 @@ class Ranks:
         Parameters that differ in their first comparison differ by rounding, because the examined step had compared
         them.
         """
-        first, *others = [getattr(facts, kind) for facts in group.values()]
+        first, *later_ranks = [getattr(facts, kind) for facts in group.values()]
         names = []
         for number, bits in first.items():
             key = f"{kind} {number}"
-            of_others = [other.get(number) for other in others]
-            if None in of_others or key in self._unlike:
+            partners = [values.get(number) for values in later_ranks]
+            if None in partners or key in self._unlike:
                 continue
-            if all(each == bits for each in of_others):
+            if all(value == bits for value in partners):
                 self._equal[key] = update
             elif key in self._equal:
                 names.append(self._names[int(number)])

@@ -45,7 +45,7 @@ class SampledUpdates:
         if self._current is None:  # DeepSpeed updates in several calls
             self._picks, self._current = self._pick(), update.Update(*self._given)
         for group, tensor, fragment in self._picks:
-            if any(each is group for each in optimizer.param_groups):
+            if any(own is group for own in optimizer.param_groups):
                 self._current.note_sample(group, tensor, fragment)
         return findings
 

@@ -6,6 +6,7 @@ Results are detached explicitly, or by a collective that a script calls itself: 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -50,9 +51,11 @@ class Cuts:
 
     def note_sent(self, arguments: Any) -> None:
         """Find the parameters on which the tensors of a collective depend. Its results are cut from the graph."""
+        if not torch.is_grad_enabled():  # PyTorch then refuses to say where some tensors come from
+            return
         leaves = (leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor))
-        nodes = [leaf.grad_fn for leaf in leaves if leaf.grad_fn is not None]
-        if nodes and torch.is_grad_enabled():
+        with suppress(RuntimeError):  # a view that was made without gradients, and then changed
+            nodes = [leaf.grad_fn for leaf in leaves if leaf.grad_fn is not None]
             self._detached |= self._own(_parameters_of(nodes)[0])
 
     def note_backward(self, tensors: Any) -> None:
@@ -97,8 +100,9 @@ class _Detaches(TorchFunctionMode):
         self._found = nodes
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _DETACHING and torch.is_grad_enabled() and args and args[0].grad_fn is not None:
-            self._found.append(args[0].grad_fn)
+        if func in _DETACHING and torch.is_grad_enabled() and args:
+            with suppress(RuntimeError):  # a view that was made without gradients, and then changed
+                self._found += [] if args[0].grad_fn is None else [args[0].grad_fn]
         return func(*args, **(kwargs or {}))
 
 

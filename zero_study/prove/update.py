@@ -199,6 +199,11 @@ class Update:
         states = optimizer.state.get(tensor, {})
         kept = {key: states[key] for key in rule.states if isinstance(states.get(key), torch.Tensor)}
         number = states.get("step", group.get("step"))
+        if (
+            type(optimizer).__name__ == "FusedAdam"
+        ):  # it counts only for the last tensor of a group, and uses that number
+            numbers = (optimizer.state.get(own, {}).get("step", 0) for own in group["params"])
+            number = max(number or 0, *numbers, 0)
         overflow, scale = (getattr(optimizer, name, None) for name in ("found_inf", "grad_scale"))
         if tensor.is_complex() or tensor.grad.is_sparse:
             return "complex parameters and sparse gradients are not checked"
