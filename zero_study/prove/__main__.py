@@ -84,7 +84,7 @@ def main(words: Sequence[str] | None = None) -> None:
         given.steps,
         frozenset(int(part) for part in thorough if part != "last"),
         "last" in thorough,
-        given.max_overhead,
+        max_overhead=given.max_overhead,
     )
     pairs = _Pairs(options)
     status: Any = 0
@@ -158,7 +158,7 @@ def proved(program: Callable[[], object], output: Path) -> dict[str, Any]:
     none, `reason` says why. A finding does not end the training, and an error of the program is raised. Rank 0 also
     writes the proof to `output`.
     """
-    pairs = _Pairs(Options(allow_known_bad=True), output)
+    pairs = _Pairs(Options(allow_known_bad=True, may_repeat=False), output)
     try:
         program()
     finally:

@@ -86,6 +86,7 @@ class Options(NamedTuple):
     steps: int | None = None  # after which the training ends; None: it is not ended
     thorough: frozenset[int] = frozenset()  # steps that are examined besides the third
     examines_last: bool = False  # the last step is examined, too
+    may_repeat: bool = True  # whether the samples of a small model may run again; not if somebody records the passes
     max_overhead: float | None = None  # the largest share of the time that checks of the watch may take
 
 
@@ -494,7 +495,7 @@ class StepWatcher:
         """Whether the gradient of one process is computed: on request, and for small models under DDP."""
         has_hook = bool(getattr(ddp_of(self._model), "_comm_hooks", None))  # which may compress gradients
         is_small = self._facts["num_params"] <= SMALL and self._facts["engine"] == "DDP" and not has_hook
-        return self._options.has_reference or (is_small and self._is_compared())
+        return self._options.has_reference or (is_small and self._options.may_repeat and self._is_compared())
 
     def _is_compared(self) -> bool:
         return dist.is_initialized() and dist.get_world_size() > 1
