@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from contextlib import nullcontext
 from functools import partial
@@ -16,8 +17,9 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
+from zero_study import prove
 from zero_study.engines.readback.demands import Demand
-from zero_study.prove import json_answer
+from zero_study.prove import every_step, json_answer
 from zero_study.prove.__main__ import main, proved
 from zero_study.prove.batches import Order, Overlap, hashes
 from zero_study.prove.checksums import bits
@@ -91,6 +93,8 @@ def train(fault: str) -> list[torch.Tensor]:
                 inner[0].weight.add_(1e-3)
         if fault == "lost data" and step == LATE and rank == 1:
             inner[0].weight.grad.zero_()
+        if fault == "other update" and step == LATE:  # after the settings of the update are known
+            optimizer.register_step_pre_hook(lambda own, *_: own.param_groups[0].update(lr=1e-4))
         if fault == "rate" and step == LATE:
             optimizer.param_groups[0]["lr"] = 1.0
         if fault != "no step" or not is_late:
@@ -123,6 +127,7 @@ FAULTS: dict[str, tuple[str, int] | None] = {
     "drift": ("ranks-differ", LATE),
     "states": ("reset-states", LATE),
     "scaled update": ("reset-states", LATE + 1),
+    "other update": ("other-update", LATE),
     "erased": ("zero-gradients", LATE),
     "no step": ("missing-update", LATE),
     "twice": ("repeated-update", LATE + 1),
@@ -187,6 +192,28 @@ def test_the_verdict_counts_the_steps(trainings):
     assert watched["parameters_compared_with_formula"] >= STEPS - 3
     assert 0 < watched["share_of_time"] < 1
     assert trainings["sound"][0]["verdict"] == "sound"
+
+
+def examine_again(rank: int, folder: Path) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    worlds.join(rank, 2, folder)
+    own = folder / f"rank-{rank}-files"
+    own.mkdir()
+    os.chdir(own)
+    Path("train.py").write_text(
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "import test_watch; test_watch.train('sound')\n"
+    )
+    main(["--thorough", "8,12", "train.py"])
+    return json.loads(Path("proof.json").read_text()) if rank == 0 else {}
+
+
+def test_ranks_examine_later_steps_together():
+    ((_, result),) = worlds.run([worlds.World(2, examine_again, 240)])
+    assert result.failure is None
+    proof = result.answers[0]
+    assert proof["step"]["number"] == 12
+    assert (proof["verdict"], proof["could_not_check"]) == ("sound", [])
 
 
 # ---------------------------------------------------------------- one process
@@ -258,6 +285,30 @@ def test_a_strict_watch_ends_the_training(monkeypatch, tmp_path, capsys):
     assert status == 1
     assert found["findings"][0].startswith("update 9: optimizer states are not those of the last update")
     assert "end" not in capsys.readouterr().out
+
+
+def test_a_strict_watch_in_a_script_raises_an_error_for_its_last_steps(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    model = torch.nn.Linear(8, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    watch = prove.watch(model, optimizer, strict=True)
+    for step in range(1, 9):
+        loss = cross_entropy(model(torch.randn(8, 8)), torch.randint(0, 4, (8,)))
+        (loss * (math.nan if step == 8 else 1)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    with pytest.raises(prove.TrainingFault, match="update 8: the loss is not finite"):
+        watch.end()
+
+
+def test_a_watch_that_fails_leaves_the_training_alone_and_says_so(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(every_step.Watch, "_read", lambda self: 1 / 0)
+    found, status = prove_script(monkeypatch, tmp_path)
+    assert (found["verdict"], status, found["watched"]["steps_with_weights_read"]) == ("sound", 0, 0)
+    (reason,) = found["could_not_check"]
+    assert reason["what"].startswith("steps after update 4")
+    assert " of 40 optimizer steps; 1 check could not be made" in capsys.readouterr().out
+    assert prove_script(monkeypatch, tmp_path, "--strict")[1] == 3
 
 
 @pytest.mark.parametrize(("parts", "kind"), [

@@ -275,7 +275,7 @@ class _Pairs:
     def end(self, waits: bool = True) -> None:
         """End all watches. If `waits` is false, other ranks may have ended."""
         for watcher in self.watchers:
-            with suppress(Unverified):  # which the verdict contains
+            with suppress(Unverified, TrainingFault):  # which the verdict contains
                 watcher.end(waits)
 
     def verdict(self) -> Verdict:

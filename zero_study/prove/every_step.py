@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import terminal
+from ..engines.readback.dtypes import dtype_name
 from ..engines.readback.facts import engine_kind, inner_module, is_deepspeed, replicated_names
 from ..engines.step_recorder import StepRecorder
 from . import batches
@@ -107,9 +108,9 @@ class Watch:
         self._last_read = start.update
         self._stride = 1
         self._turns, self._device = self._in_turns()
-        self._smallest: Any = min(
-            (part.parameter for turn in self._turns for part in turn), key=lambda p: int(p.numel()), default=None
-        )
+        self._parameters = {part.name: part.parameter for turn in self._turns for part in turn}
+        self._ids = set(map(id, self._parameters.values()))
+        self._smallest: Any = min(self._parameters.values(), key=lambda p: int(p.numel()), default=None)
         self._left: tuple[int, int] | None = None  # the state of its gradient after the last backward pass
         self._in_window = 0  # backward passes since gradients were erased
         self._has_trained = False  # in training mode
@@ -235,12 +236,12 @@ class Watch:
         self, call: Any, clipped: Any, max_norm: float, total_norm: Any, *arguments: Any, **options: Any
     ) -> Any:
         parameters = _listed(clipped)
-        clipped_ids, own = set(map(id, parameters)), {id(part.parameter) for turn in self._turns for part in turn}
-        if math.isfinite(max_norm) and own & clipped_ids:
+        ids = set(map(id, parameters))
+        if math.isfinite(max_norm) and self._ids & ids:
             self._num_clippings += 1
             # The norm of a sharded gradient is a part of the norm on each rank, until the ranks add it up. Clipping by
             # parts or by samples may come before the reduction.
-            is_whole = self._num_clippings == 1 and own <= clipped_ids and not hasattr(total_norm, "full_tensor")
+            is_whole = self._num_clippings == 1 and self._ids <= ids and not hasattr(total_norm, "full_tensor")
             self._norm = total_norm if is_whole else None
             self._compare_limit(float(max_norm))
         return call(parameters, max_norm, total_norm, *arguments, **options)
@@ -302,7 +303,7 @@ class Watch:
     @property
     def is_updating(self) -> bool:
         """Whether an update has begun that is not over. An optimizer may call the step of its base class."""
-        return self._is_updating
+        return self._is_updating and not self._has_failed
 
     def _begin_step(self) -> None:
         self._rows, self._losses, self._norm = [], [], None
@@ -441,8 +442,9 @@ class Watch:
         """Judge what is known only at the end of the training."""
         if self._backwards > TOO_LONG * self._longest and not self._is_replaced:
             self._find("missing-update", self.update + 1, (
-                f"no optimizer step since then: {self._backwards} backward passes followed update {self.update}, and "
-                f"no step before had more than {self._longest}. Look for a condition that skips the step"
+                f"the optimizer makes no step any more: {self._backwards} backward passes followed update "
+                f"{self.update}, and no step before had more than {self._longest}. Look for a condition that skips "
+                "the step"
             ))  # fmt: skip
         elif self._backwards and not self._is_replaced:
             self._note("left", f"the last {terminal.count(self._backwards, 'backward pass', 'backward passes')} of the "
@@ -464,11 +466,10 @@ class Watch:
         if not still or self._start.has_masters or self._last_rate < self.update:
             return
         since = min(self._bits[name][1] for name in still)
-        parameters = {part.name: part.parameter for turn in self._turns for part in turn}
         with_gradient = [name for name in still if self._bits[name][2]]
-        halves = [name for name in with_gradient if parameters[name].element_size() == 2]
+        halves = [name for name in with_gradient if self._parameters[name].element_size() == 2]
         reason = (
-            f"their updates are smaller than the precision of {str(parameters[halves[0]].dtype).removeprefix('torch.')}"
+            f"their updates are smaller than the precision of {dtype_name(self._parameters[halves[0]].dtype)}"
             if len(halves) == len(still)
             else "they get no gradient"
             if not with_gradient

@@ -283,6 +283,11 @@ def _updated(optimizers: Iterable[Any]) -> set[int]:
     }
 
 
+def has_masters(facts: dict[str, Any]) -> bool:
+    """Return whether the optimizer updates master weights, which may move although the model's own do not."""
+    return facts["parameter_dtypes"] != ["float32"] and bool(facts.get("master_dtypes"))
+
+
 def not_moved(model: Any, facts: dict[str, Any], optimizer: Any, before: Any, after: dict[str, Checksum]) -> list[str]:
     """Return a finding if weights are not finite after the watched updates, or if no update changed a weight.
 
@@ -295,8 +300,7 @@ def not_moved(model: Any, facts: dict[str, Any], optimizer: Any, before: Any, af
         return [
             f"weights are not finite after the step: {len(broken)} of {len(readable)} tensors, for example {broken[0]}."
         ]
-    has_masters = facts["parameter_dtypes"] != ["float32"] and facts.get("master_dtypes")  # which may have moved
-    if not readable or has_masters or any(pair != before.get(name) for name, pair in readable.items()):
+    if not readable or has_masters(facts) or any(pair != before.get(name) for name, pair in readable.items()):
         return []
     rates = sorted({float(group["lr"]) for group in optimizer.param_groups})
     return [
@@ -315,10 +319,9 @@ def reverted_weights(
     pass, and `after` the step's own update. Issues no collective.
     """
     names = [name for name, p in model.named_parameters() if p.requires_grad and name in before and name in at_start]
-    has_masters = facts["parameter_dtypes"] != ["float32"] and facts.get("master_dtypes")  # which may have moved
     are_equal = all(before[name] == at_start[name] for name in names)
     moves = any(after[name] != at_start[name] for name in names)
-    if not names or has_masters or not are_equal or not moves:
+    if not names or has_masters(facts) or not are_equal or not moves:
         return []
     return [
         "weights are put back: an update changes them, but the next step begins with the weights from before it. Look "

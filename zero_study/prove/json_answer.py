@@ -53,7 +53,7 @@ FAULTS = {
     "the schedule ends before the training": "prove/schedule-ends-early",
     "the gradient is not that of one process": "prove/other-gradient",
     "each rank clips by its own norm": "prove/clipped-per-rank",
-    "no optimizer step since then": "prove/missing-update",
+    "the optimizer makes no step any more": "prove/missing-update",
     "the gradients of": "prove/carried-gradients",
     "the loss is not finite": "prove/not-finite-loss",
     "trains in evaluation mode": "prove/evaluation-mode",

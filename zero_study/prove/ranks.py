@@ -14,10 +14,10 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 
 from .. import terminal
+from . import store_exchange
 from .batches import Overlap
 
 NEAR = 1e-3  # relative difference of two norms that rounding may cause
-WAITS_SECONDS = 30  # at the end of the training, for ranks that have not reported yet
 ZERO_STEPS = 2  # in a row with gradients of zero; a single one may be a batch without targets
 MOST_WAITING = 256  # steps that wait for other ranks; earlier ones are not compared
 
@@ -65,8 +65,8 @@ class Ranks:
         self._steps: dict[int, dict[int, Facts]] = {}  # update -> rank -> facts
         self._next = dict.fromkeys(range(self._num_ranks), 0)  # rank -> the number of its next message
         self._ended: dict[int, int] = {}  # rank -> its number of updates
-        self._equal: dict[str, int] = {}  # number of a parameter -> the last update before which ranks had the same
-        self._unlike: set[str] = set()  # parameters that differ in the first comparison
+        self._equal: set[str] = set()  # kinds and numbers of parameters that ranks had in common in some step
+        self._unlike: set[str] = set()  # and of those that differ in the first comparison
         self._overlap = Overlap()
         self._zero = 0
 
@@ -122,13 +122,11 @@ class Ranks:
         """Wait for the last reports of all ranks, which every rank must have posted, and give all ranks the result."""
         if self._store is None:
             return
-        deadline = time.monotonic() + (WAITS_SECONDS if waits else 0)
+        deadline = time.monotonic() + (store_exchange.WAITS_SECONDS if waits else 0)
         try:
             if self._rank:
-                while not self._store.check(["result"]) and time.monotonic() < deadline:
-                    time.sleep(0.005)
-                if self._store.check(["result"]):
-                    findings, self.notes, self.missing = json.loads(self._store.get("result"))
+                if (result := store_exchange.read(self._store, "result", 0, deadline)) is not None:
+                    findings, self.notes, self.missing = result
                     self._adopt(findings)
                 self._store.set(f"gone/{self._rank}", "true")
                 return
@@ -142,9 +140,8 @@ class Ranks:
             if self._store is None:
                 return
             self._store.set("result", json.dumps([self._all, self.notes, self.missing]))
-            for rank in self._ended:  # this rank may end next, which ends the store
-                while rank and not self._store.check([f"gone/{rank}"]) and time.monotonic() < deadline:
-                    time.sleep(0.002)
+            for rank in self._ended.keys() - {0}:  # this rank may end next, which ends the store
+                store_exchange.read(self._store, f"gone/{rank}", rank, deadline)
         except dist.DistError:
             self._store = None
 
@@ -178,13 +175,13 @@ class Ranks:
         if len(group) < 2:
             return
         self.num_compared += 1
-        differing = self._differing(update, "gradients", group)
+        differing = self._differing("gradients", group)
         if differing:
             self.add(Finding("gradients-differ", update, (
                 f"gradients of ranks differ at the update: {differing}. They were equal before. A reduction lost or "
                 "changed data on one rank, or code changes gradients there. Weights may differ from then on"
             )))  # fmt: skip
-        weights = self._differing(update, "weights", group)
+        weights = self._differing("weights", group)
         if weights and "gradients-differ" not in self._known:
             self.add(Finding("ranks-differ", update, (
                 f"ranks differ: before this update, they have other weights: {weights}. Look for code that changes "
@@ -202,7 +199,7 @@ class Ranks:
         if overlap := self._overlap.find(update, rows, epochs.pop() if len(epochs) == 1 else 0):
             self.add(Finding("overlapping-data", *overlap))
 
-    def _differing(self, update: int, kind: str, group: Mapping[int, Facts]) -> str:
+    def _differing(self, kind: str, group: Mapping[int, Facts]) -> str:
         """Name the parameters whose bits differ between ranks. Empty if none does.
 
         Parameters that differ in their first comparison differ by rounding, because the examined step had compared
@@ -216,7 +213,7 @@ class Ranks:
             if None in partners or key in self._unlike:
                 continue
             if all(value == bits for value in partners):
-                self._equal[key] = update
+                self._equal.add(key)
             elif key in self._equal:
                 names.append(self._names[int(number)])
             else:

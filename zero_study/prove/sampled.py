@@ -106,13 +106,16 @@ class SampledUpdates:
             lost = [key for key in states if key not in now]
             changed = [key for key, value in states.items() if key in now and _differ(value, now[key])]
             if lost or changed:
-                what = f"{terminal.names(lost)} is gone" if lost else f"{terminal.names(changed)} changed"
+                change = "are gone" if lost else "changed"
                 findings = [
-                    f"optimizer states are not those of the last update: {what} for {name}. Look for code that resets, "
+                    f"optimizer states are not those of the last update: some states of {name} {change} "
+                    f"({terminal.names(lost or changed)}). Look for code that resets, "
                     "loads or replaces optimizer states"
                 ]
             if _differ(weight, elements(tensor, fragment)):
-                self.notes.setdefault("weights", f"weights change between updates, for example {name}")
+                self.notes.setdefault(
+                    "weights", f"weights change between updates, outside of the optimizer, for example {name}"
+                )
         self._left = []
         return findings
 

@@ -39,22 +39,23 @@ def agree(proof: str, step: int, mine: Any, decide: Callable[[list[Any]], Any]) 
     try:
         store = post(proof, step, mine)
         if dist.get_rank():
-            decided = _read(store, f"{step}/decided", 0, deadline)
+            decided = read(store, f"{step}/decided", 0, deadline)
         else:
             while len(posted) < dist.get_world_size() and None not in posted:
-                posted.append(_read(store, f"{step}/{len(posted)}", len(posted), deadline))
+                posted.append(read(store, f"{step}/{len(posted)}", len(posted), deadline))
             decided = None if None in posted else decide(posted)
             store.set(f"{step}/decided", json.dumps(decided))
             # This rank may raise next, which ends the store.
             for rank in range(1, len(posted) if decided is not None else 0):
-                _read(store, f"gone/{rank}", rank, deadline)
+                read(store, f"gone/{rank}", rank, deadline)
         store.set(f"gone/{dist.get_rank()}", "true")
         return decided
     except dist.DistError:  # the rank that hosts the store has ended
         return None
 
 
-def _read(store: Store, key: str, rank: int, deadline: float) -> Any:
+def read(store: Store, key: str, rank: int, deadline: float) -> Any:
+    """Wait for a key that another rank sets, and return its value. None if the rank has gone, or at the deadline."""
     while not store.check([key]):
         if time.monotonic() > deadline or (store.check([f"gone/{rank}"]) and not store.check([key])):
             return None

@@ -295,8 +295,8 @@ class StepWatcher:
     def end(self, waits: bool = True) -> None:
         """End the watch, remove all hooks, and print the result, or a message if no step could be examined.
 
-        A strict proof then raises Unverified, too. If `waits` is false, other ranks may have ended. Further calls have
-        no effect.
+        A strict proof then raises Unverified, too, or TrainingFault if the last steps were wrong. If `waits` is false,
+        other ranks may have ended. Further calls have no effect.
         """
         counts, watch = self._base is not None, self._watch
         self._leave()
@@ -314,13 +314,11 @@ class StepWatcher:
                 raise Unverified(message)
 
     def _tell_end(self, watch: Watch, waits: bool) -> None:
-        """Print and write the result of the whole training."""
+        """Print and write the result of the whole training. A strict proof raises an exception."""
         watch.finish(waits)
-        self._add_found(watch)
+        new = self._add_found(watch)
         if ended := findings.ended_schedule(watch.zeros, self._steps):
-            self._content["findings"].append(ended)
-            if rank() == 0:
-                print("", *text.finding_lines([], [ended], [], []), sep="\n", flush=True)
+            new += self._add([ended])
         number = self._num_examined + watch.update - watch.first
         self._checked[0] = Checked(number, "optimizer step", "examined or watched")
         notes = [note for zero, note in self._of_epoch if self._steps < zero - 1] + sorted(watch.ranks.notes.values())
@@ -336,13 +334,18 @@ class StepWatcher:
             result = self._result_line(steps, [], [], watch.share)
             print("", result, *text.finding_lines([], [], [], notes), sep="\n", flush=True)
             self._write()
+        self._raise_if_strict(new, [], notes)
 
     def _add_found(self, watch: Watch) -> list[str]:
         """Add what the watch has found since the last call to the proof, print it, and return it."""
         total = self._options.steps or self._num_updates
-        new = []
-        for _, step, line in watch.ranks.take():
-            new.append(f"update {step}{f' of {total}' if total else ''}: {line.removesuffix('.')}.")
+        return self._add([
+            f"update {step}{f' of {total}' if total else ''}: {line.removesuffix('.')}."
+            for _, step, line in watch.ranks.take()
+        ])  # fmt: skip
+
+    def _add(self, new: list[str]) -> list[str]:
+        """Add findings to the proof, print them, and return them."""
         if new:
             self._content["findings"] += new
             self._content |= self.verdict.content()
@@ -405,8 +408,7 @@ class StepWatcher:
                 for text_of_load in loaded or ():
                     self._watch.ranks.add(Finding("lost-states", self._steps, text_of_load))
                 self._watch.before_update(optimizer)
-                if (new := self._add_found(self._watch)) and self._strict:
-                    raise TrainingFault(" ".join(new))
+                self._raise_if_strict(self._add_found(self._watch), [], [])
             if self._step is not None and self._proves(self._step, is_after_skip):
                 self._step.update.note_before(optimizer)
                 return
@@ -415,6 +417,11 @@ class StepWatcher:
             begins = PROVED_STEP - (1 if is_compiled(self._called) else 2)
             if self._steps >= begins if self._watch is None else self._examines(self._steps + 1):
                 self._watch_next_step(optimizer)
+
+    @property
+    def _exchange(self) -> str:
+        """The name under which ranks exchange their reports. Each examined step has its own."""
+        return self._name if self._watch is None else f"{self._name}-{self._steps}"
 
     def _examines(self, step: int) -> bool:
         """Say whether the user asked for the full check of a later step."""
@@ -448,10 +455,7 @@ class StepWatcher:
         step.gradients.compare_with_last_update()
         if step.gradients.are_repeated:
             self._repeated = self._repeated or self._steps
-        # The states can be compared if they are in memory and change only in updates.
-        is_asynchronous = type(self._base).__name__.startswith("ZenFlow")
-        may_compare_states = self._facts["offload_optimizer_device"] != "nvme" and not is_asynchronous
-        self._of_states = step.last_states.differences() if may_compare_states else []
+        self._of_states = step.last_states.differences() if self._has_fixed_states else []
         counts = self._steps >= PROVED_STEP if self._watch is None else self._examines(self._steps)
         if step.is_whole and counts and not is_after_skip:
             self._short = self._short + 1 if 0 < step.passes.number < self._requested_passes() else 0
@@ -461,7 +465,7 @@ class StepWatcher:
                 return True
         step.close()
         if counts and self._is_compared():  # ranks that count this step must not wait for this rank
-            store_exchange.post(self._name, self._steps, None)
+            store_exchange.post(self._exchange, self._steps, None)
         return False
 
     def _watch_next_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -487,8 +491,14 @@ class StepWatcher:
         if not self._is_compared():
             return reason is None
         number = self._steps if self._engine_steps() is None else self._model.global_steps
-        reasons = store_exchange.agree(f"{self._name}-reference", number, [reason], list)
+        reasons = store_exchange.agree(f"{self._exchange}-reference", number, [reason], list)
         return reasons is not None and all(of_rank == [None] for of_rank in reasons)
+
+    @property
+    def _has_fixed_states(self) -> bool:
+        """Whether the states of the optimizer are in memory and change only in updates."""
+        is_asynchronous = type(self._base).__name__.startswith("ZenFlow")
+        return self._facts["offload_optimizer_device"] != "nvme" and not is_asynchronous
 
     @property
     def _makes_reference(self) -> bool:
@@ -565,14 +575,13 @@ class StepWatcher:
     def _begin_watch(self, step: Step) -> None:
         facts, base = self._facts, self._base
         assert base is not None
-        is_asynchronous = type(base).__name__.startswith("ZenFlow")
         start = Start(
             update=self._steps,
             passes=step.passes.number,
             backwards=step.gradients.num_backwards,
             compares_gradients=facts["engine"] != "DeepSpeed",
-            has_masters=bool(facts["parameter_dtypes"] != ["float32"] and facts.get("master_dtypes")),
-            may_sample=facts["offload_optimizer_device"] != "nvme" and not is_asynchronous,
+            has_masters=findings.has_masters(facts),
+            may_sample=self._has_fixed_states,
         )
         known = {fault_id(line).partition("/")[2] for line in self._content["findings"]}
         known |= {implied for kind in known for implied in _IMPLIED.get(kind, ())}
@@ -630,7 +639,7 @@ class StepWatcher:
             wrong = report["findings"] + of_norms.findings + self._with_reference([of_reference], notes)
             return self._with_update(wrong, notes, self._judge([of_update]))
         mine = [report, of_update, of_reference] if "ranks" in report else None
-        agreed = store_exchange.agree(self._name, self._steps, mine, self._decide)
+        agreed = store_exchange.agree(self._exchange, self._steps, mine, self._decide)
         self._is_alone = agreed is None
         if agreed is None:
             notes.append(
@@ -774,6 +783,10 @@ class StepWatcher:
             print("", *lines, *finding_lines, *lines_after, sep="\n", flush=True)
             if self._write() and lines_after:
                 print(f"proof: written to {self._output}", flush=True)
+        self._raise_if_strict(findings, differences, notes)
+
+    def _raise_if_strict(self, findings: Sequence[str], differences: Sequence[str], notes: Sequence[str]) -> None:
+        """Raise an exception for what was found, differs from the request or was not checked, if the proof is strict."""
         if self._strict and findings:
             raise TrainingFault(" ".join(findings))
         if self._strict and differences:
