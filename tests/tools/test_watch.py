@@ -308,7 +308,8 @@ def test_a_watch_that_fails_leaves_the_training_alone_and_says_so(monkeypatch, t
     (reason,) = found["could_not_check"]
     assert reason["what"].startswith("steps after update 4")
     assert " of 40 optimizer steps; 1 check could not be made" in capsys.readouterr().out
-    assert prove_script(monkeypatch, tmp_path, "--strict")[1] == 3
+    (tmp_path / "strict").mkdir()
+    assert prove_script(monkeypatch, tmp_path / "strict", "--strict")[1] == 3
 
 
 @pytest.mark.parametrize(("parts", "kind"), [

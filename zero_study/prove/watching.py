@@ -786,7 +786,7 @@ class StepWatcher:
         self._raise_if_strict(findings, differences, notes)
 
     def _raise_if_strict(self, findings: Sequence[str], differences: Sequence[str], notes: Sequence[str]) -> None:
-        """Raise an exception for what was found, differs from the request or was not checked, if the proof is strict."""
+        """If the proof is strict, raise an error for what was found, is not as requested, or was not checked."""
         if self._strict and findings:
             raise TrainingFault(" ".join(findings))
         if self._strict and differences:
