@@ -4,7 +4,8 @@
 
 Both ranks train the same GPT with DDP on random tokens. Steps come in pairs, one with the watch and one without, in an
 order that changes from pair to pair. The result is the ratio of the medians with its 95 % interval (bootstrap over
-pairs), the difference per step, the bytes that are read, and the messages.
+pairs), the difference per step, the bytes that are read, the messages, and the peak of resident memory (Linux) of the
+steps with the watch divided by that of the steps without.
 """
 
 from __future__ import annotations
@@ -53,6 +54,16 @@ def interval(pairs: list[tuple[float, float]]) -> list[float]:
     return [ratios[50], ratios[1949]]
 
 
+def restart_peak() -> None:
+    """Let the kernel count the peak of this process's resident memory from now on (see proc(5), clear_refs)."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_bytes() -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
+
+
 @click.command(help=__doc__)
 @click.argument("name", type=click.Choice(list(SHAPES)))
 @click.option("--pairs", default=30, show_default=True)
@@ -72,6 +83,7 @@ def main(name: str, pairs: int, output: Path) -> None:
 
     before_updates(on_update)
     seconds: dict[bool, list[float]] = {True: [], False: []}
+    peaks: dict[bool, list[int]] = {True: [], False: []}
     is_on = False
     for step in range(WARM_UP + 2 * pairs):
         pair, position = divmod(step - WARM_UP, 2)
@@ -87,6 +99,7 @@ def main(name: str, pairs: int, output: Path) -> None:
             watch.close()
         if is_on and watch is not None:
             watch.listen()
+        restart_peak()
         dist.barrier()
         begin = time.perf_counter()
         model(inputs, labels=inputs).loss.backward()
@@ -95,6 +108,7 @@ def main(name: str, pairs: int, output: Path) -> None:
         dist.barrier()
         if step >= WARM_UP:
             seconds[is_on].append(time.perf_counter() - begin)
+            peaks[is_on].append(peak_bytes())
         if is_on and watch is not None:
             watch.close()
     assert watch is not None
@@ -110,6 +124,7 @@ def main(name: str, pairs: int, output: Path) -> None:
         "ratio": statistics.median(seconds[True]) / statistics.median(seconds[False]),
         "interval_of_ratio": interval(both),
         "median_difference_seconds": statistics.median(a - b for a, b in both),
+        "ratio_of_peak_memory": statistics.median(peaks[True]) / statistics.median(peaks[False]),
         "versions": {"torch": torch.__version__},
         **{f"watch_{key}": value for key, value in watch.summary().items()},
     }
