@@ -121,7 +121,8 @@ def cost() -> str:
     return (
         f"The watch makes a step of a GPT with 124 million parameters {100 * (large['ratio'] - 1):.1f} % longer "
         f"(95 % interval {low:.1f} to {high:.1f} %; {large['pairs']} pairs of steps with and without it, in turns, DDP "
-        f"on two CPU ranks, {large['median_seconds_without']:.1f} s per step). For a GPT with 1.6 million parameters, "
+        f"on two CPU ranks, {large['median_seconds_without']:.1f} s per step), and its peak of memory "
+        f"{100 * (large['ratio_of_peak_memory'] - 1):.1f} % larger. For a GPT with 1.6 million parameters, "
         f"it adds {1000 * tiny['median_difference_seconds']:.1f} ms to a step of "
         f"{1000 * tiny['median_seconds_without']:.0f} ms. At its end, `prove` prints which share of the time the "
         "checks took in your training. For 8 billion parameters in fp32 under FSDP on eight H100, we predict "
