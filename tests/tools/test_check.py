@@ -16,11 +16,12 @@ from refusing import refusal
 
 from zero_study import check, cli
 from zero_study.check import settings
-from zero_study.check.examine import DIRECTIONS, NOTHING
+from zero_study.check.examine import NOTHING
 from zero_study.check.project import is_lock, names_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
+PINNED = 'name = "deepspeed"'  # the line of the lock file in the examples
 
 
 def git(*words: str) -> None:
@@ -55,16 +56,45 @@ def test_a_project_is_checked_at_once(project):
     assert report.configs == ["configs/ds.json"]
     assert report.locks == ["requirements.txt"]
     assert {"doctor/ignored-key", "doctor/fails-at-start-up"} <= ids(report, "configs/ds.json")
-    assert {"upgrade/fault-begins", "upgrade/fault-ends"} <= ids(report, "requirements.txt")
-    for end, words in DIRECTIONS.items():
-        assert all(each.text.startswith(words) for each in report.findings if each.id == f"upgrade/{end}")
     misspelt = next(finding for finding in report.findings if finding.key == "gradient_cliping")
     assert "gradient_cliping" in Path("configs/ds.json").read_text().splitlines()[misspelt.line - 1]
     assert report.verdict.status == 1
     assert report.deepspeed_release == "deepspeed==0.17.6"
 
 
+def stage_2() -> None:
+    """Write a configuration file of ZeRO-2 in bf16, which several faults of the releases concern."""
+    precision = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}, "gradient_clipping": 1.0}
+    content = {"train_batch_size": 8, "zero_optimization": {"stage": 2}, "monitor_config": {}, **precision}
+    Path("configs/ds.json").write_text(json.dumps(content))
+
+
+def test_changes_of_releases_are_those_that_a_file_uses(project):
+    report = check.examine([])
+    assert not {"upgrade/fault-begins", "upgrade/fault-ends"} & ids(report, "requirements.txt")
+    assert report.left_out > 10
+    stage_2()
+    report = check.examine([])
+    assert {"upgrade/fault-begins", "upgrade/fault-ends"} <= ids(report, "requirements.txt")
+    assert ids(check.examine([Path("requirements.txt")]), "requirements.txt") == ids(report, "requirements.txt")
+    begins = [finding for finding in report.findings if finding.id == "upgrade/fault-begins"]
+    assert all(finding.remedy and finding.name.startswith("deepspeed/") for finding in begins)
+    assert {Path("requirements.txt").read_text().splitlines()[finding.line - 1] for finding in begins} == {PINNED}
+
+
+def test_without_a_file_of_a_training_all_changes_of_releases_count(project):
+    Path("configs/ds.json").unlink()
+    everything = check.examine([])
+    assert {"upgrade/fault-begins", "upgrade/fault-ends"} <= ids(everything, "requirements.txt")
+    assert everything.left_out == 0
+    Path("train.py").write_text("import torch\n")  # and no DeepSpeed
+    assert not {"upgrade/fault-begins", "upgrade/fault-ends"} & ids(check.examine([]), "requirements.txt")
+    Path("old.py").write_text("import torch\nprint 1\n")
+    assert "old.py" in check.text(check.examine([]))
+
+
 def test_lock_files_are_compared_with_the_commit_that_is_named(project):
+    stage_2()
     git("commit", "-qam", "second")
     assert not ids(check.examine([]), "requirements.txt")
     assert "upgrade/fault-begins" in ids(check.examine([], since="HEAD~1"), "requirements.txt")
@@ -244,26 +274,65 @@ def test_a_named_lock_file_that_cannot_be_read_is_not_passed_over(project):
     assert check.examine([]).verdict.status == 3
 
 
-def accept(**entry: str) -> None:
-    lines = [f"{key} = {json.dumps(value)}" for key, value in entry.items()]
-    with open("pyproject.toml", "a") as file:
-        file.write("\n".join(["[[tool.zero-study.accepted]]", *lines]) + "\n")
+def accept(**entries: str) -> None:
+    """Write reasons into the settings, by the id of a finding with what it is about."""
+    lines = [f"{json.dumps(name)} = {reason}" for name, reason in entries.items()]
+    Path("pyproject.toml").write_text("\n".join(["[tool.zero-study.accept]", *lines]) + "\n")
+
+
+MONITOR = {"doctor/ignored-key: monitor_config": '"Read by our own monitor."'}
 
 
 def test_a_project_can_accept_findings_with_a_reason(project):
-    accept(id="doctor/ignored-key", path="configs/*", key="monitor_config", reason="Read by our own monitor.")
-    accept(id="doctor/ignored-key", path="configs/*", key="no_such_key", reason="Old.")
+    accept(**MONITOR, **{"doctor/ignored-key: no_such_key": '"Old."'})
     report = check.examine([])
     assert [finding.key for finding, _ in report.accepted] == ["monitor_config"]
     assert "monitor_config" not in {finding.key for finding in report.findings}
-    assert [entry.key for entry in report.unused] == ["no_such_key"]
+    assert [entry.target for entry in report.unused] == ["no_such_key"]
     assert "no_such_key" in check.text(report)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_accepted"),
+    [
+        ("upgrade/fault-begins", False), ("upgrade/fault-begins: deepspeed", False),
+        ("upgrade/fault-begins: deepspeed/*", False), ("upgrade/fault-begins: deepspeed/zero2-accumulation", True),
+    ],
+)  # fmt: skip
+def test_an_error_is_accepted_only_by_its_own_name(project, name, is_accepted):
+    stage_2()
+    accept(**{name: '"We know."'})
+    assert [finding.severity for finding, _ in check.examine([]).accepted] == ["error"] * is_accepted
+
+
+def test_warnings_of_one_kind_need_one_entry(project):
+    stage_2()
+    accept(**{"doctor/ignored-key": '"Ours."', "upgrade/fault-ends": '"We compared the losses."'})
+    assert {finding.id for finding, _ in check.examine([]).accepted} == {"doctor/ignored-key", "upgrade/fault-ends"}
+
+
+@pytest.mark.parametrize(("day", "is_accepted"), [("2000-01-01", False), ("2999-12-31", True)])
+def test_a_finding_can_be_accepted_until_a_day(project, day, is_accepted):
+    accept(**{"doctor/ignored-key: monitor_config": f'{{reason = "Ours.", until = {day}}}'})
+    report = check.examine([])
+    assert bool(report.accepted) == is_accepted
+    assert bool(report.unused) != is_accepted
 
 
 @pytest.mark.parametrize("reason", ["", " ", f"{settings.PLACEHOLDER}: say why"])
 def test_an_accepted_finding_needs_a_reason(project, reason):
-    accept(id="doctor/ignored-key", reason=reason)
+    accept(**{"doctor/ignored-key": json.dumps(reason)})
     assert "has no reason" in refusal(check.examine, [])
+
+
+def test_the_old_form_is_refused_with_the_lines_of_the_new_one(project):
+    Path("pyproject.toml").write_text(
+        '[[tool.zero-study.accepted]]\nid = "doctor/ignored-key"\npath = "configs/*"\nkey = "monitor_config"\n'
+        'reason = "Read by our own monitor."\n'
+    )
+    message = refusal(check.examine, [])
+    Path("pyproject.toml").write_text(f"[tool.zero-study]\n{message.partition('this line: ')[2]}")
+    assert [finding.key for finding, _ in check.examine([]).accepted] == ["monitor_config"]
 
 
 @pytest.mark.parametrize(
@@ -425,7 +494,7 @@ def test_ranges_of_releases_are_reported_once_and_can_be_accepted(project):
         assert report.verdict.status == 3
         assert [each.what for each in report.verdict.not_checked] == not_checked
         assert {finding.id for finding in report.findings} == {"check/no-exact-release"}
-    accept(id="check/no-exact-release", reason="Users choose their releases.")
+    accept(**{"check/no-exact-release": '"Users choose their releases."'})
     verdict = check.examine([]).verdict
     assert (verdict.status, len(verdict.checked) > 1) == (0, True)
     Path("requirements.txt").write_text("torch>=2.5\naccelerate\n")
@@ -458,7 +527,7 @@ def test_included_files_of_any_name_are_read_from_the_commit(name, project):
 
 
 def test_sarif_names_places_and_accepted_findings(project):
-    accept(id="doctor/ignored-key", path="configs/*", key="monitor_config", reason="Read by our own monitor.")
+    accept(**MONITOR)
     log = check.sarif(check.examine([]))
     (run,) = log["runs"]
     rules = {rule["id"] for rule in run["tool"]["driver"]["rules"]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,7 @@ from zero_study import terminal
 from zero_study.answers.envelope import Finding
 from zero_study.check import project as projects
 from zero_study.check import settings as reading
+from zero_study.check import uses
 from zero_study.check.project import Project
 from zero_study.check.settings import Accepted, Settings
 from zero_study.doctor import json_answer as of_doctor
@@ -21,15 +23,12 @@ from zero_study.errors import Refusal
 from zero_study.upgrade import changes
 from zero_study.upgrade import json_answer as of_upgrade
 from zero_study.upgrade.locks import Lock, PinsNothing
+from zero_study.upgrade.used import Use
 from zero_study.verdict import Checked, Inputs, NotChecked, Verdict
 
 OF_CHECKPOINTS = {".safetensors", ".bin", ".pt", ".distcp", ".pkl"}  # endings of files
+LARGEST_SCRIPT = 1 << 20  # bytes; people write these files
 NOTHING = "this folder has no configuration file of a known tool, no lock file that can be compared, and no checkpoint"
-# The ends of the ids of findings, and how their texts then begin.
-DIRECTIONS = {
-    "fault-begins": "A fault begins: ", "fault-ends": "A fault ends: ", "fault-stays": "A fault stays: ",
-    "crash-begins": "A crash begins: ", "crash-ends": "A crash ends: ", "crash-stays": "A crash stays: ",
-}  # fmt: skip
 
 
 @dataclass
@@ -47,6 +46,8 @@ class Report:
     releases: list[str] = field(default_factory=list)  # by which configuration files were judged
     inputs: Inputs = field(default_factory=Inputs)  # by path, as the user would write it
     not_checked: list[NotChecked] = field(default_factory=list)  # that is about no input
+    left_out: int = 0  # known changes of releases that no file of the project uses
+    changed_lines: dict[str, set[int]] = field(default_factory=dict)  # since that commit, by the path of the file
 
     @property
     def verdict(self) -> Verdict:
@@ -107,6 +108,7 @@ def examine(paths: Sequence[Path], since: str | None = None) -> Report:
     files = list(_files(project, settings, named))
     locks = [path for path in files if projects.is_lock(path)]
     pins = _check_locks(report, locks, named, since)
+    report.changed_lines = {} if report.since is None else project.changed_lines(report.since)
     _check_configs(report, [path for path in files if path not in locks], set(named), pins)
     listed = [] if place is None else [place.parent / folder for folder in settings.checkpoints]
     checkpoints = [_relative(folder) for folder in listed if any(_is_in(folder, path) for path in named)]
@@ -175,6 +177,7 @@ def _check_locks(report: Report, paths: Sequence[Path], named: Sequence[Path], s
         found = _earlier_locks(report, commit, named)
         earlier = {as_written.get(_place(path), path): lock for path, lock in found.items()}
     pins: dict[Path, Lock] = {}
+    in_use: list[Use] | None = None
     for path in dict.fromkeys([*paths, *earlier]):
         now, before = _read_lock(path), earlier.get(path)
         if isinstance(now, Lock):
@@ -191,8 +194,11 @@ def _check_locks(report: Report, paths: Sequence[Path], named: Sequence[Path], s
                 report.inputs.skip(str(path), f"the file in the commit {commit} cannot be read: {before}")
             else:
                 report.since = commit
-                compared = changes.compare_locks(before, now)
-                findings = [_of_file(finding, path, commit) for finding in of_upgrade.findings(compared, before, now)]
+                if in_use is None and before.pins != now.pins:
+                    in_use = _uses(report)
+                compared = changes.compare_locks(before, now, in_use or [])
+                report.left_out += sum(map(len, compared.left_out.values()))
+                findings = [_of_file(finding, path) for finding in of_upgrade.findings(compared)]
                 notes, verdict = _note_ranges(report, path, before, now, compared.verdict)
                 report.end(path, findings + notes, verdict)
         elif before is not None and not path.is_file():
@@ -244,11 +250,26 @@ def _read_lock(path: Path) -> Lock | str | None:
         return str(refusal) if path.is_file() and changes.names_package(path) else None
 
 
-def _of_file(finding: Finding, path: Path, since: str) -> Finding:
-    """Return a finding of `zero-study upgrade`, reworded for one lock file and an earlier commit of it."""
-    begin = next((words for end, words in DIRECTIONS.items() if finding.id.endswith(end)), "")
-    remedy = finding.remedy.replace("OLD (", f"{since} (").replace("NEW (", "this file (")
-    return replace(finding, file=str(path), text=f"{begin}{finding.text}", remedy=remedy)
+def _uses(report: Report) -> list[Use]:
+    """Return what the trainings of the whole project use, also if only some of its files are checked."""
+    root, settings = report.project.root, report.settings
+    files = [path for path in report.project.files(root) if not settings.excludes(report.project.name_of(path))]
+    configs = several.examine([path for path in files if projects.is_config(path)]).results.values()
+    scripts = [path for path in files if path.suffix == ".py" and path.stat().st_size <= LARGEST_SCRIPT]
+    found, unreadable = uses.of_project((each for each in configs if isinstance(each, Examined)), scripts)
+    if unreadable:
+        names = terminal.names([report.project.name_of(path) for path in unreadable])
+        report.not_checked.append(NotChecked(names, "what they use of a package, because they are not Python 3"))
+    return found
+
+
+def _of_file(finding: Finding, path: Path) -> Finding:
+    """Return a finding of `zero-study upgrade` as one about a lock file, with the line that pins the package."""
+    package = re.escape((finding.name or "").partition("/")[0]).replace("\\-", "[-_]")
+    pinned = re.compile(rf"(?i)^[\W]*(?:name\W+)?{package}\b")
+    lines = path.read_text(errors="replace").splitlines()
+    line = next((number for number, text in enumerate(lines, 1) if pinned.match(text)), None)
+    return replace(finding, file=str(path), line=line)
 
 
 def _releases_of(path: Path, pins: Mapping[Path, Lock]) -> list[tuple[str, ...]]:

@@ -67,6 +67,19 @@ class Project:
                 f"--since {commit}: git does not find this commit in the project. Name a commit, a tag or a branch."
             )
 
+    def changed_lines(self, commit: str) -> dict[str, set[int]]:
+        """Return the numbers of the lines that changed since a commit, by the path of the file in the project."""
+        lines: dict[str, set[int]] = {}
+        shown = _git(self.root, "diff", "--unified=0", "--no-color", "--no-ext-diff", "--no-prefix", commit)
+        path = ""
+        for line in shown.stdout.decode(errors="replace").splitlines():
+            if line.startswith("+++ "):
+                path = line[4:]
+            elif match := re.match(r"@@ -\S+ \+(\d+)(?:,(\d+))? @@", line):
+                first = int(match[1])
+                lines.setdefault(path, set()).update(range(first, first + int(match[2] or 1)))
+        return lines
+
     def has_commit(self) -> bool:
         return self.has_git and _resolves(self.root, "HEAD")
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import date
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field, ValidationError
 
@@ -15,35 +19,37 @@ from zero_study.files import StrictModel, read_whole
 
 FILE = "pyproject.toml"
 SECTION = "zero-study"
-LONGEST_TEXT = 80  # characters of a finding's text in an entry that --accept prints
-# Findings of which a key of a file has at most one.
-OF_KEYS = {"doctor/ignored-key", "doctor/overridden-key", "doctor/acts-differently", "doctor/missing-key"}
 PLACEHOLDER = "TODO"  # how the reason of an entry begins that --accept prints
+_OLD = "accepted"  # the key of the settings that had one table per finding
 
 
-class Accepted(StrictModel):
+class Reason(StrictModel):
+    """Why findings are accepted, and until when."""
+
+    reason: str
+    until: date | None = None  # the last day; None: always
+
+
+@dataclass(frozen=True)
+class Accepted:
     """An entry of the settings that accepts findings, with the reason of the project's owners."""
 
-    id: str  # of the finding, such as doctor/ignored-key
-    reason: str  # why it is accepted
-    path: str = "*"  # pattern of the files, relative to the folder of pyproject.toml
-    key: str | None = None  # of the file; None for every key
-    name: str | None = None  # of the package or tensor; None for every one
-    text: str = ""  # a part of the finding's text
+    id: str  # of the findings, such as doctor/ignored-key
+    target: str  # pattern of the key, the package, the tensor or the file that they are about; empty: any
+    reason: str
+    until: date | None = None
 
     def covers(self, finding: Finding, path: str) -> bool:
-        """Return whether this entry accepts a finding in the file with this path."""
-        return (
-            finding.id == self.id
-            and fnmatchcase(path, self.path)
-            and self.key in (None, finding.key)
-            and self.name in (None, finding.name)
-            and self.text in finding.text
-        )
+        """Return whether this entry accepts a finding in the file with this path. An error must be named exactly."""
+        if finding.id != self.id or (self.until is not None and date.today() > self.until):
+            return False
+        own = {*(finding.name or "").split(", "), finding.key} - {None, ""} or {path}
+        if finding.severity == "error":
+            return self.target in own
+        return not self.target or any(fnmatchcase(name, self.target) for name in {*own, path} if name)
 
     def __str__(self) -> str:
-        parts = [self.id, "" if self.path == "*" else self.path, self.key or "", self.name or ""]
-        return " ".join(filter(None, parts))
+        return f"{self.id}: {self.target}" if self.target else self.id
 
 
 class Settings(StrictModel):
@@ -52,7 +58,17 @@ class Settings(StrictModel):
     exclude: list[str] = Field(default_factory=list)  # patterns of files that are not checked
     checkpoints: list[str] = Field(default_factory=list)  # folders of checkpoints and saved models
     since: str = "HEAD"  # the commit with whose lock files those of the project are compared
-    accepted: list[Accepted] = Field(default_factory=list)
+    accept: dict[str, str | Reason] = Field(default_factory=dict)  # the reasons, by "id" or "id: what it is about"
+
+    @cached_property
+    def accepted(self) -> list[Accepted]:
+        """The entries of `accept`."""
+        entries = []
+        for name, value in self.accept.items():
+            identity, _, target = name.partition(":")
+            reason = value if isinstance(value, Reason) else Reason(reason=value)
+            entries.append(Accepted(identity.strip(), target.strip(), reason.reason, reason.until))
+        return entries
 
     def excludes(self, path: str) -> bool:
         """Return whether the settings leave out a file. A pattern without a wildcard names everything in a folder."""
@@ -72,6 +88,9 @@ def read(path: Path) -> Settings:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Refusal(f"{path}: this is not TOML ({error}). Correct the file.") from None
     section = content.get("tool", {}).get(SECTION, {})
+    if isinstance(section, dict) and _OLD in section:
+        new = _in_new_form(section[_OLD])
+        raise Refusal(f"{path}: accepted findings have another form now. Replace the tables by this line: {new}")
     try:
         settings = Settings.model_validate(section)
     except ValidationError as error:
@@ -82,21 +101,37 @@ def read(path: Path) -> Settings:
     return settings
 
 
+def _in_new_form(entries: Any) -> str:
+    """Return the line for [tool.zero-study] that replaces tables of accepted findings."""
+    tables = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    lines = [_line(str(table.get("id")), _target(table), str(table.get("reason", ""))) for table in tables]
+    return f"accept = {{{', '.join(dict.fromkeys(lines))}}}"
+
+
+def _target(table: dict[str, Any]) -> str:
+    return str(table.get("key") or table.get("name") or table.get("path") or "")
+
+
 def entries(findings: Iterable[tuple[Finding, str]]) -> Iterator[str]:
-    """Yield lines for pyproject.toml that make the project accept these findings.
+    """Yield lines for pyproject.toml that make the project accept these findings, one line per kind and place.
 
     Each finding comes with the path of its file. The reasons are placeholders. The settings are refused until somebody
     has replaced them.
     """
-    for finding, path in findings:
-        yield f"[[tool.{SECTION}.accepted]]"
-        values = {"id": finding.id, "path": path, "key": finding.key, "name": finding.name}
-        if finding.id not in OF_KEYS:  # a key or a package may have several
-            values["text"] = finding.text[:LONGEST_TEXT]
-        for key, value in (values | {"reason": f"{PLACEHOLDER}: say why"}).items():
-            if value is not None:
-                yield f"{key} = {_quoted(value)}"
-        yield ""
+    lines = [_line(finding.id, _place(finding, path), f"{PLACEHOLDER}: say why") for finding, path in findings]
+    if lines:
+        yield f"[tool.{SECTION}.accept]"
+        yield from dict.fromkeys(lines)
+
+
+def _place(finding: Finding, path: str) -> str:
+    """Return what a finding is about, as an entry names it; empty if it is about several packages."""
+    place = finding.name or finding.key or path
+    return "" if ", " in place else place
+
+
+def _line(identity: str, target: str, reason: str) -> str:
+    return f"{_quoted(f'{identity}: {target}' if target else identity)} = {_quoted(reason)}"
 
 
 def _quoted(text: str) -> str:

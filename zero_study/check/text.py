@@ -11,6 +11,7 @@ from zero_study.answers.envelope import Answer, Finding
 from zero_study.check import settings
 from zero_study.check.examine import Report
 
+MOST_ROWS = 10  # of a comment on a pull request
 _NOTHING = (
     "Nothing was checked. There is no configuration file of a known tool and no lock file that pins a known "
     "package, and you named no checkpoint."
@@ -32,14 +33,28 @@ def text(report: Report, everything: bool = False) -> str:
     hidden = len(report.findings) - sum(map(len, by_path.values()))
     if hidden:
         blocks.append(f"{terminal.count(hidden, 'note')} not shown. Add --all to list them.")
-    if unchecked := report.verdict.not_checked:
-        reasons = [f"Not checked: {terminal.printable(str(check))}" for check in unchecked]
-        blocks.append("\n".join(terminal.wrap(reason) for reason in reasons))
+    if report.left_out:
+        blocks.append(terminal.wrap(f"{_left_out(report)} To list them: zero-study upgrade OLD NEW."))
+    blocks += [terminal.wrap(terminal.printable(line)) for line in _not_checked(report, everything)]
     if report.unused:
-        entries = ", ".join(map(str, report.unused))
-        rest = f"Accepted in {settings.FILE}, but not found any more: {entries}. Remove the entries."
+        names = terminal.listed([str(entry) for entry in report.unused])
+        rest = f"Accepted in {settings.FILE}, but not found, or only until a day that has passed: {names}."
         blocks.append(terminal.wrap(rest))
     return "\n\n".join(blocks)
+
+
+def _left_out(report: Report) -> str:
+    noun = "change of releases is" if report.left_out == 1 else "changes of releases are"
+    return f"{report.left_out} known {noun} left out, because no file of the project uses what changes."
+
+
+def _not_checked(report: Report, everything: bool = False) -> Iterator[str]:
+    """Yield one line with what was not checked, and one for each reason if the check was requested."""
+    entries = report.verdict.not_checked
+    shown = [entry for entry in entries if entry.is_requested or everything]
+    yield from (f"Not checked: {entry}" for entry in shown)
+    if others := [entry.what for entry in entries if entry not in shown]:
+        yield f"Not checked: {terminal.listed(others)}."
 
 
 def answer(report: Report) -> Answer:
@@ -56,23 +71,34 @@ def _fields(report: Report) -> dict[str, Any]:
         "deepspeed_release": report.deepspeed_release,
         "releases": report.releases,
         "accepted_findings": [{**finding.content(), "reason": entry.reason} for finding, entry in report.accepted],
-        "accepted_without_finding": [entry.model_dump() for entry in report.unused],
+        "accepted_without_finding": [vars(entry) for entry in report.unused],
     }
 
 
 def markdown(report: Report) -> str:
     """Return the report as Markdown, without notes, for a comment on a pull request or the summary of a job."""
     lines = ["### zero-study check", "", terminal.escape_markdown(_summary(report))]
-    if shown_findings := [finding for finding in report.findings if finding.severity != "note"]:
+    findings = [finding for finding in report.findings if finding.severity != "note"]
+    if shown := sorted(findings, key=lambda finding: _order(report, finding))[:MOST_ROWS]:
         rows = []
-        for finding in shown_findings:
+        for finding in shown:
             path = f"{report.path_of(finding)}{f':{finding.line}' if finding.line else ''}"
             place = (path, finding.key or finding.name)
             text = (_ended(finding.text), finding.remedy, f"({finding.id})")
             rows.append([" ".join(filter(None, place)), finding.severity, " ".join(filter(None, text))])
         lines += ["", *terminal.markdown(["place", "severity", "finding"], rows, num_texts=3)]
-    lines += [f"\nNot checked: {terminal.escape_markdown(str(check))}" for check in report.verdict.not_checked]
+    if len(findings) > len(shown):
+        lines.append(f"\n{terminal.count(len(findings) - len(shown), 'more finding')}: run `zero-study check`.")
+    if report.left_out:
+        lines.append(f"\n{terminal.escape_markdown(_left_out(report))}")
+    lines += [f"\n{terminal.escape_markdown(line)}" for line in _not_checked(report)]
     return "\n".join(lines) + "\n"
+
+
+def _order(report: Report, finding: Finding) -> tuple[bool, bool]:
+    """Return a sort key: first what is on a line that the change touched, and errors before warnings."""
+    touched = report.changed_lines.get(report.path_of(finding), ())
+    return finding.line not in touched, finding.severity != "error"
 
 
 def baseline(report: Report) -> str:

@@ -292,15 +292,19 @@ def _dry_run(
 )
 @click.option(
     "--config",
+    "configs",
     type=PATH,
+    multiple=True,
     metavar="FILE",
-    help="Leave out changes that cannot affect a training with this accelerate file or DeepSpeed JSON.",
+    help="List only changes that concern a training with this configuration file. You can repeat this option.",
 )
 @click.option(
     "--script",
+    "scripts",
     type=PATH,
+    multiple=True,
     metavar="FILE",
-    help="List only changes of packages that this training script or a module in its folder uses.",
+    help="List only changes of what this training script or a module in its folder uses. You can repeat this option.",
 )
 @click.option(
     "--imports",
@@ -319,20 +323,19 @@ def _dry_run(
 )
 @json_option
 def _upgrade(
-    old: Path, new: Path, config: Path | None, script: Path | None, imports: str | None, stage: int | None,
-    optimizer: str | None, python: str | None, output: Path | None, as_json: bool,
+    old: Path, new: Path, configs: tuple[Path, ...], scripts: tuple[Path, ...], imports: str | None,
+    stage: int | None, optimizer: str | None, python: str | None, output: Path | None, as_json: bool,
 ) -> Verdict | Answer:  # fmt: skip
     """List what an upgrade of DeepSpeed, torch, transformers, trl, peft and others changes in a training.
 
     The list contains the faults that the upgrade adds and the faults that it removes, because both change a training.
-    With --config, --script and similar options, changes that cannot affect your training are only counted.
+    With --config, --script and similar options, changes of what your files do not use are only counted.
     """
-    from zero_study.upgrade import changes, json_answer, used
+    from zero_study.check import uses
+    from zero_study.upgrade import changes, json_answer
 
-    options = (config, script, imports, stage, optimizer)
-    use = used.of(*options) if any(option is not None for option in options) else None
     before, after = changes.read_lock(old, python), changes.read_lock(new, python)
-    found = changes.compare_locks(before, after, use)
+    found = changes.compare_locks(before, after, uses.of_options(configs, scripts, imports, stage, optimizer))
     if output is not None:
         files.require_folder(output)
         files.write_json(output, changes.content(found))

@@ -29,7 +29,7 @@ from . import faults, locks, release_index
 from .faults import Fault, base_release
 from .locks import Lock
 from .release_index import Classes, Index, Package
-from .used import Use
+from .used import Use, first, why_not, why_not_package
 
 NO_EFFECT = Path(__file__).with_name("no_effect.yaml")
 # Keys that say what is logged, displayed, cached or stored, or where a server runs. They do not change the training.
@@ -52,6 +52,7 @@ class Change(Fault):
     how: Literal["comes", "goes", "stays", "there"] = "comes"  # there: in NEW, and perhaps also in OLD
     alarms: bool = False  # the upgrade may affect training, or its effect is unknown
     classes: Sequence[str] = ()  # the classes whose default changes
+    key: str = ""  # whose default changes
 
     @property
     def changes_training(self) -> bool:
@@ -163,7 +164,7 @@ def names_package(path: Path) -> bool:
     )
 
 
-def not_compared(old: Lock, new: Lock, use: Use | None = None) -> list[NotChecked]:
+def not_compared(old: Lock, new: Lock, uses: Sequence[Use] = ()) -> list[NotChecked]:
     """Return each package and each included file that cannot be compared between two lock files, with the reason.
 
     Packages that the training does not use are left out. So are those with the same unchangeable content in both files,
@@ -179,7 +180,7 @@ def not_compared(old: Lock, new: Lock, use: Use | None = None) -> list[NotChecke
         reason = f"{'; '.join(texts)}, but not for Linux on x86_64"
         is_unchanged = old.elsewhere.get(name) == new.elsewhere.get(name)
         open_checks.append(NotChecked(name, reason, not is_unchanged and name not in {*old.pins, *new.pins}))
-    return [check for check in open_checks if use is None or not use.why_not_package(check.what)]
+    return [check for check in open_checks if not why_not_package(uses, check.what)]
 
 
 def _why_unread(name: str, old: Lock, new: Lock) -> str:
@@ -203,11 +204,10 @@ class Comparison(NamedTuple):
     left_out: dict[str, list[Change]]  # by reason, those that cannot concern the training
     shown: list[Change]  # the changes that can concern the training
     verdict: Verdict
-    notes: tuple[str, ...] = ()  # why something could not be narrowed
-    use: Use | None = None
+    uses: Sequence[Use] = ()  # what the files of the trainings show; empty: nothing is known
 
 
-def compare_locks(old: Lock, new: Lock, use: Use | None = None) -> Comparison:
+def compare_locks(old: Lock, new: Lock, uses: Sequence[Use] = ()) -> Comparison:
     """Return the changes of a training between two lock files.
 
     If OLD names no release of a package, its faults may also be in OLD, so they are not listed as changes.
@@ -221,10 +221,10 @@ def compare_locks(old: Lock, new: Lock, use: Use | None = None) -> Comparison:
     excluded: dict[str, list[Change]] = {}
     shown: list[Change] = []
     for change in changes:
-        reason = None if use is None else use.why_not(change)
+        reason = why_not(uses, change) if change.kind not in ("pair", "unknown") else None
+        reason = reason or why_not_package(uses, change.package)
         (excluded.setdefault(reason, []) if reason else shown).append(change)
-    notes = () if use is None else use.notes
-    return Comparison(changes, excluded, shown, _verdict(shown, old, new, use), notes, use)
+    return Comparison(changes, excluded, shown, _verdict(shown, old, new, uses), uses)
 
 
 def _may_be_in(lock: Lock, package: str) -> bool:
@@ -232,14 +232,14 @@ def _may_be_in(lock: Lock, package: str) -> bool:
     return package not in lock.pins and (package in lock.unread or any(name.startswith("-") for name in lock.unread))
 
 
-def _verdict(shown: Sequence[Change], old: Lock, new: Lock, use: Use | None) -> Verdict:
+def _verdict(shown: Sequence[Change], old: Lock, new: Lock, uses: Sequence[Use]) -> Verdict:
     """Return the verdict: the changes of the training, what was compared, and what could not be."""
     unknown = [
         NotChecked(f"{change.package} {change.id}", change.summary, True)
         for change in shown
         if change.kind == "unknown"
     ]
-    shared = [name for name in new.pins if name in old.pins and (use is None or not use.why_not_package(name))]
+    shared = [name for name in new.pins if name in old.pins and not why_not_package(uses, name)]
     number = sum(fault.package in shared for fault in known_faults()) + sum(map(_number_of_defaults, shared))
     return Verdict.of(
         sum(change.changes_training for change in shown),
@@ -249,7 +249,7 @@ def _verdict(shown: Sequence[Change], old: Lock, new: Lock, use: Use | None) -> 
                 number, "known fault, change and default", "of these packages", "known faults, changes and defaults"
             ),
         ],
-        [*not_compared(old, new, use), *unknown],
+        [*not_compared(old, new, uses), *unknown],
     )
 
 
@@ -318,14 +318,15 @@ def _changed_defaults(package: str, old: Mapping[str, str], new: Mapping[str, st
     """Yield the changes of keys and defaults of a package. Classes with the same change share one item."""
     entry = index().packages[package]
     before, after = (_defaults(package, pins) for pins in (old, new))
-    by_change: dict[_DefaultChange, list[str]] = {}
+    by_change: dict[tuple[_DefaultChange, tuple[str, ...]], list[str]] = {}
     for name in sorted({*before} & {*after}):
         for key in sorted({*before[name], *after[name]}):
             change = _DefaultChange(key, before[name].get(key), after[name].get(key))
-            if not _is_same(change, entry) and not _is_listed_without_effect(package, name, change):
-                by_change.setdefault(change, []).append(name)
-    for change, classes in by_change.items():
-        yield _as_change(package, change, classes, _nearest_examined(package, new[package]))
+            words = None if _is_same(change, entry) else _words_with_effect(package, name, change)
+            if words is not None:
+                by_change.setdefault((change, words), []).append(name)
+    for (change, words), classes in by_change.items():
+        yield replace(_as_change(package, change, classes, _nearest_examined(package, new[package])), uses=words)
 
 
 def _defaults(package: str, pins: Mapping[str, str]) -> Classes:
@@ -380,14 +381,16 @@ def _number(text: str) -> float | None:
     return None
 
 
-def _is_listed_without_effect(package: str, name: str, change: _DefaultChange) -> bool:
-    """Return whether no_effect.yaml lists a change of a key of a class."""
-    return any(
-        entry["package"] == package
-        and {*entry["keys"]} & {change.key, f"{name}.{change.key}"}
-        and {change.before, change.after} <= {*entry["values"]}
-        for entry in _without_effect()
-    )
+def _words_with_effect(package: str, name: str, change: _DefaultChange) -> tuple[str, ...] | None:
+    """Return the words with which a change of a key of a class has an effect; empty: it always has. None: never."""
+    for entry in _without_effect():
+        if (
+            entry["package"] == package
+            and {*entry["keys"]} & {change.key, f"{name}.{change.key}"}
+            and {change.before, change.after} <= {*entry["values"]}
+        ):
+            return tuple(entry["except"]) if "except" in entry else None
+    return ()
 
 
 def _as_change(package: str, change: _DefaultChange, classes: Sequence[str], version: str) -> Change:
@@ -397,7 +400,14 @@ def _as_change(package: str, change: _DefaultChange, classes: Sequence[str], ver
     line = f"{classes[0]}.{key}{other_classes}: {before or 'missing'} -> {after or 'missing'}"
     is_removed = after in (None, DEPRECATED)
     change_of_default = Change(
-        package, "default", f"{classes[0]}-{key}", line, version, alarms=not HARMLESS.match(key), classes=classes
+        package,
+        "default",
+        f"{classes[0]}-{key}",
+        line,
+        version,
+        alarms=not HARMLESS.match(key),
+        classes=classes,
+        key=key.lstrip("-"),
     )
     if before in (None, DEPRECATED):
         return replace(change_of_default, kind="new", alarms=False)
@@ -431,62 +441,39 @@ def content(found: Comparison) -> dict[str, Any]:
     }
 
 
-# ---------------------------------------------------------------- which release to take
+# ---------------------------------------------------------------- what to do
 
 
-class _Rated(NamedTuple):
-    """A release with the number of its known faults that can concern a training."""
+def remedy(*changes: Change) -> str:
+    """Return what to write because of changes of one kind: lines, releases without a fault, or that nothing is known.
 
-    version: str
-    faults: int
-
-
-def best_release(package: str, old: Lock, new: Lock, use: Use | None = None) -> str | None:
-    """Return a sentence on which release of a package to use if OLD and NEW both have known faults, else None.
-
-    Only faults that make training wrong count. If several releases have the fewest, NEW is named first, then OLD, then
-    the newest one.
+    Empty if nothing needs to be written, because the new releases are right.
     """
-    versions = [lock.pins.get(package) for lock in (old, new)]
-    if (
-        None in versions
-        or versions[0] == versions[1]
-        or any(_is_unexamined(package, text) for text in versions if text)
-    ):
-        return None
-    before, after = (_rated(package, lock.pins[package], new, use) for lock in (old, new))
-    if not (before.faults and after.faults):
-        return None
-    examined = list(index().packages[package].releases)[::-1]
-    newer = [version for version in examined if base_release(version) > base_release(before.version)]
-    candidates = [after, before, *(_rated(package, version, new, use) for version in newer)]
-    best = min(candidates, key=lambda rated: rated.faults)
-    number = terminal.count(before.faults, "known fault")
-    make = "makes" if before.faults == 1 else "make"
-    summary = (
-        f"OLD ({before.version}) has {number} that {make} training wrong, and NEW ({after.version}) has "
-        f"{after.faults} such fault{'s' * (after.faults != 1)}"
-    )
-    if best is after:
-        advice = f"Use NEW, but read which faults {after.version} still has"
-    elif best is before:
-        advice = f"Keep {before.version}, unless you need something that is only in NEW"
-    else:
-        advice = f"Use {best.version}, which has {best.faults or 'no'} such fault{'s' * (best.faults > 1)}"
-    return f"{summary}. {advice}."
+    keys = [change.key for change in changes if change.kind == "default"]
+    if keys:
+        return f"Set {terminal.listed(keys)} to keep the old value{'s' * (len(keys) > 1)}."
+    return " ".join(dict.fromkeys(filter(None, map(_remedy, changes))))
 
 
-def _rated(package: str, version: str, pins: Lock, use: Use | None) -> _Rated:
-    """Return a release with the number of its faults, beside the other pinned releases."""
-    installed = {**pins.pins, package: version}
-    faults = [fault for fault in known_faults() if fault.package == package and fault.kind == "fault"]
-    return _Rated(
-        version,
-        sum(
-            fault.effect in ("training", "data") and fault.is_among(installed) and not (use and use.why_not(fault))
-            for fault in faults
-        ),
-    )
+def _remedy(change: Change) -> str:
+    if change.how == "goes" or change.kind in ("unknown", "new", "gone"):
+        return ""
+    if change.kind == "pair":
+        return f"Pin {change.summary.partition(' requires ')[2].partition(', but')[0]}."
+    bounds = [f">={change.fixed}"] if change.fixed else []
+    bounds += [f"<{change.introduced}"] if change.introduced else []
+    pins = f"Releases without it: {change.package}{' or '.join(bounds)}." if bounds else ""
+    return " ".join(filter(None, [change.remedy, pins])) or "No setting and no release without it is known."
+
+
+def summary(change: Change, uses: Sequence[Use] = ()) -> str:
+    """Return what changes, in words. For a default, only classes that the files of trainings use are named."""
+    if not change.classes:
+        return change.summary
+    known = [use for use in uses if use.names is not None]
+    classes = [name for name in change.classes if any(use.has(name) for use in known)] or list(change.classes)
+    _, _, values = change.summary.partition(": ")
+    return f"{classes[0]}.{change.key}{_also_of(classes)}: {values}"
 
 
 # ---------------------------------------------------------------- in words
@@ -499,7 +486,7 @@ def text(found: Comparison, old: Lock, new: Lock, width: int | None = None) -> s
     """
     columns = width or terminal.width()
     lines = [terminal.wrap(line, columns=columns) for line in _summary(found, old, new)]
-    if missing := [check.why or check.what for check in not_compared(old, new, found.use)]:
+    if missing := [check.why or check.what for check in not_compared(old, new, found.uses)]:
         lines += ["", "Could not be compared:"]
         lines += [terminal.wrap(line, "  - ", "    ", columns) for line in missing]
     for package in (package for package in index().packages if package in {*old.pins, *new.pins}):
@@ -518,7 +505,7 @@ def _summary(comparison: Comparison, old: Lock, new: Lock) -> list[str]:
     """Return lines with the number of changes, the number of unexamined releases, and what was compared."""
     examined = [change for change in comparison.shown if change.kind != "unknown"]
     changing = [change for change in examined if change.changes_training]
-    training = "this training" if comparison.use else "training"
+    training = "this training" if comparison.uses else "training"
     number = f"{len(changing)} of {len(examined)} known change{'s' * (len(examined) != 1)}"
     lines = [f"{number} between these files may affect {training}{_kinds(changing)}."]
     unexamined = sum(change.kind == "unknown" for change in comparison.shown)
@@ -535,7 +522,7 @@ def _summary(comparison: Comparison, old: Lock, new: Lock) -> list[str]:
             f"These packages have different pins for different platforms, and those for Linux on x86_64 were "
             f"compared: {', '.join(by_platform)}."
         )
-    return [*lines, *comparison.notes]
+    return lines
 
 
 def _kinds(changing: Sequence[Change]) -> str:
@@ -577,18 +564,17 @@ def _item(change: Change) -> str:
     label = f"{change.kind.capitalize()} of a new feature" if is_new else _LABELS[change.kind, change.how]
     factor = f". {change.factor}" if change.factor else ""
     evidence = " (from its public thread, not measured by this project)" if change.evidence == "read" else ""
-    return f"{label}: {change.summary}{evidence}{factor}"
+    sentence = f"{label}: {change.summary}{evidence}{factor}"
+    return f"{sentence.rstrip('.')}. {what_to_do}" if (what_to_do := remedy(change)) else sentence
 
 
 def _lines_of_package(package: str, comparison: Comparison, old: Lock, new: Lock, columns: int) -> list[str]:
     """Return a heading with both releases, then the changes: those that may affect training, then the others."""
     before, after = (lock.pins.get(package, "(not pinned)") for lock in (old, new))
     changes = [change for change in comparison.shown if change.package == package]
-    if before == after or (comparison.use is not None and comparison.use.why_not_package(package)):
+    if before == after or why_not_package(comparison.uses, package):
         return []
     lines = ["", f"{package} {before} -> {after}"]
-    if advice := best_release(package, old, new, comparison.use):
-        lines.append(terminal.wrap(advice, "  ", columns=columns))
     for is_changing in (True, False):
         part = [
             change
@@ -597,25 +583,24 @@ def _lines_of_package(package: str, comparison: Comparison, old: Lock, new: Lock
             and change.kind not in ("gone", "new")
         ]
         items = [_item(change) for change in part if change.kind != "default"] + _defaults_in_words(
-            part, comparison.use
+            part, comparison.uses
         )
         if not is_changing:
-            items += _counted_keys(changes, comparison.use)
+            items += _counted_keys(changes, comparison.uses)
         if items:
             lines.append("  May affect training:" if is_changing else "  Other changes:")
         lines += [terminal.wrap(item, "  - ", "    ", columns) for item in items]
     return lines if len(lines) > len(("", "heading")) or (package in old.pins and package in new.pins) else []
 
 
-def _defaults_in_words(changes: Sequence[Change], use: Use | None) -> list[str]:
+def _defaults_in_words(changes: Sequence[Change], uses: Sequence[Use]) -> list[str]:
     """Return a text for each group of classes whose defaults change in the same way. Long lists are shortened."""
     by_classes: dict[tuple[str, ...], list[str]] = {}
     for change in changes:
         if change.kind == "default":
             _, _, values = change.summary.partition(": ")
-            key = change.id.partition("-")[2]
-            classes = tuple(use.first(change.classes) if use else change.classes)
-            by_classes.setdefault(classes, []).append(f"{key}: {values}")
+            classes = tuple(first(uses, change.classes))
+            by_classes.setdefault(classes, []).append(f"{change.key}: {values}")
     items = []
     for classes, lines in by_classes.items():
         if len(lines) == 1:
@@ -633,14 +618,14 @@ def _also_of(classes: Sequence[str]) -> str:
     return f" (also of {' and '.join(further)})" if further else ""
 
 
-def _counted_keys(changes: Sequence[Change], use: Use | None) -> Iterator[str]:
+def _counted_keys(changes: Sequence[Change], uses: Sequence[Use]) -> Iterator[str]:
     """Yield a line on the removed keys of a package and one on the new keys, with their number and the first names."""
     for kind, word in (("gone", "Removed"), ("new", "New")):
         of_kind = [change for change in changes if change.kind == kind]
         keys = []
         for change in of_kind:
-            classes = use.first(change.classes) if use else change.classes
-            keys.append(f"{classes[0]}.{change.id.partition('-')[2]}{_also_of(classes)}")
+            classes = first(uses, change.classes)
+            keys.append(f"{classes[0]}.{change.key}{_also_of(classes)}")
         if keys:
             yield f"{word} keys ({len(keys)}): {terminal.names(keys, 6)}"
 

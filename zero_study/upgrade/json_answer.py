@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 from ..answers import envelope
 from ..answers.envelope import Answer
 from . import changes
 from .changes import Change, Comparison
 from .locks import Lock
+from .used import Use
 
 # The ids of findings, by the kind of the change and its direction.
 IDS = {
@@ -28,6 +29,14 @@ IDS = {
     ("pair", "comes"): "upgrade/conflicting-releases",
 }
 
+VERBS = {  # of one and of several faults
+    "comes": ("begins", "begin"),
+    "goes": ("ends", "end"),
+    "stays": ("stays", "stay"),
+    "there": ("is in the new release", "are in the new release"),
+}
+PLURALS = {"fault": "faults", "crash": "crashes"}
+
 
 def of(comparison: Comparison, old: Lock, new: Lock) -> Answer:
     """Return the JSON answer on the upgrade from one lock file to another.
@@ -39,20 +48,50 @@ def of(comparison: Comparison, old: Lock, new: Lock) -> Answer:
         name: {"old": old.pins.get(name), "new": new.pins.get(name)} for name in dict.fromkeys([*old.pins, *new.pins])
     }
     fields = {"vulns": content["vulns"], "left_out": content["left_out"], "packages": packages}
-    return envelope.answer("upgrade", comparison.verdict, findings(comparison, old, new), fields)
+    return envelope.answer("upgrade", comparison.verdict, findings(comparison), fields)
 
 
-def findings(comparison: Comparison, old: Lock, new: Lock) -> Iterator[envelope.Finding]:
-    """Yield a finding per change that can affect the training, and one per release that is not known."""
-    faulty = {change.package for change in comparison.shown if change.kind == "fault"}
-    best = {package: changes.best_release(package, old, new, comparison.use) or "" for package in faulty}
+def findings(comparison: Comparison) -> list[envelope.Finding]:
+    """Return a finding per change that breaks the training, and then one for all other changes of one kind.
+
+    The name of a finding is the package with the id of the change, or the packages of several changes.
+    """
+    groups: dict[tuple[str, envelope.Severity, str], list[Change]] = {}
     for change in comparison.shown:
-        if change.kind == "unknown":
-            continue
-        remedy = best[change.package] if change.kind == "fault" else ""
-        yield envelope.Finding(
-            IDS[change.kind, change.how], _severity(change), change.summary, remedy, name=change.package
+        if change.kind != "unknown":
+            severity = _severity(change)
+            name = f"{change.package}/{change.id}" if severity == "error" else ""
+            groups.setdefault((IDS[change.kind, change.how], severity, name), []).append(change)
+    made = [
+        envelope.Finding(
+            identity, severity, _text(together, comparison.uses), _remedy(together),
+            name=name or ", ".join(dict.fromkeys(change.package for change in together)),
         )
+        for (identity, severity, name), together in groups.items()
+    ]  # fmt: skip
+    return sorted(made, key=lambda finding: finding.severity != "error")
+
+
+def _text(together: Sequence[Change], uses: Sequence[Use]) -> str:
+    """Return the summaries of changes of one kind, with numbers and packages if there are several."""
+    kind, how = together[0].kind, together[0].how
+    summaries = [changes.summary(change, uses).rstrip(".") for change in together]
+    if len(summaries) > 1:
+        named = enumerate(zip(together, summaries, strict=True), 1)
+        summaries = [f"({number}) {change.package}: {summary}" for number, (change, summary) in named]
+    if kind not in ("fault", "crash"):
+        return "; ".join(summaries)
+    one, several = VERBS[how]
+    noun = f"A {kind} {one}" if len(together) == 1 else f"{len(together)} {PLURALS[kind]} {several}"
+    return f"{noun}: {'; '.join(summaries)}"
+
+
+def _remedy(together: Sequence[Change]) -> str:
+    """Return what to write because of changes of one kind, with the number of each change if there are several."""
+    remedies = list(map(changes.remedy, together))
+    if len(together) == 1 or together[0].kind == "default":
+        return changes.remedy(*together)
+    return " ".join(f"({number}) {remedy}" for number, remedy in enumerate(remedies, 1) if remedy)
 
 
 def _severity(change: Change) -> envelope.Severity:

@@ -1,73 +1,53 @@
-"""Find out what a training uses, and which changes of releases therefore cannot affect it.
+"""Find out which known changes of releases concern a training, from what its files show.
 
-`zero-study upgrade` leaves such changes out. Only what is certain counts: whatever a file leaves open, for instance by
-"auto" or by a missing key that a program fills in, may be anything.
+A change concerns a training if its files show that they use what changes: a package that a script imports, a setting of
+a configuration file, or the name of a class or function. What libraries do on their own, and names that a script puts
+together while it runs, are in no file, so they are not seen.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from ..engines.keys.patterns import matches
-from ..errors import Refusal
-from ..files import CONFIGS, load, read_whole, read_yaml, reading
+from ..files import read_whole, reading
 
-# The packages of the index that a package can import when it trains.
-REACHES = {
-    "trl": ("transformers", "accelerate", "datasets", "peft", "deepspeed", "liger-kernel", "bitsandbytes"),
-    "transformers": (
-        "torch", "accelerate", "datasets", "peft", "deepspeed", "bitsandbytes", "torchao", "liger-kernel", "flash-attn",
-    ),
-    "accelerate": ("torch", "deepspeed", "bitsandbytes", "torchao", "transformers", "datasets", "peft"),
-    "peft": ("torch", "transformers", "accelerate", "bitsandbytes", "torchao", "deepspeed", "datasets"),
-    "deepspeed": ("torch", "transformers"),
-    "datasets": ("torch", "transformers"),
+# The packages of the index that a training with a package also uses.
+BRINGS = {
+    "trl": ("transformers", "accelerate", "datasets", "torch"),
+    "transformers": ("accelerate", "torch"),
+    "peft": ("torch",),
+    "accelerate": ("torch",),
+    "deepspeed": ("torch",),
     "bitsandbytes": ("torch",),
-    "torchao": ("torch", "transformers"),
-    "liger-kernel": ("torch", "transformers", "peft"),
-    "flash-attn": ("torch", "transformers"),
-    "torch": (),
-}  # fmt: skip
-# Packages that train nothing by themselves, and what they can import of the packages above.
-HARMLESS = {
-    **dict.fromkeys(
-        (
-            "numpy", "pandas", "scipy", "sklearn", "matplotlib", "PIL", "tqdm", "yaml", "requests", "rich", "click",
-            "fire", "omegaconf", "hydra", "pydantic", "packaging", "psutil", "wandb", "tensorboard", "einops", "nltk",
-            "jsonlines", "regex", "sentencepiece", "tokenizers", "safetensors", "huggingface_hub", "pyarrow", "dotenv",
-            "jinja2", "sympy", "numba", "h5py", "cv2", "soundfile", "librosa", "tiktoken", "typing_extensions",
-        ),
-        (),
-    ),
+    "torchao": ("torch",),
+    "liger-kernel": ("torch",),
+    "flash-attn": ("torch",),
+    "lightning": ("torch",),
     "torchvision": ("torch",),
-    "torchaudio": ("torch",),
-    "triton": ("torch",),
-    "evaluate": ("datasets", "transformers"),
-}  # fmt: skip
-# What can import or start something that is not written in a script: modules, functions, and functions of `os`.
-DYNAMIC_MODULES = {"importlib", "runpy", "subprocess", "multiprocessing"}
-DYNAMIC_CALLS = {"__import__", "exec", "eval"}
-DYNAMIC_OF_OS = re.compile(r"system|popen|exec\w+|spawn\w+")
-# Trainers that are not derived from another trainer of trl, except from one that `uses` in faults.json also names.
-INDEPENDENT = {
-    "Trainer", "Seq2SeqTrainer", "SFTTrainer", "DPOTrainer", "GRPOTrainer", "RLOOTrainer", "KTOTrainer", "CPOTrainer",
-    "ORPOTrainer", "RewardTrainer", "PPOTrainer", "BCOTrainer", "PRMTrainer", "OnlineDPOTrainer", "GKDTrainer",
-}  # fmt: skip
-OPTIMIZERS = (
-    "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "LBFGS", "Muon", "NAdam", "RAdam", "RMSprop",
-    "Rprop", "SGD", "SparseAdam",
-)  # fmt: skip
-# Sections of a DeepSpeed JSON whose missing keys have DeepSpeed's defaults. Programs fill in other missing keys.
-DECIDED = ("zero_optimization.", "data_types.", "torch_autocast.")
-_OF_DEEPSPEED = {
-    "zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "bf16",
-    "fp16", "optimizer", "scheduler", "gradient_clipping", "zero_allow_untested_optimizer", "activation_checkpointing",
+}
+# Words in a script or a configuration file with which another package uses a package of the index.
+WORDS = {
+    "bitsandbytes": ("load_in_4bit", "load_in_8bit", "BitsAndBytesConfig", "8bit", "bnb"),
+    "datasets": ("load_dataset", "dataset_name"),
+    "flash-attn": ("flash_attention_2", "flash_attn"),
+    "liger-kernel": ("use_liger_kernel", "use_liger"),
+    "peft": ("use_peft", "LoraConfig", "lora_r", "lora_rank", "peft_config"),
+    "torchao": ("TorchAoConfig", "torchao"),
+}
+FSDP = ("fully_shard", "FullyShardedDataParallel", "FullyShardedDataParallelPlugin", "FSDP")
+# What the file of an engine or a launcher sets, by the names of its classes in the index of releases.
+OF_DEEPSPEED = ("constants", "DeepSpeedConfig", "DeepSpeedZeroConfig")
+OF_ACCELERATE = ("launch",)
+# Sections of a DeepSpeed JSON whose keys are in a class of their own.
+SECTIONS = {
+    "bf16": "DeepSpeedBF16Config", "fp16": "DeepSpeedFP16Config", "compile": "CompileConfig",
+    "tensor_parallel": "TPTrainingConfig", "hybrid_engine": "HybridEngineConfig",
 }  # fmt: skip
 
 
@@ -83,7 +63,11 @@ class Conditions(Protocol):
     @property
     def uses(self) -> Sequence[str]: ...
     @property
+    def unless(self) -> Sequence[str]: ...
+    @property
     def classes(self) -> Sequence[str]: ...
+    @property
+    def key(self) -> str: ...
     @property
     def engines(self) -> Sequence[str]: ...
     @property
@@ -93,16 +77,26 @@ class Conditions(Protocol):
 
 
 @dataclass(frozen=True)
+class Code:
+    """What Python files show."""
+
+    packages: frozenset[str] = frozenset()  # the packages of the index that they use
+    names: frozenset[str] = frozenset()  # identifiers, and words of texts
+    # Which keywords all calls of a function give, by its name with its owner, such as AutoModel.from_pretrained.
+    given: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Use:
-    """The facts about a training that are certain. None means unknown."""
+    """What one configuration file shows of a training, and the scripts beside it. None means that nothing is known."""
 
     engine: str | None = None  # deepspeed, fsdp, ddp, or another word for anything else
     stage: int | None = None
     optimizer: str | None = None
     settings: Mapping[str, Any] | None = None  # DeepSpeed's JSON
-    packages: frozenset[str] | None = None  # the packages of the index that can take part
-    names: frozenset[str] | None = None  # the identifiers in the script and in its own modules
-    notes: tuple[str, ...] = ()  # why something could not be narrowed
+    packages: frozenset[str] | None = None  # the packages of the index that take part
+    names: frozenset[str] | None = None  # words of the scripts and the configuration file
+    given: Mapping[str, frozenset[str]] = field(default_factory=dict)  # the keys that are set, by class or function
 
     def why_not(self, change: Conditions) -> str | None:
         """Return why this training is not affected by a change. None if it may be."""
@@ -115,10 +109,12 @@ class Use:
 
     def why_not_package(self, package: str) -> str | None:
         """Return why this training is not affected by changes of a package. None if it may be."""
-        if self.packages is not None and package not in self.packages:
-            return f"{package} is not used"
         if package == "deepspeed" and self.engine not in (None, "deepspeed"):
             return "DeepSpeed is not used"
+        if package == "deepspeed" and self.engine == "deepspeed":
+            return None
+        if self.packages is not None and package not in self.packages:
+            return f"{package} is not used"
         return None
 
     def _by_engines(self, change: Conditions) -> str | None:
@@ -152,7 +148,10 @@ class Use:
         """Return why the configuration's values rule out a change. None if they do not."""
         for key, values in {**change.file, **change.needs}.items():
             is_decided, value = self._value(key)
-            if is_decided and not _fits(key, values, value):
+            if is_decided and value is None and key == "optimizer.type":
+                if self.names is not None and not any(_is_optimizer(name, values) for name in self.names):
+                    return "another optimizer"
+            elif is_decided and not _fits(key, values, value):
                 words = {"engine": "another engine", "zero_optimization.stage": "another ZeRO stage"}
                 return words.get(key, "another optimizer" if key == "optimizer.type" else f"another value of {key}")
         return None
@@ -171,50 +170,65 @@ class Use:
             value = value.get(part) if isinstance(value, Mapping) else None
         if isinstance(value, str):
             value = int(value) if value.isdecimal() else value.lower()
-        is_decided = key.startswith(DECIDED) if value is None else value != "auto"
-        return is_decided, value
+        # A program may fill in a missing number of micro batches.
+        return value != "auto" and not (value is None and key == "gradient_accumulation_steps"), value
 
     def _by_names(self, change: Conditions) -> str | None:
-        """Return why a script does not use what changes, because the names in it differ. None if it may."""
-        if self.names is not None and change.uses and not _mentions(self.names, change.uses):
-            is_certain = change.package != "trl" or not self._has_other_trainers()
-            return "trainers or functions that the script does not use" if is_certain else None
-        owners = {name.partition(".")[0] for name in change.classes}
-        if self._has_other_classes(change.package, owners):
-            return "classes that the script does not use"
-        if change.package == "torch" and self.optimizer is not None and owners and owners <= {*OPTIMIZERS}:
-            own = _letters(self.optimizer)
-            return None if any(_letters(name) in own for name in owners) else "another optimizer"
+        """Return why the files do not use what changes, because no name in them is that of it. None if they may."""
+        if self.names is None:
+            return None
+        if change.uses and not mentions(self.names, change.uses):
+            return "functions, classes or settings that no file uses"
+        calls = [keys for name, keys in self.given.items() if mentions([name], change.uses)]
+        if change.unless and calls and all(keys & {*change.unless} for keys in calls):
+            return "every call gives what changes"
+        owners = [name for name in change.classes if self.has(name)]
+        if change.classes and not owners:
+            return "classes that no file uses"
+        if owners and all(change.key in self.given.get(name, ()) for name in owners):
+            return "the files set what changes"
         return None
 
-    def _has_other_trainers(self) -> bool:
-        """Return whether the script uses trainers of trl that may be derived from others."""
-        return any(name.endswith("Trainer") and name not in INDEPENDENT for name in self.names or ())
-
-    def first(self, classes: Sequence[str]) -> list[str]:
-        """Sort classes so that those that the script names come first."""
+    def has(self, owner: str) -> bool:
+        """Return whether the files use a class, or a method of a class if they name the method, too."""
         names = self.names or frozenset()
-        return sorted(classes, key=lambda name: name.partition(".")[0] not in names)
-
-    def _has_other_classes(self, package: str, owners: set[str]) -> bool:
-        """Return whether these classes of settings of trainers are not used by the script."""
-        if self.names is None or not owners:
-            return False
-        if package == "trl" and all(owner.endswith(("Config", "Trainer", "Arguments")) for owner in owners):
-            stems = [re.sub(r"(Script)?(Config|Trainer|Arguments)$", "", owner) for owner in owners]
-            return not _mentions(self.names, [f"{stem}{end}" for stem in stems for end in ("Config", "Trainer")])
-        if package == "transformers" and owners <= {"TrainingArguments", "Seq2SeqTrainingArguments"}:
-            return not _mentions(self.names, ["TrainingArguments", "Trainer", "Config", "HfArgumentParser"])
-        return False
+        # The name of a derived class often ends with that of its base.
+        return owner in self.given or all(
+            part in names or (part[:1].isupper() and mentions(names, [part])) for part in owner.split(".")
+        )
 
 
-def _mentions(names: frozenset[str], words: Sequence[str]) -> bool:
+def first(uses: Iterable[Use], classes: Sequence[str]) -> list[str]:
+    """Sort classes so that those that the files of trainings name come first."""
+    known = [use for use in uses if use.names is not None]
+    return sorted(classes, key=lambda name: not any(use.has(name) for use in known))
+
+
+def why_not(uses: Iterable[Use], change: Conditions) -> str | None:
+    """Return why none of several trainings is affected by a change. None if one may be, or if nothing is known."""
+    reasons = [use.why_not(change) for use in uses]
+    return reasons[0] if reasons and all(reasons) else None
+
+
+def why_not_package(uses: Iterable[Use], package: str) -> str | None:
+    """Return why none of several trainings is affected by a package. None if one may be, or if nothing is known."""
+    reasons = [use.why_not_package(package) for use in uses]
+    return reasons[0] if reasons and all(reasons) else None
+
+
+def mentions(names: Collection[str], words: Sequence[str]) -> bool:
     """Return whether a name ends with one of these words, as the names of derived classes often do."""
     return any(name.endswith(tuple(words)) for name in names)
 
 
 def _letters(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _is_optimizer(name: str, values: Sequence[Any]) -> bool:
+    """Return whether a word of a script is the name of one of these optimizers, such as Muon or paged_lion_8bit."""
+    words = re.findall(r"[A-Z]?[a-z]+", name)
+    return any(_letters(str(value)) in (_letters(name), *map(str.lower, words)) for value in values)
 
 
 def _fits(key: str, values: Sequence[Any], value: Any) -> bool:
@@ -224,165 +238,105 @@ def _fits(key: str, values: Sequence[Any], value: Any) -> bool:
     return matches(list(values), value)
 
 
-# ---------------------------------------------------------------- from files and options
+# ---------------------------------------------------------------- what files show
 
 
-def of(
-    config: Path | None = None,
-    script: Path | None = None,
-    imports: str | None = None,
-    stage: int | None = None,
-    optimizer: str | None = None,
-) -> Use:
-    """Return the facts about a training that the options of `zero-study upgrade` state.
-
-    Raises Refusal if a file cannot be read or is of another kind, or if options contradict each other.
-    """
-    if script is not None and imports is not None:
-        raise Refusal("--script and --imports both say which packages are used. Give one of them.")
-    engine, settings = (None, None) if config is None else _of_config(config)
-    imported = _Imports() if script is None and imports is None else _of_code(script, imports)
-    if "deepspeed" in imported.direct and engine != "deepspeed":
-        engine = None  # the script may start DeepSpeed itself
-    if stage is not None:
-        if engine not in (None, "deepspeed"):
-            raise Refusal(f"--stage {stage}: {config} does not use DeepSpeed. Leave --stage or --config out.")
-        engine = "deepspeed"
-    use = Use(engine=engine, settings=settings, optimizer=optimizer)
-    is_decided, file_stage = use._value("zero_optimization.stage")
-    of_file = (0 if file_stage is None else file_stage) if is_decided and engine == "deepspeed" else None
-    if stage is not None and of_file not in (None, stage):
-        raise Refusal(f"--stage {stage}: {config} has stage {of_file}. Leave --stage out, or change the file.")
-    of_file = of_file if isinstance(of_file, int) else None
-    is_type_decided, name = use._value("optimizer.type")
-    return Use(
-        engine, stage if stage is not None else of_file, str(name) if is_type_decided and name else optimizer, settings,
-        imported.packages, imported.names, tuple(imported.notes),
-    )  # fmt: skip
-
-
-def _of_config(path: Path) -> tuple[str, Mapping[str, Any] | None]:
-    """Return the engine of an accelerate file or a DeepSpeed JSON, and the content of DeepSpeed's JSON."""
-    is_yaml = path.suffix in (".yaml", ".yml")
-    content = read_yaml(path, CONFIGS) if is_yaml else load(path, "JSON")
-    if not isinstance(content, dict):
-        raise Refusal(f"--config {path}: the file has no keys. Name an accelerate file or a DeepSpeed JSON.")
-    kind = content.get("distributed_type")
-    if kind is None and _OF_DEEPSPEED & {*content} and not is_yaml:
-        return "deepspeed", content
-    if kind == "DEEPSPEED":
-        return "deepspeed", _of_accelerate(path, content)
-    if kind is None:
-        raise Refusal(f"--config {path}: this is neither an accelerate file nor a DeepSpeed JSON. Name one of these.")
-    words = {"FSDP": "fsdp", "NO": "ddp", "False": "ddp", "MULTI_GPU": "ddp", "MULTI_CPU": "ddp"}
-    return words.get(str(kind), "another engine"), None
-
-
-def _of_accelerate(path: Path, content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the DeepSpeed JSON that accelerate makes of its own file, as far as the file decides it."""
-    section = content.get("deepspeed_config")
-    section = section if isinstance(section, dict) else {}
-    json_name = section.get("deepspeed_config_file")
-    if json_name not in (None, "none"):
-        places = [Path(str(json_name)), path.parent / str(json_name)]
-        settings = load(next((place for place in places if place.is_file()), places[0]), "JSON")
-        if not isinstance(settings, dict):
-            raise Refusal(f"--config {path}: the file {json_name}, which it names, has no keys. Correct this file.")
-        return settings
-    zero = {"stage": section.get("zero_stage", 2)}
-    for target in ("optimizer", "param"):
-        zero[f"offload_{target}"] = {"device": section.get(f"offload_{target}_device", "none")}
-    return {"zero_optimization": zero}
-
-
-@dataclass
-class _Imports:
-    """What code imports, and the identifiers in it. None means unknown."""
-
-    direct: set[str] = field(default_factory=set)  # the packages of the index that it imports itself
-    packages: frozenset[str] | None = None
-    names: frozenset[str] | None = None
-    notes: list[str] = field(default_factory=list)
-
-
-def _of_code(script: Path | None, imports: str | None) -> _Imports:
-    """Return what a script with its own modules imports, or what --imports names."""
-    if script is None:
-        modules = {name.strip() for name in (imports or "").split(",")} - {""}
-        if not modules:
-            raise Refusal("--imports: no package is named. Write for instance transformers,trl.")
-        return _reached(modules, None)
-    names, own_classes, modules, dynamic = set(), set(), set(), set()
-    for tree in _trees(script):
-        names |= set(_names(tree))
-        own_classes |= {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
-        modules |= {name.partition(".")[0] for name in _modules(tree, script.parent)}
-        dynamic |= set(_dynamic(tree))
-    imported = _reached(modules, frozenset(names - own_classes))
-    if dynamic:
-        note = f"The script uses {', '.join(sorted(dynamic))} and may therefore import or start anything."
-        return _Imports(imported.direct, notes=[f"{note} Use --imports to name the packages that the script uses."])
-    return imported
-
-
-def _reached(modules: Collection[str], names: frozenset[str] | None) -> _Imports:
-    """Return which packages of the index modules can import. `names` are the identifiers of the script."""
-    packages = {module.replace("_", "-") for module in modules}
-    direct = packages & {*REACHES}
-    recognized = {*sys.stdlib_module_names, *HARMLESS, *(package.replace("-", "_") for package in REACHES), *REACHES}
-    if unknown := sorted({*modules} - recognized):
-        note = f"It is not known what {', '.join(unknown)} can import, so no package is left out."
-        return _Imports(direct, notes=[note])
-    # LigerORPOTrainer is derived from a class of trl.
-    more = {"trl"} if "liger-kernel" in direct else set()
-    reached = _closure({*direct, *more, *(package for module in modules for package in HARMLESS.get(module, ()))})
-    return _Imports(direct, reached, names)
-
-
-def _dynamic(tree: ast.Module) -> Iterator[str]:
-    """Yield the names of modules and calls with which a module can import or start unnamed code."""
-    yield from ({name.partition(".")[0] for name in _imported(tree)} & DYNAMIC_MODULES)
-    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
-        function, arguments = call.func, call.args
-        if isinstance(function, ast.Name) and function.id in DYNAMIC_CALLS:
-            yield function.id
-        elif isinstance(function, ast.Name) and function.id == "getattr" and len(arguments) > 1:
-            owner = arguments[0].id if isinstance(arguments[0], ast.Name) else ""
-            if owner.replace("_", "-") in REACHES and not isinstance(arguments[1], ast.Constant):
-                yield f"getattr({owner}, ...)"
-        elif isinstance(function, ast.Attribute) and DYNAMIC_OF_OS.fullmatch(function.attr) and _is_os(function.value):
-            yield f"os.{function.attr}"
-
-
-def _is_os(node: ast.expr) -> bool:
-    return isinstance(node, ast.Name) and node.id == "os"
-
-
-def _closure(packages: set[str]) -> frozenset[str]:
-    """Return packages with everything that they can import."""
+def packages_of(modules: Iterable[str], names: Collection[str] = ()) -> frozenset[str]:
+    """Return the packages of the index that imported modules use, and those that words in the files stand for."""
+    waiting = [module.replace("_", "-") for module in modules]
+    waiting += [package for package, words in WORDS.items() if mentions(names, words)]
     reached: set[str] = set()
-    waiting = [*packages]
     while waiting:
         package = waiting.pop()
         if package not in reached:
             reached.add(package)
-            waiting += REACHES[package]
+            waiting += BRINGS.get(package, ())
     return frozenset(reached)
 
 
-def _trees(script: Path) -> Iterator[ast.Module]:
-    """Yield the syntax trees of a script and of the modules beside it that it imports.
+def words_of(content: Any) -> Iterator[str]:
+    """Yield the keys and the words of the texts in the content of a configuration file."""
+    if isinstance(content, Mapping):
+        for key, value in content.items():
+            if value is not False and value is not None:  # what is off is not used
+                yield from re.findall(r"\w+", str(key))
+                yield from words_of(value)
+    elif isinstance(content, list):
+        for value in content:
+            yield from words_of(value)
+    elif isinstance(content, str):
+        yield from re.findall(r"\w+", content)
 
-    Raises Refusal if one of them cannot be read.
+
+def keys_of_deepspeed(settings: Mapping[str, Any]) -> dict[str, frozenset[str]]:
+    """Return the keys that a DeepSpeed JSON sets, by the classes of the index of releases that have them."""
+    keys = frozenset(str(key) for section in (settings, *_sections(settings)) for key in section)
+    used = [name for section, name in SECTIONS.items() if isinstance(settings.get(section), Mapping)]
+    return dict.fromkeys([*OF_DEEPSPEED, *used], keys)
+
+
+def _sections(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    for value in settings.values():
+        if isinstance(value, Mapping):
+            yield value
+            yield from _sections(value)
+
+
+def of_accelerate(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the DeepSpeed JSON that accelerate makes of the keys of its own file."""
+    section = content.get("deepspeed_config")
+    section = section if isinstance(section, dict) else {}
+    zero: dict[str, Any] = {"stage": section.get("zero_stage", 2)}
+    for target in ("optimizer", "param"):
+        zero[f"offload_{target}"] = {"device": section.get(f"offload_{target}_device", "none")}
+    named = {key: section[key] for key in ("gradient_clipping", "gradient_accumulation_steps") if key in section}
+    precision = {kind: {"enabled": True} for kind in ("bf16", "fp16") if content.get("mixed_precision") == kind}
+    return {"zero_optimization": zero, **named, **precision}
+
+
+def of_scripts(scripts: Iterable[Path], with_imports: bool = True) -> Code:
+    """Return what scripts show, and with `with_imports` also the modules beside them that they import.
+
+    Raises Refusal if a file cannot be read as Python.
     """
+    modules, names = set[str](), set[str]()
+    calls: dict[str, list[frozenset[str]]] = {}
+    for script in scripts:
+        for tree in _trees(script) if with_imports else [_tree(script)]:
+            names |= set(_names(tree))
+            modules |= {name.partition(".")[0] for name in _imported(tree)} - {""}
+            for name, keys in _calls(tree):
+                calls.setdefault(name, []).append(keys)
+    names |= {*calls}
+    given = {name: frozenset.intersection(*keys) for name, keys in calls.items()}
+    return Code(packages_of(modules, names), frozenset(names), given)
+
+
+def _calls(tree: ast.Module) -> Iterator[tuple[str, frozenset[str]]]:
+    """Yield the name of each function that a module calls, with and without its owner, and the keywords of the call."""
+    for call in ast.walk(tree):
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name | ast.Attribute):
+            keys = frozenset(keyword.arg for keyword in call.keywords if keyword.arg)
+            name = ast.unparse(call.func).split(".")
+            yield name[-1], keys
+            if len(name) > 1:
+                yield ".".join(name[-2:]), keys
+
+
+def _tree(path: Path) -> ast.Module:
+    with reading(path, "a Python script"):
+        try:
+            return ast.parse(read_whole(path))
+        except (SyntaxError, RecursionError, MemoryError) as error:
+            raise ValueError(str(error)) from None
+
+
+def _trees(script: Path) -> Iterator[ast.Module]:
+    """Yield the syntax trees of a script and of the modules beside it that it imports."""
     waiting, visited = [script], {script.resolve()}
     while waiting:
         path = waiting.pop()
-        with reading(path, "a Python script"):
-            try:
-                tree = ast.parse(read_whole(path))
-            except (SyntaxError, RecursionError, MemoryError) as error:
-                raise ValueError(str(error)) from None
+        tree = _tree(path)
         yield tree
         for module in _imported(tree):
             for place in _places(script.parent, path, module):
@@ -402,14 +356,6 @@ def _imported(tree: ast.Module) -> Iterator[str]:
             yield from (f"{name}{'' if name.endswith('.') else '.'}{alias.name}" for alias in node.names)
 
 
-def _modules(tree: ast.Module, folder: Path) -> Iterator[str]:
-    """Yield the names of imported modules that are not beside the script."""
-    for name in _imported(tree):
-        first = name.partition(".")[0]
-        if first and not (folder / f"{first}.py").is_file() and not (folder / first).is_dir():
-            yield first
-
-
 def _places(folder: Path, importing: Path, module: str) -> Iterator[Path]:
     """Yield the files of a module that lies beside the script or beside the module that imports it."""
     level = len(module) - len(module.lstrip("."))
@@ -426,8 +372,10 @@ def _places(folder: Path, importing: Path, module: str) -> Iterator[Path]:
 
 
 def _names(tree: ast.Module) -> Iterator[str]:
-    """Yield the identifiers of a module, and the words of its texts that could be names."""
+    """Yield the identifiers of a module, and the words of its texts, but not of its docstrings."""
+    documentation = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
-        for value in (getattr(node, name, None) for name in ("id", "attr", "name", "module", "value")):
-            if isinstance(value, str):
-                yield from re.findall(r"\w+", value)
+        if node not in documentation:
+            for value in (getattr(node, name, None) for name in ("id", "attr", "arg", "name", "module", "value")):
+                if isinstance(value, str):
+                    yield from re.findall(r"\w+", value)

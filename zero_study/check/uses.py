@@ -1,0 +1,165 @@
+"""Find out what the trainings of a project use, from its configuration files and scripts, for changes of releases."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from zero_study.doctor import examine as examining
+from zero_study.doctor.examine import Examined
+from zero_study.doctor.kinds import Kind
+from zero_study.errors import Refusal
+from zero_study.upgrade import release_index, used
+from zero_study.upgrade.used import Code, Use
+
+# The packages that read each kind of file, and the classes whose settings it has.
+_PACKAGES: dict[Kind, tuple[str, ...]] = {
+    "accelerate": ("accelerate",),
+    "training_arguments": ("transformers",),
+    "fsdp_config": ("transformers",),
+    "trl": ("trl",),
+    "axolotl": ("transformers", "trl", "peft"),
+    "llamafactory": ("transformers", "trl", "peft"),
+    "ms_swift": ("transformers", "trl", "peft"),
+    "torchtitan": ("torch",),
+}
+_OF_TRAINERS = ("TrainingArguments", "Trainer")
+_ENGINES = {"FSDP": "fsdp", "NO": "ddp", "MULTI_GPU": "ddp", "MULTI_CPU": "ddp"}
+_IMPORTS = re.compile(rb"(?m)^\s*(?:from|import)\s+(?:torch|transformers|trl|accelerate|deepspeed|peft|datasets)\b")
+
+
+def of_project(configs: Iterable[Examined], scripts: Iterable[Path]) -> tuple[list[Use], list[Path]]:
+    """Return one `Use` per configuration file of a project, and the scripts that are not Python 3.
+
+    Engines that only the scripts start have a `Use` of their own. The list is empty if no file shows a training.
+    """
+    readable, unreadable = [], []
+    for script in scripts:
+        if _IMPORTS.search(script.read_bytes()):
+            try:
+                used.of_scripts([script], with_imports=False)
+            except Refusal:
+                unreadable.append(script)
+            else:
+                readable.append(script)
+    code = used.of_scripts(readable, with_imports=False)
+    uses = [_of_file(examined, code) for examined in configs if examined.kind is not None]
+    in_scripts = {"deepspeed": "deepspeed" in code.packages, "fsdp": used.mentions(code.names, used.FSDP)}
+    engines = [engine for engine, is_used in in_scripts.items() if is_used] if readable else []
+    missing = [engine for engine in engines if engine not in {use.engine for use in uses}]
+    if readable and not (uses or missing):
+        return [Use("ddp", settings={}, packages=code.packages, names=code.names, given=code.given)], unreadable
+    return [
+        *uses,
+        *(Use(each, None, None, None, code.packages, code.names, code.given) for each in missing),
+    ], unreadable
+
+
+def of_options(
+    configs: Sequence[Path], scripts: Sequence[Path], imports: str | None, stage: int | None, optimizer: str | None
+) -> list[Use]:
+    """Return what the options of `zero-study upgrade` state about one or several trainings; empty without options.
+
+    Raises Refusal if a file cannot be read or is of an unknown kind, or if options contradict each other.
+    """
+    if scripts and imports is not None:
+        raise Refusal("--script and --imports both say which packages are used. Give one of them.")
+    code = used.of_scripts(scripts) if scripts else None
+    packages = code.packages if code else None
+    if imports is not None:
+        modules = [name.strip() for name in imports.split(",") if name.strip()]
+        if not modules:
+            raise Refusal("--imports: no package is named. Write for instance transformers,trl.")
+        packages = used.packages_of(modules)
+    if not configs:
+        if code is None and packages is None and stage is None and optimizer is None:
+            return []
+        engine = None if stage is None else "deepspeed"
+        names, given = (code.names, code.given) if code else (None, {})
+        return [Use(engine, stage, optimizer, None, packages, names, given)]
+    uses = []
+    for path in configs:
+        examined = examining.examine(path)
+        if examined.kind is None:
+            raise Refusal(f"--config {path}: this is a configuration file of no known tool. Name another file.")
+        use = _of_file(examined, code)
+        if stage is not None and use.engine != "deepspeed":
+            raise Refusal(f"--stage {stage}: {path} does not use DeepSpeed. Leave --stage or --config out.")
+        if stage is not None and use.stage not in (None, stage):
+            raise Refusal(f"--stage {stage}: {path} has stage {use.stage}. Leave --stage out, or change the file.")
+        known = use.packages if imports is None else packages
+        uses.append(
+            Use(use.engine, stage if use.stage is None else use.stage, use.optimizer or optimizer, use.settings, known,
+                use.names, use.given)
+        )  # fmt: skip
+    return uses
+
+
+def _of_file(examined: Examined, code: Code | None) -> Use:
+    """Return what a configuration file shows, together with the scripts. None: the scripts are not known."""
+    kind, content = examined.kind, examined.content
+    engine = _engine(examined)
+    settings = examined.deepspeed
+    if kind == "deepspeed":
+        settings = content
+    elif kind == "accelerate" and engine == "deepspeed" and settings is None:
+        settings = used.of_accelerate(content)
+    classes = [*_classes(examined)]
+    keys = frozenset(map(str, content))
+    given = dict.fromkeys(classes, keys) | ({} if settings is None else used.keys_of_deepspeed(settings))
+    if kind == "accelerate":
+        given |= dict.fromkeys(used.OF_ACCELERATE, frozenset(used.words_of(content)))
+    stage = _stage(settings) if engine == "deepspeed" and settings is not None else None
+    optimizer = (settings or {}).get("optimizer")
+    name = optimizer.get("type") if isinstance(optimizer, dict) else None
+    common = (engine, stage, str(name) if name else None, settings if engine == "deepspeed" else {})
+    if code is None:
+        return Use(*common, given=given)
+    words = frozenset([*used.words_of(content), *used.words_of(settings), *classes])
+    modules = [*_PACKAGES.get(kind, ())] if kind else []
+    return Use(*common, code.packages | used.packages_of(modules, words), code.names | words, {**code.given, **given})
+
+
+def _engine(examined: Examined) -> str:
+    content = examined.content
+    if examined.kind == "accelerate":
+        name = str(content.get("distributed_type", "NO"))
+        return "deepspeed" if name == "DEEPSPEED" else _ENGINES.get(name, "another engine")
+    if examined.kind == "deepspeed" or examined.deepspeed is not None or content.get("deepspeed"):
+        return "deepspeed"
+    is_fsdp = examined.kind in ("torchtitan", "fsdp_config") or content.get("fsdp") or content.get("fsdp_config")
+    return "fsdp" if is_fsdp else "ddp"
+
+
+def _stage(settings: dict[str, Any]) -> int | None:
+    section = settings.get("zero_optimization")
+    stage = section.get("stage", 0) if isinstance(section, dict) else 0
+    return stage if isinstance(stage, int) else None
+
+
+def _classes(examined: Examined) -> Iterator[str]:
+    """Yield the classes whose settings a file has, and the trainers that read them."""
+    if examined.kind not in ("training_arguments", "trl", "axolotl", "llamafactory", "ms_swift"):
+        return
+    yield from _OF_TRAINERS
+    if examined.kind == "trl":
+        yield "ModelConfig"
+        for name in _classes_of_trl(examined):
+            yield from (name, f"{name.removesuffix('Config')}Trainer")
+
+
+def _classes_of_trl(examined: Examined) -> list[str]:
+    """Return the classes of settings that a file of TRL can be for, by its name, or else by its keys."""
+    index = release_index.read().packages
+    newest = index["trl"].defaults_at([*index["trl"].releases][-1])
+    classes = {name: {*keys} for name, keys in newest.items() if name.endswith("Config") and name != "ModelConfig"}
+    words = re.split(r"[^a-z]+", examined.path.stem.lower())
+    if by_name := [name for name in classes if name.removesuffix("Config").lower() in words]:
+        return by_name
+    arguments = index["transformers"].defaults_at([*index["transformers"].releases][-1])["TrainingArguments"]
+    known = {key for keys in classes.values() for key in keys} - {*arguments, *newest["ModelConfig"]}
+    own = {*examined.content} & known
+    fitting = [name for name, keys in classes.items() if own <= keys]
+    return [min(fitting, key=lambda name: len(classes[name]))] if own and fitting else [*classes]
