@@ -557,6 +557,30 @@ def test_the_command_writes_and_prints_what_it_found(project, capsys):
     assert "--accept" in refusal(cli.run, ["check", "--accept", "--json"])
 
 
+def test_a_comment_begins_with_what_a_change_causes_and_has_ten_rows(project):
+    stage_2()
+    ignored = {f"unknown_{number}": {"a": 1} for number in range(12)}
+    Path("configs/old.json").write_text(
+        json.dumps({"train_batch_size": 8, "zero_optimization": {"stage": 1}} | ignored)
+    )
+    shutil.copy(EXAMPLES / "old.lock", "requirements.txt")
+    git("add", "-A")
+    git("commit", "-qm", "second")
+    content = json.loads(Path("configs/ds.json").read_text()) | {"gradient_cliping": 1.0}
+    lines = Path("configs/ds.json").read_text().splitlines()
+    Path("configs/ds.json").write_text("\n".join([*lines[:-1], json.dumps(content)]))
+    shutil.copy(EXAMPLES / "new.lock", "requirements.txt")
+    report = check.examine([])
+    rows = [line for line in check.markdown(report).splitlines() if line.startswith("| ")][2:]
+    assert len(rows) == 10
+    places = [row.split()[1].partition(":")[0].replace("\\", "") for row in rows]
+    causes = {"requirements.txt", "configs/ds.json"}
+    assert {*places[: places.index("configs/old.json")]} == causes
+    assert not causes & {*places[places.index("configs/old.json") :]}
+    results = check.sarif(report)["runs"][0]["results"]
+    assert {result["level"] for result in results} == {"error", "warning"}
+
+
 # ---------------------------------------------------------------- the action
 
 

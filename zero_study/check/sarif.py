@@ -17,8 +17,11 @@ ROOT = "%SRCROOT%"  # the name of the project's folder in addresses of files
 
 
 def content(report: Report) -> dict[str, Any]:
-    """Return the report as a SARIF log with one run. Accepted findings are marked as suppressed, with the reason."""
-    results = [_result(report, finding) for finding in report.findings]
+    """Return the report without notes as a SARIF log with one run.
+
+    Accepted findings are marked as suppressed, with the reason.
+    """
+    results = [_result(report, finding) for finding in report.findings if finding.severity != "note"]
     for finding, entry in report.accepted:
         suppression = {"kind": "external", "justification": entry.reason}
         results.append({**_result(report, finding), "suppressions": [suppression]})

@@ -96,9 +96,9 @@ def markdown(report: Report) -> str:
 
 
 def _order(report: Report, finding: Finding) -> tuple[bool, bool]:
-    """Return a sort key: first what is on a line that the change touched, and errors before warnings."""
-    touched = report.changed_lines.get(report.path_of(finding), ())
-    return finding.line not in touched, finding.severity != "error"
+    """Return a sort key: first what a changed release or line causes, and errors before warnings."""
+    is_touched = finding.line in report.changed_lines.get(report.path_of(finding), ())
+    return not (is_touched or finding.id.startswith("upgrade/")), finding.severity != "error"
 
 
 def baseline(report: Report) -> str:
