@@ -79,6 +79,7 @@ class Report:
             place = self.path_of(finding)
             if finding.file and (finding.id, place, finding.key, finding.text) in known:
                 continue  # of a file that several files name
+            known.add((finding.id, place, finding.key, finding.text))
             entry = next((accepted for accepted in self.settings.accepted if accepted.covers(finding, place)), None)
             if entry is None:
                 self.findings.append(finding)

@@ -43,10 +43,10 @@ class Accepted:
         """Return whether this entry accepts a finding in the file with this path. An error must be named exactly."""
         if finding.id != self.id or (self.until is not None and date.today() > self.until):
             return False
-        own = {*(finding.name or "").split(", "), finding.key} - {None, ""} or {path}
+        own = {*(finding.name or finding.key or path).split(", ")}
         if finding.severity == "error":
             return self.target in own
-        return not self.target or any(fnmatchcase(name, self.target) for name in {*own, path} if name)
+        return not self.target or any(fnmatchcase(name, self.target) for name in {*own, finding.key, path} if name)
 
     def __str__(self) -> str:
         return f"{self.id}: {self.target}" if self.target else self.id

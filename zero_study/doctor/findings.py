@@ -51,6 +51,7 @@ class Finding:
     engine_has: Any = NOT_STATED  # the value that the engine has for this key
     error: str = ""  # a piece of the error, if training fails at start-up
     release: str = ""  # the finding is about this release, and not about a key
+    fault: str = ""  # the known fault of that release, with its package
     is_note: bool = False  # the finding is listed although it does not matter
     reader: str = ""  # the finding matters if this program reads the file
 

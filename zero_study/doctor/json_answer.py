@@ -96,6 +96,7 @@ def findings(examined: Examined) -> Iterator[envelope.Finding]:
             file=finding.file,
             line=None if finding.value is ABSENT else lines[finding.file].get(finding.key),
             key=str(cut(finding.key)),
+            name=finding.fault or None,
         )
 
 
