@@ -210,6 +210,12 @@ def test_a_configuration_file_that_cannot_be_parsed_is_not_passed_over(name, tmp
     assert check.text(check.examine([])).startswith("Nothing was checked.")
 
 
+@pytest.mark.parametrize("text", ['[\n {"zero_optimization": {}}]', "# notes\n- fsdp_version: 2\n"])
+def test_a_list_is_no_configuration_file(text, tmp_path):
+    (tmp_path / "list.yaml").write_text(text)
+    assert not names_settings(tmp_path / "list.yaml")
+
+
 def test_links_that_lead_nowhere_and_pipes_hide_no_finding(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copy(EXAMPLES / "my_zero3.json", "ds.json")

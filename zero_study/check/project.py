@@ -32,6 +32,7 @@ _DISTINCTIVE = frozenset({
 })  # fmt: skip
 _KEYS = kinds.ARGUMENTS | kinds.OF_TRL | kinds.OF_AXOLOTL | kinds.OF_LLAMAFACTORY | kinds.OF_MS_SWIFT
 _SEVERAL = 3
+_LIST = re.compile(r"(?:\s|#.*\n|---)*(?:\[\s*[{\[\]\"]|- )")
 _KEY = re.compile(r"""(\w+)["']?\s*[:=](?!=)""")
 # Folders of installed packages and of results, where there is no git that says which files belong to the project.
 LEFT_OUT = {"node_modules", "build", "dist", "site-packages", "__pycache__", "wandb", "mlruns"}
@@ -142,6 +143,8 @@ def names_settings(path: Path) -> bool:
     except OSError:
         return False
     text = content.replace(b"\0", b"").decode(errors="replace")  # UTF-16 has a zero in each letter
+    if _LIST.match(text):
+        return False  # a file of settings has keys
     keys = set(_KEY.findall(text))
     of_torchtitan = kinds.OF_TORCHTITAN & set(re.findall(r"(?m)^\s*\[(\w+)", text))
     return bool(keys & _DISTINCTIVE) or len(keys & _KEYS) >= _SEVERAL or len(of_torchtitan) > 1
