@@ -315,6 +315,8 @@ class CheckAnswer(Answer):
     """The release whose known faults were looked up, such as deepspeed==0.19.8. None if there is none, or several."""
     releases: list[str]
     """The releases by which configuration files were judged."""
+    changes_left_out: int
+    """The number of known changes of releases that no file of the project uses."""
     accepted_findings: list[dict[str, Any]]
     accepted_without_finding: list[dict[str, Any]]
 

@@ -260,7 +260,7 @@ def _uses(report: Report) -> list[Use]:
     found, unreadable = uses.of_project((each for each in configs if isinstance(each, Examined)), scripts)
     if unreadable:
         names = terminal.names([report.project.name_of(path) for path in unreadable])
-        report.not_checked.append(NotChecked(names, "what they use of a package, because they are not Python 3"))
+        report.not_checked.append(NotChecked(names, "this release of Python cannot read them"))
     return found
 
 

@@ -70,6 +70,7 @@ def _fields(report: Report) -> dict[str, Any]:
         "lock_files_compared_with": report.since,
         "deepspeed_release": report.deepspeed_release,
         "releases": report.releases,
+        "changes_left_out": report.left_out,
         "accepted_findings": [{**finding.content(), "reason": entry.reason} for finding, entry in report.accepted],
         "accepted_without_finding": [vars(entry) for entry in report.unused],
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from zero_study.doctor.examine import Examined
 from zero_study.doctor.kinds import Kind
 from zero_study.errors import Refusal
 from zero_study.upgrade import release_index, used
-from zero_study.upgrade.used import Code, Use
+from zero_study.upgrade.used import Code, Use, Words
 
 # The packages that read each kind of file, and the classes whose settings it has.
 _PACKAGES: dict[Kind, tuple[str, ...]] = {
@@ -31,30 +32,21 @@ _IMPORTS = re.compile(rb"(?m)^\s*(?:from|import)\s+(?:torch|transformers|trl|acc
 
 
 def of_project(configs: Iterable[Examined], scripts: Iterable[Path]) -> tuple[list[Use], list[Path]]:
-    """Return one `Use` per configuration file of a project, and the scripts that are not Python 3.
+    """Return one `Use` per configuration file of a project, and the scripts that cannot be read.
 
     Engines that only the scripts start have a `Use` of their own. The list is empty if no file shows a training.
     """
-    readable, unreadable = [], []
-    for script in scripts:
-        if _IMPORTS.search(script.read_bytes()):
-            try:
-                used.of_scripts([script], with_imports=False)
-            except Refusal:
-                unreadable.append(script)
-            else:
-                readable.append(script)
-    code = used.of_scripts(readable, with_imports=False)
+    unreadable: list[Path] = []
+    code = used.of_scripts((script for script in scripts if _IMPORTS.search(script.read_bytes())), unreadable)
     uses = [_of_file(examined, code) for examined in configs if examined.kind is not None]
-    in_scripts = {"deepspeed": "deepspeed" in code.packages, "fsdp": used.mentions(code.names, used.FSDP)}
-    engines = [engine for engine, is_used in in_scripts.items() if is_used] if readable else []
-    missing = [engine for engine in engines if engine not in {use.engine for use in uses}]
-    if readable and not (uses or missing):
-        return [Use("ddp", settings={}, packages=code.packages, names=code.names, given=code.given)], unreadable
-    return [
-        *uses,
-        *(Use(each, None, None, None, code.packages, code.names, code.given) for each in missing),
-    ], unreadable
+    in_scripts = {"deepspeed": "deepspeed" in code.packages, "fsdp": any(map(code.names.has_end, used.FSDP))}
+    engines = [engine for engine, is_used in in_scripts.items() if is_used]
+    uses += [_of_code(code, engine) for engine in engines if engine not in {use.engine for use in uses}]
+    return uses or ([replace(_of_code(code, "ddp"), settings={})] if code.packages else []), unreadable
+
+
+def _of_code(code: Code, engine: str | None) -> Use:
+    return Use(engine, packages=code.packages, names=(code.names,), given=code.given)
 
 
 def of_options(
@@ -76,9 +68,9 @@ def of_options(
     if not configs:
         if code is None and packages is None and stage is None and optimizer is None:
             return []
+        use = Use() if code is None else _of_code(code, None)
         engine = None if stage is None else "deepspeed"
-        names, given = (code.names, code.given) if code else (None, {})
-        return [Use(engine, stage, optimizer, None, packages, names, given)]
+        return [replace(use, engine=engine, stage=stage, optimizer=optimizer, packages=packages)]
     uses = []
     for path in configs:
         examined = examining.examine(path)
@@ -90,10 +82,8 @@ def of_options(
         if stage is not None and use.stage not in (None, stage):
             raise Refusal(f"--stage {stage}: {path} has stage {use.stage}. Leave --stage out, or change the file.")
         known = use.packages if imports is None else packages
-        uses.append(
-            Use(use.engine, stage if use.stage is None else use.stage, use.optimizer or optimizer, use.settings, known,
-                use.names, use.given)
-        )  # fmt: skip
+        known_stage = use.stage if stage is None else stage
+        uses.append(replace(use, packages=known, stage=known_stage, optimizer=use.optimizer or optimizer))
     return uses
 
 
@@ -117,9 +107,9 @@ def _of_file(examined: Examined, code: Code | None) -> Use:
     common = (engine, stage, str(name) if name else None, settings if engine == "deepspeed" else {})
     if code is None:
         return Use(*common, given=given)
-    words = frozenset([*used.words_of(content), *used.words_of(settings), *classes])
-    modules = [*_PACKAGES.get(kind, ())] if kind else []
-    return Use(*common, code.packages | used.packages_of(modules, words), code.names | words, {**code.given, **given})
+    words = Words([*used.words_of(content), *used.words_of(settings), *classes])
+    packages = code.packages | used.packages_of(_PACKAGES.get(kind, ()) if kind else (), words)
+    return Use(*common, packages, (code.names, words), {**code.given, **given})
 
 
 def _engine(examined: Examined) -> str:

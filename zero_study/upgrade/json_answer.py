@@ -29,6 +29,7 @@ IDS = {
     ("pair", "comes"): "upgrade/conflicting-releases",
 }
 
+MOST = 5  # changes that a finding names
 VERBS = {  # of one and of several faults
     "comes": ("begins", "begin"),
     "goes": ("ends", "end"),
@@ -75,10 +76,12 @@ def findings(comparison: Comparison) -> list[envelope.Finding]:
 def _text(together: Sequence[Change], uses: Sequence[Use]) -> str:
     """Return the summaries of changes of one kind, with numbers and packages if there are several."""
     kind, how = together[0].kind, together[0].how
-    summaries = [changes.summary(change, uses).rstrip(".") for change in together]
-    if len(summaries) > 1:
-        named = enumerate(zip(together, summaries, strict=True), 1)
+    summaries = [changes.summary(change, uses).rstrip(".") for change in together[:MOST]]
+    if len(together) > 1:
+        named = enumerate(zip(together, summaries, strict=False), 1)
         summaries = [f"({number}) {change.package}: {summary}" for number, (change, summary) in named]
+    if len(together) > MOST:
+        summaries.append(f"and {len(together) - MOST} more, which zero-study upgrade lists")
     if kind not in ("fault", "crash"):
         return "; ".join(summaries)
     one, several = VERBS[how]
@@ -88,7 +91,7 @@ def _text(together: Sequence[Change], uses: Sequence[Use]) -> str:
 
 def _remedy(together: Sequence[Change]) -> str:
     """Return what to write because of changes of one kind, with the number of each change if there are several."""
-    remedies = list(map(changes.remedy, together))
+    remedies = list(map(changes.remedy, together[:MOST]))
     if len(together) == 1 or together[0].kind == "default":
         return changes.remedy(*together)
     return " ".join(f"({number}) {remedy}" for number, remedy in enumerate(remedies, 1) if remedy)

@@ -14,6 +14,7 @@ import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -219,6 +220,7 @@ def _for_pythons(*markers: object) -> frozenset[str]:
     return frozenset(python for python in PYTHONS if any(_holds(text, python) for text in texts))
 
 
+@cache
 def _holds(marker: str, python: str) -> bool:
     environment = {**PLATFORM, "extra": "", "python_full_version": python, "python_version": python.rpartition(".")[0]}
     try:

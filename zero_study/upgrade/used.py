@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from ..engines.keys.patterns import matches
+from ..errors import Refusal
 from ..files import read_whole, reading
 
 # The packages of the index that a training with a package also uses.
@@ -76,12 +77,32 @@ class Conditions(Protocol):
     def several_micro_batches(self) -> bool: ...
 
 
+class Words:
+    """Words in one text, which is searched much faster than a set of words."""
+
+    def __init__(self, words: Iterable[str] = ()) -> None:
+        self._text = "\n".join(["", *sorted({*words}), ""])
+        self._known: dict[str, bool] = {}
+
+    def __contains__(self, word: object) -> bool:
+        return self._has(f"\n{word}\n")
+
+    def has_end(self, word: str) -> bool:
+        """Return whether a word ends with this one, as the names of derived classes often do."""
+        return self._has(f"{word}\n")
+
+    def _has(self, part: str) -> bool:
+        if part not in self._known:
+            self._known[part] = part in self._text
+        return self._known[part]
+
+
 @dataclass(frozen=True)
 class Code:
     """What Python files show."""
 
     packages: frozenset[str] = frozenset()  # the packages of the index that they use
-    names: frozenset[str] = frozenset()  # identifiers, and words of texts
+    names: Words = field(default_factory=Words)  # identifiers, and words of texts
     # Which keywords all calls of a function give, by its name with its owner, such as AutoModel.from_pretrained.
     given: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
@@ -95,7 +116,7 @@ class Use:
     optimizer: str | None = None
     settings: Mapping[str, Any] | None = None  # DeepSpeed's JSON
     packages: frozenset[str] | None = None  # the packages of the index that take part
-    names: frozenset[str] | None = None  # words of the scripts and the configuration file
+    names: tuple[Words, ...] | None = None  # of the scripts and of the configuration file
     given: Mapping[str, frozenset[str]] = field(default_factory=dict)  # the keys that are set, by class or function
 
     def why_not(self, change: Conditions) -> str | None:
@@ -149,7 +170,7 @@ class Use:
         for key, values in {**change.file, **change.needs}.items():
             is_decided, value = self._value(key)
             if is_decided and value is None and key == "optimizer.type":
-                if self.names is not None and not any(_is_optimizer(name, values) for name in self.names):
+                if self.names is not None and not any(_is_optimizer(words, values) for words in self.names):
                     return "another optimizer"
             elif is_decided and not _fits(key, values, value):
                 words = {"engine": "another engine", "zero_optimization.stage": "another ZeRO stage"}
@@ -177,11 +198,12 @@ class Use:
         """Return why the files do not use what changes, because no name in them is that of it. None if they may."""
         if self.names is None:
             return None
-        if change.uses and not mentions(self.names, change.uses):
+        if change.uses and not self._mentions(change.uses):
             return "functions, classes or settings that no file uses"
-        calls = [keys for name, keys in self.given.items() if mentions([name], change.uses)]
-        if change.unless and calls and all(keys & {*change.unless} for keys in calls):
-            return "every call gives what changes"
+        if change.unless:
+            calls = [keys for name, keys in self.given.items() if name.endswith(tuple(change.uses))]
+            if calls and all(keys & {*change.unless} for keys in calls):
+                return "every call gives what changes"
         owners = [name for name in change.classes if self.has(name)]
         if change.classes and not owners:
             return "classes that no file uses"
@@ -191,11 +213,15 @@ class Use:
 
     def has(self, owner: str) -> bool:
         """Return whether the files use a class, or a method of a class if they name the method, too."""
-        names = self.names or frozenset()
         # The name of a derived class often ends with that of its base.
         return owner in self.given or all(
-            part in names or (part[:1].isupper() and mentions(names, [part])) for part in owner.split(".")
+            any(part in words or (part[:1].isupper() and words.has_end(part)) for words in self.names or ())
+            for part in owner.split(".")
         )
+
+    def _mentions(self, ends: Sequence[str]) -> bool:
+        """Return whether a name ends with one of these words, as the names of derived classes often do."""
+        return any(words.has_end(end) for words in self.names or () for end in ends)
 
 
 def first(uses: Iterable[Use], classes: Sequence[str]) -> list[str]:
@@ -216,19 +242,16 @@ def why_not_package(uses: Iterable[Use], package: str) -> str | None:
     return reasons[0] if reasons and all(reasons) else None
 
 
-def mentions(names: Collection[str], words: Sequence[str]) -> bool:
-    """Return whether a name ends with one of these words, as the names of derived classes often do."""
-    return any(name.endswith(tuple(words)) for name in names)
-
-
 def _letters(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def _is_optimizer(name: str, values: Sequence[Any]) -> bool:
-    """Return whether a word of a script is the name of one of these optimizers, such as Muon or paged_lion_8bit."""
-    words = re.findall(r"[A-Z]?[a-z]+", name)
-    return any(_letters(str(value)) in (_letters(name), *map(str.lower, words)) for value in values)
+def _is_optimizer(words: Words, values: Sequence[Any]) -> bool:
+    """Return whether a word is the name of one of these optimizers, such as Muon, DeepSpeedCPULion or paged_lion."""
+    names = [_letters(str(value)) for value in values]
+    return any(words.has_end(end) for name in names for end in (f"_{name}", name.capitalize())) or any(
+        name in words for name in names
+    )
 
 
 def _fits(key: str, values: Sequence[Any], value: Any) -> bool:
@@ -241,10 +264,10 @@ def _fits(key: str, values: Sequence[Any], value: Any) -> bool:
 # ---------------------------------------------------------------- what files show
 
 
-def packages_of(modules: Iterable[str], names: Collection[str] = ()) -> frozenset[str]:
+def packages_of(modules: Iterable[str], names: Words | None = None) -> frozenset[str]:
     """Return the packages of the index that imported modules use, and those that words in the files stand for."""
     waiting = [module.replace("_", "-") for module in modules]
-    waiting += [package for package, words in WORDS.items() if mentions(names, words)]
+    waiting += [package for package, ends in WORDS.items() if names and any(map(names.has_end, ends))]
     reached: set[str] = set()
     while waiting:
         package = waiting.pop()
@@ -294,22 +317,24 @@ def of_accelerate(content: Mapping[str, Any]) -> dict[str, Any]:
     return {"zero_optimization": zero, **named, **precision}
 
 
-def of_scripts(scripts: Iterable[Path], with_imports: bool = True) -> Code:
-    """Return what scripts show, and with `with_imports` also the modules beside them that they import.
+def of_scripts(scripts: Iterable[Path], unreadable: list[Path] | None = None) -> Code:
+    """Return what scripts show, together with the modules beside them that they import.
 
-    Raises Refusal if a file cannot be read as Python.
+    With `unreadable`, imports are not followed, and files that cannot be read are added to this list. Without it,
+    raises Refusal if a file cannot be read.
     """
     modules, names = set[str](), set[str]()
     calls: dict[str, list[frozenset[str]]] = {}
     for script in scripts:
-        for tree in _trees(script) if with_imports else [_tree(script)]:
+        for tree in _trees(script) if unreadable is None else _one_tree(script, unreadable):
             names |= set(_names(tree))
             modules |= {name.partition(".")[0] for name in _imported(tree)} - {""}
             for name, keys in _calls(tree):
                 calls.setdefault(name, []).append(keys)
     names |= {*calls}
     given = {name: frozenset.intersection(*keys) for name, keys in calls.items()}
-    return Code(packages_of(modules, names), frozenset(names), given)
+    words = Words(names)
+    return Code(packages_of(modules, words), words, given)
 
 
 def _calls(tree: ast.Module) -> Iterator[tuple[str, frozenset[str]]]:
@@ -317,10 +342,11 @@ def _calls(tree: ast.Module) -> Iterator[tuple[str, frozenset[str]]]:
     for call in ast.walk(tree):
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name | ast.Attribute):
             keys = frozenset(keyword.arg for keyword in call.keywords if keyword.arg)
-            name = ast.unparse(call.func).split(".")
-            yield name[-1], keys
-            if len(name) > 1:
-                yield ".".join(name[-2:]), keys
+            name = call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id
+            yield name, keys
+            owner = getattr(call.func, "value", None)
+            if isinstance(owner, ast.Name | ast.Attribute):
+                yield f"{owner.attr if isinstance(owner, ast.Attribute) else owner.id}.{name}", keys
 
 
 def _tree(path: Path) -> ast.Module:
@@ -329,6 +355,13 @@ def _tree(path: Path) -> ast.Module:
             return ast.parse(read_whole(path))
         except (SyntaxError, RecursionError, MemoryError) as error:
             raise ValueError(str(error)) from None
+
+
+def _one_tree(script: Path, unreadable: list[Path]) -> Iterator[ast.Module]:
+    try:
+        yield _tree(script)
+    except Refusal:
+        unreadable.append(script)
 
 
 def _trees(script: Path) -> Iterator[ast.Module]:
@@ -373,9 +406,13 @@ def _places(folder: Path, importing: Path, module: str) -> Iterator[Path]:
 
 def _names(tree: ast.Module) -> Iterator[str]:
     """Yield the identifiers of a module, and the words of its texts, but not of its docstrings."""
-    documentation = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
-        if node not in documentation:
-            for value in (getattr(node, name, None) for name in ("id", "attr", "arg", "name", "module", "value")):
-                if isinstance(value, str):
-                    yield from re.findall(r"\w+", value)
+        if isinstance(node, ast.Constant):
+            if isinstance(node.value, str) and id(node) not in documentation:
+                yield from re.findall(r"\w+", node.value)
+            continue
+        for field_name in ("id", "attr", "arg", "name", "module"):
+            value = getattr(node, field_name, None)
+            if isinstance(value, str):
+                yield from value.split(".")
