@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from zero_study.answers.envelope import Answer, Finding
 from zero_study.check import settings
 from zero_study.check.examine import Report
 
+_OF_OTHER_TOOLS = re.compile(r"(\d+) other keys?")
 MOST_ROWS = 10  # of a comment on a pull request
 _NOTHING = (
     "Nothing was checked. There is no configuration file of a known tool and no lock file that pins a known "
@@ -53,8 +55,14 @@ def _not_checked(report: Report, everything: bool = False) -> Iterator[str]:
     entries = report.verdict.not_checked
     shown = [entry for entry in entries if entry.is_requested or everything]
     yield from (f"Not checked: {entry}" for entry in shown)
-    if others := [entry.what for entry in entries if entry not in shown]:
-        yield f"Not checked: {terminal.listed(others)}."
+    others = [entry.what for entry in entries if entry not in shown]
+    counts = [int(match[1]) for name in others if (match := _OF_OTHER_TOOLS.fullmatch(name))]
+    names = [name for name in others if not _OF_OTHER_TOOLS.fullmatch(name)]
+    names += [
+        terminal.count(sum(counts), "key that only another tool reads", "keys that only other tools read")
+    ] * bool(counts)
+    if names:
+        yield f"Not checked: {terminal.listed(names)}."
 
 
 def answer(report: Report) -> Answer:
