@@ -652,6 +652,33 @@ def test_faults_of_trainers_that_a_script_does_not_use_are_left_out(tmp_path, te
     assert "dpo-keep-end" in {change.id for change in result.changes}
 
 
+@pytest.mark.parametrize(
+    ("call", "is_concerned"),
+    [
+        ("AutoModelForCausalLM.from_pretrained(name)", True),
+        ("AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)", False),
+        ("transformers.AutoModel.from_pretrained(name, torch_dtype=d); AutoTokenizer.from_pretrained(name)", False),
+        ("AutoModel.from_pretrained(name, dtype=d); BertModel.from_pretrained(name)", True),
+        ("AutoModelForCausalLM.from_config(config)", False),
+    ],
+)  # fmt: skip
+def test_a_fault_ends_in_a_project_when_its_remedy_is_written(tmp_path, call, is_concerned):
+    (tmp_path / "train.py").write_text(f"import torch\nfrom transformers import AutoModel\n{call}\n")
+    old, new = locks.Lock({"transformers": "4.57.6"}), locks.Lock({"transformers": "5.23.0"})
+    result = changes.compare_locks(old, new, in_use(script=tmp_path / "train.py"))
+    assert ("dtype-auto" in summary(result)) == is_concerned
+
+
+@pytest.mark.parametrize("written", ["SFTConfig()", "SFTConfig(gradient_checkpointing=False)"])
+def test_a_default_that_every_call_gives_is_no_change(tmp_path, written):
+    (tmp_path / "train.py").write_text(f"from trl import SFTConfig\nprint({written})\n")
+    old, new = locks.Lock({"trl": "0.15.2"}), locks.Lock({"trl": "1.10.0"})
+    result = changes.compare_locks(old, new, in_use(script=tmp_path / "train.py"))
+    keys = {change.key for change in result.shown if change.kind == "default"}
+    assert ("gradient_checkpointing" in keys) == ("=" not in written)
+    assert "beta" not in keys  # of GRPOConfig
+
+
 def test_packages_that_a_script_does_not_use_need_not_be_compared(tmp_path):
     (tmp_path / "train.py").write_text("import torch, numpy, os\n")
     (tmp_path / "a.txt").write_text("torch==2.12.0\ndeepspeed\n")

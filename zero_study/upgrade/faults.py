@@ -54,7 +54,8 @@ class Fault:
     # "engine" (deepspeed, fsdp, ddp). `upgrade` leaves a fault out if the file or the options say otherwise.
     needs: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     uses: Sequence[str] = ()  # words of which one must be in a script that it concerns, at least at the end of a name
-    unless: Sequence[str] = ()  # keywords of which each call that `uses` names must have one, to avoid it
+    # Keywords of which each call must have one to avoid it, by the end of the function's name with its owner.
+    unless: Mapping[str, Sequence[str]] = field(default_factory=dict)
     remedy: str = ""  # a sentence with what to write to avoid it, besides another release; empty: nothing is known
     # What goes wrong: gradients, weights or the loss; other data; what is saved or resumed; only memory, time or text.
     effect: Literal["training", "data", "checkpoint", "cost"] = "training"

@@ -64,7 +64,7 @@ class Conditions(Protocol):
     @property
     def uses(self) -> Sequence[str]: ...
     @property
-    def unless(self) -> Sequence[str]: ...
+    def unless(self) -> Mapping[str, Sequence[str]]: ...
     @property
     def classes(self) -> Sequence[str]: ...
     @property
@@ -200,10 +200,14 @@ class Use:
             return None
         if change.uses and not self._mentions(change.uses):
             return "functions, classes or settings that no file uses"
-        if change.unless:
-            calls = [keys for name, keys in self.given.items() if name.endswith(tuple(change.uses))]
-            if calls and all(keys & {*change.unless} for keys in calls):
-                return "every call gives what changes"
+        calls = [
+            bool(keys & {*words})
+            for end, words in change.unless.items()
+            for name, keys in self.given.items()
+            if name.endswith(end)
+        ]
+        if calls and all(calls):
+            return "every call gives what changes"
         owners = [name for name in change.classes if self.has(name)]
         if change.classes and not owners:
             return "classes that no file uses"
