@@ -28,14 +28,17 @@ def grades(*lines: str) -> list[bool | None]:
     return [graded.right for graded in skill_uplift.grade_lines(lines, TASKS)]
 
 
-@pytest.mark.parametrize("folder", [skill_uplift.TASKS, skill_uplift.HARDER_TASKS])
-def test_two_tasks_of_each_kind_with_small_files_and_without_answers(folder):
+@pytest.mark.parametrize(
+    ("folder", "num_kinds", "of_a_kind"),
+    [(skill_uplift.TASKS, 6, 2), (skill_uplift.HARDER_TASKS, 6, 2), (skill_uplift.AGENT_TASKS, 4, 5)],
+)
+def test_as_many_tasks_of_each_kind_with_small_files_and_without_answers(folder, num_kinds, of_a_kind):
     questions = skill_uplift.load_questions(folder)
     kinds = [entry["kind"] for entry in questions]
-    assert len(questions) == 12
-    assert {kinds.count(kind) for kind in kinds} == {2}
+    assert len(questions) == num_kinds * of_a_kind
+    assert {kinds.count(kind) for kind in kinds} == {of_a_kind}
     for entry in questions:
-        assert set(entry) - {"make", "processes"} == {"id", "kind", "question", "files"}
+        assert set(entry) - {"make", "processes", "checkpoints"} == {"id", "kind", "question", "files"}
         for name in entry["files"]:
             assert ("make" in entry) != (folder / name).exists()  # what a program makes is not committed
             assert "make" in entry or (folder / name).stat().st_size < 200_000, name
@@ -47,7 +50,7 @@ def test_every_field_of_the_right_answer_is_needed(identifier):
     answer = right_answer(TASKS[identifier])
     question = next(
         entry["question"]
-        for folder in (skill_uplift.TASKS, skill_uplift.HARDER_TASKS)
+        for folder in (skill_uplift.TASKS, skill_uplift.HARDER_TASKS, skill_uplift.AGENT_TASKS)
         for entry in skill_uplift.load_questions(folder)
         if entry["id"] == identifier
     )

@@ -5,8 +5,8 @@
     python tools/measure/skill_uplift.py grade RESULTS.jsonl
     python tools/measure/skill_uplift.py grade RESULTS.jsonl --evals EVALS.json
 
-The tasks of the first set are in skill_tasks/, those of the second set, which are harder, in harder_tasks/. prepare
-writes a folder per session with the questions of the second set and their files, but without answers.
+The tasks of the three sets are in skill_tasks/, harder_tasks/ and agent_tasks/. prepare writes a folder per session with
+the questions of the second set and their files, but without answers; agent_tasks/make.py writes those of the third set.
 
 Each line of RESULTS.jsonl is one attempt; seconds and tokens may be absent:
 
@@ -40,6 +40,7 @@ import yaml
 
 TASKS = Path(__file__).parent / "skill_tasks"
 HARDER_TASKS = Path(__file__).parent / "harder_tasks"
+AGENT_TASKS = Path(__file__).parent / "agent_tasks"
 SKILL = Path(__file__).parents[2] / "zero_study" / "skills" / "zero-study"
 ARMS = ("alone", "tool", "skill")
 ARM_NAMES = {"alone": "own knowledge", "tool": "with the tool", "skill": "with the tool and the skill"}
@@ -188,9 +189,9 @@ def load_questions(folder: Path) -> list[dict[str, Any]]:
 
 
 def load_tasks(evals: Iterable[Path] = ()) -> dict[str, Task]:
-    """Read the tasks of both sets with their rules, and those of further files."""
+    """Read the tasks of all sets with their rules, and those of further files."""
     tasks: dict[str, Task] = {}
-    for folder in (TASKS, HARDER_TASKS):
+    for folder in (TASKS, HARDER_TASKS, AGENT_TASKS):
         answers = yaml.safe_load((folder / "answers.yaml").read_text())
         for entry in load_questions(folder):
             tasks[entry["id"]] = Task(entry["id"], entry["kind"], answers[entry["id"]]["check"])
