@@ -5,8 +5,8 @@
     python tools/measure/skill_uplift.py grade RESULTS.jsonl
     python tools/measure/skill_uplift.py grade RESULTS.jsonl --evals EVALS.json
 
-The tasks of the three sets are in skill_tasks/, harder_tasks/ and agent_tasks/. prepare writes a folder per session with
-the questions of the second set and their files, but without answers; agent_tasks/make.py writes those of the third set.
+The tasks of the three sets are in skill_tasks/, harder_tasks/ and agent_tasks/. prepare writes a folder per session
+with the questions of the second set and their files, but without answers; agent_tasks/make.py those of the third set.
 
 Each line of RESULTS.jsonl is one attempt; seconds and tokens may be absent:
 

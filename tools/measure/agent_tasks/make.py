@@ -69,8 +69,16 @@ def write_model(folder: Path, layers: int, dtype: str, step: str = "", **faults:
                 fill(*place, [dtype], "old", slice(int(page), int(page) + 1))
             index[name] = path.name
     index |= faults.get("index", {})
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}, indent=1))
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "tie_word_embeddings": True}))
+    total = {"total_size": sum(map(prod, shapes.values())) * size}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": total, "weight_map": index}, indent=1))
+    config = {
+        "model_type": "llama",
+        "tie_word_embeddings": True,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 40,
+    }
+    config |= {"hidden_size": 5120, "intermediate_size": 13824, "vocab_size": 32000, "dtype": dtype}
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 for task in yaml.safe_load((HERE / "tasks.yaml").read_text()):
