@@ -71,13 +71,7 @@ def write_model(folder: Path, layers: int, dtype: str, step: str = "", **faults:
     index |= faults.get("index", {})
     total = {"total_size": sum(map(prod, shapes.values())) * size}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": total, "weight_map": index}, indent=1))
-    config = {
-        "model_type": "llama",
-        "tie_word_embeddings": True,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 40,
-    }
-    config |= {"hidden_size": 5120, "intermediate_size": 13824, "vocab_size": 32000, "dtype": dtype}
+    config = {"model_type": "llama", "tie_word_embeddings": True, "num_hidden_layers": layers, "hidden_size": 5120}
     (folder / "config.json").write_text(json.dumps(config))
 
 
