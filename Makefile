@@ -150,6 +150,7 @@ derived: setup
 lint: setup
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
+	@.venv/bin/zero-study check
 
 types: setup
 	@.venv/bin/mypy study zero_study
