@@ -19,7 +19,7 @@ import pytest
 from dry_run_program import HANGS, MODELS, STRATEGIES, ask, differences, held, in_theory, mismatches
 
 from zero_study import cli
-from zero_study.dryrun import chosen, command, deadlock, real_ranks, trace
+from zero_study.dryrun import chosen, command, deadlock, json_answer, real_ranks, trace
 from zero_study.dryrun.tracker import Call
 from zero_study.errors import Refusal
 from zero_study.files import ROOT
@@ -36,6 +36,7 @@ DECISIONS = Path(__file__).with_name("dry_run_decisions.py")
 RANKS = Path(__file__).with_name("dry_run_ranks.py")
 SLOW, NIGHTLY = pytest.mark.slow, pytest.mark.nightly
 CALL = Call("all_gather", (), "float32", 64, "first", "train.py:1")
+SMALLER = Call("all_gather", (), "float32", 32, "first", "train.py:2")
 
 
 @pytest.mark.parametrize(
@@ -101,6 +102,17 @@ def test_all_ranks_of_a_small_world_exchange_what_is_real(
     assert "exchanged real values" in " ".join(printed.split())
     assert said in " ".join(printed.split())
     assert status == 0 or "Connection closed" not in printed
+    assert which not in ("raises", "is killed") or " ".join(printed.split()).startswith(said)  # the hang follows
+
+
+@pytest.mark.parametrize(
+    ("of_rank_1", "first"), [([CALL], json_answer.FAILED), ([CALL, SMALLER], json_answer.HANG)], ids=["cause", "after"]
+)
+def test_a_failure_comes_before_the_hang_that_follows_from_it(of_rank_1: list[Call], first: str) -> None:
+    mismatches = deadlock.first_mismatches({0: [CALL, CALL], 1: of_rank_1})
+    findings = [*json_answer.findings(mismatches, [], {}, {1: "raised ValueError: no such file"})]
+    assert {finding.id for finding in findings} == {json_answer.FAILED, json_answer.HANG}
+    assert findings[0].id == first
 
 
 @pytest.mark.slow

@@ -212,21 +212,23 @@ class _Examined:
 
         `about` has sentences about the dry run, which are printed below the first sentence.
         """
-        lines = [*text.mismatches(self._mismatches)]
-        lines += [] if self._mismatches else text.waiting(self._waiting)
-        lines += text.lost_messages(self._lost)
-        raised = text.raised(self._answers, is_explained=bool(self._mismatches or self._lost))
-        if not (lines or raised):
-            lines = [self._answer(verdict)]
+        failures = self._failures()
+        raised = text.raised(failures)
+        hangs = [*text.mismatches(self._mismatches)] or [*text.waiting(self._waiting)]
+        hangs += text.lost_messages(self._lost)
+        is_cause = deadlock.follow_from(failures, self._mismatches)
+        lines = ([*raised, *hangs] if is_cause else [*hangs, *raised]) or [self._answer(verdict)]
         lines += [f"Not checked: {check}." for check in verdict.not_checked]
-        parts = ["\n".join(text.indented([*lines, *raised])), "\n".join(map(terminal.wrap, about))]
+        parts = ["\n".join(text.indented(lines)), "\n".join(map(terminal.wrap, about))]
         parts += [text.memory(self._answers)] if self._is_model else []
         print("\n\n".join([*parts, text.communication(self._calls[self.ranks[0]], self._place.size)]))
 
     def answer(self, verdict: Verdict, content: Mapping[str, Any]) -> Answer:
         """Return the answer for --json. `content` is what --output writes, but without the verdict."""
-        failures = text.failures(self._answers, is_explained=bool(self._mismatches or self._lost))
-        return json_answer.of(verdict, content, self._mismatches, self._lost, self._waiting, failures)
+        return json_answer.of(verdict, content, self._mismatches, self._lost, self._waiting, self._failures())
+
+    def _failures(self) -> dict[int, str]:
+        return text.failures(self._answers, is_explained=bool(self._mismatches or self._lost))
 
     def _answer(self, verdict: Verdict) -> str:
         """Return the first sentence of the report if nothing is wrong."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations, zip_longest
 
@@ -55,6 +55,17 @@ def first_mismatches(calls: Mapping[int, Sequence[Call]], by_module: bool = True
         mismatch = _first_mismatch((first, second), calls[first], calls[second], by_module)
         mismatches += [mismatch] if mismatch else []
     return mismatches
+
+
+def follow_from(failures: Collection[int], mismatches: Iterable[Mismatch]) -> bool:
+    """Return whether every mismatch is a call that a rank does not make because it failed.
+
+    `failures` has the ranks that failed.
+    """
+    return all(
+        any(rank in failures and call is None for rank, call in zip(mismatch.ranks, mismatch.calls, strict=True))
+        for mismatch in mismatches
+    )
 
 
 def lost_messages(calls: Mapping[int, Sequence[Call]]) -> list[LostMessage]:

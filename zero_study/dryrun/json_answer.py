@@ -7,7 +7,7 @@ from typing import Any
 
 from zero_study.answers import envelope
 from zero_study.answers.envelope import Answer
-from zero_study.dryrun import text
+from zero_study.dryrun import deadlock, text
 from zero_study.dryrun.deadlock import LostMessage, Mismatch
 from zero_study.dryrun.tracker import Call
 from zero_study.verdict import Verdict
@@ -34,7 +34,14 @@ def findings(
     waiting: Mapping[int, Sequence[Call]],
     failures: Mapping[int, str],
 ) -> Iterator[envelope.Finding]:
-    """Yield findings: where ranks would wait forever or reduce wrongly, and which ranks failed."""
+    """Yield findings: where ranks would wait forever or reduce wrongly, and which ranks failed.
+
+    A failure comes before the hangs that follow from it.
+    """
+    failed = [envelope.Finding(FAILED, "error", f"Rank {rank} {why}.", rank=rank) for rank, why in failures.items()]
+    is_cause = deadlock.follow_from(failures, mismatches)
+    if is_cause:
+        yield from failed
     for mismatch in mismatches:
         lines = " ".join(line.strip() for line in text.mismatches([mismatch]))
         identifier = VALUES if mismatch.is_only_operation else HANG
@@ -45,5 +52,5 @@ def findings(
     for rank, calls in waiting.items():
         lines = " ".join(line.strip() for line in text.waiting({rank: calls}))
         yield envelope.Finding(WAITING, "error", lines, rank=rank)
-    for rank, reason in failures.items():
-        yield envelope.Finding(FAILED, "error", f"Rank {rank} {reason}.", rank=rank)
+    if not is_cause:
+        yield from failed

@@ -104,12 +104,9 @@ def waiting(ranks: Mapping[int, Sequence[Call]]) -> Iterator[str]:
         yield f"  rank {rank}: {_call(calls[-1]) if calls else 'no call yet'}"
 
 
-def raised(ranks: Mapping[int, Mapping[str, Any]], is_explained: bool) -> list[str]:
-    """Return a sentence for each rank that raised an error or did not finish.
-
-    `failures` decides which ranks these are.
-    """
-    return [f"rank {rank} {reason}" for rank, reason in failures(ranks, is_explained).items()]
+def raised(failures: Mapping[int, str]) -> list[str]:
+    """Return a sentence for each rank that raised an error or did not finish."""
+    return [f"rank {rank} {reason}" for rank, reason in failures.items()]
 
 
 def failures(ranks: Mapping[int, Mapping[str, Any]], is_explained: bool) -> dict[int, str]:
