@@ -212,7 +212,7 @@ def _report(study: str | None, records: tuple[Path, ...], output: Path | None) -
     """Execute the notebooks with a study's records.
 
     The command writes the executed notebooks and the picture of the first notebook, and prints the result. Without a
-    study, it executes every notebook of the project with the project's own records.
+    study, it executes every notebook of the project with the project's own records, in a clone of the project only.
     """
     require_clone("the notebooks")
     require("papermill")
@@ -225,6 +225,7 @@ def _report(study: str | None, records: tuple[Path, ...], output: Path | None) -
             raise Refusal(
                 "--records needs a study. Name a study, or remove --records to execute the project's own notebooks."
             )
+        studies.require_name(output)
         with after_two_seconds("Executing every notebook"):
             folder = report.build_all(output or Path("reports"))
         print(f"Wrote the executed notebooks to {folder}")

@@ -316,13 +316,15 @@ def _job(
 @click.argument("study", required=False, help=A_STUDY)
 @click.option("--gpu", metavar="NAME", help="Kind of GPU, as in `zero-study advise`.")
 @click.option("--gpus", "num_gpus", type=NUMBER, help="Number of GPUs. [default: 1]")
-@click.option("--output", type=PATH, default="reports/predicted", help="Folder to write to.")
+@click.option("--output", type=PATH, help="Folder to write to. [default: reports/predicted]")
 @json_option
-def _predict(study: str | None, gpu: str | None, num_gpus: int | None, output: Path, as_json: bool) -> Answer | None:
+def _predict(
+    study: str | None, gpu: str | None, num_gpus: int | None, output: Path | None, as_json: bool
+) -> Answer | None:
     """Predict a study's runs on other GPUs.
 
     The command writes predicted memory and time to a JSON file. Without a study, it writes all predictions of the
-    project's reports.
+    project's reports, in a clone of the project only.
     """
     from study.running import json_answer, predictions, studies
 
@@ -332,11 +334,14 @@ def _predict(study: str | None, gpu: str | None, num_gpus: int | None, output: P
                 "--gpu and --gpus need a study. Name a study, or remove both options to write all predictions of the "
                 "reports."
             )
-        paths = predictions.write_all(output)
+        studies.require_name(output)
+    folder = output or Path("reports/predicted")
+    if study is None:
+        paths = predictions.write_all(folder)
     elif gpu is None:
         raise Refusal("--gpu is missing. For instance, write `zero-study predict STUDY --gpu a100-80gb --gpus 8`.")
     else:
-        paths = [predictions.write(output, predictions.predict_study(studies.find(study), gpu, num_gpus or 1))]
+        paths = [predictions.write(folder, predictions.predict_study(studies.find(study), gpu, num_gpus or 1))]
     if as_json:
         return json_answer.of_predictions(paths)
     print("\n".join(f"Wrote {path}" for path in paths))

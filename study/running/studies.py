@@ -275,6 +275,15 @@ def names() -> list[str]:
     return sorted(path.stem for path in STUDIES.glob("*.yaml"))
 
 
+def require_name(output: Path | None) -> None:
+    """Raise Refusal for a command without a study, unless it is given in the clone, or names a folder to write to."""
+    if output is None and Path.cwd() != files.ROOT:
+        raise Refusal(
+            f"No study is named. Name a YAML file or one of {', '.join(names())}. Without a study, the command makes "
+            "all files of the project's own reports. For this, change to the clone's folder, or add --output FOLDER."
+        )
+
+
 def find(name: str) -> Study:
     """Read a shipped study by its name, or a user's own study by the path of its YAML file.
 

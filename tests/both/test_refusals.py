@@ -18,6 +18,7 @@ from study.config import build_config
 from study.records import schema
 from study.records.steps import read_steps
 from study.run import make_run
+from study.running import studies
 from study.running.checks import check
 from zero_study import __main__, cli, files, terminal
 from zero_study.errors import Refusal
@@ -90,6 +91,17 @@ def test_subcommands(folder):
         assert (completed.returncode, completed.stdout) == (2, "")
         assert only_error(completed.stderr).startswith(expected)
         assert not (folder / "runs").exists()
+
+
+@pytest.mark.parametrize("command", ["predict", "report"])
+def test_everything_of_the_project_is_made_only_in_its_clone(command, monkeypatch, tmp_path):
+    """`predict` wrote thirty files, and `report` executed nineteen notebooks."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Refusal, match="smoke"):  # a study that can be named
+        cli.run([command])
+    assert not contents(tmp_path)
+    monkeypatch.chdir(ROOT)
+    studies.require_name(None)
 
 
 # ---------------------------------------------------------------- the machine
@@ -196,19 +208,35 @@ def test_what_an_interrupt_keeps(command, said, monkeypatch, capsys):
 # ---------------------------------------------------------------- a reader that stops early
 
 
-@pytest.mark.launches
-@pytest.mark.parametrize("unbuffered", ["1", ""])
-def test_a_reader_that_stops_early_gets_no_traceback(tmp_path, unbuffered):
-    """`zero-study upgrade OLD NEW | head -0`: the first write fails; of a short text in a buffer, the last flush."""
-    for name, version in (("old.txt", "1.15.0"), ("new.txt", "1.16.0")):
-        (tmp_path / name).write_text(f"trl=={version}\n")
+def output_without_reader(arguments: list[str], folder: Path, unbuffered: str = "") -> tuple[int, bytes]:
+    """Return the exit status and the errors of a command whose standard output nobody reads."""
     with subprocess.Popen(
-        [sys.executable, "-m", "zero_study", "upgrade", "old.txt", "new.txt"],
-        cwd=tmp_path,
+        [sys.executable, "-m", "zero_study", *arguments],
+        cwd=folder,
         env=environment({"PYTHONUNBUFFERED": unbuffered}),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as process:
         process.stdout.close()
         errors = process.stderr.read()
-    assert (process.returncode, errors) == (141, b"")  # not that of a finding
+    return process.returncode, errors
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize("unbuffered", ["1", ""])
+def test_a_reader_that_stops_early_gets_no_traceback(tmp_path, unbuffered):
+    """`zero-study upgrade OLD NEW | head -0`: the first write fails; of a short text in a buffer, the last flush."""
+    for name, version in (("old.txt", "1.15.0"), ("new.txt", "1.16.0")):
+        (tmp_path / name).write_text(f"trl=={version}\n")
+    status = output_without_reader(["upgrade", "old.txt", "new.txt"], tmp_path, unbuffered)
+    assert status == (141, b"")  # not that of a finding
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize("question", ["--gpu l4 --gpus 2", "--gpu l4", ""], ids=["machine", "number", "machines"])
+def test_a_file_is_written_although_the_reader_stops_early(tmp_path, question):
+    asked = ["advise", "--model", "gpt2", *question.split(), "--write"]
+    assert cli.run([*asked, str(tmp_path / "read.yaml")]) == 0
+    status, errors = output_without_reader([*asked, "unread.yaml"], tmp_path, "1")
+    assert (status, b"Traceback" in errors) == (141, False)
+    assert files.read_yaml(tmp_path / "unread.yaml", CONFIGS) == files.read_yaml(tmp_path / "read.yaml", CONFIGS)

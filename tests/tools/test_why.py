@@ -57,7 +57,6 @@ from why_logs import (
 )
 
 from zero_study import cli
-from zero_study.errors import Refusal
 from zero_study.logs.printed_failures import Failure, Frame, crash_of
 from zero_study.logs.printed_settings import Setting
 from zero_study.terminal import GIB
@@ -652,10 +651,27 @@ def test_standard_input_is_read_by_default(monkeypatch: pytest.MonkeyPatch, caps
         assert "a broken sample" in capsys.readouterr().out
 
 
-def test_an_empty_log_and_an_unknown_strategy_are_refused(tmp_path: Path) -> None:
+def test_an_empty_log_is_refused(tmp_path: Path) -> None:
     assert "empty" in refusal(cli.run, ["why", write(tmp_path / "log", [])])
-    with pytest.raises(Refusal, match="zero9"):
-        cli.run(["why", write(tmp_path / "log", SOUND), "--strategy", "zero9"])
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "known"),
+    [
+        ("--strategy", "zero9", "zero3"), ("--gpu", "h900", "--gpu list"), ("--model", "nope", "gpt2"),
+        ("--model", "llama-3.1-9b", "llama-3.1-8b"),
+    ],
+)  # fmt: skip
+def test_an_unknown_name_is_refused_with_known_names(option: str, value: str, known: str, tmp_path: Path) -> None:
+    log = write(tmp_path / "log", SOUND)
+    message = refusal(cli.run, ["why", log, option, value])
+    assert value in message
+    assert known in message
+
+
+def test_a_name_that_advise_knows_is_no_unknown_name(tmp_path: Path) -> None:
+    for name in ("Qwen2.5-7B-Instruct", "gpt2-xl"):
+        assert cli.run(["why", write(tmp_path / "log", SOUND), "--model", name]) == 0
 
 
 # ---------------------------------------------------------------- lines that only look like a failure, and hostile ones

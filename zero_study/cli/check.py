@@ -657,21 +657,23 @@ def _why(
     The command reads the output of one rank or of all ranks, from any launcher. It names the first failure with its
     message and its frames, computes what the numbers in the log show, and quotes what a library's own check says. If
     the cause is not in the log, it says so, with the question to ask and what to record next time. Nothing in a log is
-    executed, no network is used, and tokens and passwords are masked in the answer.
+    executed, the network is used only for the id of a model that is not known here, and tokens and passwords are masked
+    in the answer.
     """
     from zero_study.answers import envelope
     from zero_study.logs.printed_settings import Setting
-    from zero_study.why import answer, json_answer, memory_snapshot, profiler_trace, text
+    from zero_study.why import answer, json_answer, memory_snapshot, planned, profiler_trace, text
     from zero_study.why import flight_recorder as calls
 
+    setting = Setting(**known)
+    planned.check(setting)
+    if setting.strategy is not None:
+        file.find_strategy(setting.strategy)
     recorded = [
         *(calls.facts(flight_recorder) if flight_recorder else []),
         *(memory_snapshot.facts(snapshot) if snapshot else []),
         *(profiler_trace.facts(trace) if trace else []),
     ]
-    if known["strategy"] is not None:
-        file.find_strategy(known["strategy"])
-    setting = Setting(**known)
     has_recording = not logs and any((flight_recorder, snapshot, trace))
     if has_recording and not recorded:
         reason = (

@@ -218,13 +218,12 @@ def _advise(
     show = functools.partial(_show, as_json)
     if model is not None and compared is not None:
         comparison = _compare(model, requested, compared, budget, deadline)
-        verdict = show(
+        return show(
             comparison,
             functools.partial(machines_text.text_of_comparison, everything=everything),
             machines_text.content_of_comparison,
+            lambda: _write_for(comparison.cheapest, comparison.request, write, as_json),
         )
-        _write_for(comparison.cheapest, comparison.request, write, as_json)
-        return verdict
     if model is None and num_gpus is None:
         raise Refusal(
             "--model and --gpus are both missing. Add --model to find GPUs for a model, --gpus to find a model for "
@@ -239,14 +238,13 @@ def _advise(
     if num_gpus is None:
         with _quietly(as_json), after_two_seconds("Predicting numbers of GPUs"):
             numbers = machines.numbers_of_gpus(model, request)
-        verdict = show(
+        comfortable = next((machine for machine in numbers.machines if machine.is_comfortable), None)
+        return show(
             numbers,
             functools.partial(machines_text.text_of_numbers, everything=everything),
             machines_text.content_of_numbers,
+            lambda: _write_for(comfortable, numbers.fewest.request, write, as_json),
         )
-        comfortable = (machine for machine in numbers.machines if machine.is_comfortable)
-        _write_for(next(comfortable, None), numbers.fewest.request, write, as_json)
-        return verdict
     with _quietly(as_json), after_two_seconds("Looking up the model and predicting every strategy"):
         advice = _advise_by_traces(model, request) if trace else planner.advise(model, request, None)
     steps = dict(_measured(log, request.strategy) for log in measured)
@@ -258,10 +256,7 @@ def _advise(
     content: Callable[[Any], dict[str, Any]] = functools.partial(advice_text.content, path=write)
     if steps:
         advice, text, content = _calibrated(advice, steps, text, content)
-    verdict = show(advice, text, content)
-    if write is not None:
-        _write(advice, write, is_silent=as_json)
-    return verdict
+    return show(advice, text, content, lambda: _write(advice, write, as_json))
 
 
 def _measured(text: str, strategy: str | None) -> tuple[str | None, float]:
@@ -362,10 +357,12 @@ def _write_for(machine: Machine | None, request: Request, path: Path | None, is_
         print("\n".join(advice_text.start_lines(advice, path=path)))
 
 
-def _write(advice: Advice, path: Path, is_silent: bool) -> None:
-    """Write the files of the recommended strategy, and print their names unless `is_silent`."""
+def _write(advice: Advice, path: Path | None, is_silent: bool) -> None:
+    """Write the files of the recommended strategy, if a path is requested, and print their names unless `is_silent`."""
     from zero_study.planner import launch
 
+    if path is None:
+        return
     written = launch.write(advice, path)
     if is_silent:
         return
@@ -429,15 +426,25 @@ def _check_complete(is_complete: bool, options: dict[str, Any]) -> None:
 
 
 def _show(
-    as_json: bool, predicted: Any, text: Callable[[Any], str], content: Callable[[Any], dict[str, Any]]
+    as_json: bool,
+    predicted: Any,
+    text: Callable[[Any], str],
+    content: Callable[[Any], dict[str, Any]],
+    write: Callable[[], None] = lambda: None,
 ) -> Verdict | Answer:
-    """Return the answer for --json, or print the text and return the verdict."""
+    """Return the answer for --json, or print the text and return the verdict. `write` writes the files of --write."""
     from zero_study.planner import json_answer
 
     if as_json:
-        return json_answer.of(predicted, content(predicted))
+        answer = json_answer.of(predicted, content(predicted))
+        write()
+        return answer
     verdict: Verdict = predicted.verdict
-    print(text(predicted))
+    shown = text(predicted)
+    try:
+        print(shown)
+    finally:  # also if the reader of the text has ended
+        write()
     return verdict
 
 
