@@ -312,6 +312,10 @@ def test_what_is_no_file_of_settings_is_refused():
     }
     for name, expected in output.items():
         assert refusal(cli.run, ["doctor", name]).startswith(f"{name}: {expected}")
+    Path("train.py").write_text("import torch\n")
+    message = refusal(cli.run, ["doctor", "train.py"])
+    assert "Python script" in message
+    assert "zero-study prove train.py" in message
 
 
 def test_odd_content_is_no_traceback():

@@ -69,6 +69,11 @@ def is_json(path: Path) -> bool:
 
 def read(path: Path) -> dict[str, Any]:
     """Return the content of a JSON, YAML or TOML file. Raises Refusal if it cannot be read, or has no keys."""
+    if path.suffix == ".py" and path.is_file():
+        raise Refusal(
+            f"{path} is a Python script, but doctor reads configuration files. `zero-study prove {path}` runs the "
+            "script and checks its training."
+        )
     if path.suffix == ".toml":
         with reading(path, "TOML"):
             content = tomllib.loads(read_whole(path).decode())
