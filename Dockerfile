@@ -8,7 +8,7 @@ ARG BASE=python:3.13-slim
 
 FROM python:3.13-slim AS wheel
 WORKDIR /source
-COPY pyproject.toml MANIFEST.in README.md LICENSE ./
+COPY pyproject.toml setup.py MANIFEST.in README.md LICENSE ./
 COPY study/ study/
 COPY zero_study/ zero_study/
 COPY accelerate_configs/ accelerate_configs/

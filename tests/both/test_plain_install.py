@@ -336,6 +336,20 @@ def test_a_wheel_holds_what_commands_read_and_nothing_else(tmp_path):
     assert all(version.REPOSITORY and address.startswith(version.REPOSITORY) for address in addresses)
     with tarfile.open(next((tmp_path / "dist").glob("*.tar.gz"))) as source:
         assert not [name for name in source.getnames() if "/tests" in name]
+    check = [sys.executable, "-m", "twine", "check", "--strict", *(tmp_path / "dist").iterdir()]
+    checked = subprocess.run(check, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.launches
+def test_an_installation_leaves_nothing_in_the_clone(tmp_path):
+    copy_sources(tmp_path / "clone")
+    before = {*(tmp_path / "clone").rglob("*")}
+    words = ["-m", "pip", "install", "-q", "--no-deps", "--no-index", "--no-build-isolation", "--target"]
+    subprocess.run([sys.executable, *words, tmp_path / "installed", tmp_path / "clone"], check=True)
+    assert (tmp_path / "installed" / "zero_study" / "accelerate_configs" / "zero3.yaml").is_file()
+    assert {*(tmp_path / "clone").rglob("*")} == before
 
 
 # A user's script. mypy takes the types of zero_study from the installed wheel.

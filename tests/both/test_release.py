@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import datetime
+import re
+import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import release
+import yaml
+from readme_renderer import markdown
 
 DAY = datetime.date(2027, 1, 31)
 
@@ -52,10 +57,41 @@ def test_a_release_finds_its_places_in_this_project():
     }  # fmt: skip
 
 
+SETUP = SimpleNamespace(**runpy.run_path(str(release.ROOT / "setup.py")))
+README = (release.ROOT / "README.md").read_text()
+
+
 def test_links_of_the_readme_are_absolute_on_an_index():
     readme = '[a](docs/a.md#b) [c](https://c.org) [d](#d) <img src="reports/x.svg"> <source srcset="reports/y.svg">'
-    assert release.with_absolute_links(readme, "https://github.com/o/n", "1.0") == (
+    assert SETUP.long_description(readme, "https://github.com/o/n", "1.0") == (
         "[a](https://github.com/o/n/blob/v1.0/docs/a.md#b) [c](https://c.org) [d](#d) "
         '<img src="https://raw.githubusercontent.com/o/n/v1.0/reports/x.svg"> '
         '<source srcset="https://raw.githubusercontent.com/o/n/v1.0/reports/y.svg">'
     )
+
+
+@pytest.mark.parametrize("repository", ["", "https://github.com/o/n"], ids=["without an address", "with an address"])
+def test_every_link_of_the_rendered_readme_leads_somewhere(repository):
+    """43 links led to files that an index of packages does not have."""
+    html = markdown.render(SETUP.long_description(README, repository, "1.0"))
+    places = re.findall(r'(?:href|src)="([^"]*)"', html)
+    anchors = {f"#{name}" for name in re.findall(r'id="(.*?)"', html)}
+    files = [place for place in places if place not in anchors]
+    assert bool(files) == ("<img" in html) == bool(repository)
+    for place in files:
+        name = re.match(r"https://(?:github.com/o/n/blob|raw.githubusercontent.com/o/n)/v1.0/([^#]+)", place)
+        assert (release.ROOT / name[1]).exists(), place
+
+
+def test_what_is_published_was_tested():
+    """The workflow published whatever was tagged."""
+    jobs = yaml.safe_load((release.ROOT / ".github" / "workflows" / "release.yml").read_text())["jobs"]
+    (publishing,) = [job for job in jobs.values() if "id-token" in job.get("permissions", {})]
+    assert ".ci/run" in [step.get("run") for step in jobs[publishing["needs"]]["steps"]]
+    assert any("twine check --strict" in step.get("run", "") for step in publishing["steps"])
+
+
+def test_the_changelog_is_a_page():
+    """Its first entry had 33 kB and described states that nobody had installed."""
+    entry = (release.ROOT / "CHANGELOG.md").read_text().split("\n## ")[1]
+    assert len(entry.splitlines()) <= 90

@@ -30,7 +30,6 @@ TOOLS = ("build", "check-wheel-contents", "cyclonedx-bom", "twine")
 VERSION = re.compile(r'^__version__ = "(.*)"$', re.MULTILINE)
 REPOSITORY = re.compile(r'^REPOSITORY = "(.*)"$', re.MULTILINE)
 UNRELEASED = re.compile(r"^## Unreleased.*$", re.MULTILINE)
-LINK = re.compile(r'(\]\(|srcset="|src=")(?!https?:|#)([^)"]+)')
 
 
 def edited(root: Path, version: str, day: date) -> dict[Path, str]:
@@ -56,17 +55,6 @@ def edited(root: Path, version: str, day: date) -> dict[Path, str]:
         changelog: UNRELEASED.sub(released, changes, count=1),
         citation: re.sub(r"^version: .*$", f"version: {version}", citation.read_text(encoding="utf-8"), flags=re.M),
     }
-
-
-def with_absolute_links(readme: str, repository: str, version: str) -> str:
-    """Return README as an index shows it: links lead to the files of the release in the repository."""
-    raw = repository.replace("https://github.com", "https://raw.githubusercontent.com")
-
-    def absolute(match: re.Match[str]) -> str:
-        place = f"{repository}/blob/v{version}" if match[1] == "](" else f"{raw}/v{version}"
-        return f"{match[1]}{place}/{match[2]}"
-
-    return LINK.sub(absolute, readme)
 
 
 def build(version: str, source: Path) -> list[Path]:
@@ -133,10 +121,6 @@ def main() -> None:
         for path, text in texts.items():
             path.write_text(text, encoding="utf-8")
         repository = _first(REPOSITORY, (source / "zero_study" / "version.py").read_text(encoding="utf-8"))
-        if repository:
-            readme = source / "README.md"
-            text = with_absolute_links(readme.read_text(encoding="utf-8"), repository, chosen.version)
-            readme.write_text(text, encoding="utf-8")
         made = build(chosen.version, source)
     except ValueError as error:
         sys.exit(str(error))
@@ -144,7 +128,7 @@ def main() -> None:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         print(f"{path.relative_to(ROOT)}: {path.stat().st_size:,} bytes, sha256 {digest}")
     if not repository:
-        print("zero_study/version.py has no address: an index would show README with links that lead nowhere.")
+        print("zero_study/version.py has no address: an index would show README without links to files and pictures.")
     if not chosen.tag:
         print("This was a rehearsal: no commit, no tag, no upload. Add --tag to commit and tag.")
         return
