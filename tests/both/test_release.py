@@ -87,7 +87,10 @@ def test_what_is_published_was_tested():
     """The workflow published whatever was tagged."""
     jobs = yaml.safe_load((release.ROOT / ".github" / "workflows" / "release.yml").read_text())["jobs"]
     (publishing,) = [job for job in jobs.values() if "id-token" in job.get("permissions", {})]
-    assert ".ci/run" in [step.get("run") for step in jobs[publishing["needs"]]["steps"]]
+    testing = jobs[publishing["needs"]]
+    assert ".ci/run" in [step.get("run") for step in testing["steps"]]
+    promised = re.findall(r"Python :: (3\.\d+)", (release.ROOT / "pyproject.toml").read_text())
+    assert testing["strategy"]["matrix"]["python"] == [promised[0], promised[-1]]
     assert any("twine check --strict" in step.get("run", "") for step in publishing["steps"])
 
 
