@@ -662,18 +662,17 @@ def _why(
     """
     from zero_study.answers import envelope
     from zero_study.logs.printed_settings import Setting
-    from zero_study.why import answer, json_answer, memory_snapshot, planned, profiler_trace, text
+    from zero_study.why import answer, json_answer, memory_snapshot, profiler_trace, text
     from zero_study.why import flight_recorder as calls
 
-    setting = Setting(**known)
-    planned.check(setting)
-    if setting.strategy is not None:
-        file.find_strategy(setting.strategy)
     recorded = [
         *(calls.facts(flight_recorder) if flight_recorder else []),
         *(memory_snapshot.facts(snapshot) if snapshot else []),
         *(profiler_trace.facts(trace) if trace else []),
     ]
+    if known["strategy"] is not None:
+        file.find_strategy(known["strategy"])
+    setting = Setting(**known)
     has_recording = not logs and any((flight_recorder, snapshot, trace))
     if has_recording and not recorded:
         reason = (

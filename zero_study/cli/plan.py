@@ -133,7 +133,7 @@ HOURS = _PositiveNumber(d=24.0, h=1.0, m=1 / 60)
             "STRATEGY=LOG is the log of another strategy with the same global batch. The option can be repeated.",
         ),
         *(
-            Option([f"--{name}-parallel"], group=GPUS, hidden=True, metavar="INTEGER", callback=_refuse_parallelism)
+            Option([f"--{name}-parallel"], group=GPUS, hidden=True, expose_value=False, callback=_refuse_parallelism)
             for name in PARALLELISMS
         ),
         Option(
@@ -203,27 +203,25 @@ def _advise(
 
         requested = own_machine.options(requested)
     num_gpus = requested["num_gpus"]
-    for name in PARALLELISMS:  # each of them is refused as soon as it is given
-        requested.pop(f"{name}_parallel", None)
     compared = None if model is None else _compared_gpus(requested, budget, deadline)
-    is_complete = model is not None and num_gpus is not None and compared is None
     _check_complete(
-        is_complete,
+        model is not None and num_gpus is not None and compared is None,
         {"--trace": trace, "--measured-step-seconds": measured_step_seconds, "--measured": measured},
     )
     if write is not None:
         if model is None:
             raise Refusal(f"--write {write}: there is a file for one model only. Add --model.")
         launch.check_free(write, requested["stack"])
-    show = functools.partial(_show, as_json)
+    show = functools.partial(_show, as_json, write is not None)
     if model is not None and compared is not None:
         comparison = _compare(model, requested, compared, budget, deadline)
-        return show(
+        verdict = show(
             comparison,
             functools.partial(machines_text.text_of_comparison, everything=everything),
             machines_text.content_of_comparison,
-            lambda: _write_for(comparison.cheapest, comparison.request, write, as_json),
         )
+        _write_for(comparison.cheapest, comparison.request, write, as_json)
+        return verdict
     if model is None and num_gpus is None:
         raise Refusal(
             "--model and --gpus are both missing. Add --model to find GPUs for a model, --gpus to find a model for "
@@ -238,13 +236,14 @@ def _advise(
     if num_gpus is None:
         with _quietly(as_json), after_two_seconds("Predicting numbers of GPUs"):
             numbers = machines.numbers_of_gpus(model, request)
-        comfortable = next((machine for machine in numbers.machines if machine.is_comfortable), None)
-        return show(
+        verdict = show(
             numbers,
             functools.partial(machines_text.text_of_numbers, everything=everything),
             machines_text.content_of_numbers,
-            lambda: _write_for(comfortable, numbers.fewest.request, write, as_json),
         )
+        comfortable = (machine for machine in numbers.machines if machine.is_comfortable)
+        _write_for(next(comfortable, None), numbers.fewest.request, write, as_json)
+        return verdict
     with _quietly(as_json), after_two_seconds("Looking up the model and predicting every strategy"):
         advice = _advise_by_traces(model, request) if trace else planner.advise(model, request, None)
     steps = dict(_measured(log, request.strategy) for log in measured)
@@ -256,7 +255,10 @@ def _advise(
     content: Callable[[Any], dict[str, Any]] = functools.partial(advice_text.content, path=write)
     if steps:
         advice, text, content = _calibrated(advice, steps, text, content)
-    return show(advice, text, content, lambda: _write(advice, write, as_json))
+    verdict = show(advice, text, content)
+    if write is not None:
+        _write(advice, write, as_json)
+    return verdict
 
 
 def _measured(text: str, strategy: str | None) -> tuple[str | None, float]:
@@ -357,12 +359,10 @@ def _write_for(machine: Machine | None, request: Request, path: Path | None, is_
         print("\n".join(advice_text.start_lines(advice, path=path)))
 
 
-def _write(advice: Advice, path: Path | None, is_silent: bool) -> None:
-    """Write the files of the recommended strategy, if a path is requested, and print their names unless `is_silent`."""
+def _write(advice: Advice, path: Path, is_silent: bool) -> None:
+    """Write the files of the recommended strategy, and print their names unless `is_silent`."""
     from zero_study.planner import launch
 
-    if path is None:
-        return
     written = launch.write(advice, path)
     if is_silent:
         return
@@ -399,8 +399,8 @@ def _print_gpus() -> None:
         if gpu.price_per_hour is not None:
             names.setdefault(price_source_of(gpu), []).append(gpu.name)
     sources = [terminal.wrap(f"{', '.join(sharing)}: {source}", "  ", "    ") for source, sharing in names.items()]
-    table = terminal.table(*gpus.table())
-    print("\n".join([*table, "", terminal.wrap(meaning), "", "Prices, with their date:", *sources]))
+    lines = [*terminal.table(*gpus.table()), "", terminal.wrap(meaning), "", "Prices, with their date:", *sources]
+    print("\n".join(lines))
 
 
 def _print_models() -> None:
@@ -408,14 +408,12 @@ def _print_models() -> None:
     from zero_study import terminal
     from zero_study.theory.shapes.known_models import KNOWN
 
-    rows = [[name, f"{shape.num_params / 1e6:,.1f}", f"{shape.positions:,}"] for name, shape in KNOWN.items()]
     meaning = (
-        "million: millions of parameters. positions: the longest sequence, in tokens. --model also takes "
-        "the id of a model on the "
-        "Hugging Face hub, and the path of a config.json."
+        "million: millions of parameters. positions: the longest sequence, in tokens. --model also takes the id of a "
+        "model on the Hugging Face hub, and the path of a config.json."
     )
-    table = terminal.table(["name", "million", "positions"], rows)
-    print("\n".join([*table, "", terminal.wrap(meaning)]))
+    rows = [[name, f"{shape.num_params / 1e6:,.1f}", f"{shape.positions:,}"] for name, shape in KNOWN.items()]
+    print("\n".join([*terminal.table(["name", "million", "positions"], rows), "", terminal.wrap(meaning)]))
 
 
 def _check_complete(is_complete: bool, options: dict[str, Any]) -> None:
@@ -427,24 +425,22 @@ def _check_complete(is_complete: bool, options: dict[str, Any]) -> None:
 
 def _show(
     as_json: bool,
+    is_written: bool,
     predicted: Any,
     text: Callable[[Any], str],
     content: Callable[[Any], dict[str, Any]],
-    write: Callable[[], None] = lambda: None,
 ) -> Verdict | Answer:
-    """Return the answer for --json, or print the text and return the verdict. `write` writes the files of --write."""
+    """Return the answer for --json, or print the text and return the verdict.
+
+    If a file is written next, it does not matter whether anybody reads the text: `zero-study advise ... | head`.
+    """
     from zero_study.planner import json_answer
 
     if as_json:
-        answer = json_answer.of(predicted, content(predicted))
-        write()
-        return answer
+        return json_answer.of(predicted, content(predicted))
     verdict: Verdict = predicted.verdict
-    shown = text(predicted)
-    try:
-        print(shown)
-    finally:  # also if the reader of the text has ended
-        write()
+    with contextlib.suppress(*[BrokenPipeError] * is_written):
+        print(text(predicted))
     return verdict
 
 

@@ -178,13 +178,16 @@ class _Examined:
         self._calls = {rank: [Call.read(call) for call in answer["calls"]] for rank, answer in answers.items()}
         self._mismatches = deadlock.first_mismatches(self._calls, by_module=not place.are_all_there)
         self._waiting = {rank: self._calls[rank] for rank, answer in answers.items() if answer.get("waits")}
-        self._failed = [rank for rank, answer in answers.items() if answer.get("raised") or answer.get("ended")]
+        failures = text.failures(answers)
+        self._num_failed, own = len(failures), text.own_failures(failures)
         # The messages of a rank that failed are lost for that reason.
-        self._lost = [] if text.own_failures(answers) else deadlock.lost_messages(self._calls)
+        self._lost = [] if own else deadlock.lost_messages(self._calls)
+        # An error that only follows from the end of another rank is left out if anything else explains it.
+        self._failures = own if own or self._mismatches or self._lost else failures
 
     def verdict(self) -> Verdict:
         """Return the verdict: whether the simulated ranks make the same calls, and which ranks were not simulated."""
-        num_findings = len(self._mismatches) + len(self._lost) + len(self._waiting) + len(self._failed)
+        num_findings = len(self._mismatches) + len(self._lost) + len(self._waiting) + self._num_failed
         collectives, messages = deadlock.num_compared(self._calls) if len(self.ranks) > 1 else (0, 0)
         checked = [
             Checked(len(self.ranks) * self._is_model, "rank", "traced"),
@@ -212,11 +215,10 @@ class _Examined:
 
         `about` has sentences about the dry run, which are printed below the first sentence.
         """
-        failures = self._failures()
-        raised = text.raised(failures)
+        raised = [f"rank {rank} {reason}" for rank, reason in self._failures.items()]
         hangs = [*text.mismatches(self._mismatches)] or [*text.waiting(self._waiting)]
         hangs += text.lost_messages(self._lost)
-        is_cause = deadlock.follow_from(failures, self._mismatches)
+        is_cause = deadlock.follow_from(self._failures, self._mismatches)
         lines = ([*raised, *hangs] if is_cause else [*hangs, *raised]) or [self._answer(verdict)]
         lines += [f"Not checked: {check}." for check in verdict.not_checked]
         parts = ["\n".join(text.indented(lines)), "\n".join(map(terminal.wrap, about))]
@@ -225,10 +227,7 @@ class _Examined:
 
     def answer(self, verdict: Verdict, content: Mapping[str, Any]) -> Answer:
         """Return the answer for --json. `content` is what --output writes, but without the verdict."""
-        return json_answer.of(verdict, content, self._mismatches, self._lost, self._waiting, self._failures())
-
-    def _failures(self) -> dict[int, str]:
-        return text.failures(self._answers, is_explained=bool(self._mismatches or self._lost))
+        return json_answer.of(verdict, content, self._mismatches, self._lost, self._waiting, self._failures)
 
     def _answer(self, verdict: Verdict) -> str:
         """Return the first sentence of the report if nothing is wrong."""

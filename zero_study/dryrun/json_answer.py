@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from zero_study.answers import envelope
@@ -33,24 +33,20 @@ def findings(
     lost: Sequence[LostMessage],
     waiting: Mapping[int, Sequence[Call]],
     failures: Mapping[int, str],
-) -> Iterator[envelope.Finding]:
-    """Yield findings: where ranks would wait forever or reduce wrongly, and which ranks failed.
+) -> list[envelope.Finding]:
+    """Return findings: where ranks would wait forever or reduce wrongly, and which ranks failed.
 
     A failure comes before the hangs that follow from it.
     """
-    failed = [envelope.Finding(FAILED, "error", f"Rank {rank} {why}.", rank=rank) for rank, why in failures.items()]
-    is_cause = deadlock.follow_from(failures, mismatches)
-    if is_cause:
-        yield from failed
-    for mismatch in mismatches:
-        lines = " ".join(line.strip() for line in text.mismatches([mismatch]))
-        identifier = VALUES if mismatch.is_only_operation else HANG
-        yield envelope.Finding(identifier, "error", lines, rank=mismatch.ranks[0])
-    for message in lost:
-        lines = " ".join(line.strip() for line in text.lost_messages([message]))
-        yield envelope.Finding(LOST, "error", lines, rank=message.sender)
-    for rank, calls in waiting.items():
-        lines = " ".join(line.strip() for line in text.waiting({rank: calls}))
-        yield envelope.Finding(WAITING, "error", lines, rank=rank)
-    if not is_cause:
-        yield from failed
+    found = [
+        (VALUES if mismatch.is_only_operation else HANG, mismatch.ranks[0], text.mismatches([mismatch]))
+        for mismatch in mismatches
+    ]
+    found += [(LOST, message.sender, text.lost_messages([message])) for message in lost]
+    found += [(WAITING, rank, text.waiting({rank: calls})) for rank, calls in waiting.items()]
+    failed = [(FAILED, rank, iter([f"Rank {rank} {reason}."])) for rank, reason in failures.items()]
+    ordered = [*failed, *found] if deadlock.follow_from(failures, mismatches) else [*found, *failed]
+    return [
+        envelope.Finding(identifier, "error", " ".join(map(str.strip, lines)), rank=rank)
+        for identifier, rank, lines in ordered
+    ]

@@ -108,9 +108,8 @@ def _run(planned: Sequence[worlds.World]) -> list[worlds.Result]:
 
 def _outcome(result: worlds.Result) -> dict[str, Any]:
     """Return the result of a world for JSON. An error that only follows from the end of another rank is left out."""
-    own = text.own_failures(result.answers) or {
-        rank: f"raised {answer['raised']}" for rank, answer in result.answers.items() if answer["raised"]
-    }
+    failures = text.failures(result.answers)
+    own = text.own_failures(failures) or failures
     failure = result.failure or next((f"rank {rank} {reason}" for rank, reason in own.items()), None)
     proofs = [answer["proof"] for answer in result.answers.values() if answer["proof"]]
     return {"failure": failure, "proofs": proofs}

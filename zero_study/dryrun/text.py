@@ -104,30 +104,15 @@ def waiting(ranks: Mapping[int, Sequence[Call]]) -> Iterator[str]:
         yield f"  rank {rank}: {_call(calls[-1]) if calls else 'no call yet'}"
 
 
-def raised(failures: Mapping[int, str]) -> list[str]:
-    """Return a sentence for each rank that raised an error or did not finish."""
-    return [f"rank {rank} {reason}" for rank, reason in failures.items()]
-
-
-def failures(ranks: Mapping[int, Mapping[str, Any]], is_explained: bool) -> dict[int, str]:
-    """Return a text for each rank that failed, by rank.
-
-    An error that only follows from the end of another rank is left out if any rank has an error of its own, or if
-    `is_explained` is True.
-    """
-    own = own_failures(ranks)
-    return own if own or is_explained else _endings(ranks)
-
-
-def own_failures(ranks: Mapping[int, Mapping[str, Any]]) -> dict[int, str]:
-    """Return a text for each rank that failed by itself, and not because another rank ended."""
-    endings = _endings(ranks)
-    return {rank: reason for rank, reason in endings.items() if not any(ended in reason for ended in ENDED)}
-
-
-def _endings(ranks: Mapping[int, Mapping[str, Any]]) -> dict[int, str]:
+def failures(ranks: Mapping[int, Mapping[str, Any]]) -> dict[int, str]:
+    """Return a text for each rank that raised an error or did not finish, by rank."""
     endings = {rank: f"raised {answer['raised']}" for rank, answer in ranks.items() if answer.get("raised")}
     return endings | {rank: str(answer["ended"]) for rank, answer in ranks.items() if answer.get("ended")}
+
+
+def own_failures(failures: Mapping[int, str]) -> dict[int, str]:
+    """Return the texts of the ranks that failed by themselves, and not because another rank ended."""
+    return {rank: reason for rank, reason in failures.items() if not any(ended in reason for ended in ENDED)}
 
 
 def indented(lines: Sequence[str]) -> list[str]:

@@ -107,9 +107,11 @@ def answer(
     """Return what one or more logs show, given as files or as lines.
 
     Several logs are those of several ranks, or consecutive parts of one log. `recorded` are the facts of recordings of
-    PyTorch. `is_environment_requested`: see `environment.look`. Raises Refusal if a file cannot be read, or if the logs
-    are empty.
+    PyTorch. `is_environment_requested`: see `environment.look`. Raises Refusal if a file cannot be read, if the logs
+    are empty, or if the request names an unknown model or GPU.
     """
+    requested = requested or Setting()
+    planned.check(requested)
     sources = list(logs)
     steps, stated = Steps(), SettingReader()
     reader = Reader((steps, stated))
@@ -128,7 +130,7 @@ def answer(
     log = reader.log
     if not log.num_lines and not recorded:
         raise Refusal("The log is empty. Name the file with the output of the run, or pipe the output to this command.")
-    return _answer(log, steps, stated.setting(requested or Setting()), recorded, is_environment_requested)
+    return _answer(log, steps, stated.setting(requested), recorded, is_environment_requested)
 
 
 def _add_imported(steps: Steps, path: Path) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from zero_study.errors import Refusal, refusing
+from zero_study.errors import Refusal
 from zero_study.logs.printed_settings import Setting
 from zero_study.planner import Request, advise
 from zero_study.planner.choose import StrategyPrediction
 from zero_study.planner.request import find_model
 from zero_study.terminal import bytes_text
-from zero_study.theory import gpus
 from zero_study.why import tensors
 
 AS_IT_IS = "these settings fit, so that the run used others, or something that the prediction does not contain"
@@ -20,11 +19,10 @@ _OF_RUN = ("strategy", "micro_batch_size", "gradient_accumulation_steps", "seque
 
 def check(setting: Setting) -> None:
     """Raise Refusal if the options of the command name an unknown GPU or model."""
-    with refusing():
-        if setting.gpu is not None:
-            gpus.find_gpu(setting.gpu)
+    request = Request(setting.gpu or ANY_GPU, 1)
+    request.box()
     if setting.model is not None and tensors.shape_of(setting.model) is None:
-        find_model(setting.model, Request(setting.gpu or ANY_GPU, 1))
+        find_model(setting.model, request)
 
 
 def remedies(setting: Setting) -> tuple[dict[str, Any], ...]:
