@@ -136,8 +136,8 @@ def test_the_check_of_this_machine(project, monkeypatch):
 @pytest.mark.launches
 def test_commands_of_the_study_say_that_it_is_hidden_and_the_others_work(project):
     env = {"PYTHONPATH": f"{project}:{launching.ROOT}"}
-    code = ["python", "-c", "from zero_study import Request, advise; print(advise.__module__)"]
-    assert launching.attempt(code, cwd=project, env=env).stdout == "zero_study.planner.answer\n"
+    code = ["python", "-c", "from zero_study import api; print(api.advise('gpt2', gpu='l4', gpus=2).verdict)"]
+    assert launching.attempt(code, cwd=project, env=env).stdout == "sound\n"
     completed = launching.attempt(["python", "-m", "zero_study", "train"], cwd=project, env=env)
     assert completed.returncode == 2
     assert str(project / "study" / "__init__.py") in completed.stderr.replace("\n  ", "")
