@@ -130,9 +130,10 @@ def is_config(path: Path) -> bool:
 
 
 def _is_job(path: Path) -> bool:
-    """Return whether a file is a script that starts `accelerate launch` with a configuration file that exists."""
+    """Return whether a script starts a training without a configuration file, or with one that exists."""
     with suppress(Refusal):
-        return any(find_named(flags["config_file"], path) for flags in job_files.launches(path)[:1])
+        names = [launch.flags.get("config_file") for launch in job_files.launches(path)]
+        return any(name is None or find_named(name, path) for name in names)
     return False
 
 

@@ -104,7 +104,7 @@ class AccelerateFile(Settings):
         if isinstance(sequence, int) and sequence > 1:
             return True
         sizes = math.prod(size for name in names if isinstance(size := self.get(name, 1), int))
-        return sizes in (1, self.get("num_processes"))
+        return sizes in (1, self.get("num_processes", sizes))
 
     @property
     def is_contradicted(self) -> bool:

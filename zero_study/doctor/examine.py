@@ -17,8 +17,9 @@ from ..engines.keys.patterns import ABSENT
 from ..errors import Refusal
 from ..files import CONFIGS
 from ..verdict import Checked, NotChecked, Verdict
-from . import job_files, of_release
+from . import job_files, job_rules, of_release
 from .findings import KEEP, REMOVE, Finding, Instead, Settings
+from .job_files import Launch
 from .kinds import ALL_TITLES, OF_DDP, TITLES, Kind, kind_of
 from .named_files import find, is_json, read, with_keys
 from .of_release import NO_RELEASES, Releases
@@ -87,26 +88,40 @@ def examine(path: Path, *releases: str) -> Examined:
     another package. A file of an unknown kind has no findings that matter.
     """
     chosen = Releases.of(releases)
+    if launches := job_files.launches(path):
+        return _examine_job(path, launches, *releases)
     if path.suffix in job_files.ENDINGS:
-        return _examine_job(path, *releases)
+        raise Refusal(f"{path}: this script has no line with accelerate launch, torchrun or deepspeed to examine.")
     return examine_content(path, read(path), releases=chosen)
 
 
-def _examine_job(path: Path, *releases: str) -> Examined:
-    """Examine what a job script makes of the accelerate file that it names. Findings in that file are left out."""
-    flags = job_files.first_launch(path)
-    named = find(flags["config_file"], path)
-    if named is None:
-        raise Refusal(f"{path}: it names {flags['config_file']}, and there is no such file. Nothing was checked.")
-    of_file = examine(named.path, *releases)
-    if of_file.kind != "accelerate":
-        raise Refusal(f"{path}: {named.path} is not a file of accelerate. Nothing was checked.")
-    changed = job_files.with_flags(of_file.content, flags)
-    job = examine_content(path, changed, "accelerate", of_file.releases)
-    of_content = {(finding.key, finding.message) for finding in of_file.findings if finding.effect != "honoured"}
-    return replace(
-        job, findings=[finding for finding in job.findings if (finding.key, finding.message) not in of_content]
-    )
+def _examine_job(path: Path, launches: Sequence[Launch], *releases: str) -> Examined:
+    """Examine the lines of a job file that start a training, with the accelerate files that they name."""
+    chosen, findings, not_checked = Releases.of(releases), list[Finding](), []
+    for launch in launches:
+        content: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "NO"}
+        in_file: dict[tuple[str, str], str] = {}
+        if name := launch.flags.get("config_file"):
+            named = find(name, path)
+            of_file = None if named is None else examine(named.path, *releases)
+            if of_file is None or of_file.kind != "accelerate":
+                not_checked.append(NotChecked(f"{name} in {path}", "there is no such accelerate file"))
+                continue
+            content, in_file = of_file.content, {(each.key, each.message): each.file for each in of_file.findings}
+        content, unknown = job_files.with_flags(content, launch.flags)
+        own = [Finding(file=str(path), key=launch.program, value=launch.line, effect="honoured")]
+        own += job_rules.findings(str(path), launch, content)
+        if launch.program == "accelerate":
+            unknown |= set() if "num_processes" in content else {"num_processes", "train_batch_size"}
+            if not name and content["distributed_type"] == "NO":  # accelerate then trains on all GPUs that it finds
+                content["distributed_type"] = "MULTI_GPU"
+            of_keys = examine_content(path, content, "accelerate", chosen).findings
+            own += [each for each in of_keys if each.key.rpartition(".")[2] not in unknown]
+        findings += [
+            replace(each, line=launch.line) if (each.key, each.message) not in in_file
+            else replace(each, file=in_file[each.key, each.message]) for each in own
+        ]  # fmt: skip
+    return Examined(path, {}, findings, "job", tuple(not_checked), releases=chosen)
 
 
 def examine_content(
@@ -252,8 +267,7 @@ def _is_section(value: Any) -> bool:
 
 def can_mend(examined: Examined) -> bool:
     """Return whether --fix would change anything in a file."""
-    has_format = examined.kind not in (None, "torchtitan") and examined.path.suffix not in job_files.ENDINGS
-    return has_format and mended(examined) != examined.content
+    return examined.kind not in (None, "torchtitan", "job") and mended(examined) != examined.content
 
 
 def write_mended(examined: Examined, out: Path) -> list[KeyChange]:
@@ -264,8 +278,8 @@ def write_mended(examined: Examined, out: Path) -> list[KeyChange]:
     """
     if examined.kind is None:
         raise Refusal(f"--fix {out}: {examined.path} is {UNKNOWN_KIND}. Nothing was written. {KNOWN_KINDS}")
-    if examined.kind == "torchtitan" or examined.path.suffix in job_files.ENDINGS:
-        raise Refusal(f"--fix {out}: a TOML file or a script cannot be corrected. Change {examined.path} by hand.")
+    if examined.kind in ("torchtitan", "job"):
+        raise Refusal(f"--fix {out}: a TOML file or a job file cannot be corrected. Change {examined.path} by hand.")
     if os.path.lexists(out):
         raise Refusal(f"--fix {out}: this file exists, and is not overwritten. Name a new file.")
     if out.suffix != examined.path.suffix:

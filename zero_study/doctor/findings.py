@@ -54,6 +54,7 @@ class Finding:
     fault: str = ""  # the known fault of that release, with its package
     is_note: bool = False  # the finding is listed although it does not matter
     reader: str = ""  # the finding matters if this program reads the file
+    line: int | None = None  # of a job file
 
     @property
     def is_about_release(self) -> bool:

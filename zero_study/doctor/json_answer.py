@@ -94,7 +94,7 @@ def findings(examined: Examined) -> Iterator[envelope.Finding]:
             f"{finding.release}: {finding.message}" if finding.is_about_release else finding.message,
             finding.remedy,
             file=finding.file,
-            line=None if finding.value is ABSENT else lines[finding.file].get(finding.key),
+            line=finding.line or (None if finding.value is ABSENT else lines[finding.file].get(finding.key)),
             key=str(cut(finding.key)),
             name=finding.fault or None,
         )

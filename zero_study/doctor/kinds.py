@@ -14,7 +14,7 @@ from ..engines.keys import known_keys
 
 Kind = Literal[
     "accelerate", "ddp", "deepspeed", "fsdp_config", "training_arguments", "trl", "axolotl", "llamafactory", "ms_swift",
-    "torchtitan",
+    "torchtitan", "job",
 ]  # fmt: skip
 OF_TRAINERS: frozenset[Kind] = frozenset({"training_arguments", "trl", "llamafactory", "ms_swift"})
 
@@ -29,10 +29,11 @@ TITLES: dict[Kind, str] = {
     "llamafactory": "LLaMA-Factory",
     "ms_swift": "ms-swift",
     "torchtitan": "torchtitan",
+    "job": "a job file",
 }
 ALL_TITLES = (
-    "accelerate, DeepSpeed, Trainer (fsdp_config and TrainingArguments), TRL, axolotl, LLaMA-Factory, ms-swift and "
-    "torchtitan"
+    "accelerate, DeepSpeed, Trainer (fsdp_config and TrainingArguments), TRL, axolotl, LLaMA-Factory, ms-swift, "
+    "torchtitan, and jobs (shell, Slurm, SkyPilot and TrainJob)"
 )
 
 # A JSON that accompanies the accelerate file of DDP may have these keys and values. They have the same names as in

@@ -126,13 +126,13 @@ def _read_yaml(path: Path) -> Any:
         try:
             return parse_yaml(text)
         except (ValueError, yaml.YAMLError):
-            content = _read_leniently(text)
+            content = read_leniently(text)
             if content is None or kind_of(content) in _STRICT_KINDS:
                 raise
             return content
 
 
-def _read_leniently(text: str) -> dict[str, Any] | None:
+def read_leniently(text: str) -> dict[str, Any] | None:
     """Return the keys of a YAML file as tools read them. None if there are none, or if they are nested too deeply."""
     depth = deepest = 0
     try:
