@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]  # folder of the project in an editab
 # The accelerate files of the strategies that the project ships. In a clone, this is a link to the folder in ROOT.
 CONFIGS = (Path(__file__).parent / "accelerate_configs").resolve()
 
+FILL_IN = "FILL_IN"  # written into files where the user has to write something else
 LARGEST_FILE = 256 << 20  # bytes; the size of a file with a million steps
 LARGEST_YAML = 1 << 20  # bytes; people write these files, and reading them takes 10 s per MiB
 MOST_IN_YAML = 1_000_000  # values, with the aliases written out
@@ -170,7 +171,14 @@ def read_yaml(path: Path, examples: Path) -> dict[str, Any]:
         content = parse_json(text) if path.suffix == ".json" else parse_yaml(text.decode())
     if not isinstance(content, dict):
         raise Refusal(f"{path}: the file has no keys. Start from a copy of a file in {examples.name}/.")
+    require_address(path, content)
     return content
+
+
+def require_address(path: Path, content: dict[str, Any]) -> None:
+    """Raise Refusal if the user still has to write the address of the first machine into an accelerate file."""
+    if content.get("main_process_ip") == FILL_IN:
+        raise Refusal(f"{path}: in place of {FILL_IN}, write the address of the first machine.")
 
 
 def open_regular(path: Path) -> io.BufferedReader:

@@ -157,6 +157,11 @@ def _of_a_study(command: Any) -> Any:
     help="Instead of the plan, print a shell script that submits the unfinished runs to Slurm.",
 )
 @click.option(
+    "--kubernetes",
+    is_flag=True,
+    help="Instead of the plan, print the manifest of a Kubeflow TrainJob for each unfinished run (docs/containers.md).",
+)
+@click.option(
     "--per-machine",
     type=NUMBER,
     help="Largest number of processes on one machine. The processes of a larger run are divided equally among several "
@@ -172,6 +177,7 @@ def _plan(
     timeout: int,
     checkpoint_every: int | None,
     slurm: bool,
+    kubernetes: bool,
     per_machine: int | None,
     as_json: bool,
 ) -> Answer | None:
@@ -181,18 +187,21 @@ def _plan(
     command starts nothing and writes nothing.
     """
     from study.running import json_answer, plan, studies
-    from study.running.slurm import script
+    from study.running.slurm import manifests, script
     from zero_study.progress import after_two_seconds
 
     with after_two_seconds("Reading earlier runs and checking this machine"):
         chosen = studies.find(study)
         folder = runs_dir / chosen.name
         runs = plan.over_machines(plan.select(chosen, data_dir, only, folder, checkpoint_every, skip), per_machine)
-        if slurm:
-            flags = {"data_dir": data_dir, "runs_dir": runs_dir, "timeout": timeout}
-            flags |= {"checkpoint_every": checkpoint_every}
-            job = [sys.executable, "-m", "zero_study", "job", *as_words(flags), study]
-            text = script(chosen, runs, folder, timeout, job)
+        flags = {"data_dir": data_dir, "runs_dir": runs_dir, "timeout": timeout, "checkpoint_every": checkpoint_every}
+        job = ["zero-study", "job", *as_words(flags), study]
+        if kubernetes:
+            if slurm or as_json:
+                raise Refusal("--kubernetes prints YAML only. Leave --slurm and --json out.")
+            text = manifests(chosen, runs, timeout, job)
+        elif slurm:
+            text = script(chosen, runs, folder, timeout, [sys.executable, "-m", "zero_study", *job[1:]])
             if as_json:
                 return json_answer.of_script(chosen.name, text)
         else:

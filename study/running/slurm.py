@@ -1,4 +1,6 @@
-"""Write the shell script that submits a study to Slurm: one `sbatch --array` for all runs that need the same nodes.
+"""Write what submits a study to a scheduler: a script for Slurm, or manifests for Kubernetes.
+
+The script has one `sbatch --array` for all runs that need the same nodes.
 
 Slurm queues, places and requeues the tasks. Each task of an array is one run (`zero-study job`). Finished runs are left
 out, so that the same command submits only the missing runs after the queue is empty.
@@ -7,6 +9,7 @@ out, so that the same command submits only the missing runs after the queue is e
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -16,6 +19,7 @@ from study.run import Run
 from study.running import plan
 from study.running.studies import Study
 from zero_study.errors import Refusal
+from zero_study.strategy import train_job
 
 # Added to --timeout, so that imports and the end of the ranks fit in. The run itself ends at --timeout, with an
 # outcome.
@@ -27,6 +31,10 @@ PORT = "$((20000 + SLURM_JOB_ID % 10000))"
 # the reason.
 EVERYWHERE = "srun --ntasks={nodes} --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=0"
 OUTPUT = "slurm-%A_%a.out"
+IN_POD = (
+    '--num-machines "$PET_NNODES" --machine-rank "$PET_NODE_RANK" '
+    '--main-process-ip "$PET_MASTER_ADDR" --main-process-port "$PET_MASTER_PORT"'
+)
 
 HEAD = """\
 #!/bin/sh
@@ -66,13 +74,8 @@ def script(study: Study, runs: Sequence[Run], folder: Path, timeout_seconds: flo
         if "\n" in text or "\r" in text:
             raise Refusal(f"{text!r}: a Slurm script cannot contain a name with a line break. Use another name.")
     shapes: dict[_Shape, list[Run]] = {}
-    for run in unfinished(runs, timeout_seconds):
+    for run in unfinished(study, runs, timeout_seconds):
         shapes.setdefault(_shape(run, study.device == "gpu"), []).append(run)
-    if not shapes:
-        raise Refusal(
-            f"study {study.name!r}: every run is finished, so there is nothing to submit. `zero-study compare` shows "
-            "the runs."
-        )
     num_runs = sum(map(len, shapes.values()))
     head = HEAD.format(
         study=study.name,
@@ -86,16 +89,35 @@ def script(study: Study, runs: Sequence[Run], folder: Path, timeout_seconds: flo
     return "".join([head, *arrays])
 
 
-def unfinished(runs: Iterable[Run], timeout_seconds: float) -> list[Run]:
+def manifests(study: Study, runs: Sequence[Run], timeout_seconds: float, command: Sequence[str]) -> str:
+    """Return the manifests of Kubeflow's TrainJob, one for each unfinished run of a study.
+
+    Raises Refusal as `script` does.
+    """
+    texts: list[str] = []
+    for run in unfinished(study, runs, timeout_seconds):
+        shape, words = _shape(run, study.device == "gpu"), shlex.join([*command, run.run_id])
+        name = re.sub("[^a-z0-9]+", "-", f"{study.name}-{len(texts)}".lower())
+        texts.append(train_job.manifest(name, run.run_id, shape.nodes, shape.ranks, shape.gpus, f"{words} {IN_POD}"))
+    return "---\n".join(texts)
+
+
+def unfinished(study: Study, runs: Iterable[Run], timeout_seconds: float) -> list[Run]:
     """List the runs that still have to run.
 
     A run is left out if it has a result, or if another run already ran out of memory with a smaller batch. Whether a
-    node lacks resources for a run is checked by its job. Raises Refusal if a run directory holds the record of a run
-    with other flags.
+    node lacks resources for a run is checked by its job. Raises Refusal if none is left, or if a run directory holds
+    the record of a run with other flags.
     """
     kept = [(run, plan.finished(run, timeout_seconds)) for run in runs]
     exhausted = [run for run, status in kept if status == "out_of_memory"]
-    return [run for run, status in kept if status is None and plan.too_large_batch(run, exhausted) is None]
+    remaining = [run for run, status in kept if status is None and plan.too_large_batch(run, exhausted) is None]
+    if not remaining:
+        raise Refusal(
+            f"study {study.name!r}: every run is finished, so there is nothing to submit. `zero-study compare` shows "
+            "the runs."
+        )
+    return remaining
 
 
 def _shape(run: Run, needs_gpus: bool) -> _Shape:

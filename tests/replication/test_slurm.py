@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import killing
 import launching
 import pytest
 import slurm_cluster
+import yaml
 from refusing import refusal
 from slurm_cluster import Cluster
 
@@ -75,14 +77,32 @@ def test_a_run_of_cpus_asks_for_no_gpu_and_a_shared_one_for_one(folder, capsys):
 def test_what_is_finished_is_left_out(folder, capsys):
     study = studies.find("mine.yaml")
     single, ddp = runs = studies.runs(study)
-    assert slurm.unfinished(runs, 60.0) == runs
+    assert slurm.unfinished(study, runs, 60.0) == runs
     fake_train.prepare(Path("fakes.json"), runs)
     single.folder.mkdir(parents=True)
     subprocess.run(fake_train.command(Path("fakes.json").resolve())(single), check=True)
-    assert slurm.unfinished(runs, 60.0) == [ddp]
+    assert slurm.unfinished(study, runs, 60.0) == [ddp]
     assert f"set -- {DDP}\n" in printed(capsys, "mine.yaml")
     with pytest.raises(Refusal, match="every run is finished"):
         slurm.script(study, [single], Path("runs/mine"), 60.0, ["job"])
+
+
+def test_kubernetes_gets_one_manifest_for_each_run(folder, capsys):
+    """Each pod executes the run as one of its machines."""
+    from kubeflow_trainer_api.models import TrainerV1alpha1TrainJob
+
+    assert cli.run(["plan", "gpus.yaml", "--per-machine", "8", "--timeout", "1801", "--kubernetes"]) == 0
+    manifests = list(yaml.safe_load_all(capsys.readouterr().out))
+    assert [TrainerV1alpha1TrainJob.from_dict(each).to_dict() for each in manifests] == manifests
+    trainers = [each["spec"]["trainer"] for each in manifests]
+    assert [(each["numNodes"], each["numProcPerNode"]) for each in trainers] == [(1, 1), (2, 8), (2, 8)]
+    assert len({each["metadata"]["name"] for each in manifests}) == 3
+    (line,) = trainers[1]["args"]
+    begin, *words = shlex.split(line.partition("exec ")[2])
+    assert begin == "zero-study"
+    assert {"--timeout", "1801", "gpus.yaml", "bert-imdb-tiny-ddp-16x-seed0"} < {*words}
+    assert words[-8::2] == ["--num-machines", "--machine-rank", "--main-process-ip", "--main-process-port"]
+    assert "--json" in refusal(cli.run, ["plan", "gpus.yaml", "--kubernetes", "--json"])
 
 
 def test_machines_have_equally_many_processes(folder):

@@ -159,6 +159,12 @@ HOURS = _PositiveNumber(d=24.0, h=1.0, m=1 / 60)
             help="Write the configuration file that the launch command reads.",
         ),
         Option(
+            ["--kubernetes"],
+            group=OUTPUT,
+            is_flag=True,
+            help="With --write, also write the manifest of a Kubeflow TrainJob (docs/containers.md).",
+        ),
+        Option(
             ["--trace"],
             group=OUTPUT,
             is_flag=True,
@@ -173,6 +179,7 @@ def _advise(
     everything: bool,
     as_json: bool,
     write: Path | None,
+    kubernetes: bool,
     trace: bool,
     budget: float | None,
     deadline: float | None,
@@ -208,6 +215,8 @@ def _advise(
         model is not None and num_gpus is not None and compared is None,
         {"--trace": trace, "--measured-step-seconds": measured_step_seconds, "--measured": measured},
     )
+    if kubernetes and write is None:
+        raise Refusal("--kubernetes: the manifest belongs to a file. Add --write FILE.")
     if write is not None:
         if model is None:
             raise Refusal(f"--write {write}: there is a file for one model only. Add --model.")
@@ -220,7 +229,7 @@ def _advise(
             functools.partial(machines_text.text_of_comparison, everything=everything),
             machines_text.content_of_comparison,
         )
-        _write_for(comparison.cheapest, comparison.request, write, as_json)
+        _write_for(comparison.cheapest, comparison.request, write, as_json, kubernetes)
         return verdict
     if model is None and num_gpus is None:
         raise Refusal(
@@ -242,7 +251,7 @@ def _advise(
             machines_text.content_of_numbers,
         )
         comfortable = (machine for machine in numbers.machines if machine.is_comfortable)
-        _write_for(next(comfortable, None), numbers.fewest.request, write, as_json)
+        _write_for(next(comfortable, None), numbers.fewest.request, write, as_json, kubernetes)
         return verdict
     with _quietly(as_json), after_two_seconds("Looking up the model and predicting every strategy"):
         advice = _advise_by_traces(model, request) if trace else planner.advise(model, request, None)
@@ -257,7 +266,7 @@ def _advise(
         advice, text, content = _calibrated(advice, steps, text, content)
     verdict = show(advice, text, content)
     if write is not None:
-        _write(advice, write, as_json)
+        _write(advice, write, as_json, kubernetes)
     return verdict
 
 
@@ -339,7 +348,9 @@ def _compare(
     return comparison
 
 
-def _write_for(machine: Machine | None, request: Request, path: Path | None, is_silent: bool) -> None:
+def _write_for(
+    machine: Machine | None, request: Request, path: Path | None, is_silent: bool, for_kubernetes: bool
+) -> None:
     """Write the files for the recommended machine of a comparison, if a path is requested, and print the command.
 
     Raises Refusal if there is no such machine.
@@ -354,23 +365,26 @@ def _write_for(machine: Machine | None, request: Request, path: Path | None, is_
     option = machine.option
     request = request.replace(num_gpus=machine.num_gpus, gpu=request.gpu and machine.gpu.name)
     advice = Advice(option.shape, request, option.prediction.box, [], [option], option)
-    _write(advice, path, is_silent)
+    _write(advice, path, is_silent, for_kubernetes)
     if not is_silent:
         print("\n".join(advice_text.start_lines(advice, path=path)))
 
 
-def _write(advice: Advice, path: Path, is_silent: bool) -> None:
+def _write(advice: Advice, path: Path, is_silent: bool, for_kubernetes: bool) -> None:
     """Write the files of the recommended strategy, and print their names unless `is_silent`."""
     from zero_study.planner import launch
 
-    written = launch.write(advice, path)
+    written = launch.write(advice, path, for_kubernetes)
     if is_silent:
         return
     kind = {"axolotl": "axolotl", "deepspeed": "DeepSpeed"}.get(advice.request.stack, "accelerate")
     change = "" if advice.change is None else f", with {advice.change.flags},"
     print(f"\nWrote the {kind} file of the recommended strategy{change} to {path}")
     for more in written[1:]:
-        print(f"Wrote {more}, which this file needs")
+        is_manifest = for_kubernetes and more == written[-1]
+        print(
+            f"Wrote {more}. Start: kubectl apply -f {more}" if is_manifest else f"Wrote {more}, which this file needs"
+        )
 
 
 def request_of(requested: dict[str, Any]) -> Request:

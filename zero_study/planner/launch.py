@@ -7,6 +7,7 @@ those of accelerate 1.15, transformers 5.23, TRL 1.10, axolotl 0.18, torchtitan 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +17,11 @@ import yaml
 
 from zero_study import files, terminal
 from zero_study.errors import Refusal
+from zero_study.files import FILL_IN
 from zero_study.planner import reasons, stack_options
 from zero_study.planner.stack_tables import Parts
 from zero_study.planner.units import unit_of
+from zero_study.strategy import train_job
 from zero_study.theory import adapters
 from zero_study.theory.shapes.adapter import ALL_LINEAR
 
@@ -39,12 +42,11 @@ TOWER_OF_QWEN = (
 # What keeps PEFT from adding adapters to a frozen vision tower and to its projector.
 WITHOUT_TOWER = 'exclude_modules=r".*(visual|vision_tower|multi_modal_projector).*"'
 PORT = 29500  # at which all machines meet
-ADDRESS = "ADDRESS_OF_FIRST"
 MOST_COMMANDS = 4  # of machines that are printed in full
 SCRIPT_OF_TRL = "sft.py"
 OWN_PROGRAM = "train.py: your own program"
 ON_EVERY_MACHINE = (
-    f"{ADDRESS}: the address at which the other machines reach the first one. Start a command on every machine"
+    f"{FILL_IN}: the address at which the other machines reach the first one. Start a command on every machine"
 )
 
 
@@ -56,6 +58,7 @@ class Launch:
     command: str  # the lines of all machines, if they differ
     files: dict[str, str]  # content by path. The first one is what `--write` names
     settings: list[str]  # what the program has to set itself, and what to do on other machines
+    pod_command: str = ""  # in each pod of a cluster; empty if accelerate does not start the program
 
 
 def launch(advice: Advice, path: Path | None = None) -> Launch | None:
@@ -74,14 +77,15 @@ def launch(advice: Advice, path: Path | None = None) -> Launch | None:
     name = "axolotl" if training.stack == "axolotl" else option.strategy.file_name
     path = path or Path(f"{name}{'.json' if training.stack == 'deepspeed' else '.yaml'}")
     start = _LAUNCHES[training.stack](advice, option, path, stack_options.parts(training))
-    start.settings.extend([ON_EVERY_MACHINE] if ADDRESS in start.command else [])
+    start.settings.extend([ON_EVERY_MACHINE] if FILL_IN in f"{start.command}{start.files}" else [])
     return start
 
 
-def write(advice: Advice, path: Path) -> list[Path]:
+def write(advice: Advice, path: Path, for_kubernetes: bool = False) -> list[Path]:
     """Write the files that the launch command of the recommended training reads; return their paths.
 
-    If the advice recommends a change of the request, the files are for the training with the change.
+    If the advice recommends a change of the request, the files are for the training with the change. For Kubernetes,
+    the last file is the manifest of a TrainJob.
 
     Raises Refusal if no strategy is recommended, if the program needs no file, or if a file cannot be written.
     """
@@ -93,6 +97,8 @@ def write(advice: Advice, path: Path) -> list[Path]:
         raise Refusal(f"--write {path}: there is no recommended strategy to write. {answer}")
     if not start.files:
         raise Refusal(f"--write {path}: {stack} needs no file, only a command. Leave --write out.")
+    if for_kubernetes:
+        start.files.update(_for_kubernetes(advice, start, path))
     # DDP's settings are read from a JSON with the same name, without being requested.
     beside = path.with_suffix(".json")
     if (
@@ -112,6 +118,19 @@ def write(advice: Advice, path: Path) -> list[Path]:
     except OSError as error:
         raise Refusal(f"--write {path}: the file cannot be written ({error.strerror}). Use another name.") from None
     return [Path(name) for name in start.files]
+
+
+def _for_kubernetes(advice: Advice, start: Launch, path: Path) -> dict[str, str]:
+    """Return the files of a launch for Kubernetes, with the manifest."""
+    if not start.pod_command:
+        raise Refusal(f"--kubernetes: accelerate does not start {start.stack}. Use --stack accelerate, trainer or trl.")
+    box, name = advice.box, re.sub(r"[^a-z0-9]+", "-", path.stem.lower()).strip("-")
+    comment = f"{path.stem} for {advice.shape.name} on {box.num_gpus} x {box.gpu.name}"
+    manifest = train_job.manifest(name, comment, box.num_nodes, box.gpus_per_node, box.gpus_per_node, start.pod_command)
+    files = {
+        place: text.replace(f": {FILL_IN}\n", f": {name}-node-0-0.{name}\n") for place, text in start.files.items()
+    }
+    return {**files, str(path.with_suffix(".trainjob.yaml")): manifest}
 
 
 def check_free(path: Path, stack: StackName) -> None:
@@ -235,9 +254,13 @@ def _with_file(
     box, engine, chosen, stack = advice.box, option.prediction.engine, option.strategy, advice.request.stack
     settings = [*settings, *_of_adapters(advice)]
     begin = ["accelerate launch", f"--config_file {path}"] if script else ["trl sft", f"--accelerate_config {path}"]
-    command = _of_machines(advice, begin, [*([script] if script else []), *flags])
+    end = [*([script] if script else []), *flags]
+    command = _of_machines(advice, begin, end)
     # What differs between machines is in the command, so that all of them read the same file.
-    content = {**chosen.content, "num_processes": box.num_gpus, "num_machines": 1}
+    content = {**chosen.content, "num_processes": box.num_gpus, "num_machines": box.num_nodes}
+    if box.num_nodes > 1:
+        content["main_process_ip"] = content.get("main_process_ip") or FILL_IN
+        content["main_process_port"] = content.get("main_process_port") or PORT
     ranks = option.prediction.job.sequence_ranks
     if not engine.is_fsdp1 and (chosen.mesh or ranks > 1 or (engine.replicas > 1 and engine.kind == "fsdp")):
         content["parallelism_config"] = {**(content.get("parallelism_config") or {}), **_mesh(engine, ranks)}
@@ -273,7 +296,7 @@ def _with_file(
     written = {str(path): text}
     if json_content is not None:
         written[str(json_path)] = json.dumps(json_content, indent=2) + "\n"
-    return Launch(stack, command, written, settings)
+    return Launch(stack, command, written, settings, _lines([*begin, *train_job.FLAGS, *end]))
 
 
 def _of_machines(advice: Advice, begin: list[str], end: list[str]) -> str:
@@ -281,11 +304,9 @@ def _of_machines(advice: Advice, begin: list[str], end: list[str]) -> str:
     nodes = advice.box.num_nodes
     if nodes == 1:
         return _lines([*begin, *end])
-    address = f"--main_process_ip {ADDRESS} --main_process_port {PORT}"
     lines = []
     for rank in range(min(nodes, MOST_COMMANDS)):
-        words = [*begin, f"--num_machines {nodes} --machine_rank {rank}", address, *end]
-        lines.append(f"# on machine {rank}:\n{_lines(words)}")
+        lines.append(f"# on machine {rank}:\n{_lines([*begin, f'--machine_rank {rank}', *end])}")
     if nodes > MOST_COMMANDS:
         lines.append(f"# on machines {MOST_COMMANDS} to {nodes - 1}: the same, with their own --machine_rank")
     return "\n".join(lines)
@@ -661,7 +682,7 @@ def _torchrun(advice: Advice) -> list[str]:
     box = advice.box
     if box.num_nodes == 1:
         return ["--standalone", f"--nproc_per_node {box.num_gpus}"]
-    meet = [f"--rdzv_endpoint {ADDRESS}:{PORT}", "--rdzv_backend c10d"]
+    meet = [f"--rdzv_endpoint {FILL_IN}:{PORT}", "--rdzv_backend c10d"]
     return [f"--nnodes {box.num_nodes}", f"--nproc_per_node {box.gpus_per_node}", *meet]
 
 

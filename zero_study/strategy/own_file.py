@@ -18,7 +18,7 @@ from zero_study.doctor.fsdp_sections import STRATEGIES, is_true
 from zero_study.engines.keys.patterns import ABSENT
 from zero_study.engines.strategy_names import OffloadDevice
 from zero_study.errors import Refusal
-from zero_study.files import CONFIGS, check_name, load
+from zero_study.files import CONFIGS, check_name, load, require_address
 from zero_study.strategy import shipped
 from zero_study.strategy.file import Strategy, find_strategy
 
@@ -85,6 +85,7 @@ def _read(path: Path, _changed: int, _folder: Path) -> OwnFile:
     if examined.kind not in ("accelerate", "deepspeed"):
         title = "of an unknown kind" if examined.kind is None else f"of {kinds.TITLES[examined.kind]}"
         raise Refusal(f"--strategy {path}: this file is {title}. Name an accelerate file or a DeepSpeed JSON.")
+    require_address(path, examined.content)
     matter = [finding for finding in examined.findings if finding.matters and finding.key not in _OF_LAUNCH]
     if stops := [f for f in matter if f.effect == "crashes" and f.error != "does not match num_processes"]:
         values = ("missing" if finding.value is ABSENT else repr(cut(finding.value)) for finding in stops)
