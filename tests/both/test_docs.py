@@ -192,6 +192,14 @@ def check_pip(words: list[str]) -> None:
     assert set(",".join(extras).split(",")) - {""} <= set(known)
 
 
+def check_docker(words: list[str]) -> None:
+    if words[0] == "build":
+        assert (ROOT / "Dockerfile").is_file()
+    elif "--entrypoint" not in words:
+        image = next(place for place, word in enumerate(words) if word.startswith("zero-study"))
+        check_study(words[image + 1 :])
+
+
 def check_sky(words: list[str]) -> None:
     for path in (word for word in words if word.endswith(".yaml")):
         envs = yaml.safe_load((ROOT / path).read_text())["envs"]
@@ -211,6 +219,7 @@ def check_papermill(words: list[str]) -> None:
 CHECKS: dict[str, Callable[[list[str]], None]] = {
     "zero-study": check_study, "accelerate": check_launch, "python": check_python, "make": check_make,
     "pip": check_pip, "sky": check_sky, "torchrun": check_torchrun, "papermill": check_papermill,
+    "docker": check_docker,
 }  # fmt: skip
 SHELL = (  # not ours
     "source ", "pre-commit install", "(cd data && zip ", "grep ", "DS_BUILD_OPS=0 pip wheel ", "git clone ", "safety ",
