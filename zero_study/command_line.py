@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
@@ -134,6 +135,20 @@ class Option(click.Option):
     def __init__(self, names: list[str], *, group: str, is_common: bool = False, **attributes: Any) -> None:
         super().__init__(names, **attributes)
         self.group, self.is_common = group, is_common
+
+
+class Argument(click.Argument):
+    """A positional argument with a description. Before release 8.5 of click, --help lists it among the options."""
+
+    def __init__(self, names: list[str], *, help: str, **attributes: Any) -> None:
+        super().__init__(names, **attributes)
+        self.help = help
+
+    def get_help_record(self, context: click.Context) -> tuple[str, str]:
+        return self.get_usage_pieces(context)[0], self.help or ""
+
+
+argument = partial(click.argument, cls=Argument)
 
 
 def flag(name: str, field: FieldInfo) -> str:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from .errors import Refusal
 from .version import REPOSITORY
@@ -56,6 +56,10 @@ def require_clone(what: str) -> None:
         raise Refusal(
             f"{what} are only in a clone of the project. Clone it{address}, and run in the clone: pip install -e ."
         )
+
+
+# Makes a list a tuple in a strict model. Before pydantic 2.10, `Field(strict=False)` does not do this in all cases.
+FROM_LIST = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
 
 
 class StrictModel(BaseModel):

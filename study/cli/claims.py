@@ -9,6 +9,7 @@ import click
 
 from zero_study import progress, terminal
 from zero_study.cli.options import Statuses, command, json_option, require
+from zero_study.command_line import argument
 from zero_study.errors import Refusal
 from zero_study.files import require_clone
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
         "with --check or --write, a claim could not be decided because its records are absent",
     ),
 )
-@click.argument("name", required=False, metavar="[SOURCE|CLAIM]", help="The name of a source, or of a claim.")
+@argument("name", required=False, metavar="[SOURCE|CLAIM]", help="The name of a source, or of a claim.")
 @click.option("--search", metavar="WORDS", help="List the published sentences that contain all these words.")
 @json_option
 @click.option(

@@ -21,6 +21,7 @@ from zero_study.cli.options import (
     json_option,
     require,
 )
+from zero_study.command_line import argument
 from zero_study.errors import Refusal
 from zero_study.files import require_clone
 from zero_study.progress import after_two_seconds
@@ -60,7 +61,7 @@ WITH_CONTROL = ("differences",)  # the tables that compare with one strategy
         "with --verdict: a condition of the protocol is not met, or a strategy has no run that counts",
     ),
 )
-@click.argument("records", type=PATH, nargs=-1, required=True, help=RECORDS)
+@argument("records", type=PATH, nargs=-1, required=True, help=RECORDS)
 @click.option("--view", type=click.Choice(tuple(VIEWS)), default="short", help="The table to print.")
 @click.option(
     "--control",
@@ -199,7 +200,7 @@ def _page(records: tuple[Path, ...], view: str, control: str, each: bool, markdo
     "report smoke",
     statuses=Statuses("the notebooks were executed and written"),
 )
-@click.argument("study", required=False, help=A_STUDY)
+@argument("study", required=False, help=A_STUDY)
 @click.option(
     "--records",
     type=PATH,
@@ -250,8 +251,8 @@ def _report(study: str | None, records: tuple[Path, ...], output: Path | None) -
         "exists already",
     ),
 )
-@click.argument("run", type=PATH, help="A run directory, or one of its checkpoints.")
-@click.argument("folder", type=PATH, required=False, help="Folder to write to. [default: RUN/model]")
+@argument("run", type=PATH, help="A run directory, or one of its checkpoints.")
+@argument("folder", type=PATH, required=False, help="Folder to write to. [default: RUN/model]")
 @click.option("--data-dir", type=PATH, help=DATA_FOLDER)
 @click.option(
     "--merge",

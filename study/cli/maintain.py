@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from zero_study import terminal
 from zero_study.cli.options import PATH, RECORDS, Statuses, command
+from zero_study.command_line import argument
 
 if TYPE_CHECKING:
     from zero_study.verdict import Verdict
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
         "nothing was written, because there is no finished run, or a file is damaged",
     ),
 )
-@click.argument("records", type=PATH, nargs=-1, required=True, help=RECORDS)
-@click.argument(
+@argument("records", type=PATH, nargs=-1, required=True, help=RECORDS)
+@argument(
     "target",
     type=PATH,
     help="File to write (for example my-machine.zip), or folder to write to (for example reports/cpu/records/cpu).",
@@ -56,8 +55,8 @@ def _pack(records: tuple[Path, ...], target: Path) -> Verdict:
         "nothing was written, because the file is not a pack or is damaged, or the folder has a different record",
     ),
 )
-@click.argument("packed", type=PATH, metavar="FILE", help="A file that `zero-study pack` wrote.")
-@click.argument("records", type=PATH, help="Folder to write to, for instance reports/STUDY/records/my-machine.")
+@argument("packed", type=PATH, metavar="FILE", help="A file that `zero-study pack` wrote.")
+@argument("records", type=PATH, help="Folder to write to, for instance reports/STUDY/records/my-machine.")
 def _merge(packed: Path, records: Path) -> Verdict:
     """Copy the records of a packed file to a folder."""
     from study.records import pack

@@ -10,6 +10,7 @@ import click
 
 from zero_study import terminal
 from zero_study.cli.options import PATH, Statuses, command, json_option
+from zero_study.command_line import argument
 from zero_study.progress import after_two_seconds
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ MOST_MARKS = 3  # that are printed for each run
         "no run could be read",
     ),
 )
-@click.argument("logs", type=PATH, nargs=-1, required=True, metavar="LOG...", help="Files with the logs of trainings.")
+@argument("logs", type=PATH, nargs=-1, required=True, metavar="LOG...", help="Files with the logs of trainings.")
 @click.option("--output", type=PATH, required=True, help="Folder to write to, with one file per run.")
 @click.option("--name", help="Name of the run, if you give a single log. [default: the log's name]")
 @click.option(

@@ -25,7 +25,7 @@ from zero_study.cli.options import (
     json_option,
     require,
 )  # fmt: skip
-from zero_study.command_line import NUMBER, Option, given
+from zero_study.command_line import NUMBER, Argument, Option, argument, given
 from zero_study.errors import Refusal
 from zero_study.strategy import file
 
@@ -123,7 +123,7 @@ def _of_a_study(command: Any) -> Any:
     They select the study, its runs, the folders, the time limit and the checkpoints.
     """
     options = [
-        click.argument("study", help=A_STUDY),
+        argument("study", help=A_STUDY),
         click.option("--data-dir", type=PATH, help=DATA_FOLDER),
         click.option(
             "--runs-dir", type=PATH, default="runs", help="Folder of all studies. Each study has its own subfolder."
@@ -277,8 +277,8 @@ def _run(
     "job smoke bert-imdb-tiny-ddp-2x-seed0",
     statuses=Statuses("the run is ok", "the run has another outcome", "the request is refused"),
     params=[
-        click.Argument(["study"], help=A_STUDY),
-        click.Argument(["run_id"], metavar="RUN", help="The id of the run, as `zero-study plan` lists it."),
+        Argument(["study"], help=A_STUDY),
+        Argument(["run_id"], metavar="RUN", help="The id of the run, as `zero-study plan` lists it."),
         click.Option(["--data-dir"], type=PATH, help=DATA_FOLDER),
         click.Option(
             ["--runs-dir"], type=PATH, default="runs", help="Folder of all studies. Each study has its own subfolder."
@@ -322,7 +322,7 @@ def _job(
     "predict smoke --gpu a100-80gb --gpus 8",
     statuses=Statuses("the predictions were written"),
 )
-@click.argument("study", required=False, help=A_STUDY)
+@argument("study", required=False, help=A_STUDY)
 @click.option("--gpu", metavar="NAME", help="Kind of GPU, as in `zero-study advise`.")
 @click.option("--gpus", "num_gpus", type=NUMBER, help="Number of GPUs. [default: 1]")
 @click.option("--output", type=PATH, help="Folder to write to. [default: reports/predicted]")

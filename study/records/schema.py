@@ -32,7 +32,7 @@ DIGEST = "record_sha256"  # a key of record.json: the digest of all its other fa
 class Facts(BaseModel):
     """The base class of everything that the study writes to a JSON file. Unknown keys and NaN are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
 
 Kind = TypeVar("Kind", bound=Facts)

@@ -38,9 +38,8 @@ MOST_PROCESSES = 1_000_000
 MOST_MACHINES = 64
 
 Rung = TypeVar("Rung")
-A_LIST = Field(min_length=1, strict=False)  # not strict, so that a list becomes a tuple
-Seeds = Annotated[tuple[Annotated[int, Field(ge=0, le=LARGEST_SEED)], ...], A_LIST]
-Sizes = Annotated[tuple[Annotated[int, Field(ge=1, le=MOST_PROCESSES)], ...], A_LIST]
+Seeds = Annotated[tuple[Annotated[int, Field(ge=0, le=LARGEST_SEED)], ...], Field(min_length=1), files.FROM_LIST]
+Sizes = Annotated[tuple[Annotated[int, Field(ge=1, le=MOST_PROCESSES)], ...], Field(min_length=1), files.FROM_LIST]
 
 
 class Part(files.StrictModel):
@@ -48,10 +47,11 @@ class Part(files.StrictModel):
 
     flags: dict[str, Any] = Field(default_factory=dict)  # options of train.py, by the names of the fields of RunConfig
     # Names of strategies, or paths of accelerate files.
-    strategies: Annotated[tuple[str, ...], Field(strict=False)] = tuple(file.names())
+    strategies: Annotated[tuple[str, ...], files.FROM_LIST] = tuple(file.names())
     world_sizes: Sizes = (2,)
     global_batch_sizes: Sizes | None = None  # sequences per optimizer step; None: all runs have that of the flags
-    sizes: Annotated[tuple[str, ...], A_LIST] | None = None  # model sizes, smallest first; None: that of the flags
+    # Model sizes, smallest first. None: that of the flags.
+    sizes: Annotated[tuple[str, ...], Field(min_length=1), files.FROM_LIST] | None = None
     # The list whose largest value that trains is searched by bisection. A run is skipped if another run of the part
     # already decides it.
     largest: Literal["sizes", "global_batch_sizes"] | None = None
@@ -184,7 +184,7 @@ def _day(text: str) -> str:
     return datetime.date.fromisoformat(text).isoformat()
 
 
-Names = Annotated[tuple[str, ...], Field(strict=False)]
+Names = Annotated[tuple[str, ...], files.FROM_LIST]
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 
@@ -224,7 +224,7 @@ class Study(files.StrictModel):
     # Real text comes from --data-dir, or by default from the Hugging Face Hub.
     text: Literal["bundled", "real"] = "bundled"
     device: Literal["any", "gpu"] = "any"
-    parts: Annotated[tuple[Part, ...], A_LIST]
+    parts: Annotated[tuple[Part, ...], Field(min_length=1), files.FROM_LIST]
     protocol: Protocol | None = None  # None: nothing was fixed beforehand
     sha256: str  # digest of the study's file
 

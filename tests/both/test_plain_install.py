@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,10 +45,10 @@ BY_EXTRA = {
         f"import {LOG} --output imported",
         f"why {SOUND}", f"check {launching.ROOT / 'accelerate_configs' / 'ddp.yaml'}", "skills print",
     ],
-    "train": [
-        "train", "run smoke", "job smoke bert-imdb-tiny-zero2-2x-seed0", "conformance", "exact", "export runs",
-        f"advise --model gpt2 {GPU} --trace", "dry-run --world 2 zero2", "prove train.py", "saved .",
+    "check": [
+        "conformance", f"advise --model gpt2 {GPU} --trace", "dry-run --world 2 zero2", "prove train.py", "saved .",
     ],
+    "train": ["train", "run smoke", "job smoke bert-imdb-tiny-zero2-2x-seed0", "exact", "export runs"],
     "trackers": ["import events.out.tfevents.1 --output imported"],
     "report": [
         f"compare {RECORDS} --view differences", f"compare {RECORDS} --verdict smoke", "claims --check",
@@ -165,7 +166,7 @@ def test_a_clone_that_is_not_installed(monkeypatch, name, said):
 
 @pytest.mark.parametrize(
     ("module", "package", "extra"),
-    [("torch.utils.data", "torch", "train"), ("markdown_it", "markdown-it-py", "dev")],
+    [("torch.utils.data", "torch", "check"), ("pyarrow", "pyarrow", "train"), ("markdown_it", "markdown-it-py", "dev")],
 )
 def test_a_missing_module_is_told_by_its_package(module, package, extra):
     said = errors.describe_missing(ModuleNotFoundError(name=module))
@@ -368,6 +369,47 @@ def is_fault(error: Exception) -> bool:
 from zero_study import not_there  # type: ignore[attr-defined]
 print(strategies("gpt2-xl", 8), __version__)
 """
+
+
+def test_an_installation_for_checks_changes_no_release():
+    """`pip install` leaves a package as it is if the requirement has no bound."""
+    project = tomllib.loads((launching.ROOT / "pyproject.toml").read_text())["project"]
+    extra = [Requirement(line) for line in project["optional-dependencies"]["check"]]
+    assert {"accelerate", "torch", "transformers"} <= {each.name for each in extra}
+    assert not [str(each) for each in extra if each.specifier]
+    core = [Requirement(line) for line in project["dependencies"]]
+    assert {operator for each in core for operator in (bound.operator for bound in each.specifier)} == {">="}
+
+
+@pytest.mark.slow
+@pytest.mark.launches
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="the lowest releases have no wheels for this Python")
+def test_the_lowest_releases_work(tmp_path):
+    """The commands that need no extra, with exactly the lower bounds of pyproject.toml."""
+    launching.use()
+    own, elsewhere = tmp_path / "venv", tmp_path / "elsewhere"
+    project = tomllib.loads((launching.ROOT / "pyproject.toml").read_text())["project"]
+    lowest = [line.replace(">=", "==") for line in project["dependencies"]]
+    (tmp_path / "source").mkdir()
+    wheel = built_wheel(tmp_path / "source")
+    env = launching.environment({"PYTHONPATH": None, "PYTHONWARNINGS": "error"})
+    subprocess.run([sys.executable, "-m", "venv", own], env=env, check=True)
+    pip = [own / "bin" / "python", "-m", "pip", "install", "-q"]
+    subprocess.run([*pip, wheel, *lowest], env={**env, "PYTHONWARNINGS": ""}, check=True)
+    shutil.copytree(launching.ROOT / "docs" / "examples", elsewhere)
+    for line, expected in AT_THE_LOWEST.items():
+        command = [own / "bin" / "zero-study", *line.split()]
+        completed = subprocess.run(command, cwd=elsewhere, env=env, capture_output=True, text=True)
+        assert completed.returncode == expected, (line, completed.stderr)
+        assert "Error" not in completed.stderr, (line, completed.stderr)
+
+
+# A command line with its exit status, of the lowest releases.
+AT_THE_LOWEST = {
+    "--help": 0, "check --help": 0, "train --help-all": 0, "advse": 2, "train": 2, "advise --model gpt2 --gpu l4": 0,
+    "check .": 1, "doctor my_zero3.json": 1, "upgrade old.lock new.lock": 1, "why oom.log": 1, "claims": 0,
+    f"predict buckets {GPU}": 0, f"compare {RECORDS}": 0, f"import {LOG} --output imported": 0, "skills print": 0,
+}  # fmt: skip
 
 
 @pytest.mark.slow

@@ -60,13 +60,14 @@ class _Commands(command_line.Command, click.Group):
         return sorted(all_commands())
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        """Return the command with this name. Raises click's NoSuchCommand, or Refusal if it may be one of the study."""
+        """Return the command with this name. Raises NoSuchOption of click, or Refusal if it may be one of the study."""
         command = self.commands.get(name) or all_commands().get(name)
         if command is None and not name.startswith("-"):
             is_misspelt = get_close_matches(name, self.commands, cutoff=0.8)
             if (reason := _of_study().why_missing) and not is_misspelt:
                 raise Refusal(f"zero-study has no command {name!r}. {reason}")
-            raise click.NoSuchCommand(name, possibilities=all_commands(), ctx=context)
+            possible, message = get_close_matches(name, all_commands()), f"No such command {name!r}."
+            raise click.NoSuchOption(name, message, possible, context)  # click has NoSuchCommand only since release 8.4
         return command
 
 

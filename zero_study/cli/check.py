@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zero_study import files, progress, terminal
-from zero_study.cli.options import PATH, TRAINING, Statuses, command, json_option, require
-from zero_study.command_line import NUMBER
+from zero_study.cli.options import PATH, TRACING, Statuses, command, json_option, require
+from zero_study.command_line import NUMBER, argument
 from zero_study.errors import Refusal, install_command
 from zero_study.strategy import file
 from zero_study.verdict import NotChecked, Verdict
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         "be made)",
     ),
 )
-@click.argument(
+@argument(
     "paths",
     type=PATH,
     nargs=-1,
@@ -162,8 +162,8 @@ def _check_files(
     "option, every rank needs memory for the whole model.",
 )
 @json_option
-@click.argument("script", type=PATH, metavar="SCRIPT", help="The training script.")
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, help="The arguments of the script.")
+@argument("script", type=PATH, metavar="SCRIPT", help="The training script.")
+@argument("arguments", nargs=-1, type=click.UNPROCESSED, help="The arguments of the script.")
 def _prove(
     strict: bool, allow_known_bad: bool, reference: bool, as_json: bool, script: Path, arguments: tuple[str, ...]
 ) -> int:
@@ -238,10 +238,8 @@ def _script_first(_: click.Context, __: click.Parameter, words: tuple[str, ...])
 )
 @click.option("--output", type=PATH, metavar="FILE", help="Write all collectives to this JSON file, in their order.")
 @json_option
-@click.argument(
-    "strategy", metavar="STRATEGY", help=f"Strategy: an accelerate file, or one of {', '.join(file.names())}."
-)
-@click.argument(
+@argument("strategy", metavar="STRATEGY", help=f"Strategy: an accelerate file, or one of {', '.join(file.names())}.")
+@argument(
     "script",
     nargs=-1,
     type=click.UNPROCESSED,
@@ -258,7 +256,7 @@ def _dry_run(
     collectives of the simulated ranks, and finds places where ranks would wait for each other forever. The answer names
     the simulated ranks. Write options before STRATEGY.
     """
-    require(*TRAINING)
+    require(*TRACING)
     from zero_study.dryrun import command as dry_run
 
     path = file.find_strategy(strategy)
@@ -276,14 +274,14 @@ def _dry_run(
         "no change was found, but a package or an included file could not be compared, or a release is unknown",
     ),
 )
-@click.argument(
+@argument(
     "old",
     type=PATH,
     metavar="OLD",
     help="The packages before the upgrade: a lock file, requirements.txt, environment.yml or the output of `pip "
     "freeze`.",
 )
-@click.argument(
+@argument(
     "new",
     type=PATH,
     metavar="NEW",
@@ -357,13 +355,13 @@ def _upgrade(
         "ended early, or because no weights are updated",
     ),
 )
-@click.argument(
+@argument(
     "a",
     type=PATH,
     metavar="A",
     help="Folder with a recorded training. The folder can also contain recordings of this training with noise.",
 )
-@click.argument("b", type=PATH, metavar="B", help="Folder with the second recorded training.")
+@argument("b", type=PATH, metavar="B", help="Folder with the second recorded training.")
 @click.option("--output", type=PATH, metavar="FILE", help="Write all differences to this JSON file.")
 @json_option
 def _diff(a: Path, b: Path, output: Path | None, as_json: bool) -> Verdict | Answer:
@@ -407,7 +405,7 @@ def _diff(a: Path, b: Path, output: Path | None, as_json: bool) -> Verdict | Ans
         "could not be checked",
     ),
 )
-@click.argument("folder", type=PATH, metavar="FOLDER", help="Folder of a checkpoint, a saved model or an adapter.")
+@argument("folder", type=PATH, metavar="FOLDER", help="Folder of a checkpoint, a saved model or an adapter.")
 @click.option(
     "--against",
     type=PATH,
@@ -500,7 +498,9 @@ def _conformance(
     """
     if output is not None:
         files.require_folder(output)
-    require(*TRAINING[:1], "deepspeed")
+    require("torch")
+    if find_spec("deepspeed") is None:
+        raise Refusal("deepspeed is not installed. Run `pip install deepspeed`.")
     from zero_study.conformance import json_answer, matrix, matrix_file, releases, results
 
     _check_ranks(ranks)
@@ -603,7 +603,7 @@ def _chosen_optimizers(names: tuple[str, ...]) -> list[str]:
         "the log has neither a failure nor enough rows of steps",
     ),
 )
-@click.argument(
+@argument(
     "logs",
     type=PATH,
     nargs=-1,

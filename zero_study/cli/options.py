@@ -16,9 +16,10 @@ from zero_study import command_line
 from zero_study.command_line import NUMBER, Option
 from zero_study.verdict import MEANINGS
 
-# The packages that every run imports. DeepSpeed is needed only for some strategies.
+# The packages that every run imports. DeepSpeed is needed only for some strategies. Only the extra `train` has the
+# first one, so that a message names this extra if none of them is installed.
 TRAINING = (
-    "torch", "accelerate", "transformers", "datasets", "evaluate", "huggingface_hub", "pyarrow", "safetensors",
+    "datasets", "torch", "accelerate", "transformers", "evaluate", "huggingface_hub", "pyarrow", "safetensors",
     "tokenizers", "tqdm",
 )  # fmt: skip
 TRACING = ("torch", "accelerate", "transformers")

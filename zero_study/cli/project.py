@@ -10,6 +10,7 @@ import click
 
 from zero_study import files
 from zero_study.cli.options import PATH, Statuses, command, json_option
+from zero_study.command_line import argument
 from zero_study.errors import Refusal
 from zero_study.verdict import Verdict
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
         "nothing in the project could be checked, or something that was named could not be",
     ),
 )
-@click.argument("paths", type=PATH, nargs=-1, metavar="[PATH]...", help="Files and folders. [default: this folder]")
+@argument("paths", type=PATH, nargs=-1, metavar="[PATH]...", help="Files and folders. [default: this folder]")
 @click.option("--since", metavar="COMMIT", help="Compare lock files with those of this commit. [default: HEAD]")
 @click.option("--all", "everything", is_flag=True, help="Also list notes that require no change.")
 @json_option
@@ -81,7 +82,7 @@ def _check(
     "skills install",
     statuses=Statuses("the skill was printed or installed", None, "the folder is refused, and nothing was written"),
 )
-@click.argument("action", type=click.Choice(("install", "print")), help="Install the skill, or print its text.")
+@argument("action", type=click.Choice(("install", "print")), help="Install the skill, or print its text.")
 @click.option(
     "--target",
     type=PATH,

@@ -140,11 +140,13 @@ def _has(package: str) -> bool:
 
 
 def _packages() -> Iterator[Check]:
-    missing = [name for name in ("torch", "accelerate", "transformers", "deepspeed", "datasets") if not _has(name)]
+    missing = [name for name in ("torch", "accelerate", "transformers", "deepspeed") if not _has(name)]
     if missing:
-        yield Check("packages", "bites", f"{', '.join(missing)} not installed.", f"Run `{install_command('train')}`.")
+        yield Check(
+            "packages", "bites", f"{', '.join(missing)} not installed.", f"Run `pip install {' '.join(missing)}`."
+        )
     else:
-        yield Check("packages", "ok", "torch, accelerate, transformers, deepspeed and datasets are installed.")
+        yield Check("packages", "ok", "torch, accelerate, transformers and deepspeed are installed.")
 
 
 def _known_faults() -> Iterator[Check]:
@@ -275,7 +277,7 @@ def _gpus() -> Iterator[Check]:
 def _ranks() -> Iterator[Check]:
     """Check that two processes can communicate over gloo, and over NCCL if there are two GPUs."""
     if not _has("torch"):
-        yield Check("two ranks", "unknown", "torch is not installed.", f"Run `{install_command('train')}`.")
+        yield Check("two ranks", "unknown", "torch is not installed.", f"Run `{install_command('check')}`.")
         return
     num_gpus = len(this_machine.find().gpu_memory_bytes)
     for backend in ("gloo", *(["nccl"] if num_gpus > 1 else [])):

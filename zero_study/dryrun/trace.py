@@ -21,7 +21,7 @@ from zero_study.dryrun.fake import without_memory
 from zero_study.dryrun.models import Trainable
 from zero_study.dryrun.traced import Traced, check_traceable
 from zero_study.engines import extensions
-from zero_study.errors import Refusal, install_command
+from zero_study.errors import Refusal
 from zero_study.ranks import forks
 from zero_study.theory.engine import Engine, StepConfig
 from zero_study.theory.shapes import ModelShape
@@ -76,7 +76,7 @@ def trace_deepspeed(shape: ModelShape, engine: Engine, job: StepConfig) -> dict[
     of `engine` have their defaults. Raises Refusal if DeepSpeed is not installed, or if the rank refuses.
     """
     if find_spec("deepspeed") is None:
-        raise Refusal(f"DeepSpeed is not installed, so it cannot be traced. Run `{install_command('train')}`.")
+        raise Refusal("DeepSpeed is not installed, so it cannot be traced. Run `pip install deepspeed`.")
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     extensions.use_own_folder()

@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 from filelock import FileLock, Timeout
 
 from .. import processes, terminal
-from ..errors import Refusal, install_command
+from ..errors import Refusal
 from ..files import ROOT, belongs_to_others, can_be_written, own_temporary_folder
 
 EXTENSIONS_DIR = ROOT / ".torch_extensions"
@@ -475,7 +475,7 @@ def main(names: Collection[str]) -> int:
     """Build the named extensions, or all extensions if none is named. Return 1 if one cannot be built, otherwise 0."""
     signal.signal(signal.SIGTERM, _end)
     if importlib.util.find_spec("deepspeed") is None:
-        raise Refusal(f"deepspeed is not installed. Run `{install_command('train')}`.")
+        raise Refusal("deepspeed is not installed. Run `pip install deepspeed`.")
     if unknown := sorted(set(names) - set(EXTENSIONS)):
         raise Refusal(f"there is no extension {', '.join(unknown)}. Choose from {', '.join(EXTENSIONS)}.")
     complete = True

@@ -869,7 +869,7 @@ def _traced(name: str, not_known: str, asked: Request) -> ModelShape:
     installed.
     """
     if find_spec("torch") is None or find_spec("transformers") is None:
-        command = install_command("train")
+        command = install_command("check")
         raise Refusal(f"{str(not_known).rstrip('.')}. With PyTorch, other models of transformers are traced: {command}")
     from zero_study.dryrun import models
 

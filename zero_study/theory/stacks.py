@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from zero_study.errors import Refusal, refusing
-from zero_study.files import read_yaml
+from zero_study.files import FROM_LIST, read_yaml
 from zero_study.theory.engine import (
     Attention,
     Checkpointing,
@@ -38,8 +38,8 @@ class Stack:
 
     name: StackName
     version: Text  # of the programs in which the settings were read
-    # Distributed types of accelerate's files that it can run. Not strict, so that a list becomes a tuple.
-    runs: Annotated[tuple[Literal["NO", "MULTI_GPU", "DEEPSPEED", "FSDP"], ...], Field(min_length=1, strict=False)]
+    # Distributed types of accelerate's files that it can run.
+    runs: Annotated[tuple[Literal["NO", "MULTI_GPU", "DEEPSPEED", "FSDP"], ...], Field(min_length=1), FROM_LIST]
     sources: dict[str, Text]  # by field
     kernels: Kernels
     attention: Attention

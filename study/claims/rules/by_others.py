@@ -14,21 +14,20 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from study.claims.rules import Observed, Text, around, log_distance_outside, selected
-from zero_study.files import StrictModel
+from zero_study.files import FROM_LIST, StrictModel
 from zero_study.theory import measured_by_others
 from zero_study.theory.measured_by_others import TIMES, MeasuredCase
 from zero_study.theory.step_time import tokens_per_second_per_gpu
 
-A_LIST = Field(strict=False)  # lists of the YAML file become tuples
 REPEAT = 0.02  # relative; repeated measurements of one source differ by up to 1.7 %
 
 Condition = Literal[  # conditions in which two rows may differ
     "model", "engine", "precision", "gpus", "micro_batch", "accumulation", "batch", "sequence_length", "checkpointing"
 ]
-Several = Annotated[tuple[Text, ...], A_LIST]
+Several = Annotated[tuple[Text, ...], FROM_LIST]
 
 
 class Rows(StrictModel):
@@ -60,7 +59,7 @@ class ByOthers(StrictModel):
     grade: Literal["A", "B"]  # the lowest grade that is used
     of: Rows
     to: Rows | None = None
-    differs: Annotated[tuple[Condition, ...], A_LIST] = ()  # batch: sequences per GPU and step; equal unless listed
+    differs: Annotated[tuple[Condition, ...], FROM_LIST] = ()  # batch: sequences per GPU and step; equal unless listed
 
     @model_validator(mode="after")
     def _whole(self) -> ByOthers:

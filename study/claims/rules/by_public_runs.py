@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from study.claims.rules import Observed, Text, around, log_distance_outside, selected
-from zero_study.files import StrictModel
+from zero_study.files import FROM_LIST, StrictModel
 
 if TYPE_CHECKING:
     from study.compare.public_pairs import Pair, PairedComparison
 
-Names = Annotated[tuple[Text, ...], Field(strict=False)]  # lists of the YAML file become tuples
+Names = Annotated[tuple[Text, ...], FROM_LIST]
 
 
 class Between(StrictModel):

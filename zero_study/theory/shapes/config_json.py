@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BeforeValidator, Field, model_validator
 
 from zero_study.errors import Refusal, refusing
-from zero_study.files import StrictModel, read_yaml
+from zero_study.files import FROM_LIST, StrictModel, read_yaml
 from zero_study.theory.shapes import formulas
 from zero_study.theory.shapes.counts import ModelCounts
 from zero_study.theory.shapes.shape import Architecture, Head, ModelShape, Plain
@@ -27,7 +27,6 @@ MODEL_TYPES_FILE = Path(__file__).with_name("model_types.yaml")
 # Parts of a shape for which every model type has a key, and those for which only some have one.
 _PARTS = {"hidden", "layers", "heads", "positions", "feed_forward", "activation", "vocabulary", "tied"}
 _FURTHER_PARTS = {"kv_heads", "head_size", "experts", "experts_per_token"}
-_LIST = Field(min_length=1, strict=False)  # not strict, so that a list becomes a tuple
 # Returns the kind of each block, from the settings of a config.json and the number of blocks.
 LayerRule: TypeAlias = Callable[[dict[str, Any], int], list[str]]
 # Kinds of activation functions by name. Most are one kernel, which saves its input.
@@ -123,16 +122,17 @@ class ModelType(StrictModel):
     classes: Annotated[dict[str, Head], BeforeValidator(_heads)]
     keys: dict[str, str]  # keys by part of a shape
     # Parts that follow from others if they are null: four times hidden, heads, hidden / heads.
-    derived: Annotated[frozenset[str], Field(strict=False)] = frozenset()
+    derived: Annotated[tuple[str, ...], FROM_LIST] = ()
     counted: dict[str, bool | int | None] = Field(default_factory=dict)  # additions to COUNTED and exceptions from it
     window_switch: str | None = None  # the setting that switches sliding_window on
     more: dict[str, str] = Field(default_factory=dict)  # keys of further numbers in the formulas of the type
-    switches: Annotated[tuple[str, ...], Field(strict=False)] = ()  # settings of which both values have formulas
+    switches: Annotated[tuple[str, ...], FROM_LIST] = ()  # settings of which both values have formulas
     # Kinds of activation functions that have formulas.
-    activations: Annotated[tuple[str, ...], _LIST] = ("one kernel",)
+    activations: Annotated[tuple[str, ...], Field(min_length=1), FROM_LIST] = ("one kernel",)
     # The kind of each block, if blocks differ.
     layers: Annotated[LayerRule, BeforeValidator(_rule_of_layers)] | None = None
-    default_targets: Annotated[tuple[str, ...], _LIST] | None = None  # PEFT's default modules; None: it has none
+    # The default modules of PEFT. None: PEFT has none for this model.
+    default_targets: Annotated[tuple[str, ...], Field(min_length=1), FROM_LIST] | None = None
     # Parameters of routers and experts by the names that PEFT knows.
     expert_names: dict[str, Literal["gate", "gate_up_proj", "down_proj"]] = Field(default_factory=dict)
 
@@ -142,7 +142,7 @@ class ModelType(StrictModel):
             raise ValueError(f"keys.{part} is missing")
         for part in sorted(self.keys.keys() - _PARTS - _FURTHER_PARTS):
             raise ValueError(f"keys.{part} is no part of a shape")
-        for part in sorted(self.derived - self.keys.keys()):
+        for part in sorted(set(self.derived) - self.keys.keys()):
             raise ValueError(f"derived names {part}, for which keys has no key")
         for kind in sorted(set(self.activations) - set(ACTIVATIONS.values())):
             raise ValueError(f"activations names {kind!r}, which is no kind of ACTIVATIONS in config_json.py")
