@@ -439,7 +439,7 @@ def find(tmp_path):
     [
         ("parts:\n  - {}\n", "question is missing"),
         (QUESTION, "parts is missing"),
-        (QUESTION + "parts: []\n", "parts=[]: tuple should have at least 1 item"),
+        (QUESTION + "parts: []\n", "parts=(): tuple should have at least 1 item"),
         (QUESTION + "name: mine\nparts: [{}]\n", "name is not a key of a study"),
         (QUESTION + "text: reel\nparts: [{}]\n", "text='reel': input should be 'bundled' or 'real'"),
         (
