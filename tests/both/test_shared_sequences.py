@@ -201,6 +201,12 @@ def test_the_written_file_is_one_that_accelerate_and_the_doctor_accept(
     assert shared.world._parallelism(variables).total_size == 8
 
 
+def test_a_file_without_parallelism_needs_no_release_that_has_it(monkeypatch):
+    """accelerate has ParallelismConfig since release 1.10."""
+    monkeypatch.delattr("accelerate.ParallelismConfig")
+    assert shared.world._parallelism({"ACCELERATE_USE_FSDP": "true"}) is None
+
+
 @pytest.mark.parametrize("strategy", ["fsdp2", "fsdp2_no_reshard", "fsdp2_hybrid"])
 def test_hybrid_sharding_is_written_for_any_group_size(
     tmp_path: Path, strategy: str, capsys: pytest.CaptureFixture[str]

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
+from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("torch", "accelerate", "transformers", "deepspeed")
@@ -134,7 +135,7 @@ def answer(case: Case, completed: Run) -> tuple[str, str]:
         content: dict[str, Any] = json.JSONDecoder().raw_decode(completed.output[start.start() :])[0] if start else {}
         is_internal = (content.get("error") or {}).get("kind") == "internal"
         verdict = "" if is_internal else content.get("verdict", "")
-        errors = [finding for finding in content.get("findings", []) if finding["severity"] == "error"]
+        errors = [finding for finding in content.get("findings", []) if finding["severity"] != "note"]
         text = json.dumps(errors)
         reasons = [f"{check['what']}: {check['why']}" for check in content.get("could_not_check", [])]
         texts = [error["text"] for error in errors]
@@ -175,14 +176,16 @@ def made(releases: tuple[str, ...], wheel: Path, folder: Path) -> tuple[Path, di
     return python, facts
 
 
-def results(python: Path, folder: Path) -> list[dict[str, Any]]:
-    """Run every case in a folder with copies of the examples."""
+def results(python: Path, folder: Path, commands: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Run the cases of some commands in a folder with copies of the examples."""
     shutil.copytree(ROOT / "docs" / "examples", folder, dirs_exist_ok=True)
     shutil.copytree(ROOT / "reports" / "silent_errors" / "programs", folder, dirs_exist_ok=True)
     shutil.copytree(ROOT / "accelerate_configs", folder / "accelerate_configs")
     (folder / "same.py").write_text(ONE_TEST)
     listed = []
     for case in CASES:
+        if commands and case.command not in commands:
+            continue
         began = time.monotonic()
         for words in case.before:
             completed = run(python, words, folder, {})
@@ -205,7 +208,8 @@ def results(python: Path, folder: Path) -> list[dict[str, Any]]:
 @click.argument("wheel", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), required=True)
 @click.option("--only", multiple=True, help="Releases of torch, for example 2.6.0. [default: all]")
-def main(wheel: Path, output: Path, only: tuple[str, ...]) -> None:
+@click.option("--command", "commands", multiple=True, help="Commands, for example prove. [default: all]")
+def main(wheel: Path, output: Path, only: tuple[str, ...], commands: tuple[str, ...]) -> None:
     """Run the matrix with a wheel of this project."""
     for releases in ENVIRONMENTS:
         if only and releases[0] not in only:
@@ -213,12 +217,18 @@ def main(wheel: Path, output: Path, only: tuple[str, ...]) -> None:
         with tempfile.TemporaryDirectory(prefix="zero-study-matrix-") as name:
             print(", ".join(f"{name} {release}" for name, release in zip(NAMES, releases, strict=True)), flush=True)
             python, facts = made(releases, wheel.resolve(), Path(name) / "venv")
-            facts |= {"python": platform.python_version(), "results": results(python, Path(name) / "examples")}
-        entries = json.loads(output.read_text()) if output.is_file() else []
-        entries = [entry for entry in entries if entry["packages"]["torch"] != releases[0]]
-        order = [names[0] for names in ENVIRONMENTS]
-        entries = sorted([*entries, facts], key=lambda entry: order.index(entry["packages"]["torch"].partition("+")[0]))
-        output.write_text(json.dumps(entries, indent=1) + "\n")
+            facts |= {"python": platform.python_version()}
+            facts["results"] = results(python, Path(name) / "examples", commands)
+        former = json.loads(output.read_text()) if output.is_file() else []
+        entries = {entry["packages"]["torch"]: entry for entry in former}
+        torch = facts["packages"]["torch"]
+        if commands:  # the answers of the other commands stay
+            new = {(result["command"], result["example"]): result for result in facts["results"]}
+            facts["results"] = [
+                new.get((result["command"], result["example"]), result) for result in entries[torch]["results"]
+            ]
+        entries = {**entries, torch: facts}
+        output.write_text(json.dumps([entries[name] for name in sorted(entries, key=Version)], indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -254,11 +254,13 @@ def _parallelism(variables: Environment) -> Any:
 
     It has the replicas, the shards and the ranks per sequence.
     """
-    from accelerate import ParallelismConfig
-
     names = ("dp_replicate_size", "dp_shard_size", "cp_size", "sp_size")
     sizes = {name: int(variables.get(f"PARALLELISM_CONFIG_{name.upper()}", "1")) for name in names}
-    return ParallelismConfig(**sizes) if max(sizes.values()) > 1 else None
+    if max(sizes.values()) == 1:
+        return None
+    from accelerate import ParallelismConfig  # since accelerate 1.10
+
+    return ParallelismConfig(**sizes)
 
 
 def _reduce_by_hook(call: Callable[..., None], model: Any, *arguments: Any, **options: Any) -> None:
