@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -201,10 +202,13 @@ def test_the_written_file_is_one_that_accelerate_and_the_doctor_accept(
     assert shared.world._parallelism(variables).total_size == 8
 
 
-def test_a_file_without_parallelism_needs_no_release_that_has_it(monkeypatch):
-    """accelerate has ParallelismConfig since release 1.10."""
+def test_an_older_accelerate_serves_files_without_parallelism(monkeypatch):
+    """accelerate has ParallelismConfig since release 1.10, and FSDP2 since 1.6."""
     monkeypatch.delattr("accelerate.ParallelismConfig")
+    monkeypatch.delattr("accelerate.utils.fsdp_utils.fsdp2_prepare_model")
     assert shared.world._parallelism({"ACCELERATE_USE_FSDP": "true"}) is None
+    spec = importlib.util.find_spec("zero_study.dryrun.prepare")
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
 @pytest.mark.parametrize("strategy", ["fsdp2", "fsdp2_no_reshard", "fsdp2_hybrid"])

@@ -11,7 +11,6 @@ from typing import Any
 import accelerate
 import torch
 from accelerate.utils import FullyShardedDataParallelPlugin, convert_outputs_to_fp32
-from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -190,4 +189,6 @@ def _shard(model: nn.Module, blocks: list[str], engine: Engine, mesh: DeviceMesh
         parallelism_config=SimpleNamespace(fsdp_dim_names=mesh.mesh_dim_names),
         device=torch.device("cpu"), is_main_process=True,
     )  # fmt: skip
+    from accelerate.utils.fsdp_utils import fsdp2_prepare_model  # since accelerate 1.6
+
     fsdp2_prepare_model(accelerator, model)
