@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+from types import SimpleNamespace
+
 import pytest
 import torch
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from zero_study.engines.readback import dtypes, facts
 from zero_study.engines.readback.demands import Demand, compare
@@ -75,3 +79,17 @@ def test_a_plain_model_is_read_back():
 )
 def test_the_common_factor_of_gradients(before, after, factor):
     assert scale_between(before, after) == factor
+
+
+def test_fsdp2_is_read_back_from_groups_of_every_release(monkeypatch):
+    """Since torch 2.15 only the parameters of a group have its policy. Before 2.13, a module has at most one group."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    parameters = [SimpleNamespace(mp_policy=policy)]
+    group = SimpleNamespace(modules=[], post_forward_mesh_info=None, offload_policy=None, fsdp_params=parameters)
+    monkeypatch.setattr(facts, "_parameter_groups", lambda _: [group])
+    built = facts.facts_of_fsdp2(torch.nn.Linear(2, 3), None)
+    assert (built["compute_dtypes"], built["reduce_dtypes"]) == (["bfloat16"], ["float32"])
+    older, empty, newer = {"_fsdp_param_group": group}, {"_fsdp_param_group": None}, {"_fsdp_param_groups": [group]}
+    for state, groups in ((older, [group]), (empty, []), (newer, [group])):
+        module = SimpleNamespace(_get_fsdp_state=partial(SimpleNamespace, **state))
+        assert facts.groups_of_module(module) == groups

@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from ..engines.readback.facts import groups_of_module
 from ..engines.readback.full_tensors import is_of_zero
 
 _DETACHING = (torch.Tensor.detach, torch.Tensor.data.__get__, torch.detach)  # type: ignore[attr-defined]
@@ -89,7 +90,7 @@ class Cuts:
         own: dict[int, int] = {}
         for module in self._model.modules():
             if isinstance(module, FSDPModule):
-                for group in module._get_fsdp_state()._fsdp_param_groups:
+                for group in groups_of_module(module):
                     own |= {id(getattr(p, "_unsharded_param", None)): id(p.sharded_param) for p in group.fsdp_params}
         return {own.get(id(variable), id(variable)) for variable in variables}
 

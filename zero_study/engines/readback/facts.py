@@ -279,7 +279,7 @@ def facts_of_fsdp2(model: torch.nn.Module, block_class: str | None) -> dict[str,
         "sharded_parameters": sum(p.placements[-1].is_shard() for p in sharded),
         "unsharded_parameters": len(parameters) - len(sharded),
         "mesh": list(*meshes) if len(meshes) == 1 else [],
-        **_dtypes_of_policies([group.mp_policy for group in groups], parameters),
+        **_dtypes_of_policies([each.mp_policy for group in groups for each in group.fsdp_params], parameters),
         "offloads": bool(groups) and all(isinstance(group.offload_policy, CPUOffloadPolicy) for group in groups),
     }
 
@@ -294,10 +294,17 @@ def _dtypes_of_policies(policies: list[Any], parameters: list[torch.nn.Parameter
 
 
 def _parameter_groups(model: torch.nn.Module) -> list[Any]:
-    """Return the groups of parameters that are gathered together, the root's group first (torch 2.13)."""
+    """Return the groups of parameters that are gathered together, the root's group first."""
     modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    groups = [group for module in modules for group in module._get_fsdp_state()._fsdp_param_groups]
+    groups = [group for module in modules for group in groups_of_module(module)]
     return list({id(group): group for group in groups}.values())  # several modules may share one
+
+
+def groups_of_module(module: FSDPModule) -> list[Any]:
+    """Return the groups of parameters of one module. Older releases of torch, for example 2.8, have at most one."""
+    state: Any = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)
+    return list(filter(None, [state._fsdp_param_group]) if groups is None else groups)
 
 
 def _unit(group: Any) -> str:
