@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from typing import Any
 
@@ -39,7 +40,7 @@ def others() -> str:
     """List the answers that are not right, with their reasons."""
     rows = [
         [releases(environment)[0], f"`{result['command']}`", result["example"], result["answer"],
-         result["why"].replace("|", "\\|")]
+         re.sub(r"^(?:E +|\[rank\d\]: )", "", result["why"]).replace("|", "\\|")]
         for environment in environments() for result in environment["results"] if result["answer"] != "right"
     ]  # fmt: skip
     return tabulate(["PyTorch", "command", "example", "answer", "reason"], rows)
