@@ -669,6 +669,14 @@ def test_a_fault_ends_in_a_project_when_its_remedy_is_written(tmp_path, call, is
     assert ("dtype-auto" in summary(result)) == is_concerned
 
 
+@pytest.mark.parametrize(("version", "is_concerned"), [(1, False), (2, True)])
+def test_a_fault_of_fsdp2_is_none_of_fsdp1(tmp_path, version, is_concerned):
+    (tmp_path / "fsdp.yaml").write_text(f"distributed_type: FSDP\nfsdp_config: {{fsdp_version: {version}}}\n")
+    old, new = locks.Lock({"accelerate": "1.12.0"}), locks.Lock({"accelerate": "1.13.0"})
+    result = changes.compare_locks(old, new, in_use(config=tmp_path / "fsdp.yaml"))
+    assert ("fsdp2-no-upcast" in summary(result)) == is_concerned
+
+
 @pytest.mark.parametrize("written", ["SFTConfig()", "SFTConfig(gradient_checkpointing=False)"])
 def test_a_default_that_every_call_gives_is_no_change(tmp_path, written):
     (tmp_path / "train.py").write_text(f"from trl import SFTConfig\nprint({written})\n")

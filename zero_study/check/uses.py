@@ -27,7 +27,7 @@ _PACKAGES: dict[Kind, tuple[str, ...]] = {
     "torchtitan": ("torch",),
 }
 _OF_TRAINERS = ("TrainingArguments", "Trainer")
-_ENGINES = {"FSDP": "fsdp", "NO": "ddp", "MULTI_GPU": "ddp", "MULTI_CPU": "ddp"}
+_ENGINES = {"NO": "ddp", "MULTI_GPU": "ddp", "MULTI_CPU": "ddp"}
 _IMPORTS = re.compile(rb"(?m)^\s*(?:from|import)\s+(?:torch|transformers|trl|accelerate|deepspeed|peft|datasets)\b")
 
 
@@ -39,9 +39,11 @@ def of_project(configs: Iterable[Examined], scripts: Iterable[Path]) -> tuple[li
     unreadable: list[Path] = []
     code = used.of_scripts((script for script in scripts if _IMPORTS.search(script.read_bytes())), unreadable)
     uses = [_of_file(examined, code) for examined in configs if examined.kind is not None]
-    in_scripts = {"deepspeed": "deepspeed" in code.packages, "fsdp": any(map(code.names.has_end, used.FSDP))}
-    engines = [engine for engine, is_used in in_scripts.items() if is_used]
-    uses += [_of_code(code, engine) for engine in engines if engine not in {use.engine for use in uses}]
+    engines = [engine for engine, word in used.ENGINES.items() if word in code.names]
+    engines += ["deepspeed"] * ("deepspeed" in code.packages)
+    uses += [
+        _of_code(code, engine) for engine in engines if not any(str(use.engine).startswith(engine) for use in uses)
+    ]
     return uses or ([replace(_of_code(code, "ddp"), settings={})] if code.packages else []), unreadable
 
 
@@ -116,10 +118,16 @@ def _engine(examined: Examined) -> str:
     content = examined.content
     if examined.kind == "accelerate":
         name = str(content.get("distributed_type", "NO"))
+        if name == "FSDP":
+            section = content.get("fsdp_config")
+            version = section.get("fsdp_version", 1) if isinstance(section, dict) else 1
+            return f"fsdp{version}"
         return "deepspeed" if name == "DEEPSPEED" else _ENGINES.get(name, "another engine")
     if examined.kind == "deepspeed" or examined.deepspeed is not None or content.get("deepspeed"):
         return "deepspeed"
-    is_fsdp = examined.kind in ("torchtitan", "fsdp_config") or content.get("fsdp") or content.get("fsdp_config")
+    if examined.kind == "torchtitan":
+        return "fsdp2"
+    is_fsdp = examined.kind == "fsdp_config" or content.get("fsdp") or content.get("fsdp_config")
     return "fsdp" if is_fsdp else "ddp"
 
 

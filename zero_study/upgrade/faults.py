@@ -51,7 +51,8 @@ class Fault:
     # For DeepSpeed: the affected values of keys of its JSON (None: the key is missing), for `doctor --for`.
     file: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     # What a training that it concerns has: values of keys of DeepSpeed's JSON (None: the key is missing), and of
-    # "engine" (deepspeed, fsdp, ddp). `upgrade` leaves a fault out if the file or the options say otherwise.
+    # "engine" (deepspeed, fsdp1, fsdp2, fsdp for either, ddp). `upgrade` leaves a fault out if the files or the
+    # options say otherwise.
     needs: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     uses: Sequence[str] = ()  # words of which one must be in a script that it concerns, at least at the end of a name
     # Keywords of which each call must have one to avoid it, by the end of the function's name with its owner.

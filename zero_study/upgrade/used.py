@@ -41,7 +41,8 @@ WORDS = {
     "peft": ("use_peft", "LoraConfig", "lora_r", "lora_rank", "peft_config"),
     "torchao": ("TorchAoConfig", "torchao"),
 }
-FSDP = ("fully_shard", "FullyShardedDataParallel", "FullyShardedDataParallelPlugin", "FSDP")
+# Words in a script that starts an engine itself.
+ENGINES = {"fsdp2": "fully_shard", "fsdp1": "FullyShardedDataParallel", "fsdp": "FullyShardedDataParallelPlugin"}
 # What the file of an engine or a launcher sets, by the names of its classes in the index of releases.
 OF_DEEPSPEED = ("constants", "DeepSpeedConfig", "DeepSpeedZeroConfig")
 OF_ACCELERATE = ("launch",)
@@ -111,7 +112,7 @@ class Code:
 class Use:
     """What one configuration file shows of a training, and the scripts beside it. None means that nothing is known."""
 
-    engine: str | None = None  # deepspeed, fsdp, ddp, or another word for anything else
+    engine: str | None = None  # deepspeed, fsdp1, fsdp2, fsdp for either of them, ddp, or another word
     stage: int | None = None
     optimizer: str | None = None
     settings: Mapping[str, Any] | None = None  # DeepSpeed's JSON
@@ -262,6 +263,8 @@ def _fits(key: str, values: Sequence[Any], value: Any) -> bool:
     """Return whether a value is one of those that a change concerns. Optimizers have many names, such as paged_lion."""
     if key == "optimizer.type":
         return any(_letters(str(name)) in _letters(str(value)) for name in values)
+    if key == "engine":  # fsdp is either version of it
+        return any(str(name).startswith(value) or value.startswith(name) for name in values)
     return matches(list(values), value)
 
 
