@@ -19,6 +19,7 @@ OF_COMMAND = {
     "everything",
     "as_json",
     "write",
+    "kubernetes",
     "trace",
     "help_all",
     "budget",

@@ -72,7 +72,7 @@ def stage_2() -> None:
 def test_changes_of_releases_are_those_that_a_file_uses(project):
     report = check.examine([])
     assert not {"upgrade/fault-begins", "upgrade/fault-ends"} & ids(report, "requirements.txt")
-    assert report.left_out > 10
+    assert report.unused_changes > 10
     stage_2()
     report = check.examine([])
     assert {"upgrade/fault-begins", "upgrade/fault-ends"} <= ids(report, "requirements.txt")
@@ -86,7 +86,7 @@ def test_without_a_file_of_a_training_all_changes_of_releases_count(project):
     Path("configs/ds.json").unlink()
     everything = check.examine([])
     assert {"upgrade/fault-begins", "upgrade/fault-ends"} <= ids(everything, "requirements.txt")
-    assert everything.left_out == 0
+    assert everything.unused_changes == 0
     Path("train.py").write_text("import torch\n")  # and no DeepSpeed
     assert not {"upgrade/fault-begins", "upgrade/fault-ends"} & ids(check.examine([]), "requirements.txt")
     Path("old.py").write_text("import torch\nprint 1\n")

@@ -244,6 +244,8 @@ class Launch(Closed):
     """The content of each file by its name."""
     settings: list[str]
     """Settings that the training program has to set itself."""
+    pod_command: str
+    """The command in each pod of a Kubernetes cluster. Empty if accelerate does not start the program."""
 
 
 class Machine(Closed):
@@ -315,7 +317,7 @@ class CheckAnswer(Answer):
     """The release whose known faults were looked up, such as deepspeed==0.19.8. None if there is none, or several."""
     releases: list[str]
     """The releases by which configuration files were judged."""
-    changes_left_out: int
+    unused_changes: int
     """The number of known changes of releases that no file of the project uses."""
     accepted_findings: list[dict[str, Any]]
     accepted_without_finding: list[dict[str, Any]]

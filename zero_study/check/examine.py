@@ -46,7 +46,7 @@ class Report:
     releases: list[str] = field(default_factory=list)  # by which configuration files were judged
     inputs: Inputs = field(default_factory=Inputs)  # by path, as the user would write it
     not_checked: list[NotChecked] = field(default_factory=list)  # that is about no input
-    left_out: int = 0  # known changes of releases that no file of the project uses
+    unused_changes: int = 0  # known changes of releases that no file of the project uses
     changed_lines: dict[str, set[int]] = field(default_factory=dict)  # since that commit, by the path of the file
 
     @property
@@ -198,7 +198,7 @@ def _check_locks(report: Report, paths: Sequence[Path], named: Sequence[Path], s
                 if in_use is None and before.pins != now.pins:
                     in_use = _uses(report)
                 compared = changes.compare_locks(before, now, in_use or [])
-                report.left_out += sum(map(len, compared.left_out.values()))
+                report.unused_changes += sum(map(len, compared.left_out.values()))
                 findings = [_of_file(finding, path) for finding in of_upgrade.findings(compared)]
                 notes, verdict = _note_ranges(report, path, before, now, compared.verdict)
                 report.end(path, findings + notes, verdict)

@@ -12,7 +12,7 @@ from zero_study.answers.envelope import Answer, Finding
 from zero_study.check import settings
 from zero_study.check.examine import Report
 
-_OF_OTHER_TOOLS = re.compile(r"(\d+) other keys?")
+_FOREIGN_KEYS = re.compile(r"(\d+) other keys?")
 MOST_ROWS = 10  # of a comment on a pull request
 _NOTHING = (
     "Nothing was checked. There is no configuration file of a known tool and no lock file that pins a known "
@@ -35,7 +35,7 @@ def text(report: Report, everything: bool = False) -> str:
     hidden = len(report.findings) - sum(map(len, by_path.values()))
     if hidden:
         blocks.append(f"{terminal.count(hidden, 'note')} not shown. Add --all to list them.")
-    if report.left_out:
+    if report.unused_changes:
         blocks.append(terminal.wrap(f"{_left_out(report)} To list them: zero-study upgrade OLD NEW."))
     blocks += [terminal.wrap(terminal.printable(line)) for line in _not_checked(report, everything)]
     if report.unused:
@@ -46,8 +46,8 @@ def text(report: Report, everything: bool = False) -> str:
 
 
 def _left_out(report: Report) -> str:
-    noun = "change of releases is" if report.left_out == 1 else "changes of releases are"
-    return f"{report.left_out} known {noun} left out, because no file of the project uses what changes."
+    noun = "change of releases is" if report.unused_changes == 1 else "changes of releases are"
+    return f"{report.unused_changes} known {noun} left out, because no file of the project uses what changes."
 
 
 def _not_checked(report: Report, everything: bool = False) -> Iterator[str]:
@@ -55,9 +55,9 @@ def _not_checked(report: Report, everything: bool = False) -> Iterator[str]:
     entries = report.verdict.not_checked
     shown = [entry for entry in entries if entry.is_requested or everything]
     yield from (f"Not checked: {entry}" for entry in shown)
-    others = [entry.what for entry in entries if entry not in shown]
-    counts = [int(match[1]) for name in others if (match := _OF_OTHER_TOOLS.fullmatch(name))]
-    names = [name for name in others if not _OF_OTHER_TOOLS.fullmatch(name)]
+    optional = [entry.what for entry in entries if entry not in shown]
+    counts = [int(match[1]) for name in optional if (match := _FOREIGN_KEYS.fullmatch(name))]
+    names = [name for name in optional if not _FOREIGN_KEYS.fullmatch(name)]
     names += [
         terminal.count(sum(counts), "key that only another tool reads", "keys that only other tools read")
     ] * bool(counts)
@@ -78,7 +78,7 @@ def _fields(report: Report) -> dict[str, Any]:
         "lock_files_compared_with": report.since,
         "deepspeed_release": report.deepspeed_release,
         "releases": report.releases,
-        "changes_left_out": report.left_out,
+        "unused_changes": report.unused_changes,
         "accepted_findings": [{**finding.content(), "reason": entry.reason} for finding, entry in report.accepted],
         "accepted_without_finding": [vars(entry) for entry in report.unused],
     }
@@ -98,7 +98,7 @@ def markdown(report: Report) -> str:
         lines += ["", *terminal.markdown(["place", "severity", "finding"], rows, num_texts=3)]
     if len(findings) > len(shown):
         lines.append(f"\n{terminal.count(len(findings) - len(shown), 'more finding')}: run `zero-study check`.")
-    if report.left_out:
+    if report.unused_changes:
         lines.append(f"\n{terminal.escape_markdown(_left_out(report))}")
     lines += [f"\n{terminal.escape_markdown(line)}" for line in _not_checked(report)]
     return "\n".join(lines) + "\n"

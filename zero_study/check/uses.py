@@ -48,7 +48,7 @@ def of_project(configs: Iterable[Examined], scripts: Iterable[Path]) -> tuple[li
 
 
 def _of_code(code: Code, engine: str | None) -> Use:
-    return Use(engine, packages=code.packages, names=(code.names,), given=code.given)
+    return Use(engine, packages=code.packages, names=(code.names,), set_keys=code.set_keys)
 
 
 def of_options(
@@ -83,9 +83,9 @@ def of_options(
             raise Refusal(f"--stage {stage}: {path} does not use DeepSpeed. Leave --stage or --config out.")
         if stage is not None and use.stage not in (None, stage):
             raise Refusal(f"--stage {stage}: {path} has stage {use.stage}. Leave --stage out, or change the file.")
-        known = use.packages if imports is None else packages
-        known_stage = use.stage if stage is None else stage
-        uses.append(replace(use, packages=known, stage=known_stage, optimizer=use.optimizer or optimizer))
+        packages_in_use = use.packages if imports is None else packages
+        zero_stage = use.stage if stage is None else stage
+        uses.append(replace(use, packages=packages_in_use, stage=zero_stage, optimizer=use.optimizer or optimizer))
     return uses
 
 
@@ -100,18 +100,18 @@ def _of_file(examined: Examined, code: Code | None) -> Use:
         settings = used.of_accelerate(content)
     classes = [*_classes(examined)]
     keys = frozenset(map(str, content))
-    given = dict.fromkeys(classes, keys) | ({} if settings is None else used.keys_of_deepspeed(settings))
+    set_keys = dict.fromkeys(classes, keys) | ({} if settings is None else used.keys_of_deepspeed(settings))
     if kind == "accelerate":
-        given |= dict.fromkeys(used.OF_ACCELERATE, frozenset(used.words_of(content)))
+        set_keys |= dict.fromkeys(used.OF_ACCELERATE, frozenset(used.words_of(content)))
     stage = _stage(settings) if engine == "deepspeed" and settings is not None else None
     optimizer = (settings or {}).get("optimizer")
     name = optimizer.get("type") if isinstance(optimizer, dict) else None
     common = (engine, stage, str(name) if name else None, settings if engine == "deepspeed" else {})
     if code is None:
-        return Use(*common, given=given)
+        return Use(*common, set_keys=set_keys)
     words = Words([*used.words_of(content), *used.words_of(settings), *classes])
     packages = code.packages | used.packages_of(_PACKAGES.get(kind, ()) if kind else (), words)
-    return Use(*common, packages, (code.names, words), {**code.given, **given})
+    return Use(*common, packages, (code.names, words), {**code.set_keys, **set_keys})
 
 
 def _engine(examined: Examined) -> str:

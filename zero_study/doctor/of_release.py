@@ -308,18 +308,20 @@ def _readers_of(content: Mapping[str, Any], kind: Kind, json_content: dict[str, 
 def _faults_of(
     package: str, version: str, finding: Finding, content: Mapping[str, Any], json_content: dict[str, Any] | None
 ) -> Iterator[Finding]:
-    known = {fault.id: fault for fault in changes.known_faults() if fault.package == package}
+    by_id = {fault.id: fault for fault in changes.known_faults() if fault.package == package}
     if package == DEEPSPEED:
         stage, device, classes = _training_of(content, json_content)
         engine = "not DeepSpeed" if stage is None else str(StrategyName.of_zero(stage, device))
         for measured in faults.faults_of(version, engine, classes):
             if not measured.needs or _is_affected(json_content, measured.needs):
-                named = replace(finding, fault=f"{package}/{measured.id}", remedy=changes.remedy(known[measured.id]))
-                yield replace(named, value=stage, message=faults.summary_of(measured, [engine]))
-    for fault in known.values():
+                about_fault = replace(
+                    finding, fault=f"{package}/{measured.id}", remedy=changes.remedy(by_id[measured.id])
+                )
+                yield replace(about_fault, value=stage, message=faults.summary_of(measured, [engine]))
+    for fault in by_id.values():
         if fault.is_in(version) and _is_affected(json_content, fault.file):
-            named = replace(finding, fault=f"{package}/{fault.id}", remedy=changes.remedy(fault))
-            yield replace(named, key=next(iter(fault.file)), message=fault.summary)
+            about_fault = replace(finding, fault=f"{package}/{fault.id}", remedy=changes.remedy(fault))
+            yield replace(about_fault, key=next(iter(fault.file)), message=fault.summary)
 
 
 def _is_affected(json_content: dict[str, Any] | None, affected: Mapping[str, Sequence[Any]]) -> bool:

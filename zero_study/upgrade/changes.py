@@ -470,8 +470,8 @@ def summary(change: Change, uses: Sequence[Use] = ()) -> str:
     """Return what changes, in words. For a default, only classes that the files of trainings use are named."""
     if not change.classes:
         return change.summary
-    known = [use for use in uses if use.names is not None]
-    classes = [name for name in change.classes if any(use.has(name) for use in known)] or list(change.classes)
+    informed = [use for use in uses if use.names is not None]
+    classes = [name for name in change.classes if any(use.has(name) for use in informed)] or list(change.classes)
     _, _, values = change.summary.partition(": ")
     return f"{classes[0]}.{change.key}{_also_of(classes)}: {values}"
 

@@ -63,19 +63,19 @@ def findings(comparison: Comparison) -> list[envelope.Finding]:
             severity = _severity(change)
             name = f"{change.package}/{change.id}" if severity == "error" else ""
             groups.setdefault((IDS[change.kind, change.how], severity, name), []).append(change)
-    made = [
+    ungrouped = [
         envelope.Finding(
             identity, severity, _text(together, comparison.uses), _remedy(together),
             name=name or ", ".join(dict.fromkeys(change.package for change in together)),
         )
         for (identity, severity, name), together in groups.items()
     ]  # fmt: skip
-    return sorted(made, key=lambda finding: finding.severity != "error")
+    return sorted(ungrouped, key=lambda finding: finding.severity != "error")
 
 
 def _text(together: Sequence[Change], uses: Sequence[Use]) -> str:
     """Return the summaries of changes of one kind, with numbers and packages if there are several."""
-    kind, how = together[0].kind, together[0].how
+    kind, direction = together[0].kind, together[0].how
     summaries = [changes.summary(change, uses).rstrip(".") for change in together[:MOST]]
     if len(together) > 1:
         named = enumerate(zip(together, summaries, strict=False), 1)
@@ -84,8 +84,8 @@ def _text(together: Sequence[Change], uses: Sequence[Use]) -> str:
         summaries.append(f"and {len(together) - MOST} more, which zero-study upgrade lists")
     if kind not in ("fault", "crash"):
         return "; ".join(summaries)
-    one, several = VERBS[how]
-    noun = f"A {kind} {one}" if len(together) == 1 else f"{len(together)} {PLURALS[kind]} {several}"
+    singular, several = VERBS[direction]
+    noun = f"A {kind} {singular}" if len(together) == 1 else f"{len(together)} {PLURALS[kind]} {several}"
     return f"{noun}: {'; '.join(summaries)}"
 
 

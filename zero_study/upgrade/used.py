@@ -105,7 +105,7 @@ class Code:
     packages: frozenset[str] = frozenset()  # the packages of the index that they use
     names: Words = field(default_factory=Words)  # identifiers, and words of texts
     # Which keywords all calls of a function give, by its name with its owner, such as AutoModel.from_pretrained.
-    given: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    set_keys: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Use:
     settings: Mapping[str, Any] | None = None  # DeepSpeed's JSON
     packages: frozenset[str] | None = None  # the packages of the index that take part
     names: tuple[Words, ...] | None = None  # of the scripts and of the configuration file
-    given: Mapping[str, frozenset[str]] = field(default_factory=dict)  # the keys that are set, by class or function
+    set_keys: Mapping[str, frozenset[str]] = field(default_factory=dict)  # the keys that are set, by class or function
 
     def why_not(self, change: Conditions) -> str | None:
         """Return why this training is not affected by a change. None if it may be."""
@@ -204,7 +204,7 @@ class Use:
         calls = [
             bool(keys & {*words})
             for end, words in change.unless.items()
-            for name, keys in self.given.items()
+            for name, keys in self.set_keys.items()
             if name.endswith(end)
         ]
         if calls and all(calls):
@@ -212,14 +212,14 @@ class Use:
         owners = [name for name in change.classes if self.has(name)]
         if change.classes and not owners:
             return "classes that no file uses"
-        if owners and all(change.key in self.given.get(name, ()) for name in owners):
+        if owners and all(change.key in self.set_keys.get(name, ()) for name in owners):
             return "the files set what changes"
         return None
 
     def has(self, owner: str) -> bool:
         """Return whether the files use a class, or a method of a class if they name the method, too."""
         # The name of a derived class often ends with that of its base.
-        return owner in self.given or all(
+        return owner in self.set_keys or all(
             any(part in words or (part[:1].isupper() and words.has_end(part)) for words in self.names or ())
             for part in owner.split(".")
         )
@@ -339,9 +339,9 @@ def of_scripts(scripts: Iterable[Path], unreadable: list[Path] | None = None) ->
             for name, keys in _calls(tree):
                 calls.setdefault(name, []).append(keys)
     names |= {*calls}
-    given = {name: frozenset.intersection(*keys) for name, keys in calls.items()}
+    set_keys = {name: frozenset.intersection(*keys) for name, keys in calls.items()}
     words = Words(names)
-    return Code(packages_of(modules, words), words, given)
+    return Code(packages_of(modules, words), words, set_keys)
 
 
 def _calls(tree: ast.Module) -> Iterator[tuple[str, frozenset[str]]]:

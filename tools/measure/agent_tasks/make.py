@@ -1,4 +1,4 @@
-"""Write a folder per task, with question.md and the task's files: python make.py FOLDER.
+"""Write a folder per task, with its question and its files: python make.py FOLDER.
 
 The files of a checkpoint are sparse: 1,024 values every 2,097,152, and zeros, which need no disk, between them.
 """
