@@ -15,6 +15,7 @@ import yaml
 from refusing import refusal
 
 from zero_study import check, cli
+from zero_study.answers.envelope import Finding
 from zero_study.check import settings
 from zero_study.check.examine import NOTHING
 from zero_study.check.project import is_lock, names_settings
@@ -89,8 +90,90 @@ def test_without_a_file_of_a_training_all_changes_of_releases_count(project):
     assert everything.unused_changes == 0
     Path("train.py").write_text("import torch\n")  # and no DeepSpeed
     assert not {"upgrade/fault-begins", "upgrade/fault-ends"} & ids(check.examine([]), "requirements.txt")
-    Path("old.py").write_text("import torch\nprint 1\n")
-    assert "old.py" in check.text(check.examine([]))
+    Path("old.py").write_text("import deepspeed\nprint 1\n")  # which is not Python 3
+    assert "upgrade/fault-begins" in ids(check.examine([]), "requirements.txt")
+
+
+FSDP = "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\n"
+SFT = "model_name_or_path: m\ndataset_name: d\npacking: true\ngradient_checkpointing: true\n"
+DPO = "model_name_or_path: m\ndataset_name: d\nbeta: 0.1\n"
+ARGUMENTS = "from transformers import TrainingArguments\nTrainingArguments("
+USED = {  # files of a project, the old and the new pin, and the change that concerns it
+    "two files": ({"fsdp.yaml": FSDP, "sft.yaml": SFT}, "accelerate 1.14.0 1.15.0", "accelerate/fsdp2-used-twice"),
+    "a dict": (
+        {"train.py": f"{ARGUMENTS}deepspeed={{'zero_optimization': {{'stage': 2}}}})"},
+        "deepspeed 0.17.5 0.18.4", "deepspeed/zero2-bf16-used-twice",
+    ),
+    "a dict beside a file": (
+        {
+            "train.py": "import deepspeed\nconfig = {'zero_optimization': {'stage': 2}}",
+            "ds.json": '{"zero_optimization": {"stage": 1}}',
+        },
+        "deepspeed 0.17.5 0.18.4", "deepspeed/zero2-bf16-used-twice",
+    ),
+    "lightning": (
+        {"train.py": "import lightning as L\nL.Trainer(strategy='deepspeed_stage_2')"},
+        "deepspeed 0.17.5 0.18.4", "deepspeed/zero2-bf16-used-twice",
+    ),
+    "a shell script": (
+        {"train.py": "import transformers", "run.sh": "python train.py --load_in_4bit"},
+        "bitsandbytes 0.46.1 0.47.0", "bitsandbytes/4bit-odd-size",
+    ),
+    "a notebook": (
+        {"a.ipynb": json.dumps({"cells": [{"cell_type": "code", "source": ["from trl import GRPOTrainer\n"]}]})},
+        "trl 0.15.2 0.16.0", "trl/grpo-reference",
+    ),
+    "axolotl": ({"a.yaml": "base_model: m\ndatasets: []\nrl: dpo\n"}, "trl 0.28.0 0.29.0", "trl/dpo-truncate-late"),
+    "an optimizer": (
+        {"train.py": f"{ARGUMENTS}optim='lion_32bit')"}, "bitsandbytes 0.47.0 0.48.1", "bitsandbytes/lion-decay",
+    ),
+    "a removed argument": (
+        {"train.py": "from trl import SFTConfig\nSFTConfig(max_seq_length=8)"}, "trl 0.15.2 0.24.0",
+        "trl/GKDConfig-max_seq_length",
+    ),
+    "a call": (
+        {"train.py": "import os, torch\nmodel = torch.compile(model)"}, "torch 2.9.1 2.10.0",
+        "torch/mix-order-reduction",
+    ),
+}  # fmt: skip
+UNUSED = {
+    "another compile": (
+        {"train.py": "import re, torch\nre.compile('a')"}, "torch 2.9.1 2.10.0", "torch/mix-order-reduction",
+    ),
+    "a tokenizer": (
+        {"train.py": "from transformers import AutoTokenizer\nAutoTokenizer.from_pretrained('m')"},
+        "transformers 4.57.6 5.0.0", "transformers/dtype-auto",
+    ),
+    "a name": (
+        {"train.py": "import torch\ndef save_checkpoint(): ...", "fsdp.yaml": FSDP},
+        "accelerate 1.14.0 1.15.0", "accelerate/fsdp2-used-twice",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*USED, *UNUSED])
+def test_what_files_use(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    files, pins, fault = {**USED, **UNUSED}[name]
+    package, old, new = pins.split()
+    for file, text in files.items():
+        Path(file).write_text(text)
+    Path("requirements.txt").write_text(f"{package}=={old}\n")
+    git("init", "-q")
+    git("add", "-A")
+    git("commit", "-qm", "first")
+    Path("requirements.txt").write_text(f"{package}=={new}\n")
+    found = {finding.name for finding in check.examine([]).findings if finding.severity in ("error", "warning")}
+    assert (fault in found) == (name in USED)
+
+
+def test_the_line_of_a_finding_is_the_one_that_pins_the_package(project):
+    Path("train.py").write_text("import torch\ntorch.compile(model)\n")
+    Path("requirements.txt").write_text("torch==2.9.1\n")
+    git("commit", "-qam", "second")
+    Path("requirements.txt").write_text("accelerate==1.15.0\n    # via\n    #   torch\ntorch==2.10.0\n")
+    lines = {finding.line for finding in check.examine([]).findings if finding.name == "torch/mix-order-reduction"}
+    assert lines == {4}
 
 
 def test_lock_files_are_compared_with_the_commit_that_is_named(project):
@@ -315,6 +398,15 @@ def test_warnings_of_one_kind_need_one_entry(project):
     stage_2()
     accept(**{"doctor/ignored-key": '"Ours."', "upgrade/fault-ends": '"We compared the losses."'})
     assert {finding.id for finding, _ in check.examine([]).accepted} == {"doctor/ignored-key", "upgrade/fault-ends"}
+
+
+def test_an_entry_for_one_package_does_not_accept_a_finding_about_two():
+    about_two = Finding("upgrade/fault-ends", "warning", "2 faults end", name="transformers, trl")
+    entries = settings.Settings(accept={"upgrade/fault-ends: trl": "a", "upgrade/fault-ends: tr*": "b"}).accepted
+    assert [entry.covers(about_two, "uv.lock") for entry in entries] == [False, True]
+    about_a_key = Finding("doctor/fails-at-start-up", "error", "It fails.", key="a.b")
+    (entry,) = settings.Settings(accept={"doctor/fails-at-start-up: one.json a.b": "c"}).accepted
+    assert [entry.covers(about_a_key, path) for path in ("one.json", "two.json")] == [True, False]
 
 
 @pytest.mark.parametrize(("day", "is_accepted"), [("2000-01-01", False), ("2999-12-31", True)])

@@ -46,6 +46,7 @@ class Report:
     releases: list[str] = field(default_factory=list)  # by which configuration files were judged
     inputs: Inputs = field(default_factory=Inputs)  # by path, as the user would write it
     not_checked: list[NotChecked] = field(default_factory=list)  # that is about no input
+    is_whole: bool = True  # the whole project was checked
     unused_changes: int = 0  # known changes of releases that no file of the project uses
     changed_lines: dict[str, set[int]] = field(default_factory=dict)  # since that commit, by the path of the file
 
@@ -66,7 +67,7 @@ class Report:
     def unused(self) -> list[Accepted]:
         """The entries of the settings whose accepted finding no longer occurs."""
         used = [entry for _, entry in self.accepted]
-        return [entry for entry in self.settings.accepted if entry not in used]
+        return [entry for entry in self.settings.accepted if self.is_whole and entry not in used]
 
     def path_of(self, finding: Finding) -> str:
         """Return the path of a finding's file relative to the project, or "" if the finding is not about a file."""
@@ -74,12 +75,14 @@ class Report:
 
     def end(self, path: Path, findings: Iterable[Finding], verdict: Verdict) -> None:
         """Add what was found and compared in an input, except findings that the project accepts."""
-        known = {(finding.id, self.path_of(finding), finding.key, finding.text) for finding in self.findings}
+        known = {
+            (finding.id, self.path_of(finding), finding.key, finding.line, finding.text) for finding in self.findings
+        }
         for finding in findings:
             place = self.path_of(finding)
-            if finding.file and (finding.id, place, finding.key, finding.text) in known:
+            if finding.file and (finding.id, place, finding.key, finding.line, finding.text) in known:
                 continue  # of a file that several files name
-            known.add((finding.id, place, finding.key, finding.text))
+            known.add((finding.id, place, finding.key, finding.line, finding.text))
             entry = next((accepted for accepted in self.settings.accepted if accepted.covers(finding, place)), None)
             if entry is None:
                 self.findings.append(finding)
@@ -106,6 +109,7 @@ def examine(paths: Sequence[Path], since: str | None = None) -> Report:
     settings = Settings() if place is None else reading.read(place)
     report = Report(project, settings)
     report.inputs = Inputs(*(str(path) for path in named if path.is_file()))
+    report.is_whole = any(_place(path) == _place(project.root) for path in named)
     files = list(_files(project, settings, named))
     locks = [path for path in files if projects.is_lock(path)]
     pins = _check_locks(report, locks, named, since)
@@ -255,19 +259,18 @@ def _uses(report: Report) -> list[Use]:
     """Return what the trainings of the whole project use, also if only some of its files are checked."""
     root, settings = report.project.root, report.settings
     files = [path for path in report.project.files(root) if not settings.excludes(report.project.name_of(path))]
-    configs = several.examine([path for path in files if projects.is_config(path)]).results.values()
-    scripts = [path for path in files if path.suffix == ".py" and path.stat().st_size <= LARGEST_SCRIPT]
-    found, unreadable = uses.of_project((each for each in configs if isinstance(each, Examined)), scripts)
-    if unreadable:
-        names = terminal.names([report.project.name_of(path) for path in unreadable])
-        report.not_checked.append(NotChecked(names, "this release of Python cannot read them"))
-    return found
+    files = [path for path in files if path.stat().st_size <= LARGEST_SCRIPT]
+    results = several.examine([path for path in files if projects.is_config(path)]).results
+    examined = [result for result in results.values() if isinstance(result, Examined) and result.kind is not None]
+    read = {result.path for result in examined}
+    texts = [path for path in results if path not in read and projects.names_settings(path)]
+    return uses.of_project(examined, files, texts)
 
 
 def _of_file(finding: Finding, path: Path) -> Finding:
     """Return a finding of `zero-study upgrade` as one about a lock file, with the line that pins the package."""
     package = re.escape((finding.name or "").partition("/")[0]).replace("\\-", "[-_]")
-    pinned = re.compile(rf"(?i)^[\W]*(?:name\W+)?{package}\b")
+    pinned = re.compile(rf"(?i)^\s*(?:- )?[\"']?(?:name\s*=\s*\")?{package}(?=[\"'\s=<>~!\[;@]|$)")
     lines = path.read_text(errors="replace").splitlines()
     line = next((number for number, text in enumerate(lines, 1) if pinned.match(text)), None)
     return replace(finding, file=str(path), line=line)

@@ -43,10 +43,15 @@ class Accepted:
         """Return whether this entry accepts a finding in the file with this path. An error must be named exactly."""
         if finding.id != self.id or (self.until is not None and date.today() > self.until):
             return False
-        own = {*(finding.name or finding.key or path).split(", ")}
+        own = finding.name or finding.key or path
         if finding.severity == "error":
-            return self.target in own
-        return not self.target or any(fnmatchcase(name, self.target) for name in {*own, finding.key, path} if name)
+            return self.target in (own, f"{path} {own}")
+        if not self.target or self.target in (own, finding.key, path):
+            return True
+        packages = (finding.name or "").split(", ")  # all of them, if the finding is about several
+        return (all(fnmatchcase(name, self.target) for name in packages if name) and any(packages)) or any(
+            fnmatchcase(name, self.target) for name in (finding.key, path) if name
+        )
 
     def __str__(self) -> str:
         return f"{self.id}: {self.target}" if self.target else self.id
@@ -126,8 +131,7 @@ def entries(findings: Iterable[tuple[Finding, str]]) -> Iterator[str]:
 
 def _place(finding: Finding, path: str) -> str:
     """Return what a finding is about, as an entry names it; empty if it is about several packages."""
-    place = finding.name or finding.key or path
-    return "" if ", " in place else place
+    return "" if ", " in (finding.name or "") else finding.name or finding.key or path
 
 
 def _line(identity: str, target: str, reason: str) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,27 +29,78 @@ _PACKAGES: dict[Kind, tuple[str, ...]] = {
 }
 _OF_TRAINERS = ("TrainingArguments", "Trainer")
 _ENGINES = {"NO": "ddp", "MULTI_GPU": "ddp", "MULTI_CPU": "ddp"}
-_IMPORTS = re.compile(rb"(?m)^\s*(?:from|import)\s+(?:torch|transformers|trl|accelerate|deepspeed|peft|datasets)\b")
+# Python files that name none of these have nothing to do with a training.
+_PYTHON = re.compile(
+    rb"torch|transformers|trl|accelerate|deepspeed|peft|datasets|lightning|bitsandbytes|liger|flash_attn"
+)
+TEXTS = (".sh", ".bash", ".sbatch", ".slurm", ".ipynb")
 
 
-def of_project(configs: Iterable[Examined], scripts: Iterable[Path]) -> tuple[list[Use], list[Path]]:
-    """Return one `Use` per configuration file of a project, and the scripts that cannot be read.
+def of_project(configs: Sequence[Examined], files: Iterable[Path], texts: Iterable[Path]) -> list[Use]:
+    """Return what the trainings of a project use: one `Use` per engine with its settings.
 
-    Engines that only the scripts start have a `Use` of their own. The list is empty if no file shows a training.
+    `files` are those of the project, of which Python files, job files and notebooks are read, and `texts` are other
+    files with settings. Words and packages of all files count for each engine, because a training may read several of
+    them. The list is empty if no file shows a training.
     """
     unreadable: list[Path] = []
-    code = used.of_scripts((script for script in scripts if _IMPORTS.search(script.read_bytes())), unreadable)
-    uses = [_of_file(examined, code) for examined in configs if examined.kind is not None]
-    engines = [engine for engine, word in used.ENGINES.items() if word in code.names]
-    engines += ["deepspeed"] * ("deepspeed" in code.packages)
-    uses += [
-        _of_code(code, engine) for engine in engines if not any(str(use.engine).startswith(engine) for use in uses)
-    ]
-    return uses or ([replace(_of_code(code, "ddp"), settings={})] if code.packages else []), unreadable
+    files = list(files)
+    code = used.of_scripts((path for path in files if path.suffix == ".py" and _is_of_training(path)), unreadable)
+    others = [path for path in files if path.suffix in TEXTS]
+    plain = "\n".join(_text(path) for path in (*others, *unreadable, *texts))
+    known = [examined for examined in configs if examined.kind is not None]
+    own = [*used.words_in(plain), *(word for examined in known for word in _words(examined))]
+    words = (code.names, Words(own))
+    modules = [*used.modules_in(plain), *(name for each in known for name in _PACKAGES.get(each.kind or "ddp", ()))]
+    packages = code.packages | used.packages_of(modules, words[1])
+    set_keys = dict(code.set_keys)
+    of_files: dict[str, frozenset[str]] = {}
+    for examined in known:
+        of_files = used.together(of_files, _set_keys(examined))
+    set_keys = used.together(set_keys, of_files) | dict.fromkeys(code.parsed - {*of_files}, frozenset[str]())
+    shared = Use(packages=packages, names=words, set_keys=set_keys)
+    uses: list[Use] = []
+    for examined in known:
+        use = replace(_of_file(examined), packages=packages, names=words, set_keys=set_keys)
+        uses += [use] * (use not in uses)
+    engines = [engine for engine, pattern in used.ENGINES.items() if any(each.matches(pattern) for each in words)]
+    in_code = Words([*used.words_in(plain)])
+    for engine in engines:
+        is_configured = engine in {use.engine for use in uses}
+        if not is_configured or code.names.matches(r"\nzero_optimization\n|\nDeepSpeedPlugin\n"):
+            uses.append(replace(shared, engine=engine, set_keys=set_keys | _mentioned(engine, code, in_code)))
+    return uses or ([replace(shared, engine="ddp", settings={})] if packages else [])
 
 
-def _of_code(code: Code, engine: str | None) -> Use:
-    return Use(engine, packages=code.packages, names=(code.names,), set_keys=code.set_keys)
+class _Mentioned:
+    """The keys that texts mention, of which it is not known whether they set them."""
+
+    def __init__(self, *texts: Words) -> None:
+        self._texts = texts
+
+    def __contains__(self, key: object) -> bool:
+        return any(key in words for words in self._texts)
+
+
+def _mentioned(engine: str, code: Code, plain: Words) -> dict[str, Container[str]]:
+    return dict.fromkeys(used.OF_DEEPSPEED, _Mentioned(code.names, plain)) if engine == "deepspeed" else {}
+
+
+def _is_of_training(path: Path) -> bool:
+    return _PYTHON.search(path.read_bytes()) is not None
+
+
+def _text(path: Path) -> str:
+    """Return the text of a file; of a notebook, the text of its cells with code."""
+    text = path.read_text(errors="replace")
+    if path.suffix != ".ipynb":
+        return text
+    try:
+        cells = json.loads(text).get("cells", [])
+        sources = [cell["source"] for cell in cells if cell["cell_type"] == "code"]
+    except (ValueError, AttributeError, TypeError, KeyError):
+        return text
+    return "\n".join(source if isinstance(source, str) else "".join(source) for source in sources)
 
 
 def of_options(
@@ -70,7 +122,7 @@ def of_options(
     if not configs:
         if code is None and packages is None and stage is None and optimizer is None:
             return []
-        use = Use() if code is None else _of_code(code, None)
+        use = Use() if code is None else Use(names=(code.names,), set_keys=_with_parsed(code))
         engine = None if stage is None else "deepspeed"
         return [replace(use, engine=engine, stage=stage, optimizer=optimizer, packages=packages)]
     uses = []
@@ -78,7 +130,12 @@ def of_options(
         examined = examining.examine(path)
         if examined.kind is None:
             raise Refusal(f"--config {path}: this is a configuration file of no known tool. Name another file.")
-        use = _of_file(examined, code)
+        use = _of_file(examined)
+        if code is not None:
+            words = Words(_words(examined))
+            in_use = code.packages | used.packages_of(_PACKAGES.get(examined.kind, ()), words)
+            set_keys = used.together(_with_parsed(code), _set_keys(examined))
+            use = replace(use, packages=in_use, names=(code.names, words), set_keys=set_keys)
         if stage is not None and use.engine != "deepspeed":
             raise Refusal(f"--stage {stage}: {path} does not use DeepSpeed. Leave --stage or --config out.")
         if stage is not None and use.stage not in (None, stage):
@@ -89,29 +146,43 @@ def of_options(
     return uses
 
 
-def _of_file(examined: Examined, code: Code | None) -> Use:
-    """Return what a configuration file shows, together with the scripts. None: the scripts are not known."""
-    kind, content = examined.kind, examined.content
-    engine = _engine(examined)
-    settings = examined.deepspeed
-    if kind == "deepspeed":
-        settings = content
-    elif kind == "accelerate" and engine == "deepspeed" and settings is None:
-        settings = used.of_accelerate(content)
-    classes = [*_classes(examined)]
-    keys = frozenset(map(str, content))
-    set_keys = dict.fromkeys(classes, keys) | ({} if settings is None else used.keys_of_deepspeed(settings))
-    if kind == "accelerate":
-        set_keys |= dict.fromkeys(used.OF_ACCELERATE, frozenset(used.words_of(content)))
+def _with_parsed(code: Code) -> dict[str, frozenset[str]]:
+    return {**code.set_keys, **dict.fromkeys(code.parsed, frozenset[str]())}
+
+
+def _of_file(examined: Examined) -> Use:
+    """Return the engine of a configuration file and its settings, and the keys that the file sets."""
+    engine, settings = _engine(examined), _settings(examined)
     stage = _stage(settings) if engine == "deepspeed" and settings is not None else None
     optimizer = (settings or {}).get("optimizer")
     name = optimizer.get("type") if isinstance(optimizer, dict) else None
-    common = (engine, stage, str(name) if name else None, settings if engine == "deepspeed" else {})
-    if code is None:
-        return Use(*common, set_keys=set_keys)
-    words = Words([*used.words_of(content), *used.words_of(settings), *classes])
-    packages = code.packages | used.packages_of(_PACKAGES.get(kind, ()) if kind else (), words)
-    return Use(*common, packages, (code.names, words), {**code.set_keys, **set_keys})
+    of_engine = settings if engine == "deepspeed" else {}
+    return Use(engine, stage, str(name) if name else None, of_engine, set_keys=_set_keys(examined))
+
+
+def _settings(examined: Examined) -> dict[str, Any] | None:
+    """Return the DeepSpeed JSON that a file is, contains, names, or that accelerate makes of it."""
+    if examined.kind == "deepspeed":
+        return examined.content
+    if examined.kind == "accelerate" and examined.deepspeed is None and _engine(examined) == "deepspeed":
+        return used.of_accelerate(examined.content)
+    return examined.deepspeed
+
+
+def _words(examined: Examined) -> Iterator[str]:
+    """Yield the words of a configuration file, and the classes that read it."""
+    yield from used.words_of(examined.content)
+    yield from used.words_of(_settings(examined))
+    yield from _classes(examined)
+
+
+def _set_keys(examined: Examined) -> dict[str, frozenset[str]]:
+    """Return the keys that a configuration file sets, by the class that has them."""
+    settings = _settings(examined)
+    keys = dict.fromkeys(_classes(examined), frozenset(map(str, examined.content)))
+    if examined.kind == "accelerate":
+        keys |= dict.fromkeys(used.OF_ACCELERATE, frozenset(used.words_of(examined.content)))
+    return keys | ({} if settings is None else used.keys_of_deepspeed(settings))
 
 
 def _engine(examined: Examined) -> str:
@@ -142,6 +213,9 @@ def _classes(examined: Examined) -> Iterator[str]:
     if examined.kind not in ("training_arguments", "trl", "axolotl", "llamafactory", "ms_swift"):
         return
     yield from _OF_TRAINERS
+    for key in ("rl", "rlhf_type", "stage"):  # of axolotl, ms-swift and LLaMA-Factory, such as dpo
+        if isinstance(method := examined.content.get(key), str):
+            yield from (f"{method.upper()}Config", f"{method.upper()}Trainer")
     if examined.kind == "trl":
         yield "ModelConfig"
         for name in _classes_of_trl(examined):
@@ -160,4 +234,4 @@ def _classes_of_trl(examined: Examined) -> list[str]:
     known = {key for keys in classes.values() for key in keys} - {*arguments, *newest["ModelConfig"]}
     own = {*examined.content} & known
     fitting = [name for name, keys in classes.items() if own <= keys]
-    return [min(fitting, key=lambda name: len(classes[name]))] if own and fitting else [*classes]
+    return fitting if own and fitting else [*classes]

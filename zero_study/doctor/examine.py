@@ -116,7 +116,11 @@ def _examine_job(path: Path, launches: Sequence[Launch], *releases: str) -> Exam
             if not name and content["distributed_type"] == "NO":  # accelerate then trains on all GPUs that it finds
                 content["distributed_type"] = "MULTI_GPU"
             of_keys = examine_content(path, content, "accelerate", chosen).findings
-            own += [each for each in of_keys if each.key.rpartition(".")[2] not in unknown]
+            own += [
+                each for each in of_keys
+                if each.key.rpartition(".")[2] not in unknown
+                and not (each.effect == "ignored" and each.key in launch.flags)  # it is on the command line
+            ]  # fmt: skip
         findings += [
             replace(each, line=launch.line) if (each.key, each.message) not in in_file
             else replace(each, file=in_file[each.key, each.message]) for each in own

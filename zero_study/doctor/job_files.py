@@ -30,7 +30,7 @@ _WORD = re.compile(rf"(?:{_EXPANSION}|\S)+")
 _VALUE = r"(?:\"[^\"\n]*\"|'[^'\n]*'|[^\s;\"'])*"
 _ASSIGNMENTS = re.compile(rf"(?m)^[ \t]*(?:export[ \t]+)?((?:\w+={_VALUE}[; \t]*)+)")
 _VARIABLE = re.compile(r"(?<!\\)\$(?:\{(\w+)\}|(\w+))")
-_ONE_NODE = re.compile(r"(?:--nodes|-N|--ntasks|-n)[= ]*1\b|--nodelist|-w\b")  # options of srun
+_ONE_NODE = re.compile(r"(?:--nodes|-N|--ntasks|-n)[= ]*[\"']?1\b|--nodelist|-w\b")  # options of srun
 # Options of launchers without a value that accelerate does not have.
 _SWITCHES = frozenset({"standalone", "run_path", "m", "no_local_rank", "no_ssh", "no_ssh_check", "force_multi"})
 _TYPES = {"multi_gpu": "MULTI_GPU", "use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "cpu": "NO"}
@@ -45,6 +45,7 @@ class Launch:
     line: int  # of the file
     nodes: int  # on which this line runs; 1 if this is not known
     variables: Mapping[str, str]
+    is_complete: bool = True  # all options are known
 
 
 def launches(path: Path) -> list[Launch]:
@@ -99,12 +100,15 @@ def _launches(text: str, nodes: int, variables: Mapping[str, Any], is_on_each: b
         if line.count("'") % 2:  # the shell of each node fills in the variables
             known |= dict.fromkeys(("SLURM_NODEID", "SLURM_PROCID"), UNKNOWN)
         words = _WORD.findall("".join(_COMMAND.findall(text, match.end())[:1]))
+        words = [piece for word in words for piece in _expanded(word, known)]
         flags = dict(_flags(words, known))
+        has_unknown = UNKNOWN in "".join(words[:1])  # options that only the running job knows
         if not (words or flags) or (match["deepspeed"] and ".py" not in "".join(words[:1])):
             continue  # such as `pip install deepspeed`
         runs_on_each = is_on_each or ("srun" in line and not _ONE_NODE.search(line))
         number_of_line = 1 + before.count("\n") + before.count("\v")
-        yield Launch(str(match.lastgroup), flags, number_of_line, nodes if runs_on_each else 1, known)
+        runs_on = nodes if runs_on_each else 1
+        yield Launch(str(match.lastgroup), flags, number_of_line, runs_on, known, not has_unknown)
 
 
 def _assigned(text: str, variables: Mapping[str, Any]) -> dict[str, str]:
@@ -112,9 +116,16 @@ def _assigned(text: str, variables: Mapping[str, Any]) -> dict[str, str]:
     assigned: dict[str, str] = {}
     known = {name: str(value) for name, value in variables.items()}
     for name, value in re.findall(rf"(\w+)=({_VALUE})", " ".join(_ASSIGNMENTS.findall(text))):
-        value = _filled_in(value, known)
+        value = value.strip("'") if value.startswith("'") else _filled_in(value, known)
         known[name] = assigned[name] = value if assigned.get(name, value) == value else UNKNOWN
     return known
+
+
+def _expanded(word: str, variables: Mapping[str, str]) -> list[str]:
+    """Return the options that a variable stands for, or the word itself."""
+    match = _VARIABLE.fullmatch(word.strip("\"'"))
+    options = variables.get(match[1] or match[2], "") if match else ""
+    return options.split() if options.startswith("-") else [word]
 
 
 def _filled_in(text: str, variables: Mapping[str, str]) -> str:

@@ -47,6 +47,8 @@ def findings(path: str, launch: Launch, content: Mapping[str, Any]) -> Iterator[
     `content` has the settings of accelerate, from its file and its flags. What only the running job knows is not
     judged.
     """
+    if not launch.is_complete:
+        return
     flags, settings = launch.flags, AccelerateFile(content)
     is_accelerate, processes = launch.program == "accelerate", content.get("num_processes")
     of_nodes, of_rank, remedy = _OPTIONS[launch.program]

@@ -223,6 +223,8 @@ def compare_locks(old: Lock, new: Lock, uses: Sequence[Use] = ()) -> Comparison:
     for change in changes:
         reason = why_not(uses, change) if change.kind not in ("pair", "unknown") else None
         reason = reason or why_not_package(uses, change.package)
+        if change.kind == "gone" and any(use.names is not None for use in uses):
+            change = replace(change, alarms=change.summary.endswith("missing"))  # a file sets it
         (excluded.setdefault(reason, []) if reason else shown).append(change)
     return Comparison(changes, excluded, shown, _verdict(shown, old, new, uses), uses)
 
@@ -456,7 +458,9 @@ def remedy(*changes: Change) -> str:
 
 
 def _remedy(change: Change) -> str:
-    if change.how == "goes" or change.kind in ("unknown", "new", "gone"):
+    if change.kind == "gone":
+        return f"Remove {change.key}, or write what replaces it."
+    if change.how == "goes" or change.kind in ("unknown", "new"):
         return ""
     if change.kind == "pair":
         return f"Pin {change.summary.partition(' requires ')[2].partition(', but')[0]}."

@@ -101,4 +101,5 @@ def _severity(change: Change) -> envelope.Severity:
     if not change.changes_training:
         return "note"
     is_worse = change.kind in ("fault", "crash", "pair") and change.how != "goes"
+    is_worse |= change.kind == "gone" and change.package != "deepspeed"  # an unknown argument is an error
     return "error" if is_worse else "warning"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,15 +34,21 @@ BRINGS = {
 }
 # Words in a script or a configuration file with which another package uses a package of the index.
 WORDS = {
-    "bitsandbytes": ("load_in_4bit", "load_in_8bit", "BitsAndBytesConfig", "8bit", "bnb"),
+    "bitsandbytes": ("load_in_4bit", "load_in_8bit", "BitsAndBytesConfig", "8bit", "32bit", "bnb", "bitsandbytes"),
     "datasets": ("load_dataset", "dataset_name"),
-    "flash-attn": ("flash_attention_2", "flash_attn"),
-    "liger-kernel": ("use_liger_kernel", "use_liger"),
+    "flash-attn": ("flash_attention_2", "flash_attn", "flash_attention"),
+    "liger-kernel": ("use_liger_kernel", "use_liger", "enable_liger_kernel", "LigerPlugin"),
     "peft": ("use_peft", "LoraConfig", "lora_r", "lora_rank", "peft_config"),
-    "torchao": ("TorchAoConfig", "torchao"),
+    "torchao": ("TorchAoConfig", "torchao", "float8"),
 }
 # Words in a script that starts an engine itself.
-ENGINES = {"fsdp2": "fully_shard", "fsdp1": "FullyShardedDataParallel", "fsdp": "FullyShardedDataParallelPlugin"}
+ENGINES = {
+    "fsdp2": r"\nfully_shard\n",
+    "fsdp1": r"\nFullyShardedDataParallel\n",
+    "fsdp": r"\n(?:FullyShardedDataParallelPlugin|FSDPStrategy|use_fsdp|fsdp|full_shard|fsdp_native)\n",
+    "deepspeed": r"(?i)\n(?:use_)?deepspeed(?:_stage_\w+|plugin|strategy|_config)?\n|\nzero_optimization\n",
+}
+_TRL_CONFIG = re.compile(r"(?:SFT|DPO|GRPO|KTO|RLOO|PPO|ORPO|CPO|GKD|BCO|PRM|XPO|Reward|OnlineDPO|NashMD)Config")
 # What the file of an engine or a launcher sets, by the names of its classes in the index of releases.
 OF_DEEPSPEED = ("constants", "DeepSpeedConfig", "DeepSpeedZeroConfig")
 OF_ACCELERATE = ("launch",)
@@ -58,6 +64,8 @@ class Conditions(Protocol):
 
     @property
     def package(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
     @property
     def file(self) -> Mapping[str, Sequence[Any]]: ...
     @property
@@ -92,6 +100,12 @@ class Words:
         """Return whether a word ends with this one, as the names of derived classes often do."""
         return self._has(f"{word}\n")
 
+    def matches(self, pattern: str) -> bool:
+        """Return whether a regular expression matches anywhere in the words, each of which is on a line of its own."""
+        if pattern not in self._known:
+            self._known[pattern] = re.search(pattern, self._text) is not None
+        return self._known[pattern]
+
     def _has(self, part: str) -> bool:
         if part not in self._known:
             self._known[part] = part in self._text
@@ -106,6 +120,7 @@ class Code:
     names: Words = field(default_factory=Words)  # identifiers, and words of texts
     # Which keywords all calls of a function give, by its name with its owner, such as AutoModel.from_pretrained.
     set_keys: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    parsed: frozenset[str] = frozenset()  # the classes whose settings a parser reads
 
 
 @dataclass(frozen=True)
@@ -118,7 +133,7 @@ class Use:
     settings: Mapping[str, Any] | None = None  # DeepSpeed's JSON
     packages: frozenset[str] | None = None  # the packages of the index that take part
     names: tuple[Words, ...] | None = None  # of the scripts and of the configuration file
-    set_keys: Mapping[str, frozenset[str]] = field(default_factory=dict)  # the keys that are set, by class or function
+    set_keys: Mapping[str, Container[str]] = field(default_factory=dict)  # the keys that are set, by class or function
 
     def why_not(self, change: Conditions) -> str | None:
         """Return why this training is not affected by a change. None if it may be."""
@@ -202,7 +217,7 @@ class Use:
         if change.uses and not self._mentions(change.uses):
             return "functions, classes or settings that no file uses"
         calls = [
-            bool(keys & {*words})
+            any(word in keys for word in words)
             for end, words in change.unless.items()
             for name, keys in self.set_keys.items()
             if name.endswith(end)
@@ -212,7 +227,10 @@ class Use:
         owners = [name for name in change.classes if self.has(name)]
         if change.classes and not owners:
             return "classes that no file uses"
-        if owners and all(change.key in self.set_keys.get(name, ()) for name in owners):
+        is_set = [change.key in self.set_keys.get(name, ()) for name in owners]
+        if change.kind == "gone" and not any(is_set):
+            return "the files do not set what is removed"
+        if change.kind != "gone" and is_set and all(is_set):
             return "the files set what changes"
         return None
 
@@ -252,11 +270,10 @@ def _letters(name: str) -> str:
 
 
 def _is_optimizer(words: Words, values: Sequence[Any]) -> bool:
-    """Return whether a word is the name of one of these optimizers, such as Muon, DeepSpeedCPULion or paged_lion."""
-    names = [_letters(str(value)) for value in values]
-    return any(words.has_end(end) for name in names for end in (f"_{name}", name.capitalize())) or any(
-        name in words for name in names
-    )
+    """Return whether a word is the name of one of these optimizers, such as Muon, PagedLion8bit or lion_32bit."""
+    names = "|".join(_letters(str(value)) for value in values)
+    capitalized = "|".join(_letters(str(value)).capitalize() for value in values)
+    return words.matches(rf"\n(?:\w*_)?(?:{names})(?:_?\d\w*)?\n|(?:{capitalized})(?![a-z])")
 
 
 def _fits(key: str, values: Sequence[Any], value: Any) -> bool:
@@ -332,16 +349,48 @@ def of_scripts(scripts: Iterable[Path], unreadable: list[Path] | None = None) ->
     """
     modules, names = set[str](), set[str]()
     calls: dict[str, list[frozenset[str]]] = {}
+    parsed = set[str]()
     for script in scripts:
         for tree in _trees(script) if unreadable is None else _one_tree(script, unreadable):
             names |= set(_names(tree))
             modules |= {name.partition(".")[0] for name in _imported(tree)} - {""}
+            parsed |= {*_parsed(tree)}
             for name, keys in _calls(tree):
                 calls.setdefault(name, []).append(keys)
     names |= {*calls}
     set_keys = {name: frozenset.intersection(*keys) for name, keys in calls.items()}
     words = Words(names)
-    return Code(packages_of(modules, words), words, set_keys)
+    return Code(packages_of(modules, words), words, set_keys, frozenset(parsed))
+
+
+def words_in(text: str) -> Iterator[str]:
+    """Yield the words of a text that is not read as Python, with flags as they are named in Python."""
+    for word in re.findall(r"[\w-]+", text):
+        yield from (word, word.strip("-").replace("-", "_"))
+
+
+def modules_in(text: str) -> list[str]:
+    """Return the modules that lines of a text import, such as those of a notebook."""
+    return re.findall(r"(?m)^\s*(?:from|import)\s+(\w+)", text)
+
+
+def together(first: Mapping[str, frozenset[str]], second: Mapping[str, frozenset[str]]) -> dict[str, frozenset[str]]:
+    """Return the keys that are set wherever a class or a function is used."""
+    return {**first, **second} | {name: first[name] & second[name] for name in {*first} & {*second}}
+
+
+def _parsed(tree: ast.Module) -> Iterator[str]:
+    """Yield the classes that a module passes to a parser of arguments, such as HfArgumentParser."""
+    for call in ast.walk(tree):
+        if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("Parser"):
+            for name in (name for argument in call.args for name in ast.walk(argument) if isinstance(name, ast.Name)):
+                yield from (name.id, *_base_of(name.id))
+
+
+def _base_of(name: str) -> list[str]:
+    """Return TrainingArguments for a class that is derived from it."""
+    is_derived = _TRL_CONFIG.fullmatch(name) or (name != "TrainingArguments" and name.endswith("TrainingArguments"))
+    return ["TrainingArguments"] if is_derived else []
 
 
 def _calls(tree: ast.Module) -> Iterator[tuple[str, frozenset[str]]]:
@@ -350,7 +399,7 @@ def _calls(tree: ast.Module) -> Iterator[tuple[str, frozenset[str]]]:
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name | ast.Attribute):
             keys = frozenset(keyword.arg for keyword in call.keywords if keyword.arg)
             name = call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id
-            yield name, keys
+            yield from ((each, keys) for each in (name, *_base_of(name)))
             owner = getattr(call.func, "value", None)
             if isinstance(owner, ast.Name | ast.Attribute):
                 yield f"{owner.attr if isinstance(owner, ast.Attribute) else owner.id}.{name}", keys
@@ -422,4 +471,4 @@ def _names(tree: ast.Module) -> Iterator[str]:
         for field_name in ("id", "attr", "arg", "name", "module"):
             value = getattr(node, field_name, None)
             if isinstance(value, str):
-                yield from value.split(".")
+                yield from (value, *value.split("."))
