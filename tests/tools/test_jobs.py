@@ -78,6 +78,8 @@ def on_two_nodes(line: str) -> str:
         ('ARGS="--nproc_per_node 8"\nsrun torchrun $ARGS train.py', ["nnodes"]),
         ("srun torchrun $ARGS train.py", []),
         ('srun torchrun "${ARGS[@]}" train.py', []),
+        ("python submit.py --gpus 8 -- accelerate launch --multi_gpu --num_machines 4 --num_processes 8 t.py", []),
+        ("accelerate launch --mixed_precision bf16 --use_deepspeed --deepspeed_config_file ds.json t.py", []),
         ('srun --nodes="1" torchrun --nproc_per_node 8 train.py', []),
         (f"R='$SLURM_PROCID'\nsrun bash -c \"accelerate launch --config_file ddp.yaml {HEAD} --machine_rank $R t.py\"",
          []),

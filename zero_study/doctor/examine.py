@@ -111,7 +111,7 @@ def _examine_job(path: Path, launches: Sequence[Launch], *releases: str) -> Exam
         content, unknown = job_files.with_flags(content, launch.flags)
         own = [Finding(file=str(path), key=launch.program, value=launch.line, effect="honoured")]
         own += job_rules.findings(str(path), launch, content)
-        if launch.program == "accelerate":
+        if launch.program == "accelerate" and launch.is_complete:
             unknown |= set() if "num_processes" in content else {"num_processes", "train_batch_size"}
             if not name and content["distributed_type"] == "NO":  # accelerate then trains on all GPUs that it finds
                 content["distributed_type"] = "MULTI_GPU"
@@ -119,7 +119,7 @@ def _examine_job(path: Path, launches: Sequence[Launch], *releases: str) -> Exam
             own += [
                 each for each in of_keys
                 if each.key.rpartition(".")[2] not in unknown
-                and not (each.effect == "ignored" and each.key in launch.flags)  # it is on the command line
+                and (each.key in job_rules.OF_NODES or (each.key, each.message) in in_file)
             ]  # fmt: skip
         findings += [
             replace(each, line=launch.line) if (each.key, each.message) not in in_file

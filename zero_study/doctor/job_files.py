@@ -102,7 +102,8 @@ def _launches(text: str, nodes: int, variables: Mapping[str, Any], is_on_each: b
         words = _WORD.findall("".join(_COMMAND.findall(text, match.end())[:1]))
         words = [piece for word in words for piece in _expanded(word, known)]
         flags = dict(_flags(words, known))
-        has_unknown = UNKNOWN in "".join(words[:1])  # options that only the running job knows
+        # Options that only the running job knows, or an argument of another program, which may change it.
+        has_unknown = UNKNOWN in "".join(words[:1]) or re.search(r"\s--\s", line) is not None
         if not (words or flags) or (match["deepspeed"] and ".py" not in "".join(words[:1])):
             continue  # such as `pip install deepspeed`
         runs_on_each = is_on_each or ("srun" in line and not _ONE_NODE.search(line))

@@ -22,6 +22,11 @@ _ACCELERATE = (
     "--num_machines {nodes} --num_processes (processes on all nodes together) --machine_rank (number of the node) "
     "--main_process_ip (address of the first node) --main_process_port 29500"
 )
+# The keys of accelerate that are judged although flags set them. accelerate reads flags by other rules than its file.
+OF_NODES = frozenset({
+    "num_machines", "num_processes", "machine_rank", "main_process_ip", "main_process_port",
+    "deepspeed_config.deepspeed_multinode_launcher",
+})  # fmt: skip
 # The options that make one training of several nodes: the number of nodes, and the number of the node.
 _OPTIONS = {
     "accelerate": ("num_machines", "machine_rank", f"Pass {_ACCELERATE}."),
