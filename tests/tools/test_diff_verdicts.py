@@ -24,6 +24,7 @@ from zero_study.diff.compare import Result, compare  # noqa: E402
 from zero_study.diff.padding import Filling, kept_positions  # noqa: E402
 from zero_study.diff.recorded import FORMAT, READABLE, Recording  # noqa: E402
 from zero_study.diff.text import content, text  # noqa: E402
+from zero_study.engines.hooks import wrap_function  # noqa: E402
 from zero_study.errors import Refusal  # noqa: E402
 
 
@@ -481,3 +482,26 @@ def test_the_json_has_the_verdict(tmp_path: Path):
     written = content(compare(*2 * [Recording.read(tmp_path / "a")]))
     assert (written["exit_status"], written["same"]) == (0, True)
     json.dumps(written, allow_nan=False)
+
+
+def test_a_hook_of_a_class_calls_the_later_hook_of_its_base():
+    """A recording missed the calls of a Sequential while another check watched this class."""
+    calls = []
+
+    def listen(name: str) -> Callable[..., Any]:
+        def listener(call: Callable[..., Any], *arguments: Any) -> Any:
+            calls.append(name)
+            return call(*arguments)
+
+        return listener
+
+    class Model(torch.nn.Module):
+        def forward(self, inputs: int) -> int:
+            return inputs
+
+    with wrap_function(Model, "__call__", listen("class")):
+        with wrap_function(torch.nn.Module, "__call__", listen("base")):
+            Model()(1)
+        Model()(1)
+    assert calls == ["class", "base", "class"]
+    assert "__call__" not in vars(Model)

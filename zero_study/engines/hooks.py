@@ -10,6 +10,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -75,11 +76,18 @@ def _replace(owner: Any, name: str) -> _Place:
     before = vars(owner).get(name, inherited)
     listeners: list[Listener] = []
 
+    def original() -> Any:
+        """Return the function that is hidden by this hook. A base class may have got a hook of its own since."""
+        if before is not inherited:
+            return call
+        functions = (vars(base).get(name) for base in owner.__mro__[1:])
+        return next((function for function in functions if isinstance(function, FunctionType)), call)
+
     @functools.wraps(call)
     def by(*arguments: Any, **options: Any) -> Any:
         if torch.compiler.is_compiling():  # a graph of the script would outlive the listeners
             return call(*arguments, **options)
-        chain = call
+        chain = original()
         for listener in listeners:
             chain = functools.partial(listener, chain)
         return chain(*arguments, **options)
