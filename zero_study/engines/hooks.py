@@ -80,8 +80,8 @@ def _replace(owner: Any, name: str) -> _Place:
         """Return the function that is hidden by this hook. A base class may have got a hook of its own since."""
         if before is not inherited:
             return call
-        functions = (vars(base).get(name) for base in owner.__mro__[1:])
-        return next((function for function in functions if isinstance(function, FunctionType)), call)
+        function = next((vars(base)[name] for base in owner.__mro__[1:] if name in vars(base)), None)
+        return function if isinstance(function, FunctionType) else call
 
     @functools.wraps(call)
     def by(*arguments: Any, **options: Any) -> Any:
