@@ -9,7 +9,6 @@ out, so that the same command submits only the missing runs after the queue is e
 from __future__ import annotations
 
 import math
-import re
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -97,7 +96,7 @@ def manifests(study: Study, runs: Sequence[Run], timeout_seconds: float, command
     texts: list[str] = []
     for run in unfinished(study, runs, timeout_seconds):
         shape, words = _shape(run, study.device == "gpu"), shlex.join([*command, run.run_id])
-        name = re.sub("[^a-z0-9]+", "-", f"{study.name}-{len(texts)}".lower())
+        name = train_job.name_of(f"{study.name}-{len(texts)}")
         texts.append(train_job.manifest(name, run.run_id, shape.nodes, shape.ranks, shape.gpus, f"{words} {IN_POD}"))
     return "---\n".join(texts)
 

@@ -669,6 +669,21 @@ def test_a_fault_ends_in_a_project_when_its_remedy_is_written(tmp_path, call, is
     assert ("dtype-auto" in summary(result)) == is_concerned
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "known"),
+    [
+        ("a.yaml", "distributed_type: NO\n", ("ddp", None)),  # which YAML reads as false
+        ("a.yaml", "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3}\n", ("deepspeed", 3)),
+        ("a.yaml", "distributed_type: FSDP\nfsdp_config: {version: 2, offload_params: true}\n", ("fsdp2", None)),
+        ("a.json", '{"zero_optimization": {"stage": "2"}}', ("deepspeed", 2)),
+    ],
+)
+def test_the_engine_of_a_file_is_what_doctor_reads(tmp_path, name, text, known):
+    (tmp_path / name).write_text(text)
+    (use,) = in_use(config=tmp_path / name)
+    assert (use.engine, use.stage) == known
+
+
 @pytest.mark.parametrize(("version", "is_concerned"), [(1, False), (2, True)])
 def test_a_fault_of_fsdp2_is_none_of_fsdp1(tmp_path, version, is_concerned):
     (tmp_path / "fsdp.yaml").write_text(f"distributed_type: FSDP\nfsdp_config: {{fsdp_version: {version}}}\n")

@@ -73,16 +73,18 @@ class Report:
         """Return the path of a finding's file relative to the project, or "" if the finding is not about a file."""
         return "" if finding.file is None else self.project.name_of(Path(finding.file))
 
+    def _identity(self, finding: Finding) -> tuple[object, ...]:
+        """Return what two findings have in common that are the same."""
+        return finding.id, self.path_of(finding), finding.key, finding.line, finding.text
+
     def end(self, path: Path, findings: Iterable[Finding], verdict: Verdict) -> None:
         """Add what was found and compared in an input, except findings that the project accepts."""
-        known = {
-            (finding.id, self.path_of(finding), finding.key, finding.line, finding.text) for finding in self.findings
-        }
+        known = set(map(self._identity, self.findings))
         for finding in findings:
-            place = self.path_of(finding)
-            if finding.file and (finding.id, place, finding.key, finding.line, finding.text) in known:
+            if finding.file and self._identity(finding) in known:
                 continue  # of a file that several files name
-            known.add((finding.id, place, finding.key, finding.line, finding.text))
+            known.add(self._identity(finding))
+            place = self.path_of(finding)
             entry = next((accepted for accepted in self.settings.accepted if accepted.covers(finding, place)), None)
             if entry is None:
                 self.findings.append(finding)

@@ -46,12 +46,12 @@ class Accepted:
         own = finding.name or finding.key or path
         if finding.severity == "error":
             return self.target in (own, f"{path} {own}")
-        if not self.target or self.target in (own, finding.key, path):
-            return True
-        packages = (finding.name or "").split(", ")  # all of them, if the finding is about several
-        return (all(fnmatchcase(name, self.target) for name in packages if name) and any(packages)) or any(
-            fnmatchcase(name, self.target) for name in (finding.key, path) if name
-        )
+        # A finding about several packages is accepted only if the pattern covers all of them.
+        subjects = ([own], (finding.name or "").split(", "), [finding.key or ""], [path])
+        return not self.target or any(all(name and self._fits(name) for name in names) for names in subjects)
+
+    def _fits(self, name: str) -> bool:
+        return name == self.target or fnmatchcase(name, self.target)
 
     def __str__(self) -> str:
         return f"{self.id}: {self.target}" if self.target else self.id

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Container, Iterable, Iterator, Sequence
@@ -9,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from zero_study.doctor import config_files
 from zero_study.doctor import examine as examining
 from zero_study.doctor.examine import Examined
 from zero_study.doctor.kinds import Kind
@@ -28,7 +30,7 @@ _PACKAGES: dict[Kind, tuple[str, ...]] = {
     "torchtitan": ("torch",),
 }
 _OF_TRAINERS = ("TrainingArguments", "Trainer")
-_ENGINES = {"NO": "ddp", "MULTI_GPU": "ddp", "MULTI_CPU": "ddp"}
+_OF_DDP = ("", "NO", "MULTI_GPU", "MULTI_CPU")  # "": accelerate's default
 # Python files that name none of these have nothing to do with a training.
 _PYTHON = re.compile(
     rb"torch|transformers|trl|accelerate|deepspeed|peft|datasets|lightning|bitsandbytes|liger|flash_attn"
@@ -43,47 +45,34 @@ def of_project(configs: Sequence[Examined], files: Iterable[Path], texts: Iterab
     files with settings. Words and packages of all files count for each engine, because a training may read several of
     them. The list is empty if no file shows a training.
     """
-    unreadable: list[Path] = []
-    files = list(files)
+    files, unreadable = list(files), list[Path]()
     code = used.of_scripts((path for path in files if path.suffix == ".py" and _is_of_training(path)), unreadable)
-    others = [path for path in files if path.suffix in TEXTS]
-    plain = "\n".join(_text(path) for path in (*others, *unreadable, *texts))
-    known = [examined for examined in configs if examined.kind is not None]
-    own = [*used.words_in(plain), *(word for examined in known for word in _words(examined))]
-    words = (code.names, Words(own))
-    modules = [*used.modules_in(plain), *(name for each in known for name in _PACKAGES.get(each.kind or "ddp", ()))]
-    packages = code.packages | used.packages_of(modules, words[1])
-    set_keys = dict(code.set_keys)
-    of_files: dict[str, frozenset[str]] = {}
-    for examined in known:
-        of_files = used.together(of_files, _set_keys(examined))
-    set_keys = used.together(set_keys, of_files) | dict.fromkeys(code.parsed - {*of_files}, frozenset[str]())
-    shared = Use(packages=packages, names=words, set_keys=set_keys)
+    text = "\n".join(_text(path) for path in (*(path for path in files if path.suffix in TEXTS), *unreadable, *texts))
+    written = code.names | Words(used.words_in(text))  # in scripts, whose settings are not known
+    names = written | Words(word for examined in configs for word in _words(examined))
+    modules = [*used.modules_in(text), *(name for examined in configs for name in _packages(examined))]
+    packages = code.packages | used.packages_of(modules, names)
+    shared = Use(packages=packages, names=names, set_keys=_set_by_all(code, configs))
     uses: list[Use] = []
-    for examined in known:
-        use = replace(_of_file(examined), packages=packages, names=words, set_keys=set_keys)
+    for examined in configs:
+        use = replace(_of_file(examined), packages=packages, names=names, set_keys=shared.set_keys)
         uses += [use] * (use not in uses)
-    engines = [engine for engine, pattern in used.ENGINES.items() if any(each.matches(pattern) for each in words)]
-    in_code = Words([*used.words_in(plain)])
-    for engine in engines:
-        is_configured = engine in {use.engine for use in uses}
-        if not is_configured or code.names.matches(r"\nzero_optimization\n|\nDeepSpeedPlugin\n"):
-            uses.append(replace(shared, engine=engine, set_keys=set_keys | _mentioned(engine, code, in_code)))
+    configured = {use.engine for use in uses}
+    for engine, pattern in used.ENGINES.items():
+        is_in_python = engine == "deepspeed" and code.names.matches(r"\nzero_optimization\n|\nDeepSpeedPlugin\n")
+        if is_in_python or (engine not in configured and names.matches(pattern)):
+            mentioned = dict.fromkeys(used.OF_DEEPSPEED, written) if engine == "deepspeed" else {}
+            uses.append(replace(shared, engine=engine, set_keys={**shared.set_keys, **mentioned}))
     return uses or ([replace(shared, engine="ddp", settings={})] if packages else [])
 
 
-class _Mentioned:
-    """The keys that texts mention, of which it is not known whether they set them."""
+def _set_by_all(code: Code, configs: Iterable[Examined]) -> dict[str, Container[str]]:
+    """Return the keys that all scripts and configuration files set that use a class.
 
-    def __init__(self, *texts: Words) -> None:
-        self._texts = texts
-
-    def __contains__(self, key: object) -> bool:
-        return any(key in words for words in self._texts)
-
-
-def _mentioned(engine: str, code: Code, plain: Words) -> dict[str, Container[str]]:
-    return dict.fromkeys(used.OF_DEEPSPEED, _Mentioned(code.names, plain)) if engine == "deepspeed" else {}
+    Of a class whose settings a parser reads, only the configuration files are known.
+    """
+    of_files = functools.reduce(used.together, map(_set_keys, configs), dict[str, frozenset[str]]())
+    return {**used.together(code.set_keys, of_files), **dict.fromkeys(code.parsed - {*of_files}, frozenset[str]())}
 
 
 def _is_of_training(path: Path) -> bool:
@@ -122,7 +111,7 @@ def of_options(
     if not configs:
         if code is None and packages is None and stage is None and optimizer is None:
             return []
-        use = Use() if code is None else Use(names=(code.names,), set_keys=_with_parsed(code))
+        use = Use() if code is None else Use(names=code.names, set_keys=_set_by_all(code, []))
         engine = None if stage is None else "deepspeed"
         return [replace(use, engine=engine, stage=stage, optimizer=optimizer, packages=packages)]
     uses = []
@@ -132,10 +121,9 @@ def of_options(
             raise Refusal(f"--config {path}: this is a configuration file of no known tool. Name another file.")
         use = _of_file(examined)
         if code is not None:
-            words = Words(_words(examined))
-            in_use = code.packages | used.packages_of(_PACKAGES.get(examined.kind, ()), words)
-            set_keys = used.together(_with_parsed(code), _set_keys(examined))
-            use = replace(use, packages=in_use, names=(code.names, words), set_keys=set_keys)
+            names = code.names | Words(_words(examined))
+            in_use = code.packages | used.packages_of(_packages(examined), names)
+            use = replace(use, packages=in_use, names=names, set_keys=_set_by_all(code, [examined]))
         if stage is not None and use.engine != "deepspeed":
             raise Refusal(f"--stage {stage}: {path} does not use DeepSpeed. Leave --stage or --config out.")
         if stage is not None and use.stage not in (None, stage):
@@ -146,18 +134,18 @@ def of_options(
     return uses
 
 
-def _with_parsed(code: Code) -> dict[str, frozenset[str]]:
-    return {**code.set_keys, **dict.fromkeys(code.parsed, frozenset[str]())}
+def _packages(examined: Examined) -> tuple[str, ...]:
+    """Return the packages that read a configuration file."""
+    return () if examined.kind is None else _PACKAGES.get(examined.kind, ())
 
 
 def _of_file(examined: Examined) -> Use:
     """Return the engine of a configuration file and its settings, and the keys that the file sets."""
     engine, settings = _engine(examined), _settings(examined)
-    stage = _stage(settings) if engine == "deepspeed" and settings is not None else None
-    optimizer = (settings or {}).get("optimizer")
-    name = optimizer.get("type") if isinstance(optimizer, dict) else None
-    of_engine = settings if engine == "deepspeed" else {}
-    return Use(engine, stage, str(name) if name else None, of_engine, set_keys=_set_keys(examined))
+    if engine != "deepspeed" or settings is None:
+        return Use(engine, settings=None if engine == "deepspeed" else {}, set_keys=_set_keys(examined))
+    file = config_files.DeepSpeedFile(settings)
+    return Use(engine, file.stage, file.optimizer_name or None, settings, set_keys=_set_keys(examined))
 
 
 def _settings(examined: Examined) -> dict[str, Any] | None:
@@ -188,24 +176,15 @@ def _set_keys(examined: Examined) -> dict[str, frozenset[str]]:
 def _engine(examined: Examined) -> str:
     content = examined.content
     if examined.kind == "accelerate":
-        name = str(content.get("distributed_type", "NO"))
-        if name == "FSDP":
-            section = content.get("fsdp_config")
-            version = section.get("fsdp_version", 1) if isinstance(section, dict) else 1
-            return f"fsdp{version}"
-        return "deepspeed" if name == "DEEPSPEED" else _ENGINES.get(name, "another engine")
+        file = config_files.AccelerateFile(content)
+        engines = {"DEEPSPEED": "deepspeed", "FSDP": f"fsdp{file.fsdp_version}"} | dict.fromkeys(_OF_DDP, "ddp")
+        return engines.get(file.kind, "another engine")
     if examined.kind == "deepspeed" or examined.deepspeed is not None or content.get("deepspeed"):
         return "deepspeed"
     if examined.kind == "torchtitan":
         return "fsdp2"
     is_fsdp = examined.kind == "fsdp_config" or content.get("fsdp") or content.get("fsdp_config")
     return "fsdp" if is_fsdp else "ddp"
-
-
-def _stage(settings: dict[str, Any]) -> int | None:
-    section = settings.get("zero_optimization")
-    stage = section.get("stage", 0) if isinstance(section, dict) else 0
-    return stage if isinstance(stage, int) else None
 
 
 def _classes(examined: Examined) -> Iterator[str]:

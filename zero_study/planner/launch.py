@@ -7,7 +7,6 @@ those of accelerate 1.15, transformers 5.23, TRL 1.10, axolotl 0.18, torchtitan 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,7 +123,7 @@ def _for_kubernetes(advice: Advice, start: Launch, path: Path) -> dict[str, str]
     """Return the files of a launch for Kubernetes, with the manifest."""
     if not start.pod_command:
         raise Refusal(f"--kubernetes: accelerate does not start {start.stack}. Use --stack accelerate, trainer or trl.")
-    box, name = advice.box, re.sub(r"[^a-z0-9]+", "-", path.stem.lower()).strip("-")
+    box, name = advice.box, train_job.name_of(path.stem)
     comment = f"{path.stem} for {advice.shape.name} on {box.num_gpus} x {box.gpu.name}"
     manifest = train_job.manifest(name, comment, box.num_nodes, box.gpus_per_node, box.gpus_per_node, start.pod_command)
     files = {

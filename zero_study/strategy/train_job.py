@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from zero_study.doctor.job_rules import IN_POD
 from zero_study.files import FILL_IN
 
@@ -51,6 +53,11 @@ spec:
                     - {{name: shm, emptyDir: {{medium: Memory}}}}
                     - {{name: work, persistentVolumeClaim: {{claimName: {fill_in}}}}}
 """
+
+
+def name_of(text: str) -> str:
+    """Return a text as a name that Kubernetes accepts."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 def manifest(name: str, comment: str, nodes: int, per_node: int, gpus: int, command: str) -> str:

@@ -29,7 +29,7 @@ from . import faults, locks, release_index
 from .faults import Fault, base_release
 from .locks import Lock
 from .release_index import Classes, Index, Package
-from .used import Use, first, why_not, why_not_package
+from .used import Use, classes_in_use, why_not, why_not_package
 
 NO_EFFECT = Path(__file__).with_name("no_effect.yaml")
 # Keys that say what is logged, displayed, cached or stored, or where a server runs. They do not change the training.
@@ -474,8 +474,7 @@ def summary(change: Change, uses: Sequence[Use] = ()) -> str:
     """Return what changes, in words. For a default, only classes that the files of trainings use are named."""
     if not change.classes:
         return change.summary
-    informed = [use for use in uses if use.names is not None]
-    classes = [name for name in change.classes if any(use.has(name) for use in informed)] or list(change.classes)
+    classes = classes_in_use(uses, change.classes) or change.classes
     _, _, values = change.summary.partition(": ")
     return f"{classes[0]}.{change.key}{_also_of(classes)}: {values}"
 
@@ -603,7 +602,7 @@ def _defaults_in_words(changes: Sequence[Change], uses: Sequence[Use]) -> list[s
     for change in changes:
         if change.kind == "default":
             _, _, values = change.summary.partition(": ")
-            classes = tuple(first(uses, change.classes))
+            classes = tuple(_first_in_use(uses, change.classes))
             by_classes.setdefault(classes, []).append(f"{change.key}: {values}")
     items = []
     for classes, lines in by_classes.items():
@@ -612,6 +611,12 @@ def _defaults_in_words(changes: Sequence[Change], uses: Sequence[Use]) -> list[s
         else:
             items.append(f"Changed defaults of {classes[0]}{_also_of(classes)}: {'; '.join(lines)}")
     return items
+
+
+def _first_in_use(uses: Sequence[Use], classes: Sequence[str]) -> list[str]:
+    """Sort classes so that those that the files of trainings name come first."""
+    in_use = classes_in_use(uses, classes)
+    return sorted(classes, key=lambda name: name not in in_use)
 
 
 def _also_of(classes: Sequence[str]) -> str:
@@ -628,7 +633,7 @@ def _counted_keys(changes: Sequence[Change], uses: Sequence[Use]) -> Iterator[st
         of_kind = [change for change in changes if change.kind == kind]
         keys = []
         for change in of_kind:
-            classes = first(uses, change.classes)
+            classes = _first_in_use(uses, change.classes)
             keys.append(f"{classes[0]}.{change.key}{_also_of(classes)}")
         if keys:
             yield f"{word} keys ({len(keys)}): {terminal.names(keys, 6)}"

@@ -93,6 +93,9 @@ class Words:
         self._text = "\n".join(["", *sorted({*words}), ""])
         self._known: dict[str, bool] = {}
 
+    def __or__(self, other: Words) -> Words:
+        return Words([*self._text.split(), *other._text.split()])
+
     def __contains__(self, word: object) -> bool:
         return self._has(f"\n{word}\n")
 
@@ -132,7 +135,7 @@ class Use:
     optimizer: str | None = None
     settings: Mapping[str, Any] | None = None  # DeepSpeed's JSON
     packages: frozenset[str] | None = None  # the packages of the index that take part
-    names: tuple[Words, ...] | None = None  # of the scripts and of the configuration file
+    names: Words | None = None  # of the scripts and of the configuration file
     set_keys: Mapping[str, Container[str]] = field(default_factory=dict)  # the keys that are set, by class or function
 
     def why_not(self, change: Conditions) -> str | None:
@@ -186,7 +189,7 @@ class Use:
         for key, values in {**change.file, **change.needs}.items():
             is_decided, value = self._value(key)
             if is_decided and value is None and key == "optimizer.type":
-                if self.names is not None and not any(_is_optimizer(words, values) for words in self.names):
+                if self.names is not None and not _is_optimizer(self.names, values):
                     return "another optimizer"
             elif is_decided and not _fits(key, values, value):
                 words = {"engine": "another engine", "zero_optimization.stage": "another ZeRO stage"}
@@ -214,7 +217,7 @@ class Use:
         """Return why the files do not use what changes, because no name in them is that of it. None if they may."""
         if self.names is None:
             return None
-        if change.uses and not self._mentions(change.uses):
+        if change.uses and not any(map(self.names.has_end, change.uses)):
             return "functions, classes or settings that no file uses"
         calls = [
             any(word in keys for word in words)
@@ -236,21 +239,17 @@ class Use:
 
     def has(self, owner: str) -> bool:
         """Return whether the files use a class, or a method of a class if they name the method, too."""
+        if owner in self.set_keys:
+            return True
+        names = self.names or Words()
         # The name of a derived class often ends with that of its base.
-        return owner in self.set_keys or all(
-            any(part in words or (part[:1].isupper() and words.has_end(part)) for words in self.names or ())
-            for part in owner.split(".")
-        )
-
-    def _mentions(self, ends: Sequence[str]) -> bool:
-        """Return whether a name ends with one of these words, as the names of derived classes often do."""
-        return any(words.has_end(end) for words in self.names or () for end in ends)
+        return all(part in names or (part[:1].isupper() and names.has_end(part)) for part in owner.split("."))
 
 
-def first(uses: Iterable[Use], classes: Sequence[str]) -> list[str]:
-    """Sort classes so that those that the files of trainings name come first."""
+def classes_in_use(uses: Iterable[Use], classes: Sequence[str]) -> list[str]:
+    """Return the classes that the files of trainings name."""
     known = [use for use in uses if use.names is not None]
-    return sorted(classes, key=lambda name: not any(use.has(name) for use in known))
+    return [name for name in classes if any(use.has(name) for use in known)]
 
 
 def why_not(uses: Iterable[Use], change: Conditions) -> str | None:
@@ -352,10 +351,11 @@ def of_scripts(scripts: Iterable[Path], unreadable: list[Path] | None = None) ->
     parsed = set[str]()
     for script in scripts:
         for tree in _trees(script) if unreadable is None else _one_tree(script, unreadable):
-            names |= set(_names(tree))
-            modules |= {name.partition(".")[0] for name in _imported(tree)} - {""}
-            parsed |= {*_parsed(tree)}
-            for name, keys in _calls(tree):
+            nodes = list(ast.walk(tree))
+            names |= set(_names(nodes))
+            modules |= {name.partition(".")[0] for name in _imported(nodes)} - {""}
+            parsed |= set(_parsed(nodes))
+            for name, keys in _calls(nodes):
                 calls.setdefault(name, []).append(keys)
     names |= {*calls}
     set_keys = {name: frozenset.intersection(*keys) for name, keys in calls.items()}
@@ -379,10 +379,10 @@ def together(first: Mapping[str, frozenset[str]], second: Mapping[str, frozenset
     return {**first, **second} | {name: first[name] & second[name] for name in {*first} & {*second}}
 
 
-def _parsed(tree: ast.Module) -> Iterator[str]:
+def _parsed(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Yield the classes that a module passes to a parser of arguments, such as HfArgumentParser."""
-    for call in ast.walk(tree):
-        if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("Parser"):
+    for call in nodes:
+        if isinstance(call, ast.Call) and _name_of(call.func).endswith("Parser"):
             for name in (name for argument in call.args for name in ast.walk(argument) if isinstance(name, ast.Name)):
                 yield from (name.id, *_base_of(name.id))
 
@@ -393,16 +393,19 @@ def _base_of(name: str) -> list[str]:
     return ["TrainingArguments"] if is_derived else []
 
 
-def _calls(tree: ast.Module) -> Iterator[tuple[str, frozenset[str]]]:
+def _name_of(node: ast.AST) -> str:
+    """Return the last part of a dotted name. Empty for another expression."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _calls(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, frozenset[str]]]:
     """Yield the name of each function that a module calls, with and without its owner, and the keywords of the call."""
-    for call in ast.walk(tree):
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name | ast.Attribute):
+    for call in nodes:
+        if isinstance(call, ast.Call) and (name := _name_of(call.func)):
             keys = frozenset(keyword.arg for keyword in call.keywords if keyword.arg)
-            name = call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id
             yield from ((each, keys) for each in (name, *_base_of(name)))
-            owner = getattr(call.func, "value", None)
-            if isinstance(owner, ast.Name | ast.Attribute):
-                yield f"{owner.attr if isinstance(owner, ast.Attribute) else owner.id}.{name}", keys
+            if isinstance(call.func, ast.Attribute) and (owner := _name_of(call.func.value)):
+                yield f"{owner}.{name}", keys
 
 
 def _tree(path: Path) -> ast.Module:
@@ -427,16 +430,16 @@ def _trees(script: Path) -> Iterator[ast.Module]:
         path = waiting.pop()
         tree = _tree(path)
         yield tree
-        for module in _imported(tree):
+        for module in _imported(ast.walk(tree)):
             for place in _places(script.parent, path, module):
                 if place.resolve() not in visited:
                     visited.add(place.resolve())
                     waiting.append(place)
 
 
-def _imported(tree: ast.Module) -> Iterator[str]:
+def _imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Yield the names of imported modules. Relative ones begin with dots."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -460,10 +463,10 @@ def _places(folder: Path, importing: Path, module: str) -> Iterator[Path]:
         yield from (place for place in candidates if (number or level) and place.is_file())
 
 
-def _names(tree: ast.Module) -> Iterator[str]:
+def _names(nodes: Sequence[ast.AST]) -> Iterator[str]:
     """Yield the identifiers of a module, and the words of its texts, but not of its docstrings."""
-    documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    documentation = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
         if isinstance(node, ast.Constant):
             if isinstance(node.value, str) and id(node) not in documentation:
                 yield from re.findall(r"\w+", node.value)
